@@ -1,0 +1,155 @@
+"""The only module that talks to Numba: the decorators, the cache folder, the threads.
+
+kernel      a serial machine-code function
+exact       the same without reordered or fused arithmetic
+parallel    the same with `prange` over rows; costs 2 to 14 µs a call, so for large work only
+block_code  void(float32*, uint8*, n_blocks): code called through its address, so that one matrix
+            product serves every weight type (see pyggml.gemm)
+
+Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
+change of the bounds-check flag. The cache folder is therefore named after those; a kernel may take
+compiled helpers from its own file and from SHARED only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from numba import carray, get_thread_id, prange, types
+from numba.extending import intrinsic
+
+__all__ = [
+    "JIT",
+    "block_code",
+    "carray",
+    "exact",
+    "get_thread_id",
+    "intrinsic",
+    "kernel",
+    "max_threads",
+    "parallel",
+    "prange",
+    "set_threads",
+    "threads",
+    "types",
+]
+
+JIT: bool = not numba.config.DISABLE_JIT
+SHARED = ("_jit.py", "_simd.py", "quants/bits.py", "gemm/microkernel.py")
+
+# The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.
+_FASTMATH = {"reassoc", "contract", "nsz"}
+
+
+def _cache_root() -> Path:
+    """Where the operating system keeps caches of this user."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local"))
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+
+
+def _cache_dir() -> Path:
+    digest = hashlib.sha256()
+    stamp = (
+        (numba.__version__, llvmlite.__version__, sys.version),
+        numba.config.BOUNDSCHECK,
+        os.environ.get("PYGGML_ISA"),
+    )
+    digest.update(repr(stamp).encode())
+    for name in SHARED:
+        source = Path(__file__).parent / name
+        if source.exists():
+            digest.update(source.read_bytes())
+    return _cache_root() / "pyggml" / digest.hexdigest()[:12]
+
+
+if "NUMBA_CACHE_DIR" not in os.environ:
+    numba.config.CACHE_DIR = str(_cache_dir())
+if "NUMBA_THREADING_LAYER" not in os.environ:
+    # OpenMP starts a loop in 2 to 14 µs, the built-in work queue in 180 µs (measured).
+    numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+_OPTIONS: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": _FASTMATH,
+}
+kernel: Callable[[Callable], Callable] = numba.njit(**_OPTIONS)
+parallel: Callable[[Callable], Callable] = numba.njit(parallel=True, **_OPTIONS)
+# Without fast arithmetic: packing must round as ggml's C does, or its bytes differ.
+exact: Callable[[Callable], Callable] = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+_BLOCK_SIGNATURE = types.void(
+    types.CPointer(types.float32), types.CPointer(types.uint8), types.intp
+)
+
+
+class BlockCode:
+    """A function `code(dst, src, n_blocks)` over raw pointers, compiled when first asked for."""
+
+    def __init__(self, code: Callable) -> None:
+        self.code = code
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return numba.cfunc(
+            _BLOCK_SIGNATURE, cache=True, error_model="numpy", fastmath=_FASTMATH
+        )(self.code)
+
+    @property
+    def address(self) -> int:
+        """The machine address of the compiled code, for `gemm` to call."""
+        return int(self._compiled.address)
+
+    def __call__(self, dst: Any, src: Any, n_blocks: int) -> None:
+        """Run it on C-contiguous arrays: dst float32, src uint8 (interpreted if the JIT is off)."""
+        d = dst.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        s = src.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if JIT:
+            self._compiled.ctypes(d, s, n_blocks)
+        else:
+            self.code(d, s, n_blocks)
+
+
+def block_code(code: Callable) -> BlockCode:
+    """Declare a block unpacker or packer; `carray` turns its pointers into arrays."""
+    return BlockCode(code)
+
+
+def threads() -> int:
+    """How many threads parallel kernels use."""
+    return int(numba.get_num_threads())
+
+
+def max_threads() -> int:
+    """The most threads this process can use; per-thread scratch is planned for this many."""
+    return int(numba.config.NUMBA_NUM_THREADS)
+
+
+def set_threads(n: int) -> None:
+    """Use n threads from now on; n is clipped to what the process was started with."""
+    numba.set_num_threads(max(1, min(n, numba.config.NUMBA_NUM_THREADS)))
+
+
+def check_threading_layer() -> None:
+    """Warn once, after the first parallel kernel ran, if only the slow thread layer was found."""
+    if JIT and numba.threading_layer() == "workqueue":
+        warnings.warn(
+            "Numba found neither OpenMP nor TBB, so small parallel kernels will be slow: "
+            "install libomp (macOS) or the package tbb",
+            RuntimeWarning,
+            stacklevel=2,
+        )

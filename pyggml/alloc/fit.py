@@ -1,0 +1,62 @@
+"""Best-fit offsets in one arena that grows at its end."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
+
+
+def aligned(n_bytes: int) -> int:
+    """n_bytes rounded up to the alignment."""
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """Hands out offsets and takes them back; `peak` is the size the arena must have.
+
+    Free blocks are kept sorted by offset and merged with their neighbours. All numbers are bytes.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._starts: list[int] = []
+        self._sizes: list[int] = []
+
+    def take(self, n_bytes: int) -> int:
+        """Offset of a block of n_bytes: the smallest hole that fits, else the end of the arena."""
+        size = aligned(n_bytes)
+        fitting = [(s, i) for i, s in enumerate(self._sizes) if s >= size]
+        if not fitting:
+            return self._grow(size)
+        _, i = min(fitting)
+        start = self._starts[i]
+        self._starts[i] += size
+        self._sizes[i] -= size
+        if self._sizes[i] == 0:
+            del self._starts[i], self._sizes[i]
+        return start
+
+    def _grow(self, size: int) -> int:
+        """A block at the end, which uses a hole that touches the end."""
+        start = self.peak
+        if self._starts and self._starts[-1] + self._sizes[-1] == self.peak:
+            start = self._starts.pop()
+            self._sizes.pop()
+        self.peak = start + size
+        return start
+
+    def give_back(self, start: int, n_bytes: int) -> None:
+        """Make a block free again."""
+        size = aligned(n_bytes)
+        if size == 0:
+            return
+        i = bisect_left(self._starts, start)
+        self._starts.insert(i, start)
+        self._sizes.insert(i, size)
+        if i + 1 < len(self._starts) and start + size == self._starts[i + 1]:
+            self._sizes[i] += self._sizes[i + 1]
+            del self._starts[i + 1], self._sizes[i + 1]
+        if i > 0 and self._starts[i - 1] + self._sizes[i - 1] == start:
+            self._sizes[i - 1] += self._sizes[i]
+            del self._starts[i], self._sizes[i]

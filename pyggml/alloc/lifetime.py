@@ -1,0 +1,69 @@
+"""From which node to which node each piece of memory is in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.graph import Graph
+from pyggml.tensor import SAVED, Memory, Tensor
+
+FOREVER = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Indices into graph.nodes: written at `first`, read until `last` (FOREVER for outputs)."""
+
+    first: int
+    last: int
+
+
+def owners(graph: Graph) -> list[Tensor]:
+    """The tensors that need memory of their own: no leaves, no views, no aliases."""
+    return [t for t in graph.nodes if t.base is None]
+
+
+def lifetimes(graph: Graph) -> dict[Tensor, Lifetime]:
+    """The lifetime of every owner; a view's uses count for the tensor it looks into.
+
+    A saved tensor that nothing reads is not in graph.nodes but is written all the same: it lives
+    for the one node that writes it.
+    """
+    index = {t: i for i, t in enumerate(graph.nodes)}
+    first: dict[Tensor, int] = {}
+    last: dict[Tensor, int] = {}
+    for i, t in enumerate(graph.nodes):
+        if t.base is None:
+            born = index[t.src[0]] if t.op is SAVED else i
+            first[t] = born
+            last[t] = max(last.get(t, i), i)
+        if t.op is not SAVED:  # written together with its source, so it does not prolong it
+            for s in t.src:
+                last[s.root] = i
+        for s in t.saved:
+            first.setdefault(s, i)
+            last.setdefault(s, i)
+    for t in graph.outputs:
+        last[t.root] = FOREVER
+    return {t: Lifetime(first[t], last[t]) for t in first}
+
+
+def reusable_source(node: Tensor, i: int, lives: dict[Tensor, Lifetime]) -> Tensor | None:
+    """The owner whose memory node i may overwrite with its own result, if there is one.
+
+    It must die here, be seen whole by one source of the node's own type and size, and not be
+    seen through a second, different window by another source.
+    """
+    assert node.op is not None
+    if node.op.memory not in (Memory.INPLACE, Memory.INPLACE_FIRST):
+        return None
+    for s in node.src if node.op.memory is Memory.INPLACE else node.src[:1]:
+        owner = s.root
+        life = lives.get(owner)
+        fits = s.dtype is node.dtype and s.n_bytes == node.n_bytes == owner.n_bytes
+        if life is None or life.last != i or not fits or not s.is_contiguous or s.shape != node.shape:
+            continue
+        windows = {(o.offset, o.shape, o.strides) for o in node.src if o.root is owner}
+        if len(windows) == 1:
+            return owner
+    return None

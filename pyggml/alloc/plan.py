@@ -1,0 +1,85 @@
+"""The planner: walks the graph once in the order of execution and decides every address."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from pyggml.alloc.fit import Arena
+from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, owners, reusable_source
+from pyggml.graph import Graph
+from pyggml.tensor import SAVED, Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Offsets in bytes into one arena of `n_bytes`. Nothing has been allocated yet.
+
+    offsets   of every tensor that owns memory
+    work      of each node's scratch
+    reused    node -> the tensor whose memory it overwrites
+    """
+
+    graph: Graph
+    offsets: dict[Tensor, int]
+    work: dict[Tensor, int]
+    reused: dict[Tensor, Tensor]
+    lives: dict[Tensor, Lifetime]
+    n_bytes: int
+
+
+def plan(graph: Graph, reuse: bool = True) -> Plan:
+    """Lay the graph out; with reuse=False every tensor keeps an address of its own (for tests)."""
+    return _Planner(graph, reuse).run()
+
+
+class _Planner:
+    def __init__(self, graph: Graph, reuse: bool) -> None:
+        self.graph, self.reuse = graph, reuse
+        self.lives = lifetimes(graph)
+        self.arena = Arena()
+        self.offsets: dict[Tensor, int] = {}
+        self.work: dict[Tensor, int] = {}
+        self.reused: dict[Tensor, Tensor] = {}
+        self.dying: dict[int, list[Tensor]] = defaultdict(list)
+        for t, life in self.lives.items():
+            if life.last != FOREVER:
+                self.dying[life.last].append(t)
+
+    def run(self) -> Plan:
+        own = set(owners(self.graph))
+        for i, node in enumerate(self.graph.nodes):
+            if node in own and node.op is not SAVED:
+                self._place(node, i)
+            for s in node.saved:
+                self.offsets[s] = self.arena.take(s.n_bytes)
+            self._scratch(node)
+            self._release(i)
+        return Plan(
+            self.graph, self.offsets, self.work, self.reused, self.lives, self.arena.peak
+        )
+
+    def _place(self, node: Tensor, i: int) -> None:
+        source = reusable_source(node, i, self.lives) if self.reuse else None
+        if source is None:
+            self.offsets[node] = self.arena.take(node.n_bytes)
+        else:
+            self.offsets[node] = self.offsets[source]
+            self.reused[node] = source
+
+    def _scratch(self, node: Tensor) -> None:
+        """Scratch is free again as soon as its node has run."""
+        assert node.op is not None
+        n_bytes = node.op.needs.work(node)
+        if n_bytes:
+            self.work[node] = self.arena.take(n_bytes)
+            if self.reuse:
+                self.arena.give_back(self.work[node], n_bytes)
+
+    def _release(self, i: int) -> None:
+        if not self.reuse:
+            return
+        inherited = set(self.reused.values())
+        for t in self.dying[i]:
+            if t not in inherited:
+                self.arena.give_back(self.offsets[t], t.n_bytes)

@@ -1,0 +1,60 @@
+"""The CPU: buffers are byte arrays, kernels are the ones that ops declare."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.tensor import Call, Site, Tensor
+
+ALIGNMENT = 64
+
+
+class CPU:
+    """The machine this runs on, through Numba."""
+
+    name = "cpu"
+
+    def alloc(self, n_bytes: int) -> np.ndarray:
+        """n_bytes uint8, aligned; pages are taken from the system when first written."""
+        raw = np.empty(n_bytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + n_bytes]
+
+    def unsupported(self, node: Tensor) -> str | None:
+        """Every op declares a kernel for the CPU, so nothing is."""
+        return None
+
+    def attach(self, tensor: Tensor, arena: np.ndarray, offset: int) -> None:
+        tensor.data = arena[offset : offset + tensor.n_bytes].view(tensor.dtype.numpy).reshape(
+            _stored_shape(tensor)
+        )
+
+    def bind(self, node: Tensor, work: np.ndarray) -> Call:
+        assert node.op is not None
+        site = Site(
+            node,
+            array(node),
+            tuple(array(s) for s in node.src),
+            tuple(array(s) for s in node.saved),
+            work,
+        )
+        return node.op.run(site)
+
+
+def _stored_shape(t: Tensor) -> tuple[int, ...]:
+    """The shape of the array that holds t: a quantised row counts its bytes."""
+    if not t.dtype.quantised:
+        return t.shape
+    return (*t.shape[:-1], t.dtype.row_bytes(t.shape[-1]))
+
+
+def array(t: Tensor) -> np.ndarray:
+    """The NumPy array of a tensor that has memory, a view's through its base's; never a copy."""
+    if t.base is None:
+        assert t.data is not None, f"{t!r} has no memory yet"
+        return t.data
+    base = t.base.data
+    assert base is not None, f"{t.base!r} has no memory yet"
+    strides = (*t.strides[:-1], 1) if t.dtype.quantised else t.strides
+    buffer = base.reshape(-1).view(np.uint8)
+    return np.ndarray(_stored_shape(t), t.dtype.numpy, buffer, t.offset, strides)

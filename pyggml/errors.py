@@ -1,0 +1,47 @@
+"""What a user can cause. Each error is one sentence: the thing, what was found, what was wanted."""
+
+from __future__ import annotations
+
+
+class PyggmlError(Exception):
+    """Base of every error that input can cause; the command line prints it and exits with 2."""
+
+
+class ShapeError(PyggmlError):
+    """Tensors whose shapes or types do not fit an op."""
+
+
+class NoGradientError(PyggmlError):
+    """An op between a parameter and the loss has no gradient."""
+
+
+class GGUFError(PyggmlError):
+    """A GGUF file that is damaged, hostile or not GGUF at all."""
+
+
+class QuantError(PyggmlError):
+    """A tensor type that cannot be unpacked, or data that cannot be packed."""
+
+
+class TokenizerError(PyggmlError):
+    """A vocabulary or pre-tokenizer that is not supported."""
+
+
+class ModelError(PyggmlError):
+    """A model whose architecture, hyperparameters or tensors do not fit together."""
+
+
+class ConfigError(PyggmlError):
+    """A setting out of range, or settings that exclude each other."""
+
+
+class DataError(PyggmlError):
+    """Training text that is empty, unreadable or too short."""
+
+
+class AdapterError(PyggmlError):
+    """An adapter that does not fit the model it is used with."""
+
+
+class CheckpointError(PyggmlError):
+    """A checkpoint that is damaged or belongs to another run."""

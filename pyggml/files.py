@@ -1,0 +1,42 @@
+"""Writing files so that a crash, a full disk or Ctrl-C never leaves half of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyggml.errors import PyggmlError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a path beside `path` to write to; on success it is fsynced and renamed over `path`.
+
+    If the block raises, `path` is left as it was and the partial file is removed. An OSError
+    (full disk, no such folder, no permission) becomes a PyggmlError that names `path`.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        with partial.open("r+b") as written:
+            os.fsync(written.fileno())
+        partial.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise PyggmlError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; Windows cannot open folders and need not."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

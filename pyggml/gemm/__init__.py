@@ -1,0 +1,102 @@
+"""Matrix products with a packed weight or with float32 of any strides, bound as kernel calls.
+
+mul_mat    y (+)= x · Wᵀ      out_prod    dx (+)= dy · W      strided    c (+)= a · bᵀ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pyggml._jit import max_threads
+from pyggml.dtypes import DType
+from pyggml.gemm import product, twin
+from pyggml.gemm.isa import CHOSEN
+from pyggml.quants import QUANTS
+from pyggml.tensor import Call
+
+__all__ = ["CHOSEN", "mul_mat", "out_prod", "strided", "work_bytes"]
+
+_NUMPY = CHOSEN.name == "numpy"
+
+
+def work_bytes(n_rows: int, depth: int, n_batches: int = 1) -> int:
+    """Scratch of one product: the packed (n_rows, depth) side and every thread's tile."""
+    packed = product.packed_floats(n_rows, depth) * n_batches
+    return 4 * (_rounded(packed) + max_threads() * product.SCRATCH)
+
+
+def _rounded(floats: int) -> int:
+    """Floats up to a whole number of cache lines."""
+    return -(-floats // 16) * 16
+
+
+def _scratch(work: np.ndarray, packed: int) -> tuple[np.ndarray, np.ndarray]:
+    floats = work.view(np.float32)
+    threads = max_threads()
+    start = _rounded(packed)
+    tiles = floats[start : start + threads * product.SCRATCH].reshape(threads, product.SCRATCH)
+    return floats[:packed], tiles
+
+
+def mul_mat(
+    y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, work: np.ndarray, accumulate: bool
+) -> Call:
+    """y (T, N) (+)= x (T, K) · wᵀ; float32, y contiguous, x with whole rows, w (N, row) of any type."""
+    shape = (x.shape[0], w.shape[0], x.shape[1])
+    return _with_weight(product.forward, twin.forward, y, x, w, dtype, shape, work, accumulate)
+
+
+def out_prod(
+    dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, work: np.ndarray, accumulate: bool
+) -> Call:
+    """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows, w (N, row) of any type."""
+    shape = (dy.shape[0], w.shape[0], dx.shape[1])
+    return _with_weight(product.backward, twin.backward, dx, dy, w, dtype, shape, work, accumulate)
+
+
+def _with_weight(
+    fast: Callable[..., None],
+    slow: Callable[..., None],
+    out: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    dtype: DType,
+    shape: tuple[int, int, int],
+    work: np.ndarray,
+    accumulate: bool,
+) -> Call:
+    if _NUMPY:
+        return slow, (out, x, w, dtype, accumulate)
+    code = QUANTS[dtype.name].unpack.address
+    weight = (w.ctypes.data, w.strides[0], code, dtype.block, dtype.block_bytes)
+    packed, tiles = _scratch(work, product.packed_floats(x.shape[0], x.shape[1]))
+    step = x.strides[0] // 4
+    return fast, (out.reshape(-1), _flat(x), step, weight, shape, accumulate, packed, tiles)
+
+
+def strided(
+    c: np.ndarray, a: np.ndarray, b: np.ndarray, work: np.ndarray, accumulate: bool
+) -> Call:
+    """c (B, M, N) (+)= a (B / i, M, K) · b (B / j, N, K)ᵀ; float32, c contiguous, a and b not.
+
+    Batch n of c takes batch n // i of a and n // j of b, as ggml broadcasts.
+    """
+    if _NUMPY:
+        return twin.strided, (c, a, b, accumulate)
+    n_batches, n_rows, n_out = c.shape
+    depth = a.shape[2]
+    repeats = (n_batches // a.shape[0], n_batches // b.shape[0])
+    size = product.packed_floats(n_rows, depth) * n_batches
+    packed, tiles = _scratch(work, size)
+    steps = tuple(tuple(s // 4 for s in m.strides) for m in (c, a, b))
+    shape = (n_batches, n_rows, n_out, depth)
+    arrays = (c.reshape(-1), _flat(a), _flat(b))
+    return product.strided, (*arrays, *steps, repeats, shape, accumulate, packed, tiles)
+
+
+def _flat(a: np.ndarray) -> np.ndarray:
+    """The memory from a's first to its last element as one contiguous axis."""
+    last = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(a, (last // 4 + 1,), (4,))

@@ -1,0 +1,302 @@
+"""Attention in tiles, never storing the (n_queries, n_keys) matrix (Dao et al. 2022, 2023).
+
+s_ij = scale · q_i·k_j for span_i0 <= j < span_i1, else −∞
+p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
+
+With δ_i = do_i·o_i and ds_ij = p_ij (do_i·v_j − δ_i):
+dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij do_i
+
+q, o, do, dq are (T, H, D), k, v, dk, dv (S, HK, D), lse and δ (H, T). Head h uses key head
+h // (H / HK). A task owns MR rows of its result, so no two threads add to the same number.
+Before the tiles, the side the microkernel reads in vectors is copied to padded panels:
+rows (n, Dp) and columns (D, n); n is a multiple of BLOCK, Dp of PANEL, the padding is zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import get_thread_id, kernel, parallel, prange
+from pyggml._simd import exp32
+from pyggml.gemm.isa import CHOSEN
+from pyggml.gemm.microkernel import make_tile_product
+
+LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
+BLOCK = 64  # keys (or queries) that one step of the inner loop takes; a multiple of every panel
+MASKED = np.float32(-1e30)
+ZERO = np.float32(0)
+
+_tile_product = make_tile_product(MR, CHOSEN.nv, LANES)
+
+
+def padded(n: int, to: int) -> int:
+    """n rounded up to a multiple of `to`."""
+    return -(-n // to) * to
+
+
+def side_shapes(n_heads: int, n: int, d: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Shapes of the padded copies of an (n, n_heads, d) array: by rows and by columns."""
+    long = padded(n, BLOCK)
+    return (n_heads, long, padded(d, PANEL)), (n_heads, d, long)
+
+
+def scratch_floats(d: int) -> int:
+    """Floats one thread needs: two packed groups, two tiles, their transposes, two sums, two rows."""
+    return MR * (2 * d + 4 * BLOCK + 2 * padded(d, PANEL) + 2)
+
+
+@kernel
+def _pack_head(rows, columns, x, head, used):
+    """The first `used` rows of one head of x (T, H, D), and zeros up to the next whole block."""
+    d = x.shape[2]
+    end = -(-used // BLOCK) * BLOCK
+    for t in range(used):
+        for i in range(d):
+            rows[t, i] = x[t, head, i]
+        rows[t, d:] = 0
+    rows[used:end] = 0
+    for first in range(0, used, 16):  # in strips, so that a cache line of `columns` fills up
+        for i in range(d):
+            for t in range(first, min(first + 16, used)):
+                columns[i, t] = x[t, head, i]
+    columns[:, used:end] = 0
+
+
+@kernel
+def _pack_group(packed, x, first, head):
+    """Rows first … first + MR of one head as (D, MR); rows past the end are zero."""
+    n_rows, _, d = x.shape
+    for i in range(MR):
+        for j in range(d):
+            packed[j * MR + i] = x[first + i, head, j] if first + i < n_rows else ZERO
+
+
+@kernel
+def _products(tile, packed, columns, first):
+    """tile (MR, BLOCK) = packed rows · columns[:, first : first + BLOCK]."""
+    d, ldb = columns.shape
+    for j in range(0, BLOCK, PANEL):
+        b = columns.ctypes.data + (first + j) * 4
+        _tile_product(packed.ctypes.data, b, ldb, tile.ctypes.data + j * 4, BLOCK, d, 0)
+
+
+@kernel
+def _add_weighted(total, weights, tile, rows, first):
+    """total (MR, Dp) += tile (MR, BLOCK) · rows[first : first + BLOCK]."""
+    for j in range(BLOCK):
+        for i in range(MR):
+            weights[j * MR + i] = tile[i * BLOCK + j]
+    wide = rows.shape[1]
+    for j in range(0, wide, PANEL):
+        b = rows.ctypes.data + (first * wide + j) * 4
+        c = total.ctypes.data + j * 4
+        _tile_product(weights.ctypes.data, b, wide, c, wide, BLOCK, 1)
+
+
+@kernel
+def _write_group(out, total, first, head, factors):
+    """out[first + i, head] = total[i] · factors[i]."""
+    n_rows, _, d = out.shape
+    wide = total.shape[0] // MR
+    for i in range(min(MR, n_rows - first)):
+        for j in range(d):
+            out[first + i, head, j] = total[i * wide + j] * factors[i]
+
+
+@kernel
+def _hull(span, first, n):
+    """The smallest range that holds the ranges of n queries."""
+    low, high = span[first, 0], span[first, 1]
+    for i in range(first + 1, first + n):
+        low, high = min(low, span[i, 0]), max(high, span[i, 1])
+    return low, high
+
+
+# -- forward ------------------------------------------------------------------------------------
+
+
+@kernel
+def _online_softmax_row(row, start, stop, scale, total, top, norm):
+    """row = exp(scale·row − new top) inside [start, stop), else 0; total and norm are rescaled."""
+    best = MASKED
+    for j in range(start, stop):
+        best = max(best, row[j] * scale)
+    new = max(top, best)
+    factor = exp32(top - new)
+    for j in range(total.shape[0]):
+        total[j] *= factor
+    added = ZERO
+    for j in range(BLOCK):
+        p = exp32(row[j] * scale - new) if start <= j < stop else ZERO
+        row[j] = p
+        added += p
+    return new, norm * factor + added
+
+
+@kernel
+def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, mine):
+    n_queries, _, d = q.shape
+    n = min(MR, n_queries - first)
+    wide = v_rows.shape[1]
+    size = MR * BLOCK
+    packed, tile, weights = mine[: MR * d], mine[MR * d :][:size], mine[MR * d + size :][:size]
+    rest = mine[MR * d + 2 * size :]
+    total, tops, norms = rest[: MR * wide], rest[MR * wide :][:MR], rest[MR * wide + MR :][:MR]
+    _pack_group(packed, q, first, head)
+    total[:], tops[:], norms[:] = 0, MASKED, 0
+    low, high = _hull(span, first, n)
+    for block in range(low // BLOCK * BLOCK, high, BLOCK):
+        _products(tile, packed, k_columns, block)
+        for i in range(n):
+            start, stop = max(span[first + i, 0] - block, 0), min(span[first + i, 1] - block, BLOCK)
+            row = tile[i * BLOCK : (i + 1) * BLOCK]
+            if start < stop:
+                sums = total[i * wide : (i + 1) * wide]
+                tops[i], norms[i] = _online_softmax_row(
+                    row, start, stop, scale, sums, tops[i], norms[i]
+                )
+            else:
+                row[:] = 0
+        tile[n * BLOCK :] = 0
+        _add_weighted(total, weights, tile, v_rows, block)
+    for i in range(n):
+        lse[head, first + i] = tops[i] + np.log(norms[i]) if norms[i] > 0 else -MASKED
+        norms[i] = 1 / norms[i] if norms[i] > 0 else ZERO
+    _write_group(out, total, first, head, norms)
+
+
+@parallel
+def forward(out, lse, q, k, v, span, scale, k_side, v_side, scratch):
+    """o and lse; `k_side`, `v_side` are (rows, columns) as `side_shapes` gives them."""
+    n_queries, n_heads = q.shape[0], q.shape[1]
+    n_key_heads = k.shape[1]
+    used = _hull(span, 0, n_queries)[1]
+    for h in prange(n_key_heads):
+        _pack_head(k_side[0][h], k_side[1][h], k, h, used)
+        _pack_head(v_side[0][h], v_side[1][h], v, h, used)
+    n_groups = (n_queries + MR - 1) // MR
+    for task in prange(n_heads * n_groups):
+        head, group = task // n_groups, task % n_groups
+        key_head = head // (n_heads // n_key_heads)
+        _forward_group(
+            out, lse, q, span, scale, head, group * MR,
+            k_side[1][key_head], v_side[0][key_head], scratch[get_thread_id()],
+        )  # fmt: skip
+
+
+# -- backward -----------------------------------------------------------------------------------
+
+
+@kernel
+def _dq_group(
+    dq, q, do, span, lse, delta, scale, head, first, k_rows, k_columns, v_columns, mine
+):
+    n_queries, _, d = q.shape
+    n = min(MR, n_queries - first)
+    wide, size = k_rows.shape[1], MR * BLOCK
+    q_packed, do_packed, rest = mine[: MR * d], mine[MR * d :][: MR * d], mine[2 * MR * d :]
+    s, dp, weights = rest[:size], rest[size:][:size], rest[2 * size :][:size]
+    total, factors = rest[3 * size :][: MR * wide], rest[3 * size + MR * wide :][:MR]
+    _pack_group(q_packed, q, first, head)
+    _pack_group(do_packed, do, first, head)
+    total[:], factors[:] = 0, scale
+    low, high = _hull(span, first, n)
+    for block in range(low // BLOCK * BLOCK, high, BLOCK):
+        _products(s, q_packed, k_columns, block)
+        _products(dp, do_packed, v_columns, block)
+        for i in range(n):
+            start, stop = max(span[first + i, 0] - block, 0), min(span[first + i, 1] - block, BLOCK)
+            row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
+            log_sum, dot = lse[head, first + i], delta[head, first + i]
+            for j in range(BLOCK):
+                p = exp32(row[j] * scale - log_sum) if start <= j < stop else ZERO
+                row[j] = p * (other[j] - dot)
+        s[n * BLOCK :] = 0
+        _add_weighted(total, weights, s, k_rows, block)
+    _write_group(dq, total, first, head, factors)
+
+
+@kernel
+def _dkv_tile(s, dp, span, lse, delta, scale, key, n_keys, block, n):
+    """s becomes p, dp becomes ds, for keys key … (rows) and queries block … (columns)."""
+    for i in range(MR):
+        row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
+        if i >= n_keys:
+            row[:], other[:] = 0, 0
+            continue
+        for j in range(n):
+            seen = span[block + j, 0] <= key + i < span[block + j, 1]
+            p = exp32(row[j] * scale - lse[block + j]) if seen else ZERO
+            row[j] = p
+            other[j] = p * (other[j] - delta[block + j])
+        row[n:], other[n:] = 0, 0
+
+
+@kernel
+def _dkv_group(
+    dk, dv, k, v, span, lse, delta, scale, key_head, first, q_side, do_side, mine
+):
+    d, n_queries = k.shape[2], span.shape[0]
+    wide, size = q_side[0].shape[2], MR * BLOCK
+    repeats = lse.shape[0] // k.shape[1]
+    n_keys = min(MR, k.shape[0] - first)
+    k_packed, v_packed, rest = mine[: MR * d], mine[MR * d :][: MR * d], mine[2 * MR * d :]
+    s, dp, weights = rest[:size], rest[size:][:size], rest[2 * size :][:size]
+    sums = rest[3 * size :]
+    dk_sum, dv_sum = sums[: MR * wide], sums[MR * wide :][: MR * wide]
+    factors = sums[2 * MR * wide :][:MR]
+    _pack_group(k_packed, k, first, key_head)
+    _pack_group(v_packed, v, first, key_head)
+    dk_sum[:], dv_sum[:] = 0, 0
+    for head in range(key_head * repeats, (key_head + 1) * repeats):
+        for block in range(0, n_queries, BLOCK):
+            n = min(BLOCK, n_queries - block)
+            low, high = _hull(span, block, n)
+            if high <= first or low >= first + n_keys:
+                continue
+            _products(s, k_packed, q_side[1][head], block)
+            _products(dp, v_packed, do_side[1][head], block)
+            _dkv_tile(s, dp, span, lse[head], delta[head], scale, first, n_keys, block, n)
+            _add_weighted(dv_sum, weights, s, do_side[0][head], block)
+            _add_weighted(dk_sum, weights, dp, q_side[0][head], block)
+    factors[:] = 1
+    _write_group(dv, dv_sum, first, key_head, factors)
+    factors[:] = scale
+    _write_group(dk, dk_sum, first, key_head, factors)
+
+
+@parallel
+def backward(
+    dq, dk, dv, q, k, v, span, o, lse, do, scale, delta, q_side, do_side, k_side, v_side, scratch
+):
+    """dq, dk, dv; delta (H, T) is scratch, the sides are (rows, columns) of q, do, k and v."""
+    n_queries, n_heads, d = q.shape
+    n_keys, n_key_heads = k.shape[0], k.shape[1]
+    used = _hull(span, 0, n_queries)[1]
+    for h in prange(n_heads):
+        _pack_head(q_side[0][h], q_side[1][h], q, h, n_queries)
+        _pack_head(do_side[0][h], do_side[1][h], do, h, n_queries)
+        for t in range(n_queries):
+            dot = ZERO
+            for i in range(d):
+                dot += do[t, h, i] * o[t, h, i]
+            delta[h, t] = dot
+        if h < n_key_heads:
+            _pack_head(k_side[0][h], k_side[1][h], k, h, used)
+            _pack_head(v_side[0][h], v_side[1][h], v, h, used)
+    n_groups, n_key_groups = (n_queries + MR - 1) // MR, (n_keys + MR - 1) // MR
+    n_dq = n_heads * n_groups
+    for task in prange(n_dq + n_key_heads * n_key_groups):
+        mine = scratch[get_thread_id()]
+        if task < n_dq:
+            head, group = task // n_groups, task % n_groups
+            key_head = head // (n_heads // n_key_heads)
+            _dq_group(
+                dq, q, do, span, lse, delta, scale, head, group * MR, k_side[0][key_head],
+                k_side[1][key_head], v_side[1][key_head], mine,
+            )  # fmt: skip
+        else:
+            key_head, group = (task - n_dq) // n_key_groups, (task - n_dq) % n_key_groups
+            _dkv_group(
+                dk, dv, k, v, span, lse, delta, scale, key_head, group * MR, q_side, do_side, mine
+            )

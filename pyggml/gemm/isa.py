@@ -1,0 +1,84 @@
+"""The vector unit this process uses, chosen once: widths and the register tile of the microkernel.
+
+`lanes`   float32 in one vector register
+`mr, nv`  the microkernel keeps mr × nv registers of sums: mr broadcast rows by nv vectors
+`panel`   nv · lanes, the columns of one tile
+
+PYGGML_ISA=avx512|avx2|neon|generic|numpy forces a path; one this machine lacks is refused by name.
+`generic` runs on any CPU; `numpy` unpacks whole matrices and leaves the product to NumPy: the slow
+twin, and the only path when Numba's JIT is switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from pyggml._jit import JIT
+from pyggml.errors import ConfigError
+
+ENVIRONMENT = "PYGGML_ISA"
+
+
+@dataclass(frozen=True, slots=True)
+class ISA:
+    """One code path; see the module's docstring for the numbers."""
+
+    name: str
+    needs: frozenset[str]  # LLVM's names of CPU features
+    lanes: int
+    mr: int
+    nv: int
+
+    @property
+    def panel(self) -> int:
+        return self.nv * self.lanes
+
+
+# Register tiles: mr·nv sums + nv loads + 1 broadcast fit in 32 (AVX-512, NEON) or 16 registers.
+ISAS: dict[str, ISA] = {
+    isa.name: isa
+    for isa in (
+        ISA("avx512", frozenset({"avx512f", "avx512bw", "avx512vl"}), lanes=16, mr=12, nv=2),
+        ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, mr=6, nv=2),
+        ISA("neon", frozenset({"neon"}), lanes=4, mr=6, nv=4),
+        ISA("generic", frozenset(), lanes=4, mr=4, nv=2),
+        ISA("numpy", frozenset(), lanes=4, mr=4, nv=2),
+    )
+}
+
+
+def _features() -> frozenset[str]:
+    """What LLVM says this CPU has; every 64-bit ARM has NEON, whatever LLVM lists."""
+    found = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        found.add("neon")
+    return frozenset(found)
+
+
+def choose() -> ISA:
+    """The best path of this machine, or the one that PYGGML_ISA names.
+
+    Raises ConfigError for an unknown name or one that this machine or a switched-off JIT lacks.
+    """
+    wanted = os.environ.get(ENVIRONMENT)
+    have = _features()
+    if not JIT:
+        wanted = wanted or "numpy"
+    if wanted is None:
+        return next(isa for isa in ISAS.values() if isa.needs <= have)
+    if wanted not in ISAS:
+        raise ConfigError(f"{ENVIRONMENT}={wanted}: known are {', '.join(ISAS)}")
+    isa = ISAS[wanted]
+    missing = sorted(isa.needs - have)
+    if missing:
+        raise ConfigError(f"{ENVIRONMENT}={wanted}: this CPU lacks {', '.join(missing)}")
+    if not JIT and wanted != "numpy":
+        raise ConfigError(f"{ENVIRONMENT}={wanted} needs Numba's JIT, which is switched off")
+    return isa
+
+
+CHOSEN: ISA = choose()

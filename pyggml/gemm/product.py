@@ -1,0 +1,224 @@
+"""The matrix products, blocked for the caches. T tokens, N weight rows, K numbers in a row.
+
+forward    y[T, N]  (+)= x[T, K] · W[N, K]ᵀ   W in any weight type
+backward   dx[T, K] (+)= dy[T, N] · W[N, K]   the same W read the same way, never transposed whole
+strided    c[M, N]  (+)= a[M, K] · b[N, K]ᵀ   float32, any strides, batches
+
+The side that the microkernel broadcasts (x, dy, a) is packed once as (group, depth, MR). The other
+side is unpacked tile by tile into a thread's scratch, once per call, and used for all tokens.
+Every sum runs in an order that depends on the shapes only: results do not depend on the threads.
+Addresses are integers; matrices of float32 come as one flat array with strides in elements.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import get_thread_id, kernel, parallel, prange
+from pyggml.gemm.isa import CHOSEN
+from pyggml.gemm.microkernel import call_block, make_tile_product, make_transpose
+
+LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
+TILE = 64  # weight rows of one forward task; a multiple of every panel
+DEPTH = 512  # reduction length of one pass; a multiple of every block length
+COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
+CHUNK = 128  # weight rows that one backward pass reduces over
+LD_COLUMNS = COLUMNS + 16  # rows of the backward tile do not all start in the same cache set
+
+# Floats of scratch that one thread needs: unpacked rows, the tile, and one edge of C.
+SCRATCH = max(LANES * DEPTH + DEPTH * TILE, CHUNK * LD_COLUMNS) + MR * PANEL
+
+_tile_product = make_tile_product(MR, CHOSEN.nv, LANES)
+_transpose = make_transpose(LANES)
+
+
+def packed_floats(n_rows: int, depth: int) -> int:
+    """Floats of the packed form of an (n_rows, depth) matrix."""
+    return -(-n_rows // MR) * MR * depth
+
+
+@kernel
+def _pack_group(packed, x, start, row_step, column_step, n_rows, depth, group):
+    """Rows group·MR … of x, interleaved as (depth, MR); rows past the end are zeros."""
+    at = group * MR * depth
+    first = group * MR
+    if row_step == 1 and first + MR <= n_rows:  # a transposed matrix: its columns are contiguous
+        for k in range(depth):
+            source = start + first + k * column_step
+            for i in range(MR):
+                packed[at + k * MR + i] = x[source + i]
+        return
+    for i in range(MR):
+        if first + i < n_rows:
+            source = start + (first + i) * row_step
+            for k in range(depth):
+                packed[at + k * MR + i] = x[source + k * column_step]
+        else:
+            for k in range(depth):
+                packed[at + k * MR + i] = 0
+
+
+@kernel
+def _multiply_panel(
+    packed, depth, k0, k, groups, b, ldb, edge, c, c_start, ldc, n_rows, n_columns, accumulate
+):
+    """c[:, :n_columns] (+)= packed[:, k0:k0+k] · b for groups (first, past the last) of MR rows."""
+    c_at, edge_at, packed_at = c.ctypes.data, edge.ctypes.data, packed.ctypes.data
+    for g in range(groups[0], groups[1]):
+        a = packed_at + (g * MR * depth + k0 * MR) * 4
+        here = c_start + g * MR * ldc
+        rows = min(MR, n_rows - g * MR)
+        if rows == MR and n_columns == PANEL:
+            _tile_product(a, b, ldb, c_at + here * 4, ldc, k, accumulate)
+            continue
+        _tile_product(a, b, ldb, edge_at, PANEL, k, 0)
+        for i in range(rows):
+            for j in range(n_columns):
+                old = c[here + i * ldc + j] if accumulate else np.float32(0)
+                c[here + i * ldc + j] = old + edge[i * PANEL + j]
+
+
+@kernel
+def _split(n_groups, n_parts, part):
+    """The groups of one of n_parts equal shares."""
+    return n_groups * part // n_parts, n_groups * (part + 1) // n_parts
+
+
+# -- forward ------------------------------------------------------------------------------------
+
+
+@kernel
+def _unpack_tile(tile, rows, weight, n_rows, k0, k):
+    """tile (k, TILE) from rows of W, LANES at a time: unpack to `rows`, then transpose."""
+    address, row_bytes, code, block, block_bytes = weight
+    source = address + k0 // block * block_bytes
+    for first in range(0, n_rows, LANES):
+        for i in range(LANES):
+            if first + i < n_rows:
+                row = source + (first + i) * row_bytes
+                call_block(code, rows.ctypes.data + i * DEPTH * 4, row, k // block)
+            else:
+                rows[i * DEPTH : i * DEPTH + k] = 0
+        for j in range(0, k, LANES):
+            to = tile.ctypes.data + (j * TILE + first) * 4
+            _transpose(to, TILE, rows.ctypes.data + j * 4, DEPTH)
+
+
+@parallel
+def forward(y, x, x_step, weight, shape, accumulate, packed, scratch):
+    """y (+)= x · Wᵀ; y flat, x flat with rows x_step floats apart; shape (T, N, K).
+
+    weight is (address, bytes of a row, address of the unpacker, elements and bytes of a block).
+    """
+    n_tokens, n_out, depth = shape
+    n_groups = (n_tokens + MR - 1) // MR
+    for g in prange(n_groups):
+        _pack_group(packed, x, 0, x_step, 1, n_tokens, depth, g)
+    n_tiles = (n_out + TILE - 1) // TILE
+    n_parts = min(n_groups, max(1, 2 * scratch.shape[0] // n_tiles))
+    for task in prange(n_tiles * n_parts):
+        mine = scratch[get_thread_id()]
+        rows = mine[: LANES * DEPTH]
+        tile = mine[LANES * DEPTH : LANES * DEPTH + DEPTH * TILE]
+        edge = mine[SCRATCH - MR * PANEL :]
+        groups = _split(n_groups, n_parts, task % n_parts)
+        first = task // n_parts * TILE
+        here = (weight[0] + first * weight[1], *weight[1:])
+        n_rows = min(TILE, n_out - first)
+        for k0 in range(0, depth, DEPTH):
+            k = min(DEPTH, depth - k0)
+            _unpack_tile(tile, rows, here, n_rows, k0, k)
+            for column in range(0, n_rows, PANEL):
+                _multiply_panel(
+                    packed, depth, k0, k, groups, tile.ctypes.data + column * 4, TILE, edge,
+                    y, first + column, n_out, n_tokens, min(PANEL, n_rows - column),
+                    accumulate or k0 > 0,
+                )  # fmt: skip
+
+
+# -- backward -----------------------------------------------------------------------------------
+
+
+@parallel
+def backward(dx, dy, dy_step, weight, shape, accumulate, packed, scratch):
+    """dx (+)= dy · W; dx flat, dy flat with rows dy_step floats apart; weight, shape as above."""
+    n_tokens, n_out, depth = shape
+    n_groups = (n_tokens + MR - 1) // MR
+    for g in prange(n_groups):
+        _pack_group(packed, dy, 0, dy_step, 1, n_tokens, n_out, g)
+    n_tiles = (depth + COLUMNS - 1) // COLUMNS
+    n_parts = min(n_groups, max(1, 2 * scratch.shape[0] // n_tiles))
+    for task in prange(n_tiles * n_parts):
+        mine = scratch[get_thread_id()]
+        edge = mine[SCRATCH - MR * PANEL :]
+        groups = _split(n_groups, n_parts, task % n_parts)
+        k0 = task // n_parts * COLUMNS
+        k = min(COLUMNS, depth - k0)
+        address, row_bytes, code, block, block_bytes = weight
+        source = address + k0 // block * block_bytes
+        for n0 in range(0, n_out, CHUNK):
+            n = min(CHUNK, n_out - n0)
+            for i in range(n):
+                row = mine.ctypes.data + i * LD_COLUMNS * 4
+                call_block(code, row, source + (n0 + i) * row_bytes, k // block)
+            for column in range(0, k, PANEL):
+                _multiply_panel(
+                    packed, n_out, n0, n, groups, mine.ctypes.data + column * 4, LD_COLUMNS, edge,
+                    dx, k0 + column, depth, n_tokens, min(PANEL, k - column),
+                    accumulate or n0 > 0,
+                )  # fmt: skip
+
+
+# -- strided float32 ----------------------------------------------------------------------------
+
+
+@kernel
+def _gather_tile(tile, b, start, row_step, column_step, n_rows, k):
+    """tile (k, TILE) from n_rows strided rows of b; missing rows up to a whole panel are zeros."""
+    padded = -(-n_rows // PANEL) * PANEL
+    if row_step == 1:  # a transposed matrix: its columns are contiguous
+        for j in range(k):
+            source = start + j * column_step
+            for i in range(n_rows):
+                tile[j * TILE + i] = b[source + i]
+            tile[j * TILE + n_rows : j * TILE + padded] = 0
+        return
+    for i in range(padded):
+        for j in range(k):
+            inside = i < n_rows
+            tile[j * TILE + i] = b[start + i * row_step + j * column_step] if inside else 0
+
+
+@parallel
+def strided(c, a, b, c_steps, a_steps, b_steps, repeats, shape, accumulate, packed, scratch):
+    """c (+)= a · bᵀ for every batch. c is contiguous; steps are (batch, row, column) in floats.
+
+    Batch i of c takes batches i // repeats[0] of a and i // repeats[1] of b; shape (batches, M, N, K).
+    """
+    n_batches, n_rows, n_out, depth = shape
+    n_groups = (n_rows + MR - 1) // MR
+    size = n_groups * MR * depth
+    for task in prange(n_batches * n_groups):
+        batch, g = task // n_groups, task % n_groups
+        start = batch // repeats[0] * a_steps[0]
+        mine = packed[batch * size : (batch + 1) * size]
+        _pack_group(mine, a, start, a_steps[1], a_steps[2], n_rows, depth, g)
+    n_tiles = (n_out + TILE - 1) // TILE
+    n_parts = min(n_groups, max(1, 2 * scratch.shape[0] // (n_tiles * n_batches)))
+    for task in prange(n_batches * n_tiles * n_parts):
+        batch, rest = task // (n_tiles * n_parts), task % (n_tiles * n_parts)
+        tile, edge = scratch[get_thread_id()], scratch[get_thread_id()][SCRATCH - MR * PANEL :]
+        groups = _split(n_groups, n_parts, rest % n_parts)
+        first = rest // n_parts * TILE
+        n = min(TILE, n_out - first)
+        start = batch // repeats[1] * b_steps[0] + first * b_steps[1]
+        side = packed[batch * size : (batch + 1) * size]
+        for k0 in range(0, depth, DEPTH):
+            k = min(DEPTH, depth - k0)
+            _gather_tile(tile, b, start + k0 * b_steps[2], b_steps[1], b_steps[2], n, k)
+            for column in range(0, n, PANEL):
+                _multiply_panel(
+                    side, depth, k0, k, groups, tile.ctypes.data + column * 4, TILE, edge,
+                    c, batch * c_steps[0] + first + column, c_steps[1], n_rows,
+                    min(PANEL, n - column), accumulate or k0 > 0,
+                )  # fmt: skip

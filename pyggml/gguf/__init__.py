@@ -1,0 +1,25 @@
+"""GGUF files: `open` maps one, `write` makes one.
+
+    magic "GGUF"   version u32   n_tensors u64   n_kv u64
+    n_kv × (key, type u32, value)
+    n_tensors × (name, n_dims u32, n_dims × u64 innermost first, type u32, offset u64)
+    zeros up to the alignment, then the tensors, each at a multiple of the alignment
+
+All numbers are little-endian; a key, a name and a string value are a u64 count and that many bytes.
+"""
+
+from pyggml.gguf.fields import Field, StringArray, ValueType
+from pyggml.gguf.parse import TensorInfo
+from pyggml.gguf.reader import GGUFFile, open
+from pyggml.gguf.writer import TensorSource, write
+
+__all__ = [
+    "Field",
+    "GGUFFile",
+    "StringArray",
+    "TensorInfo",
+    "TensorSource",
+    "ValueType",
+    "open",
+    "write",
+]

@@ -1,0 +1,137 @@
+"""A GGUF file as a memory map: metadata on request, tensors as views, nothing copied."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from pyggml.errors import GGUFError
+from pyggml.gguf.fields import Field, shown
+from pyggml.gguf.parse import Contents, TensorInfo, parse
+
+T = TypeVar("T")
+
+
+class GGUFFile:
+    """An open file. After `close`, arrays already taken from it stay valid; nothing more is given.
+
+    The file must not be shortened while it is mapped: the operating system ends a process that
+    reads past the end. `write` replaces a file as a whole and is safe.
+    """
+
+    def __init__(self, path: Path, contents: Contents) -> None:
+        self.path = path
+        self.version = contents.version
+        self.alignment = contents.alignment
+        self._contents: Contents | None = contents
+
+    @property
+    def metadata(self) -> Mapping[str, Field]:
+        """Every metadata value with its type, in the file's order."""
+        return self._open_contents().metadata
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor's name, shape, dtype and place, in the file's order."""
+        return self._open_contents().tensors
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key as plain Python, unchecked; `default` if it is absent.
+
+        int, float, bool or str; a read-only array for numbers, a StringArray for strings.
+        """
+        field = self.metadata.get(key)
+        return default if field is None else field.value
+
+    def require(self, key: str, kind: type[T]) -> T:
+        """The value of a key that must be there and be of exactly this type.
+
+        `kind` is int, float, bool, str, np.ndarray or StringArray; an int is no float.
+        GGUFError names the key, what it is and what was wanted.
+        """
+        field = self.metadata.get(key)
+        if field is None:
+            raise GGUFError(
+                f"{self.path}: metadata key {shown(key)} is missing, wanted {kind.__name__}"
+            )
+        value = field.value
+        if type(value) is not kind:
+            raise GGUFError(
+                f"{self.path}: metadata key {shown(key)} is {field.kind}, wanted {kind.__name__}"
+            )
+        return value
+
+    @overload
+    def optional(self, key: str, kind: type[T]) -> T | None: ...
+    @overload
+    def optional(self, key: str, kind: type[T], default: T) -> T: ...
+    def optional(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """As `require`, but `default` where the key is absent."""
+        return self.require(key, kind) if key in self.metadata else default
+
+    def data(self, name: str) -> np.ndarray:
+        """Read-only view of a tensor, in NumPy order.
+
+        Plain types have the tensor's shape; BF16 comes as uint16; a quantised type comes as uint8
+        of shape (*shape[:-1], bytes of a row). GGUFError if there is no such tensor.
+        """
+        contents = self._open_contents()
+        info = contents.tensors.get(name)
+        if info is None:
+            raise GGUFError(f"{self.path}: has no tensor {shown(name)}")
+        raw = contents.view[info.offset : info.offset + info.n_bytes]
+        return np.frombuffer(raw, info.dtype.numpy).reshape(info.stored_shape)
+
+    def close(self) -> None:
+        """Let go of the file; it stays mapped until the last array taken from it is gone."""
+        self._contents = None
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open_contents(self) -> Contents:
+        if self._contents is None:
+            raise GGUFError(f"{self.path}: has been closed")
+        return self._contents
+
+
+def open(path: str | os.PathLike[str]) -> GGUFFile:
+    """Map and check a GGUF file of version 2 or 3.
+
+    GGUFError with one sentence that names the path: if it cannot be opened, is not GGUF, or breaks
+    a rule of the format (counts, types, shapes, alignment, places of tensors, doubled names).
+    """
+    path = Path(path)
+    try:
+        return GGUFFile(path, parse(_mapped(path)))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise GGUFError(f"{path}: cannot be opened: {reason}") from error
+    except GGUFError as error:
+        raise GGUFError(f"{path}: {error}") from None
+
+
+def _mapped(path: Path) -> memoryview:
+    """The file's bytes, read-only. A pipe or a device would block or never end: files only."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise GGUFError(f"is a {'folder' if stat.S_ISDIR(mode) else 'device'}, wanted a GGUF file")
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise GGUFError("is empty, wanted a GGUF file")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

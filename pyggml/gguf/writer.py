@@ -1,0 +1,129 @@
+"""Metadata and tensors → a GGUF file of version 3, one tensor in memory at a time.
+
+The header comes first and needs every offset, so a tensor is announced by name, type and shape;
+its array may be a callable, which is called when its turn to be written comes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pyggml.dtypes import DType
+from pyggml.errors import GGUFError
+from pyggml.files import replacing
+from pyggml.gguf.fields import Field, ValueType, shown, string
+from pyggml.gguf.parse import (
+    MAGIC,
+    MAX_NAME_BYTES,
+    checked_alignment,
+    n_bytes,
+    shape_fault,
+    stored_shape,
+)
+
+MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME less its final zero: llama.cpp loads no longer ones
+TensorSource = tuple[str, DType, tuple[int, ...], np.ndarray | Callable[[], np.ndarray]]
+
+
+def write(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Iterable[TensorSource],
+) -> None:
+    """Write a GGUF file beside `path`, then rename it over `path`; nothing changes if that fails.
+
+    A metadata value is a Field, which is written as it was read, or what `Field.of` takes. A tensor
+    is (name, dtype, shape in NumPy order, array or callable that gives it); the array has
+    `dtype.numpy` and the shape that `GGUFFile.data` would give. general.alignment is honoured.
+
+    GGUFError for metadata or tensors that GGUF cannot hold; PyggmlError if the disk refuses.
+    """
+    path, sources = Path(path), list(tensors)
+    try:
+        fields = _fields(metadata)
+        alignment = checked_alignment(fields)
+        _check_tensors(sources)
+        with replacing(path) as partial, partial.open("wb") as out:
+            _write_header(out, fields, sources, alignment)
+            for source in sources:
+                _write_tensor(out, source)
+                _pad(out, alignment)
+    except GGUFError as error:
+        raise GGUFError(f"{path}: cannot be written: {error}") from error
+
+
+def _fields(metadata: Mapping[str, Any]) -> dict[str, Field]:
+    fields = {}
+    for key, value in metadata.items():
+        try:
+            fields[key] = Field.of(value)
+        except GGUFError as error:
+            raise GGUFError(f"metadata key {shown(key)}: {error}") from None
+        if not 8 < len(string(key)) <= 8 + MAX_NAME_BYTES:
+            raise GGUFError(f"metadata key {shown(key)} is not 1 to {MAX_NAME_BYTES} bytes long")
+    return fields
+
+
+def _check_tensors(sources: Sequence[TensorSource]) -> None:
+    """All that is wrong with the announced tensors, in one error."""
+    wrong, names = [], set()
+    for name, dtype, shape, _ in sources:
+        if name in names:
+            wrong.append(f"there are two tensors {shown(name)}")
+        names.add(name)
+        if not 8 < len(string(name)) <= 8 + MAX_TENSOR_NAME_BYTES:
+            wrong.append(f"tensor name {shown(name)} is not 1 to {MAX_TENSOR_NAME_BYTES} bytes")
+        fault = shape_fault(shape, dtype)
+        if fault:
+            wrong.append(f"tensor {shown(name)} {fault}")
+    if wrong:
+        raise GGUFError("; ".join(wrong))
+
+
+def _write_header(
+    out: BinaryIO, fields: Mapping[str, Field], sources: Sequence[TensorSource], alignment: int
+) -> None:
+    out.write(MAGIC + _u32(3) + _u64(len(sources)) + _u64(len(fields)))
+    for key, field in fields.items():
+        out.write(string(key))
+        if field.n is None:
+            out.write(_u32(field.type))
+        else:
+            out.write(_u32(ValueType.ARRAY) + _u32(field.type) + _u64(field.n))
+        out.write(field.payload)
+    offset = 0
+    for name, dtype, shape, _ in sources:
+        out.write(string(name) + _u32(len(shape)) + b"".join(_u64(n) for n in reversed(shape)))
+        out.write(_u32(dtype.number) + _u64(offset))
+        offset += n_bytes(shape, dtype)
+        offset += -offset % alignment
+    _pad(out, alignment)
+
+
+def _write_tensor(out: BinaryIO, source: TensorSource) -> None:
+    name, dtype, shape, given = source
+    array = given() if callable(given) else given
+    wanted = stored_shape(shape, dtype)
+    if array.dtype != dtype.numpy or array.shape != wanted:
+        raise GGUFError(
+            f"tensor {shown(name)} got an array of {array.dtype} {array.shape},"
+            f" wanted {dtype.numpy} {wanted} for {dtype.name} {shape}"
+        )
+    out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def _pad(out: BinaryIO, alignment: int) -> None:
+    out.write(bytes(-out.tell() % alignment))
+
+
+def _u32(number: int) -> bytes:
+    return int(number).to_bytes(4, "little")
+
+
+def _u64(number: int) -> bytes:
+    return int(number).to_bytes(8, "little")

@@ -1,0 +1,317 @@
+"""Arithmetic of two tensors; the second is repeated to the first's shape (ggml's broadcasting).
+
+add   a + b        sub   a - b        mul   a · b        div   a / b
+add1  a + b of one element            scale   s · x + b with numbers s and b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import gcd
+
+import numpy as np
+
+from pyggml._jit import kernel, parallel, prange
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.broadcast import expect_tiles, padded, tiled
+from pyggml.ops.expect import expect, expect_gapless, expect_type
+from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, op
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, F32, of a's shape; b is repeated to it (ggml's ADD)."""
+    return ADD(a, b)
+
+
+def add_inplace(a: Tensor, b: Tensor) -> Tensor:
+    """a + b written over a; returns the view of a that holds it (ggml_add_inplace).
+
+    What else reads a must come before this node. Raises ShapeError if a is a view with gaps.
+    """
+    expect_gapless("add_inplace", "a", a)
+    node = ADD(a, b)
+    node.base, node.offset = a.root, a.offset
+    return node
+
+
+def sub(a: Tensor, b: Tensor) -> Tensor:
+    """a - b, F32, of a's shape; b is repeated to it (ggml's SUB)."""
+    return SUB(a, b)
+
+
+def mul(a: Tensor, b: Tensor) -> Tensor:
+    """a · b element by element, F32, of a's shape; b is repeated to it (ggml's MUL)."""
+    return MUL(a, b)
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b element by element, F32, of a's shape; b is repeated to it (ggml's DIV)."""
+    return DIV(a, b)
+
+
+def add1(a: Tensor, b: Tensor) -> Tensor:
+    """a + the one element of b, F32 (ggml's ADD1)."""
+    return ADD1(a, b)
+
+
+def scale(x: Tensor, s: float, b: float = 0.0) -> Tensor:
+    """s · x + b, F32 (ggml's SCALE)."""
+    return SCALE(x, s=float(s), b=float(b))
+
+
+def neg(x: Tensor) -> Tensor:
+    """-x, F32, as a SCALE by -1."""
+    return scale(x, -1.0)
+
+
+def _binary_spec(name: str) -> Callable[..., Spec]:
+    def spec(a: Tensor, b: Tensor) -> Spec:
+        expect_type(name, "a", a)
+        expect(name, "b", b, b.shape)
+        expect_tiles(name, "b", b, a.shape)
+        return Spec(a.shape)
+
+    return spec
+
+
+def _broadcast(code: Callable[..., None], *constants: np.float32) -> Callable[[Site], Call]:
+    """Call code(out, a, b, tiles, *constants), arrays as (n_rows, n).
+
+    tiles = (axes 1 and 2 of a, axes 0 to 2 of b): enough to find the row of b for a row of a.
+    """
+
+    def run(site: Site) -> Call:
+        out, a, b = site.out, *site.src
+        if a.size == b.size:  # rows of any length do, so take ones that threads can share
+            n = max(gcd(a.size, 4096), a.shape[-1] if a.ndim else 1)
+            out, a, b = (x.reshape(-1, n) for x in (out, a, b))
+            return code, (out, a, b, (1, a.shape[0], 1, 1, a.shape[0]), *constants)
+        large, small = padded(a.shape), padded(b.shape)
+        arrays = (as_rows(x) for x in (out, a, b))
+        return code, (*arrays, (*large[1:3], *small[:3]), *constants)
+
+    return run
+
+
+@kernel
+def _tile_row(r, tiles):
+    """The row of b that belongs to row r of a."""
+    n1, n2, m0, m1, m2 = tiles
+    return ((r // (n1 * n2)) % m0 * m1 + r // n2 % n1 % m1) * m2 + r % n2 % m2
+
+
+def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
+    shapes = [
+        *(((1, 1), (1, 1)), ((3, 8), (3, 8)), ((2, 3, 5), (5,)), ((4, 5), (4, 1)), ((), ())),
+        *(((2, 4, 3, 6), (2, 1, 3)), ((2, 3, 4), (1,)), ((3, 64), (1, 64)), ((7,), (1, 1, 7))),
+    ]
+    for a, b in shapes:
+        magnitude = rng.uniform(0.5, 2.0, b)  # no divisor near 0
+        sign = rng.choice([-1.0, 1.0], b)
+        yield Sample((rng.standard_normal(a), np.asarray(magnitude * sign)))
+
+
+# -- add, sub -----------------------------------------------------------------------------------
+
+
+@parallel
+def _add(out, a, b, tiles, sign):
+    m = b.shape[1]
+    for r in prange(out.shape[0]):
+        k = _tile_row(r, tiles)
+        if m == out.shape[1]:
+            for c in range(m):
+                out[r, c] = a[r, c] + sign * b[k, c]
+        elif m == 1:
+            shift = sign * b[k, 0]
+            for c in range(out.shape[1]):
+                out[r, c] = a[r, c] + shift
+        else:
+            for c in range(out.shape[1]):
+                out[r, c] = a[r, c] + sign * b[k, c % m]
+
+
+def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a + tiled(b, a.shape)
+
+
+def _add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return dy, dy
+
+
+ADD = op(
+    name="add",
+    ggml=GGMLOp.ADD,
+    spec=_binary_spec("add"),
+    run=_broadcast(_add, np.float32(1)),
+    ref=_add_ref,
+    grad=_add_grad,
+    samples=_pairs,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
+
+
+def _sub_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a - tiled(b, a.shape)
+
+
+def _sub_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return dy, neg(dy)
+
+
+SUB = op(
+    name="sub",
+    ggml=GGMLOp.SUB,
+    spec=_binary_spec("sub"),
+    run=_broadcast(_add, np.float32(-1)),
+    ref=_sub_ref,
+    grad=_sub_grad,
+    samples=_pairs,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
+
+
+def _add1_spec(a: Tensor, b: Tensor) -> Spec:
+    expect_type("add1", "a", a)
+    expect_type("add1", "b", b)
+    if b.n_elements != 1:
+        raise ShapeError(f"add1: b is {b!r}, wanted one element")
+    return Spec(a.shape)
+
+
+def _add1_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a + b.item()
+
+
+def _add1_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for a, b in [((1, 1), (1,)), ((3, 8), (1, 1)), ((2, 3, 5), ())]:
+        yield Sample((rng.standard_normal(a), np.asarray(rng.standard_normal(b))))
+
+
+ADD1 = op(
+    name="add1",
+    ggml=GGMLOp.ADD1,
+    spec=_add1_spec,
+    run=_broadcast(_add, np.float32(1)),
+    ref=_add1_ref,
+    grad=_add_grad,
+    samples=_add1_samples,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
+
+# -- mul ----------------------------------------------------------------------------------------
+
+
+@parallel
+def _mul(out, a, b, tiles):
+    m = b.shape[1]
+    for r in prange(out.shape[0]):
+        k = _tile_row(r, tiles)
+        if m == out.shape[1]:
+            for c in range(m):
+                out[r, c] = a[r, c] * b[k, c]
+        elif m == 1:
+            factor = b[k, 0]
+            for c in range(out.shape[1]):
+                out[r, c] = a[r, c] * factor
+        else:
+            for c in range(out.shape[1]):
+                out[r, c] = a[r, c] * b[k, c % m]
+
+
+def _mul_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a * tiled(b, a.shape)
+
+
+def _mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    a, b = node.src
+    return mul(dy, b), mul(dy, a)
+
+
+MUL = op(
+    name="mul",
+    ggml=GGMLOp.MUL,
+    spec=_binary_spec("mul"),
+    run=_broadcast(_mul),
+    ref=_mul_ref,
+    grad=_mul_grad,
+    samples=_pairs,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
+
+# -- div ----------------------------------------------------------------------------------------
+
+
+@kernel
+def _div(out, a, b, tiles):
+    m = b.shape[1]
+    for r in range(out.shape[0]):
+        k = _tile_row(r, tiles)
+        for c in range(out.shape[1]):
+            out[r, c] = a[r, c] / b[k, c % m]
+
+
+def _div_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a / tiled(b, a.shape)
+
+
+def _div_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    _, b = node.src
+    return div(dy, b), neg(div(mul(dy, node), b))
+
+
+DIV = op(
+    name="div",
+    ggml=GGMLOp.DIV,
+    spec=_binary_spec("div"),
+    run=_broadcast(_div),
+    ref=_div_ref,
+    grad=_div_grad,
+    samples=_pairs,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
+
+# -- scale --------------------------------------------------------------------------------------
+
+
+@parallel
+def _scale(out, x, s, b):
+    for i in prange(out.size):
+        out[i] = s * x[i] + b
+
+
+def _scale_spec(x: Tensor, s: float, b: float) -> Spec:
+    expect_type("scale", "x", x)
+    return Spec(x.shape)
+
+
+def _scale_ref(x: np.ndarray, s: float, b: float) -> np.ndarray:
+    return s * x + b
+
+
+def _scale_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return (scale(dy, node.params["s"]),)
+
+
+def _scale_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, s, b in [((1, 1), 2.0, 0.0), ((3, 8), -0.5, 1.25), ((2, 3, 5), 0.0, -1.0)]:
+        yield Sample((rng.standard_normal(shape),), {"s": s, "b": b})
+
+
+SCALE = op(
+    name="scale",
+    ggml=GGMLOp.SCALE,
+    spec=_scale_spec,
+    run=lambda site: (_scale, (site.out.reshape(-1), site.src[0].reshape(-1), *site.scalars)),
+    ref=_scale_ref,
+    grad=_scale_grad,
+    samples=_scale_samples,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)

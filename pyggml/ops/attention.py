@@ -1,0 +1,290 @@
+"""Fused attention with exact gradients and no (n_queries, n_keys) matrix.
+
+flash_attn_ext(q, k, v, span)   o_i = Σ_j softmax_j(scale · q_i·k_j) v_j  over span_i0 <= j < span_i1
+flash_attn_back                 dq, dk, dv; δ_i = do_i·o_i, ds = p·(do·v − δ)
+
+A query sees one range of keys. That covers causal masks, sliding windows, several sequences laid one
+after the other in a batch, and a cache that is filled so far; memory is linear in the tokens.
+The unfused twin is soft_max between two mul_mats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml._jit import kernel, max_threads, parallel, prange
+from pyggml._simd import exp32
+from pyggml.dtypes import F32, I32
+from pyggml.errors import ShapeError
+from pyggml.gemm import CHOSEN, flash
+from pyggml.ggml_enums import GGMLOp
+from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
+
+
+def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, span: Tensor, scale: float) -> Tensor:
+    """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
+
+    span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
+    sees none yields zeros. Head h uses key head h // (H / HK). float32 only.
+    Raises ShapeError if the shapes do not fit together.
+    """
+    return FLASH_ATTN_EXT(q, k, v, span, scale=scale)
+
+
+def _flash_spec(q: Tensor, k: Tensor, v: Tensor, span: Tensor, *, scale: float) -> Spec:
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}, span {span.shape}"
+    if not len(q.shape) == len(k.shape) == 3 or k.shape != v.shape or q.shape[2] != k.shape[2]:
+        raise ShapeError(f"flash_attn_ext: {shapes}; wanted (T, H, D), (S, HK, D) twice")
+    if q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
+        raise ShapeError(f"flash_attn_ext: {shapes}; wanted HK dividing H, and span (T, 2)")
+    if not q.dtype is k.dtype is v.dtype is F32 or span.dtype is not I32:
+        raise ShapeError("flash_attn_ext: wanted q, k, v in F32 and span in I32")
+    return Spec(q.shape)
+
+
+def _scores(q: np.ndarray, k: np.ndarray, span: np.ndarray, scale: float) -> np.ndarray:
+    """Probabilities (H, T, S) in float64."""
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    s = np.einsum("thd,shd->hts", q, k) * scale
+    j = np.arange(k.shape[0])
+    seen = (span[:, :1] <= j) & (j < span[:, 1:])
+    s = np.where(seen, s, -1e300)
+    p = np.where(seen, np.exp(s - s.max(-1, keepdims=True)), 0)
+    return p / np.maximum(p.sum(-1, keepdims=True), 1e-300)
+
+
+def _span(span: np.ndarray) -> np.ndarray:
+    return span.astype(np.int64)
+
+
+# -- the slow twins, also the fast path for a few queries ------------------------------------------
+
+
+@parallel
+def _few_queries(out, lse, q, k, v, span, scale):
+    """One query and head after the other, the softmax summed as it goes."""
+    n_queries, n_heads, d = q.shape
+    repeats = n_heads // k.shape[1]
+    for task in prange(n_queries * n_heads):
+        t, h = task // n_heads, task % n_heads
+        top, norm = np.float32(-1e30), np.float32(0)
+        for i in range(d):
+            out[t, h, i] = 0
+        for j in range(span[t, 0], span[t, 1]):
+            s = np.float32(0)
+            for i in range(d):
+                s += q[t, h, i] * k[j, h // repeats, i]
+            s *= scale
+            if s > top:
+                factor = exp32(top - s)
+                norm *= factor
+                for i in range(d):
+                    out[t, h, i] *= factor
+                top = s
+            p = exp32(s - top)
+            norm += p
+            for i in range(d):
+                out[t, h, i] += p * v[j, h // repeats, i]
+        if norm > 0:
+            for i in range(d):
+                out[t, h, i] /= norm
+        lse[h, t] = top + np.log(norm) if norm > 0 else np.float32(1e30)
+
+
+@kernel
+def _plain_back(dq, dk, dv, q, k, v, span, o, lse, do, scale):
+    n_queries, n_heads, d = q.shape
+    repeats = n_heads // k.shape[1]
+    dq[:], dk[:], dv[:] = 0, 0, 0
+    for t in range(n_queries):
+        for h in range(n_heads):
+            g = h // repeats
+            delta = np.float32(0)
+            for i in range(d):
+                delta += do[t, h, i] * o[t, h, i]
+            for j in range(span[t, 0], span[t, 1]):
+                s, dp = np.float32(0), np.float32(0)
+                for i in range(d):
+                    s += q[t, h, i] * k[j, g, i]
+                    dp += do[t, h, i] * v[j, g, i]
+                p = exp32(s * scale - lse[h, t])
+                ds = p * (dp - delta) * scale
+                for i in range(d):
+                    dq[t, h, i] += ds * k[j, g, i]
+                    dk[j, g, i] += ds * q[t, h, i]
+                    dv[j, g, i] += p * do[t, h, i]
+
+
+def _tiled(n_queries: int) -> bool:
+    """Tiles pay off when they are full; without the JIT there are none."""
+    return CHOSEN.name != "numpy" and n_queries >= CHOSEN.mr
+
+
+class _Carver:
+    """Cuts a node's scratch into float32 arrays."""
+
+    def __init__(self, work: np.ndarray) -> None:
+        self.floats, self.at = work.view(np.float32), 0
+
+    def take(self, *shape: int) -> np.ndarray:
+        n = int(np.prod(shape))
+        piece = self.floats[self.at : self.at + n].reshape(shape)
+        self.at += n
+        return piece
+
+    def side(self, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        rows, columns = flash.side_shapes(x.shape[1], x.shape[0], x.shape[2])
+        return self.take(*rows), self.take(*columns)
+
+
+def _side_floats(x: Tensor) -> int:
+    shapes = flash.side_shapes(x.shape[1], x.shape[0], x.shape[2])
+    return sum(int(np.prod(s)) for s in shapes)
+
+
+# -- flash_attn_ext -----------------------------------------------------------------------------
+
+
+def _flash_work(node: Tensor) -> int:
+    q, k = node.src[:2]
+    if not _tiled(q.shape[0]):
+        return 0
+    return 4 * (2 * _side_floats(k) + max_threads() * flash.scratch_floats(q.shape[2]))
+
+
+def _flash_run(site: Site) -> Call:
+    q, k, v, span = site.src
+    (lse,) = site.saved
+    scale = np.float32(site.node.params["scale"])
+    if not _tiled(q.shape[0]):
+        return _few_queries, (site.out, lse, q, k, v, span, scale)
+    carve = _Carver(site.work)
+    sides = carve.side(site.node.src[1]), carve.side(site.node.src[2])
+    scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
+    return flash.forward, (site.out, lse, q, k, v, span, scale, *sides, scratch)
+
+
+def _flash_ref(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, *, scale: float
+) -> np.ndarray:
+    v = np.repeat(v, q.shape[1] // v.shape[1], axis=1)
+    return np.einsum("hts,shd->thd", _scores(q, k, _span(span), scale), v)
+
+
+def _flash_saved(q: Tensor, *_: Tensor, scale: float) -> tuple[Spec, ...]:
+    return (Spec((q.shape[1], q.shape[0])),)  # lse
+
+
+def _flash_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    dq = FLASH_ATTN_BACK(*node.src, node, node.saved[0], dy, **node.params)
+    return dq, *dq.saved, None
+
+
+def _flash_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, s, h, hk, d in ((1, 3, 2, 1, 4), (5, 5, 2, 2, 8), (29, 29, 4, 2, 20), (150, 150, 2, 1, 64)):
+        q, k, v = (rng.standard_normal(x) for x in ((t, h, d), (s, hk, d), (s, hk, d)))
+        last = np.arange(s - t, s) + 1
+        causal = np.stack([np.zeros(t), last], axis=1)
+        window = np.stack([np.maximum(last - 7, 0), last], axis=1)
+        window[0] = 0  # a query that sees nothing
+        for span in (causal, window):
+            yield Sample((q, k, v, span.astype(np.int32)), {"scale": d**-0.5})
+
+
+FLASH_ATTN_EXT = op(
+    name="flash_attn_ext",
+    ggml=GGMLOp.FLASH_ATTN_EXT,
+    spec=_flash_spec,
+    run=_flash_run,
+    ref=_flash_ref,
+    grad=_flash_grad,
+    samples=_flash_samples,
+    memory=Memory.FRESH,
+    needs=Needs(saved=_flash_saved, work=_flash_work),
+)
+
+# -- flash_attn_back ----------------------------------------------------------------------------
+
+
+def _back_spec(
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, o: Tensor, lse: Tensor, do: Tensor, *, scale: float
+) -> Spec:
+    _flash_spec(q, k, v, span, scale=scale)
+    if do.shape != q.shape or o.shape != q.shape:
+        raise ShapeError(f"flash_attn_back: o {o.shape} and do {do.shape}, wanted {q.shape}")
+    return Spec(q.shape)
+
+
+def _back_saved(q: Tensor, k: Tensor, v: Tensor, *_: Tensor, scale: float) -> tuple[Spec, ...]:
+    return Spec(k.shape), Spec(v.shape)
+
+
+def _back_work(node: Tensor) -> int:
+    q, k = node.src[:2]
+    if not _tiled(q.shape[0]):
+        return 0
+    sides = 2 * _side_floats(q) + 2 * _side_floats(k)
+    delta = q.shape[0] * q.shape[1]
+    return 4 * (sides + delta + max_threads() * flash.scratch_floats(q.shape[2]))
+
+
+def _back_run(site: Site) -> Call:
+    q, k, v, span, o, lse, do = site.src
+    scale = np.float32(site.node.params["scale"])
+    outs = (site.out, *site.saved)
+    if not _tiled(q.shape[0]):
+        return _plain_back, (*outs, q, k, v, span, o, lse, do, scale)
+    carve = _Carver(site.work)
+    delta = carve.take(q.shape[1], q.shape[0])
+    sides = [carve.side(site.node.src[i]) for i in (0, 6, 1, 2)]
+    scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
+    arguments = (*outs, q, k, v, span, o, lse, do, scale, delta, *sides, scratch)
+    return flash.backward, arguments
+
+
+def _back_ref(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    span: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    do: np.ndarray,
+    *,
+    scale: float,
+) -> np.ndarray:
+    """dq alone; dk and dv are checked through flash_attn_ext's gradient."""
+    repeats = q.shape[1] // k.shape[1]
+    p = _scores(q, k, _span(span), scale)
+    dp = np.einsum("thd,shd->hts", do, np.repeat(v, repeats, axis=1))
+    delta = np.einsum("thd,thd->ht", do, _flash_ref(q, k, v, span, scale=scale))
+    return scale * np.einsum("hts,shd->thd", p * (dp - delta[..., None]), np.repeat(k, repeats, 1))
+
+
+def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for s in _flash_samples(rng):
+        q, k, v, span = s.arrays
+        scale = s.params["scale"]
+        kk = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+        scores = np.einsum("thd,shd->hts", q, kk) * scale
+        j = np.arange(k.shape[0])
+        seen = (span[:, :1] <= j) & (j < span[:, 1:])
+        total = np.where(seen, np.exp(scores), 0).sum(-1)
+        lse = np.where(total > 0, np.log(np.maximum(total, 1e-300)), 1e30)
+        o = _flash_ref(q, k, v, span, scale=scale)
+        yield Sample((q, k, v, span, o, lse, rng.standard_normal(q.shape)), s.params)
+
+
+FLASH_ATTN_BACK = op(
+    name="flash_attn_back",
+    ggml=GGMLOp.FLASH_ATTN_BACK,
+    spec=_back_spec,
+    run=_back_run,
+    ref=_back_ref,
+    grad=NoGrad("second derivatives are out of scope"),
+    samples=_back_samples,
+    memory=Memory.FRESH,
+    needs=Needs(saved=_back_saved, work=_back_work),
+)

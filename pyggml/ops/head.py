@@ -1,0 +1,196 @@
+"""The output layer and the loss in one op: logits exist for a few trained positions at a time.
+
+linear_cross_entropy(h, w, targets, weights)   L = Σ_t weights_t · (log Σ_v exp z_tv − z_t,target)
+with z = h·wᵀ, and at once the gradient of L with respect to h: dh = (weights · (softmax z − onehot))·w
+
+The full (n_tokens, n_vocab) matrix never exists. The unfused twin is mul_mat, then
+cross_entropy_rows, which also has a gradient for w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml import gemm
+from pyggml._jit import parallel, prange
+from pyggml._simd import exp32
+from pyggml.dtypes import F32, I32, DType
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.arith import mul
+from pyggml.tensor import Call, Memory, Needs, Sample, Site, Spec, Tensor, op
+
+LOGITS_BYTES = 96 << 20  # of logits that may exist at once
+SLICE = 8192  # vocabulary rows that one step of the backward product takes
+
+
+def linear_cross_entropy(
+    h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, gradient: bool = True
+) -> Tensor:
+    """Weighted sum of the cross entropies of the rows of h·wᵀ, a scalar () float32.
+
+    h (T, K) float32, w (V, K) of any type, targets (T,) int32 in [0, V), weights (T,) float32; rows
+    of weight 0 cost nothing. gradient=False leaves out what only training needs. The gradient is
+    with respect to h; w has none here. Raises ShapeError if shapes or types do not fit, and, when
+    computed, if a target is out of range.
+    """
+    return LINEAR_CROSS_ENTROPY(h, w, targets, weights, gradient=gradient)
+
+
+def _spec(h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool) -> Spec:
+    n = h.shape[0]
+    if len(h.shape) != 2 or len(w.shape) != 2 or h.shape[1] != w.shape[1]:
+        raise ShapeError(f"linear_cross_entropy: h {h.shape} and w {w.shape}: wanted (T, K), (V, K)")
+    if targets.shape != (n,) or weights.shape != (n,):
+        raise ShapeError(
+            f"linear_cross_entropy: targets {targets.shape}, weights {weights.shape}, wanted ({n},)"
+        )
+    if not h.dtype is weights.dtype is F32 or targets.dtype is not I32:
+        raise ShapeError("linear_cross_entropy: wanted h and weights in F32, targets in I32")
+    return Spec(())
+
+
+@parallel
+def _softmax_loss_rows(z, losses, targets, weights, gradient):
+    """Each row's loss; with gradient, z becomes weight · (softmax z − onehot)."""
+    n = z.shape[1]
+    for i in prange(z.shape[0]):
+        row = z[i]
+        top = row[0]
+        for j in range(1, n):
+            top = max(top, row[j])
+        total = np.float32(0)
+        for j in range(n):
+            total += exp32(row[j] - top)
+        losses[i] = weights[i] * (np.log(total) + top - row[targets[i]])
+        if gradient:
+            share = weights[i] / total
+            for j in range(n):
+                row[j] = exp32(row[j] - top) * share
+            row[targets[i]] -= weights[i]
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the op keeps bound: the weight, and scratch for one chunk of rows."""
+
+    w: np.ndarray
+    w_type: DType
+    h: np.ndarray  # (C, K)
+    dh: np.ndarray  # (C, K)
+    z: np.ndarray  # (C * V,)
+    work: np.ndarray
+
+    def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> float:
+        """Loss of the first n gathered rows, summed in float64; fills dh."""
+        h, z = self.h[:n], self.z[: n * self.w.shape[0]].reshape(n, -1)
+        _call(gemm.mul_mat(z, h, self.w, self.w_type, self.work, False))
+        losses = np.empty(n, np.float32)
+        _softmax_loss_rows(z, losses, targets, weights, gradient)
+        for v in range(0, self.w.shape[0] if gradient else 0, SLICE):
+            rows = slice(v, v + SLICE)
+            part = gemm.out_prod(self.dh[:n], z[:, rows], self.w[rows], self.w_type, self.work, v > 0)
+            _call(part)
+        return float(losses.sum(dtype=np.float64))
+
+
+def _call(call: Call) -> None:
+    kernel, arguments = call
+    kernel(*arguments)
+
+
+def _compute(
+    out: np.ndarray,
+    dh: np.ndarray | None,
+    h: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    head: _Head,
+) -> None:
+    rows = np.flatnonzero(weights)
+    n_vocab = head.w.shape[0]
+    if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
+        raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
+    if dh is not None:
+        dh[:] = 0
+    total = 0.0
+    for first in range(0, rows.size, head.h.shape[0]):
+        some = rows[first : first + head.h.shape[0]]
+        np.take(h, some, axis=0, out=head.h[: some.size])
+        total += head.chunk(some.size, targets[some], weights[some], dh is not None)
+        if dh is not None:
+            dh[some] = head.dh[: some.size]
+    out[...] = total
+
+
+def _chunk_rows(n_rows: int, n_vocab: int) -> int:
+    """Rows whose logits exist at once: equal chunks within LOGITS_BYTES."""
+    most = max(gemm.CHOSEN.mr, LOGITS_BYTES // (4 * n_vocab))
+    return -(-n_rows // -(-n_rows // most))
+
+
+def _sizes(node: Tensor) -> tuple[int, int, int, int]:
+    """Floats of the gathered rows, of their logits, bytes of the products; and the chunk's rows."""
+    h, w = node.src[:2]
+    c = _chunk_rows(h.shape[0], w.shape[0])
+    products = max(gemm.work_bytes(c, w.shape[1]), gemm.work_bytes(c, min(SLICE, w.shape[0])))
+    return c * w.shape[1], c * w.shape[0], products, c
+
+
+def _work(node: Tensor) -> int:
+    rows, logits, products, _ = _sizes(node)
+    return 4 * (2 * rows + logits) + products
+
+
+def _run(site: Site) -> Call:
+    h, w, targets, weights = site.src
+    rows, logits, products, c = _sizes(site.node)
+    floats = site.work[: 4 * (2 * rows + logits)].view(np.float32)
+    gathered = floats[: 2 * rows].reshape(2, c, -1)
+    work = site.work[4 * (2 * rows + logits) :][:products]
+    head = _Head(w, site.node.src[1].dtype, gathered[0], gathered[1], floats[2 * rows :], work)
+    dh = site.saved[0] if site.saved else None
+    return _compute, (site.out, dh, h, targets, weights, head)
+
+
+def _ref(
+    h: np.ndarray, w: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, gradient: bool
+) -> np.ndarray:
+    z = h @ w.T
+    top = z.max(-1, keepdims=True)
+    log_sum = np.log(np.exp(z - top).sum(-1)) + top[:, 0]
+    rows = np.arange(len(z))
+    return np.asarray(np.sum(weights * (log_sum - z[rows, targets.astype(np.int64)])))
+
+
+def _saved(h: Tensor, *_: Tensor, gradient: bool) -> tuple[Spec, ...]:
+    return (Spec(h.shape),) if gradient else ()
+
+
+def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dh was made by the forward kernel; weights are data, and w wants the unfused twin."""
+    return mul(node.saved[0], dy), None, None, None
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, v, k in ((1, 3, 2), (5, 70, 8), (30, 33, 40)):
+        h, w = rng.standard_normal((t, k)), rng.standard_normal((v, k))
+        targets = rng.integers(0, v, t).astype(np.int32)
+        weights = rng.uniform(0.1, 1, t) * (rng.random(t) < 0.7)
+        yield Sample((h, w, targets, weights), {"gradient": True})
+
+
+LINEAR_CROSS_ENTROPY = op(
+    name="linear_cross_entropy",
+    ggml=GGMLOp.CUSTOM,
+    spec=_spec,
+    run=_run,
+    ref=_ref,
+    grad=_grad,
+    samples=_samples,
+    memory=Memory.FRESH,
+    needs=Needs(saved=_saved, work=_work),
+)

@@ -1,0 +1,358 @@
+"""Cross entropy between rows of logits x and what they should say, as one number.
+
+cross_entropy_loss        L  = mean over rows of Σ l·(ln Σ e^x − x), l the row's label weights
+cross_entropy_loss_back   dx = d·(softmax(x)·Σ l − l) / n_rows      (ggml takes Σ l to be 1)
+cross_entropy_rows        L  = Σ over rows i of w_i·(ln Σ e^x − x[target_i])
+cross_entropy_rows_back   dx = d·w_i·(softmax(x) − onehot(target_i))
+
+d is d(loss)/dL. Each row's number is made in float32 lanes, the sum over rows in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pyggml._jit import kernel, parallel, prange
+from pyggml._simd import exp32
+from pyggml.dtypes import F64, I32
+from pyggml.errors import PyggmlError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.expect import expect, expect_axes, expect_type
+from pyggml.tensor import (
+    PLAIN,
+    Call,
+    Memory,
+    Needs,
+    NoGrad,
+    Sample,
+    Site,
+    Spec,
+    Tensor,
+    as_rows,
+    op,
+)
+
+_SECOND_ORDER = NoGrad("second derivatives are out of scope")
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+
+
+def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the rows of the cross entropy, a scalar of shape () (ggml's CROSS_ENTROPY_LOSS).
+
+    logits and labels (..., n_vocab) F32; labels are weights, commonly probabilities.
+    """
+    return CROSS_ENTROPY_LOSS(logits, labels)
+
+
+def cross_entropy_loss_back(d: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """d(loss)/d(logits) of cross_entropy_loss, given the scalar d = d(loss)/d(its result)."""
+    return CROSS_ENTROPY_LOSS_BACK(d, logits, labels)
+
+
+def cross_entropy_rows(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum of the cross entropies of rows with one right answer each, of shape ().
+
+    logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. Running it raises PyggmlError if
+    a target is outside the vocabulary, whatever its weight.
+    """
+    return CROSS_ENTROPY_ROWS(logits, targets, weights)
+
+
+def cross_entropy_rows_back(
+    d: Tensor, logits: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
+    """d(loss)/d(logits) of cross_entropy_rows, given the scalar d = d(loss)/d(its result)."""
+    return CROSS_ENTROPY_ROWS_BACK(d, logits, targets, weights)
+
+
+@kernel
+def _top_and_sum(x):
+    """max(x) of a row, sought among integers of the same order in lanes, and Σ e^(x − max)."""
+    bits = x.view(np.int32)
+    key = np.int32(-0x80000000)
+    for j in range(bits.size):
+        key = max(key, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    top = np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+    total = _ZERO
+    for j in range(x.size):
+        total += exp32(x[j] - top)
+    return top, total
+
+
+@kernel
+def _row_back(dx, x, share):
+    """share · softmax(x)."""
+    top, total = _top_and_sum(x)
+    share = share / total
+    for j in range(x.size):
+        dx[j] = exp32(x[j] - top) * share
+
+
+@kernel
+def _sum(out, parts, divisor):
+    total = np.float64(0)
+    for i in range(parts.size):
+        total += parts[i]
+    out[0] = total / divisor
+
+
+def _row_sums(node: Tensor) -> int:
+    """Scratch: one float64 for each row of logits."""
+    return int(np.prod(node.src[0].shape[:-1])) * F64.block_bytes
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    top = x.max(axis=-1, keepdims=True)
+    return np.asarray(x - top - np.log(np.exp(x - top).sum(axis=-1, keepdims=True)))
+
+
+# -- cross_entropy_loss -------------------------------------------------------------------------
+
+
+def _cross_entropy_loss_spec(logits: Tensor, labels: Tensor) -> Spec:
+    expect_type("cross_entropy_loss", "logits", logits)
+    expect("cross_entropy_loss", "labels", labels, logits.shape)
+    return Spec(())
+
+
+@kernel
+def _label_row(x, labels):
+    """Σ l·(ln Σ e^x − x), as Σ l · ln Σ e^(x − max) − Σ l·(x − max)."""
+    top, total = _top_and_sum(x)
+    mass = _ZERO
+    along = _ZERO
+    for j in range(x.size):
+        mass += labels[j]
+        along += labels[j] * (x[j] - top)
+    return np.float64(mass) * np.log(np.float64(total)) - np.float64(along)
+
+
+@parallel
+def _cross_entropy_loss(out, x, labels, parts):
+    for i in prange(x.shape[0]):
+        parts[i] = _label_row(x[i], labels[i])
+    _sum(out, parts, x.shape[0])
+
+
+def _cross_entropy_loss_run(site: Site) -> Call:
+    x, labels = (as_rows(a) for a in site.src)
+    return _cross_entropy_loss, (site.out.reshape(1), x, labels, site.work.view(np.float64))
+
+
+def _cross_entropy_loss_ref(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.asarray(-np.mean(np.sum(labels * _log_softmax(logits), axis=-1)))
+
+
+def _cross_entropy_loss_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
+    return cross_entropy_loss_back(d, *node.src), None
+
+
+def _cross_entropy_loss_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1, 2), (4, 50), (2, 3, 33)]:
+        logits = 3 * rng.standard_normal(shape)
+        yield Sample((logits, rng.dirichlet(np.ones(shape[-1]), shape[:-1])))
+        yield Sample((logits, rng.uniform(0, 1, shape)))  # sums other than 1
+
+
+CROSS_ENTROPY_LOSS = op(
+    name="cross_entropy_loss",
+    ggml=GGMLOp.CROSS_ENTROPY_LOSS,
+    spec=_cross_entropy_loss_spec,
+    run=_cross_entropy_loss_run,
+    ref=_cross_entropy_loss_ref,
+    grad=_cross_entropy_loss_grad,
+    samples=_cross_entropy_loss_samples,
+    memory=Memory.FRESH,
+    needs=Needs(work=_row_sums),
+)
+
+# -- cross_entropy_loss_back --------------------------------------------------------------------
+
+
+def _cross_entropy_loss_back_spec(d: Tensor, logits: Tensor, labels: Tensor) -> Spec:
+    expect("cross_entropy_loss_back", "d", d, ())
+    expect_type("cross_entropy_loss_back", "logits", logits)
+    expect("cross_entropy_loss_back", "labels", labels, logits.shape)
+    return Spec(logits.shape)
+
+
+@kernel
+def _label_row_back(dx, x, labels, d):
+    mass = _ZERO
+    for j in range(x.size):
+        mass += labels[j]
+    _row_back(dx, x, mass * d)
+    for j in range(x.size):
+        dx[j] -= labels[j] * d
+
+
+@parallel
+def _cross_entropy_loss_back(dx, d, x, labels):
+    for i in prange(x.shape[0]):
+        _label_row_back(dx[i], x[i], labels[i], d[0] / np.float32(x.shape[0]))
+
+
+def _cross_entropy_loss_back_run(site: Site) -> Call:
+    d, x, labels = site.src
+    arrays = (as_rows(site.out), d.reshape(1), as_rows(x), as_rows(labels))
+    return _cross_entropy_loss_back, arrays
+
+
+def _cross_entropy_loss_back_ref(
+    d: np.ndarray, logits: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
+    softmax = np.exp(_log_softmax(logits))
+    n_rows = logits.size // logits.shape[-1]
+    return np.asarray(d / n_rows * (softmax * labels.sum(axis=-1, keepdims=True) - labels))
+
+
+def _with_d(
+    samples: Callable[[np.random.Generator], Iterator[Sample]],
+) -> Callable[[np.random.Generator], Iterator[Sample]]:
+    """The forward op's samples with a gradient of its result in front."""
+
+    def back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for s in samples(rng):
+            yield Sample((np.array(rng.uniform(0.5, 2)), *s.arrays))
+
+    return back_samples
+
+
+CROSS_ENTROPY_LOSS_BACK = op(
+    name="cross_entropy_loss_back",
+    ggml=GGMLOp.CROSS_ENTROPY_LOSS_BACK,
+    spec=_cross_entropy_loss_back_spec,
+    run=_cross_entropy_loss_back_run,
+    ref=_cross_entropy_loss_back_ref,
+    grad=_SECOND_ORDER,
+    samples=_with_d(_cross_entropy_loss_samples),
+    memory=Memory.FRESH,
+    needs=PLAIN,
+)
+
+# -- cross_entropy_rows -------------------------------------------------------------------------
+
+
+def _rows_fit(name: str, logits: Tensor, targets: Tensor, weights: Tensor) -> None:
+    expect_type(name, "logits", logits)
+    expect_axes(name, "logits", logits, 2)
+    expect(name, "targets", targets, logits.shape[:1], I32)
+    expect(name, "weights", weights, logits.shape[:1])
+
+
+def _cross_entropy_rows_spec(logits: Tensor, targets: Tensor, weights: Tensor) -> Spec:
+    _rows_fit("cross_entropy_rows", logits, targets, weights)
+    return Spec(())
+
+
+@kernel
+def _target_row(x, target):
+    top, total = _top_and_sum(x)
+    return np.log(np.float64(total)) - np.float64(x[target] - top)
+
+
+@parallel
+def _cross_entropy_rows(out, x, targets, weights, parts):
+    for i in prange(x.shape[0]):
+        parts[i] = weights[i] * _target_row(x[i], targets[i])
+    _sum(out, parts, 1)
+
+
+def _checked(
+    kernel_code: Callable[..., None], targets: np.ndarray, n_vocab: int, arguments: tuple[Any, ...]
+) -> None:
+    """Run a kernel that indexes by targets once these are known to be inside the vocabulary."""
+    wrong = np.flatnonzero((targets < 0) | (targets >= n_vocab))
+    if wrong.size:
+        i = wrong[0]
+        raise PyggmlError(
+            f"cross_entropy_rows: target {targets[i]} of row {i} is outside the vocabulary of "
+            f"{n_vocab} tokens"
+        )
+    kernel_code(*arguments)
+
+
+def _cross_entropy_rows_run(site: Site) -> Call:
+    x, targets, weights = site.src
+    arguments = (site.out.reshape(1), x, targets, weights, site.work.view(np.float64))
+    return _checked, (_cross_entropy_rows, targets, x.shape[1], arguments)
+
+
+def _cross_entropy_rows_ref(
+    logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    losses = -_log_softmax(logits)[np.arange(len(targets)), targets]
+    return np.asarray(np.sum(weights * losses))
+
+
+def _cross_entropy_rows_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
+    return cross_entropy_rows_back(d, *node.src), None, None
+
+
+def _cross_entropy_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for n, n_vocab in [(1, 2), (4, 50), (7, 33)]:
+        targets = rng.integers(0, n_vocab, n, np.int32)
+        weights = rng.uniform(0, 1, n) * (rng.uniform(0, 1, n) < 0.8)  # some rows do not count
+        yield Sample((3 * rng.standard_normal((n, n_vocab)), targets, weights))
+
+
+CROSS_ENTROPY_ROWS = op(
+    name="cross_entropy_rows",
+    ggml=GGMLOp.CUSTOM,
+    spec=_cross_entropy_rows_spec,
+    run=_cross_entropy_rows_run,
+    ref=_cross_entropy_rows_ref,
+    grad=_cross_entropy_rows_grad,
+    samples=_cross_entropy_rows_samples,
+    memory=Memory.FRESH,
+    needs=Needs(work=_row_sums),
+)
+
+# -- cross_entropy_rows_back --------------------------------------------------------------------
+
+
+def _cross_entropy_rows_back_spec(
+    d: Tensor, logits: Tensor, targets: Tensor, weights: Tensor
+) -> Spec:
+    expect("cross_entropy_rows_back", "d", d, ())
+    _rows_fit("cross_entropy_rows_back", logits, targets, weights)
+    return Spec(logits.shape)
+
+
+@parallel
+def _cross_entropy_rows_back(dx, d, x, targets, weights):
+    for i in prange(x.shape[0]):
+        share = weights[i] * d[0]
+        _row_back(dx[i], x[i], share)
+        dx[i, targets[i]] -= share
+
+
+def _cross_entropy_rows_back_run(site: Site) -> Call:
+    d, x, targets, weights = site.src
+    arguments = (site.out, d.reshape(1), x, targets, weights)
+    return _checked, (_cross_entropy_rows_back, targets, x.shape[1], arguments)
+
+
+def _cross_entropy_rows_back_ref(
+    d: np.ndarray, logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    dx = np.exp(_log_softmax(logits))
+    dx[np.arange(len(targets)), targets] -= 1
+    return np.asarray(d * weights[:, None] * dx)
+
+
+CROSS_ENTROPY_ROWS_BACK = op(
+    name="cross_entropy_rows_back",
+    ggml=GGMLOp.CUSTOM,
+    spec=_cross_entropy_rows_back_spec,
+    run=_cross_entropy_rows_back_run,
+    ref=_cross_entropy_rows_back_ref,
+    grad=_SECOND_ORDER,
+    samples=_with_d(_cross_entropy_rows_samples),
+    memory=Memory.FRESH,
+    needs=PLAIN,
+)

@@ -1,0 +1,269 @@
+"""Matrix products. A weight is (n_out, n_in), so the product with its transpose is the natural one.
+
+mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x float32
+mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's own memory where y is not needed afterwards
+out_prod(a, b)         c  = bᵀ·a            the gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
+
+Leading axes are batches. As in ggml, batch i of the result takes batch i // r of a source that has
+r times fewer batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pyggml import gemm
+from pyggml.dtypes import F32
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.layout import cont, reshape, transpose
+from pyggml.ops.repeat import repeat_back
+from pyggml.tensor import Call, Memory, Needs, Sample, Shape, Site, Spec, Tensor, op
+
+
+def mul_mat(w: Tensor, x: Tensor) -> Tensor:
+    """x·wᵀ: w (…, N, K) of any type, x (…, T, K) float32 -> (…, T, N) (ggml MUL_MAT).
+
+    A packed w has two axes. Raises ShapeError if K differs or the batches do not divide.
+    """
+    return MUL_MAT(_walkable(w), _walkable(x))
+
+
+def mul_mat_add(y: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    """y + x·wᵀ: y (…, T, N), w (N, K) of any type, x (…, T, K) float32."""
+    return MUL_MAT_ADD(y, w, x)
+
+
+def out_prod(a: Tensor, b: Tensor) -> Tensor:
+    """bᵀ·a: a (…, R, M) of any type, b (…, R, N) float32 -> (…, N, M) (ggml OUT_PROD)."""
+    return OUT_PROD(_walkable(a), _walkable(b))
+
+
+def _walkable(t: Tensor) -> Tensor:
+    """The kernels walk one batch axis; several with gaps between them are copied together."""
+    return t if len(t.shape) <= 3 or t.is_contiguous else cont(t)
+
+
+def _batches(name: str, few: Shape, many: Shape) -> Shape:
+    """The result's leading axes: those of `many`, which those of `few` must divide."""
+    few = (1,) * (len(many) - len(few)) + few
+    if len(few) > len(many) or any(m % f for f, m in zip(few, many, strict=True)):
+        raise ShapeError(f"{name}: batches {few} do not divide batches {many}")
+    return many
+
+
+def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
+    if len(weight.shape) < 2 or len(x.shape) < 2:
+        raise ShapeError(f"{name}: {weight.shape} and {x.shape}: two axes or more are needed")
+    if weight.shape[axis] != x.shape[axis]:
+        raise ShapeError(
+            f"{name} with {weight.name or 'a matrix'}: {weight.shape} and {x.shape} differ in "
+            f"the axis they are summed over ({weight.shape[axis]} and {x.shape[axis]})"
+        )
+    if x.dtype is not F32:
+        raise ShapeError(f"{name}: the second factor is {x.dtype}, wanted F32")
+    if weight.dtype is not F32 and len(weight.shape) > 2:
+        raise ShapeError(f"{name}: a {weight.dtype} matrix has {len(weight.shape)} axes, wanted 2")
+
+
+# -- how a product finds its kernel -------------------------------------------------------------
+
+
+def _as_batches(a: np.ndarray) -> np.ndarray:
+    """(…, rows, columns) as (batches, rows, columns), no copy where the strides allow."""
+    return a.reshape(-1, *a.shape[-2:])
+
+
+def _is_rows(a: np.ndarray) -> bool:
+    """Rows of a weight can be unpacked one by one: two axes, each row without gaps."""
+    return a.ndim == 2 and a.strides[1] == a.itemsize
+
+
+def _rows_work(node: Tensor, rows_of: Tensor) -> int:
+    """Scratch that fits whichever kernel will serve."""
+    *batches, n_rows, depth = rows_of.shape
+    n_batches = int(np.prod(node.shape[:-2], dtype=np.int64))
+    packed = max(n_batches, int(np.prod(batches, dtype=np.int64)))
+    return gemm.work_bytes(n_rows, depth, packed)
+
+
+# -- mul_mat ------------------------------------------------------------------------------------
+
+
+def _mul_mat_spec(w: Tensor, x: Tensor) -> Spec:
+    _check("mul_mat", w, x, axis=-1)
+    return Spec((*_batches("mul_mat", w.shape[:-2], x.shape[:-2]), x.shape[-2], w.shape[-2]))
+
+
+def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) -> Call:
+    y, w_type = site.out, site.node.src[-2].dtype
+    if _is_rows(w) and x.flags.c_contiguous:
+        flat_y, flat_x = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
+        return gemm.mul_mat(flat_y, flat_x, w, w_type, site.work, accumulate)
+    return gemm.strided(_as_batches(y), _as_batches(x), _as_batches(w), site.work, accumulate)
+
+
+def _mul_mat_run(site: Site) -> Call:
+    return _mul_mat_call(site, *site.src, accumulate=False)
+
+
+def _mul_mat_work(node: Tensor) -> int:
+    return _rows_work(node, node.src[-1])
+
+
+def _spread(few: np.ndarray, many: np.ndarray) -> np.ndarray:
+    """`few` with every batch repeated until it has the batches of `many`."""
+    few = few.reshape((1,) * (many.ndim - few.ndim) + few.shape)
+    for axis in range(many.ndim - 2):
+        few = np.repeat(few, many.shape[axis] // few.shape[axis], axis)
+    return few
+
+
+def _mul_mat_ref(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return x @ _spread(w, x).swapaxes(-1, -2)
+
+
+def _mul_mat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    w, x = node.src
+    return _sum_groups(out_prod(x, dy), w.shape), out_prod(w, transpose(dy))
+
+
+def _sum_groups(dw: Tensor, shape: Shape) -> Tensor:
+    """Add up the batches that one batch of the weight served (i // r: neighbours)."""
+    if dw.shape == shape:
+        return dw
+    padded = (1,) * (len(dw.shape) - len(shape)) + shape
+    split: Shape = ()
+    summed: Shape = ()
+    for found, wanted in zip(dw.shape[:-2], padded[:-2], strict=True):
+        split += (wanted, found // wanted)
+        summed += (wanted, 1)
+    if len(split) > 2:
+        raise ShapeError(f"mul_mat: no gradient for a weight {shape} spread over {dw.shape}")
+    grouped = reshape(dw, (*split, *shape[-2:]))
+    return reshape(repeat_back(grouped, (*summed, *shape[-2:])), shape)
+
+
+def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, n, k in ((1, 1, 1), (3, 5, 8), (13, 70, 33), (2, 64, 600)):
+        yield Sample((rng.standard_normal((n, k)), rng.standard_normal((t, k))))
+    yield Sample((rng.standard_normal((2, 5, 7)), rng.standard_normal((4, 3, 7))))
+    yield Sample((rng.standard_normal((5, 7)), rng.standard_normal((2, 3, 7))))
+
+
+MUL_MAT = op(
+    name="mul_mat",
+    ggml=GGMLOp.MUL_MAT,
+    spec=_mul_mat_spec,
+    run=_mul_mat_run,
+    ref=_mul_mat_ref,
+    grad=_mul_mat_grad,
+    samples=_mul_mat_samples,
+    memory=Memory.FRESH,
+    needs=Needs(strided=True, work=_mul_mat_work),
+)
+
+# -- mul_mat_add --------------------------------------------------------------------------------
+
+
+def _mul_mat_add_spec(y: Tensor, w: Tensor, x: Tensor) -> Spec:
+    product = _mul_mat_spec(w, x)
+    if y.shape != product.shape:
+        raise ShapeError(f"mul_mat_add: adds {product.shape} to {y.shape}")
+    return product
+
+
+def _mul_mat_add_run(site: Site) -> Call:
+    y, w, x = site.src
+    kernel, arguments = _mul_mat_call(site, w, x, accumulate=True)
+    if y.ctypes.data == site.out.ctypes.data:
+        return kernel, arguments
+    return _after_copy, (site.out, y, kernel, arguments)
+
+
+def _after_copy(
+    out: np.ndarray, y: np.ndarray, kernel: Callable[..., None], arguments: tuple
+) -> None:
+    np.copyto(out, y)
+    kernel(*arguments)
+
+
+def _mul_mat_add_ref(y: np.ndarray, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return y + _mul_mat_ref(w, x)
+
+
+def _mul_mat_add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    _, w, x = node.src
+    return dy, _sum_groups(out_prod(x, dy), w.shape), out_prod(w, transpose(dy))
+
+
+def _mul_mat_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, n, k in ((1, 1, 1), (3, 5, 8), (13, 70, 4)):
+        shapes = (t, n), (n, k), (t, k)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+MUL_MAT_ADD = op(
+    name="mul_mat_add",
+    ggml=GGMLOp.CUSTOM,
+    spec=_mul_mat_add_spec,
+    run=_mul_mat_add_run,
+    ref=_mul_mat_add_ref,
+    grad=_mul_mat_add_grad,
+    samples=_mul_mat_add_samples,
+    memory=Memory.INPLACE_FIRST,
+    needs=Needs(strided=True, work=_mul_mat_work),
+)
+
+# -- out_prod -----------------------------------------------------------------------------------
+
+
+def _out_prod_spec(a: Tensor, b: Tensor) -> Spec:
+    _check("out_prod", a, b, axis=-2)
+    return Spec((*_batches("out_prod", a.shape[:-2], b.shape[:-2]), b.shape[-1], a.shape[-1]))
+
+
+def _out_prod_run(site: Site) -> Call:
+    a, b = site.src
+    rows = b.swapaxes(-1, -2)  # (…, N, R)
+    if _is_rows(a) and rows.flags.c_contiguous:
+        dx = site.out.reshape(-1, site.out.shape[-1])
+        flat = rows.reshape(-1, rows.shape[-1])
+        return gemm.out_prod(dx, flat, a, site.node.src[0].dtype, site.work, False)
+    columns = _as_batches(a).swapaxes(1, 2)  # (batches, M, R)
+    return gemm.strided(_as_batches(site.out), _as_batches(rows), columns, site.work, False)
+
+
+def _out_prod_work(node: Tensor) -> int:
+    b = node.src[1]
+    return _rows_work(node, Tensor((*b.shape[:-2], b.shape[-1], b.shape[-2]), F32))
+
+
+def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return b.swapaxes(-1, -2) @ _spread(a, b)
+
+
+def _out_prod_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = node.src  # c = bᵀ·a, so da = b·dc and db = a·dcᵀ
+    return _sum_groups(mul_mat(transpose(dc), b), a.shape), mul_mat(dc, a)
+
+
+def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for r, m, n in ((1, 1, 1), (5, 8, 3), (70, 33, 13), (600, 300, 2)):
+        yield Sample((rng.standard_normal((r, m)), rng.standard_normal((r, n))))
+    yield Sample((rng.standard_normal((4, 5, 7)), rng.standard_normal((4, 5, 3))))
+
+
+OUT_PROD = op(
+    name="out_prod",
+    ggml=GGMLOp.OUT_PROD,
+    spec=_out_prod_spec,
+    run=_out_prod_run,
+    ref=_out_prod_ref,
+    grad=_out_prod_grad,
+    samples=_out_prod_samples,
+    memory=Memory.FRESH,
+    needs=Needs(strided=True, work=_out_prod_work),
+)

@@ -1,0 +1,141 @@
+"""One step of an optimiser on one parameter, in place, as ggml's OPT_STEP ops take it.
+
+opt_step_adamw   m = β1·m + (1 − β1)·g,  v = β2·v + (1 − β2)·g²
+                 p = p·(1 − α·wd) − α·(m·β1h) / (√(v·β2h) + ε)      (Loshchilov, Hutter 2019)
+opt_step_sgd     p = p·(1 − α·wd) − α·g
+
+The settings are data, not parameters of the node, so that one plan serves every step:
+[α, β1, β2, ε, wd, β1h, β2h] with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n, and [α, wd].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml._jit import kernel, parallel, prange
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.expect import expect, expect_gapless, expect_type
+from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, flat, op
+
+_NO_LOSS = NoGrad("an optimiser step is not part of the loss")
+_ONE = np.float32(1)
+_CHUNK = 4096  # elements that one thread takes at a time
+
+
+def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) -> Tensor:
+    """The parameter p after one step, in p's own memory; m and v are updated in theirs too.
+
+    p, g, m, v F32 of one shape, without gaps; settings (7,) F32 as above.
+    """
+    for what, t in zip("pmv", (p, m, v), strict=True):
+        expect_gapless("opt_step_adamw", what, t)
+    return OPT_STEP_ADAMW(p, g, m, v, settings)
+
+
+def opt_step_sgd(p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
+    """The parameter p after one step, in p's own memory; p, g F32 of one shape, settings (2,) F32."""
+    expect_gapless("opt_step_sgd", "p", p)
+    return OPT_STEP_SGD(p, g, settings)
+
+
+# -- opt_step_adamw -----------------------------------------------------------------------------
+
+
+def _adamw_spec(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) -> Spec:
+    expect_type("opt_step_adamw", "p", p)
+    for what, t in zip("gmv", (g, m, v), strict=True):
+        expect("opt_step_adamw", what, t, p.shape)
+    expect("opt_step_adamw", "settings", settings, (7,))
+    return Spec(p.shape)
+
+
+@kernel
+def _adamw_chunk(p, g, m, v, settings):
+    alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
+    keep = _ONE - alpha * decay
+    for j in range(p.size):
+        m[j] = m[j] * beta1 + g[j] * (_ONE - beta1)
+        v[j] = v[j] * beta2 + g[j] * g[j] * (_ONE - beta2)
+        p[j] = p[j] * keep - alpha * (m[j] * beta1h) / (np.sqrt(v[j] * beta2h) + eps)
+
+
+@parallel
+def _adamw(out, p, g, m, v, settings):
+    s = settings
+    scalars = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
+    for c in prange((p.size + _CHUNK - 1) // _CHUNK):
+        a, b = c * _CHUNK, min((c + 1) * _CHUNK, p.size)
+        _adamw_chunk(out[a:b], g[a:b], m[a:b], v[a:b], scalars)
+
+
+def _adamw_ref(
+    p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, settings: np.ndarray
+) -> np.ndarray:
+    alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
+    m = m * beta1 + g * (1 - beta1)
+    v = v * beta2 + g * g * (1 - beta2)
+    return np.asarray(p * (1 - alpha * decay) - alpha * m * beta1h / (np.sqrt(v * beta2h) + eps))
+
+
+def _adamw_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, n_step in [((1,), 1), ((5, 33), 1), ((3, 1700), 20)]:
+        p, g, m = rng.standard_normal((3, *shape))
+        v = rng.uniform(0.1, 1, shape)
+        hats = (1 / (1 - 0.9**n_step), 1 / (1 - 0.99**n_step))
+        yield Sample((p, g, m, v, np.array([0.1, 0.9, 0.99, 1e-3, 0.2, *hats])))
+
+
+OPT_STEP_ADAMW = op(
+    name="opt_step_adamw",
+    ggml=GGMLOp.OPT_STEP_ADAMW,
+    spec=_adamw_spec,
+    run=flat(_adamw),
+    ref=_adamw_ref,
+    grad=_NO_LOSS,
+    samples=_adamw_samples,
+    memory=Memory.ALIAS,
+    needs=PLAIN,
+)
+
+# -- opt_step_sgd -------------------------------------------------------------------------------
+
+
+def _sgd_spec(p: Tensor, g: Tensor, settings: Tensor) -> Spec:
+    expect_type("opt_step_sgd", "p", p)
+    expect("opt_step_sgd", "g", g, p.shape)
+    expect("opt_step_sgd", "settings", settings, (2,))
+    return Spec(p.shape)
+
+
+@kernel
+def _sgd(out, p, g, settings):
+    """out and p are the same memory."""
+    keep = _ONE - settings[0] * settings[1]
+    rate = settings[0]
+    for j in range(out.size):
+        out[j] = out[j] * keep - rate * g[j]
+
+
+def _sgd_ref(p: np.ndarray, g: np.ndarray, settings: np.ndarray) -> np.ndarray:
+    return np.asarray(p * (1 - settings[0] * settings[1]) - settings[0] * g)
+
+
+def _sgd_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1,), (5, 33)]:
+        p, g = rng.standard_normal((2, *shape))
+        yield Sample((p, g, np.array([0.1, 0.2])))
+
+
+OPT_STEP_SGD = op(
+    name="opt_step_sgd",
+    ggml=GGMLOp.OPT_STEP_SGD,
+    spec=_sgd_spec,
+    run=flat(_sgd),
+    ref=_sgd_ref,
+    grad=_NO_LOSS,
+    samples=_sgd_samples,
+    memory=Memory.ALIAS,
+    needs=PLAIN,
+)

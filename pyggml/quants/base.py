@@ -1,0 +1,37 @@
+"""What a tensor type declares: its layout, how it is unpacked, how it is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml._jit import BlockCode
+from pyggml.dtypes import DType
+
+# pack(dst, src): src float32 (n_blocks, block), finite → dst uint8 (n_blocks, block_bytes).
+Pack = Callable[[np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NoPack:
+    """In place of `pack`: why tensors of this type are read but not written."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quant:
+    """One tensor type.
+
+    dtype   name, number, elements and bytes of a block
+    unpack  code(dst, src, n_blocks): n_blocks consecutive blocks at src to n_blocks·block float32
+    pack    the reverse, equal byte for byte to ggml's `quantize_row_*_ref`, or why there is none
+
+    Blocks of plain types (F32, F16, BF16) hold one element.
+    """
+
+    dtype: DType
+    unpack: BlockCode
+    pack: Pack | NoPack

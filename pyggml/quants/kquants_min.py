@@ -1,0 +1,250 @@
+"""Super-blocks of 256 weights in sub-blocks of 32, with scale and minimum:  x = d·s·q − dmin·m.
+
+d and dmin are halves for the super-block, s and m integers of 6 bits for each of the 8 sub-blocks.
+
+Q4_K   144 bytes: d, dmin, 12 bytes of s and m, 128 bytes of q; byte j of 32-byte group i holds
+       weight 64i+j (low 4 bits) and 64i+32+j (high)
+Q5_K   176 bytes: d, dmin, 12 bytes of s and m, 32 bytes of fifth bits (bit k of byte j: weight
+       32k+j), 128 bytes as Q4_K's
+
+s and m of sub-blocks 0 to 3 are the low 6 bits of bytes 0 to 3 and 4 to 7; those of 4 to 7 have
+their low 4 bits in the two halves of bytes 8 to 11 and their high 2 bits on top of bytes 0 to 7.
+
+Packing, as ggml: each sub-block is fitted by weighted least squares for several trial scales, the
+best kept; then its s and m are rounded to 6 bits, and every q is chosen anew for the rounded ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import block_code, carray, exact
+from pyggml.dtypes import DTYPES
+from pyggml.quants.base import Quant
+from pyggml.quants.bits import half_at, lanes, nearest_int, put_half
+
+_ZERO = np.float32(0)
+
+
+@exact
+def _scale_at(x, b, i):
+    """s of sub-block i."""
+    if i < 4:
+        return np.int32(x[b, 4 + i] & 63)
+    return np.int32((x[b, 8 + i] & 15) | ((x[b, i] >> 6) << 4))
+
+
+@exact
+def _min_at(x, b, i):
+    """m of sub-block i."""
+    if i < 4:
+        return np.int32(x[b, 8 + i] & 63)
+    return np.int32((x[b, 8 + i] >> 4) | ((x[b, 4 + i] >> 6) << 4))
+
+
+@exact
+def _put_scales(x, b, s, m):
+    """Write the eight s and m, all 0 to 63."""
+    for i in range(4):
+        x[b, 4 + i] = np.uint8(s[i] | ((s[4 + i] >> 4) << 6))
+        x[b, 8 + i] = np.uint8(m[i] | ((m[4 + i] >> 4) << 6))
+        x[b, 12 + i] = np.uint8((s[4 + i] & 15) | ((m[4 + i] & 15) << 4))
+
+
+@exact
+def _fit_weights(weights, x):
+    """Importance of each weight: its magnitude plus the root mean square of all."""
+    total = _ZERO
+    for v in x:
+        total += v * v
+    rms = np.sqrt(total / np.float32(x.size))
+    for j in range(x.size):
+        weights[j] = rms + abs(x[j])
+
+
+@exact
+def _error(x, weights, q, scale, low):
+    """Weighted squared error of x ≈ scale·q + low."""
+    total = _ZERO
+    for j in range(x.size):
+        diff = scale * np.float32(q[j]) + low - x[j]
+        total += weights[j] * (diff * diff)
+    return total
+
+
+@exact
+def _round_levels(q, x, inverse, low, q_max):
+    """q = round((x − low)·inverse), clipped to 0 … q_max."""
+    for j in range(x.size):
+        q[j] = max(0, min(q_max, nearest_int(inverse * (x[j] - low))))
+
+
+@exact
+def _least_squares(x, weights, q, sum_w, sum_x):
+    """The (scale, low ≤ 0) that minimises _error for these q; scale 0 if they determine none."""
+    sum_q = sum_q2 = sum_xq = _ZERO
+    for j in range(x.size):
+        level = np.float32(q[j])
+        sum_q += weights[j] * level
+        sum_q2 += weights[j] * level * level
+        sum_xq += weights[j] * level * x[j]
+    determinant = sum_w * sum_q2 - sum_q * sum_q
+    if not determinant > _ZERO:
+        return _ZERO, _ZERO, False
+    scale = (sum_w * sum_xq - sum_x * sum_q) / determinant
+    low = (sum_q2 * sum_x - sum_q * sum_xq) / determinant
+    if low > _ZERO:
+        return sum_xq / sum_q2, _ZERO, True
+    return scale, low, True
+
+
+@exact
+def _fit(x, weights, q, trial, q_max, first, n_steps):
+    """The best (scale, −low) of x ≈ scale·q + low, low ≤ 0; q is written, trial is scratch.
+
+    The first try spreads 0 … q_max over the range of x, the others first + q_max, then 0.1 more
+    each time, n_steps times.
+    """
+    low = high = x[0]
+    sum_w = weights[0]
+    sum_x = weights[0] * x[0]
+    for j in range(1, x.size):
+        low = min(low, x[j])
+        high = max(high, x[j])
+        sum_w += weights[j]
+        sum_x += weights[j] * x[j]
+    low = min(low, _ZERO)
+    q[:] = 0
+    if high == low:
+        return _ZERO, -low
+    inverse = np.float32(q_max) / (high - low)
+    scale = np.float32(1) / inverse
+    _round_levels(q, x, inverse, low, q_max)
+    best = _error(x, weights, q, scale, low)
+    for step in range(n_steps + 1):
+        levels = np.float32(first) + np.float32(0.1) * np.float32(step) + np.float32(q_max)
+        _round_levels(trial, x, levels / (high - low), low, q_max)
+        try_scale, try_low, found = _least_squares(x, weights, trial, sum_w, sum_x)
+        if found:
+            error = _error(x, weights, trial, try_scale, try_low)
+            if error < best:
+                best, scale, low = error, try_scale, try_low
+                q[:] = trial
+    return scale, -low
+
+
+@exact
+def _to_six_bits(out, values, largest):
+    """out = round(63·values/largest), 0 to 63."""
+    inverse = np.float32(63) / largest if largest > _ZERO else _ZERO
+    for i in range(values.size):
+        out[i] = min(63, nearest_int(inverse * values[i]) & 255)
+
+
+@exact
+def _pack_scales(dst, b, scales, lows):
+    """Write d, dmin and the sub-blocks' s and m; returns d and dmin as the halves have them."""
+    largest_scale = max(_ZERO, scales.max())
+    largest_low = max(_ZERO, lows.max())
+    six = np.empty((2, 8), np.int32)
+    _to_six_bits(six[0], scales, largest_scale)
+    _to_six_bits(six[1], lows, largest_low)
+    _put_scales(dst, b, six[0], six[1])
+    d = put_half(dst, b, 0, largest_scale / np.float32(63))
+    dmin = put_half(dst, b, 2, largest_low / np.float32(63))
+    return d, dmin
+
+
+@exact
+def _pack_levels(dst, b, x, q, q_max, first, n_steps):
+    """Write the scales of block b of x (8, 32) and leave its levels in q, uint8 (8, 32)."""
+    scales = np.empty(8, np.float32)
+    lows = np.empty(8, np.float32)
+    weights = np.empty(32, np.float32)
+    trial = np.empty(32, np.uint8)
+    for i in range(8):
+        _fit_weights(weights, x[i])
+        scales[i], lows[i] = _fit(x[i], weights, q[i], trial, q_max, first, n_steps)
+    d, dmin = _pack_scales(dst, b, scales, lows)
+    for i in range(8):
+        scale = d * np.float32(_scale_at(dst, b, i))
+        low = dmin * np.float32(_min_at(dst, b, i))
+        if scale != _ZERO:
+            for j in range(32):
+                q[i, j] = max(0, min(q_max, nearest_int((x[i, j] + low) / scale)))
+
+
+@exact
+def _pack_nibbles(dst, b, start, q):
+    """Low 4 bits of two sub-blocks per 32 bytes."""
+    for i in range(4):
+        for j in range(32):
+            dst[b, start + 32 * i + j] = (q[2 * i, j] & 15) | ((q[2 * i + 1, j] & 15) << 4)
+
+
+@block_code
+def _unpack_q4_k(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 144))
+    y = carray(dst, (n_blocks, 256))
+    n = lanes(32)
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        dmin = half_at(x, b, 2)
+        for i in range(4):
+            scale = d * np.float32(_scale_at(x, b, 2 * i))
+            low = dmin * np.float32(_min_at(x, b, 2 * i))
+            next_scale = d * np.float32(_scale_at(x, b, 2 * i + 1))
+            next_low = dmin * np.float32(_min_at(x, b, 2 * i + 1))
+            for j in range(n):
+                q = x[b, 16 + 32 * i + j]
+                y[b, 64 * i + j] = scale * np.float32(q & 15) - low
+                y[b, 64 * i + 32 + j] = next_scale * np.float32(q >> 4) - next_low
+
+
+@exact
+def _pack_q4_k(dst, src):
+    q = np.empty((8, 32), np.uint8)
+    for b in range(src.shape[0]):
+        _pack_levels(dst, b, src[b].reshape(8, 32), q, 15, -1.0, 20)
+        _pack_nibbles(dst, b, 16, q)
+
+
+Q4_K = Quant(dtype=DTYPES["Q4_K"], unpack=_unpack_q4_k, pack=_pack_q4_k)
+
+
+@block_code
+def _unpack_q5_k(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 176))
+    y = carray(dst, (n_blocks, 256))
+    n = lanes(32)
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        dmin = half_at(x, b, 2)
+        for i in range(4):
+            scale = d * np.float32(_scale_at(x, b, 2 * i))
+            low = dmin * np.float32(_min_at(x, b, 2 * i))
+            next_scale = d * np.float32(_scale_at(x, b, 2 * i + 1))
+            next_low = dmin * np.float32(_min_at(x, b, 2 * i + 1))
+            shift = np.uint32(2 * i)
+            for j in range(n):
+                q = np.uint32(x[b, 48 + 32 * i + j])
+                fifth = np.uint32(x[b, 16 + j]) >> shift
+                first = (q & np.uint32(15)) | ((fifth & np.uint32(1)) << np.uint32(4))
+                second = (q >> np.uint32(4)) | ((fifth & np.uint32(2)) << np.uint32(3))
+                y[b, 64 * i + j] = scale * np.float32(np.int32(first)) - low
+                y[b, 64 * i + 32 + j] = next_scale * np.float32(np.int32(second)) - next_low
+
+
+@exact
+def _pack_q5_k(dst, src):
+    q = np.empty((8, 32), np.uint8)
+    for b in range(src.shape[0]):
+        _pack_levels(dst, b, src[b].reshape(8, 32), q, 31, -0.5, 15)
+        dst[b, 16:48] = 0
+        for i in range(8):
+            for j in range(32):
+                dst[b, 16 + j] |= (q[i, j] >> 4) << i
+        _pack_nibbles(dst, b, 48, q)
+
+
+Q5_K = Quant(dtype=DTYPES["Q5_K"], unpack=_unpack_q5_k, pack=_pack_q5_k)

@@ -1,0 +1,144 @@
+"""Super-blocks of 256 weights in sub-blocks of 16, with a scale only:  x = d·s·q.
+
+d is a half for the super-block, s an int8 for each of the 16 sub-blocks.
+
+Q6_K   210 bytes: 128 bytes of low 4 bits of q+32, 64 bytes of high 2 bits, 16 × s, d. Each half of
+       128 weights has 64 + 32 bytes: weight 32k+j has its low bits in byte 32·(k mod 2)+j, in the
+       low 4 bits if k < 2, else in the high; its high bits are bits 2k and 2k+1 of byte j
+
+Packing, as ggml: each sub-block is fitted by least squares, weighted by x², for 19 trial scales;
+the scales are rounded to 8 bits, and every q is chosen anew for the rounded ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import block_code, carray, exact
+from pyggml.dtypes import DTYPES
+from pyggml.quants.base import Quant
+from pyggml.quants.bits import extreme, half_at, lanes, nearest_int, put_half
+
+_ZERO = np.float32(0)
+_TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
+
+
+@exact
+def _clip(v, half):
+    """v rounded, within −half … half − 1."""
+    return max(-half, min(half - 1, nearest_int(v)))
+
+
+@exact
+def _least_squares(x, inverse, half):
+    """Σ w·x·q and Σ w·q² for q = round(x·inverse), w = x²."""
+    sum_xq = sum_q2 = _ZERO
+    for v in x:
+        q = np.float32(_clip(inverse * v, half))
+        weight = v * v
+        sum_xq += weight * v * q
+        sum_q2 += weight * q * q
+    return sum_xq, sum_q2
+
+
+@exact
+def _put_levels(q, x, inverse, half):
+    for j in range(x.size):
+        q[j] = half + _clip(inverse * x[j], half)
+
+
+@exact
+def _fit(q, x, half):
+    """The best scale of x ≈ scale·(q − half), q in 0 … 2·half − 1; q is written."""
+    peak = extreme(x)
+    if abs(peak) < _TINY:
+        q[:] = 0
+        return _ZERO
+    inverse = np.float32(-half) / peak
+    _put_levels(q, x, inverse, half)
+    sum_xq, sum_q2 = _least_squares(x, inverse, half)
+    scale = sum_xq / sum_q2 if sum_q2 != _ZERO else _ZERO
+    best = scale * sum_xq
+    for step in range(-9, 10):
+        if step == 0:
+            continue
+        inverse = -(np.float32(half) + np.float32(0.1) * np.float32(step)) / peak
+        sum_xq, sum_q2 = _least_squares(x, inverse, half)
+        if sum_q2 > _ZERO and sum_xq * sum_xq > best * sum_q2:
+            _put_levels(q, x, inverse, half)
+            scale = sum_xq / sum_q2
+            best = scale * sum_xq
+    return scale
+
+
+@exact
+def _pack_scales(dst, b, start, d_at, scales):
+    """Write the 16 s and d of block b; returns d as its half has it."""
+    inverse = np.float32(-128) / extreme(scales)
+    for i in range(16):
+        dst[b, start + i] = np.uint8(min(127, nearest_int(inverse * scales[i])) & 255)
+    return put_half(dst, b, d_at, np.float32(1) / inverse)
+
+
+@block_code
+def _unpack_q6_k(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 210))
+    s = x.view(np.int8)
+    y = carray(dst, (n_blocks, 256))
+    n = lanes(16)
+    for b in range(n_blocks):
+        d = half_at(x, b, 208)
+        for i in range(4):  # 16 columns of a half: sub-blocks i, i + 2, i + 4, i + 6 of its eight
+            half, column = i // 2, 16 * (i % 2)
+            first = 192 + 8 * half + i % 2
+            scale0 = d * np.float32(s[b, first])
+            scale1 = d * np.float32(s[b, first + 2])
+            scale2 = d * np.float32(s[b, first + 4])
+            scale3 = d * np.float32(s[b, first + 6])
+            low, high, to = 64 * half + column, 128 + 32 * half + column, 128 * half + column
+            for j in range(n):
+                a, c, top = x[b, low + j], x[b, low + 32 + j], x[b, high + j]
+                q0 = np.int32((a & 15) | ((top & 3) << 4)) - 32
+                q1 = np.int32((c & 15) | ((top & 12) << 2)) - 32
+                q2 = np.int32((a >> 4) | (top & 48)) - 32
+                q3 = np.int32((c >> 4) | ((top & 192) >> 2)) - 32
+                y[b, to + j] = scale0 * np.float32(q0)
+                y[b, to + 32 + j] = scale1 * np.float32(q1)
+                y[b, to + 64 + j] = scale2 * np.float32(q2)
+                y[b, to + 96 + j] = scale3 * np.float32(q3)
+
+
+@exact
+def _pack_bits_q6(dst, b, q):
+    """Low and high bits of q, uint8 (8, 32): eight rows of 32 weights."""
+    for half in range(2):
+        for j in range(32):
+            q0, q1 = q[4 * half, j], q[4 * half + 1, j]
+            q2, q3 = q[4 * half + 2, j], q[4 * half + 3, j]
+            dst[b, 64 * half + j] = (q0 & 15) | ((q2 & 15) << 4)
+            dst[b, 64 * half + 32 + j] = (q1 & 15) | ((q3 & 15) << 4)
+            top = (q0 >> 4) | ((q1 >> 4) << 2) | ((q2 >> 4) << 4) | ((q3 >> 4) << 6)
+            dst[b, 128 + 32 * half + j] = top
+
+
+@exact
+def _pack_q6_k(dst, src):
+    q = np.empty((16, 16), np.uint8)
+    scales = np.empty(16, np.float32)
+    for b in range(src.shape[0]):
+        x = src[b].reshape(16, 16)
+        for i in range(16):
+            scales[i] = _fit(q[i], x[i], 32)
+        if abs(extreme(scales)) < _TINY:
+            dst[b] = 0
+            continue
+        d = _pack_scales(dst, b, 192, 208, scales)
+        for i in range(16):
+            scale = d * np.float32(dst.view(np.int8)[b, 192 + i])
+            if scale != _ZERO:
+                for j in range(16):
+                    q[i, j] = 32 + _clip(x[i, j] / scale, 32)
+        _pack_bits_q6(dst, b, q.reshape(8, 32))
+
+
+Q6_K = Quant(dtype=DTYPES["Q6_K"], unpack=_unpack_q6_k, pack=_pack_q6_k)

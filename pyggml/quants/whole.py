@@ -1,0 +1,131 @@
+"""Whole tensors: rows of blocks ↔ rows of float32, shared between the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from pyggml._jit import JIT, threads
+from pyggml.dtypes import DType
+from pyggml.errors import QuantError
+from pyggml.quants.base import NoPack, Pack, Quant
+from pyggml.quants.registry import quant
+
+_SPAN = 1 << 18  # weights per piece of work: 1 MiB of float32, some 10 ms of packing
+_OVERFLOW = 60000.0  # up to here no half scale overflows, whatever the type
+
+
+def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
+    """The float32 values of a tensor of type `name`.
+
+    raw: (..., row_bytes) uint8, or for plain types the native array (..., n): float32, float16,
+    or uint16 for BF16; need not be contiguous. Returns (..., n) float32, C-contiguous, equal to
+    ggml's `to_float` bit for bit (NaN payloads aside).
+    Raises QuantError if the type is unknown, or raw's type or row length does not fit it.
+    """
+    q = quant(name)
+    src = _as_blocks(raw, q.dtype)
+    row_bytes = src.shape[-1]
+    n = row_bytes // q.dtype.block_bytes * q.dtype.block
+    out = np.empty((*src.shape[:-1], n), np.float32)
+    blocks = src.reshape(-1, q.dtype.block_bytes)
+    values = out.reshape(-1, q.dtype.block)
+
+    def unpack(start: int, stop: int) -> None:
+        q.unpack(values[start:stop], blocks[start:stop], stop - start)
+
+    _share(len(blocks), q.dtype.block, unpack)
+    return out
+
+
+def quantize(array: np.ndarray, name: str) -> np.ndarray:
+    """The bytes of `array` as a tensor of type `name`, as ggml packs without importance matrix.
+
+    array: (..., n) of floats, need not be contiguous; taken through float32. n is a multiple of
+    the type's block. Returns (..., row_bytes) uint8.
+    Raises QuantError if the type is unknown or cannot be written, n does not fit, or a value is
+    not finite or too large for the type.
+    """
+    q = quant(name)
+    if isinstance(q.pack, NoPack):
+        raise QuantError(f"tensors of type {name} cannot be written: {q.pack.reason}")
+    if array.dtype.kind != "f" or array.ndim == 0:
+        raise QuantError(
+            f"packing as {name} wants an array of floats with at least one axis; "
+            f"found {array.dtype} with shape {array.shape}"
+        )
+    out = np.empty((*array.shape[:-1], q.dtype.row_bytes(array.shape[-1])), np.uint8)
+    blocks = out.reshape(-1, q.dtype.block_bytes)
+    values = np.ascontiguousarray(array).reshape(-1, q.dtype.block)
+    pack: Pack = q.pack
+
+    def work(start: int, stop: int) -> None:
+        src = values[start:stop].astype(np.float32)  # a copy: one compiled kernel for all inputs
+        largest = _largest(src, start * q.dtype.block, array.shape, name)
+        pack(blocks[start:stop], src)
+        if largest > _OVERFLOW:
+            _check_fits(q, blocks[start:stop], largest)
+
+    _share(len(blocks), q.dtype.block, work)
+    return out
+
+
+def _as_blocks(raw: np.ndarray, d: DType) -> np.ndarray:
+    """raw as contiguous uint8 (..., row_bytes)."""
+    if raw.ndim == 0 or raw.dtype not in (np.uint8, d.numpy):
+        native = "" if d.numpy == np.uint8 else f" or {d.numpy}"
+        raise QuantError(
+            f"{d.name} data must be uint8{native} with at least one axis; "
+            f"found {raw.dtype} with shape {raw.shape}"
+        )
+    src = np.ascontiguousarray(raw).view(np.uint8)
+    if src.shape[-1] % d.block_bytes:
+        raise QuantError(
+            f"rows of {src.shape[-1]} bytes are no whole number of {d.name}'s "
+            f"{d.block_bytes}-byte blocks"
+        )
+    return src
+
+
+def _share(n_blocks: int, block: int, work: Callable[[int, int], None]) -> None:
+    """Call work(start, stop) for pieces that cover 0 … n_blocks, on all threads if it pays."""
+    step = _SPAN // block
+    starts = range(0, n_blocks, step)
+
+    def piece(start: int) -> None:
+        with np.errstate(all="ignore"):  # of interpreted kernels; inf and NaN scales are legal
+            work(start, min(start + step, n_blocks))
+
+    if len(starts) <= 1 or threads() == 1 or not JIT:
+        for start in starts:
+            piece(start)
+        return
+    piece(0)  # compiles what is not compiled yet
+    with ThreadPoolExecutor(threads()) as pool:
+        for _ in pool.map(piece, starts[1:]):
+            pass
+
+
+def _largest(src: np.ndarray, offset: int, shape: tuple[int, ...], name: str) -> float:
+    """The largest magnitude; QuantError if a value is not finite. src is float32."""
+    largest = float(np.abs(src).max())
+    if not np.isfinite(largest):
+        flat = src.ravel()
+        at = int(np.flatnonzero(~np.isfinite(flat))[0])
+        index = tuple(int(i) for i in np.unravel_index(offset + at, shape))
+        raise QuantError(
+            f"only finite float32 values can be packed as {name}; found {flat[at]} at {index}"
+        )
+    return largest
+
+
+def _check_fits(q: Quant, blocks: np.ndarray, largest: float) -> None:
+    values = np.empty(len(blocks) * q.dtype.block, np.float32)
+    q.unpack(values, blocks, len(blocks))
+    if not np.isfinite(values).all():
+        raise QuantError(
+            f"values up to {largest:.4g} in magnitude are too large for {q.dtype.name}, "
+            "whose scales are halves"
+        )

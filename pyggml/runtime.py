@@ -1,0 +1,73 @@
+"""Plan -> numbers: every node's kernel is bound to its memory once, then they run in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.alloc import Plan, plan
+from pyggml.backends import CPU, Backend
+from pyggml.backends.cpu import array
+from pyggml.errors import PyggmlError
+from pyggml.graph import Graph
+from pyggml.tensor import SAVED, Call, Memory, Tensor
+
+__all__ = ["Program", "bind", "compute", "run"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A plan with memory: `calls` in the order of execution, and the nodes they belong to."""
+
+    plan: Plan
+    arena: Any
+    nodes: tuple[Tensor, ...]
+    calls: tuple[Call, ...]
+
+    def __call__(self) -> None:
+        """Compute every output of the graph; allocates nothing."""
+        for kernel, arguments in self.calls:
+            kernel(*arguments)
+
+
+def bind(p: Plan, backend: Backend | None = None, arena: Any = None) -> Program:
+    """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
+
+    Raises PyggmlError, naming op and tensor, if the backend does not support a node.
+    """
+    device = backend or CPU()
+    if arena is None:
+        arena = device.alloc(p.n_bytes)
+    for t, offset in p.offsets.items():
+        device.attach(t, arena, offset)
+    nodes = tuple(t for t in p.graph.nodes if t.op is not SAVED and not _is_view(t))
+    calls = []
+    for t in nodes:
+        reason = device.unsupported(t)
+        if reason:
+            raise PyggmlError(f"{device.name} cannot run {t!r}: {reason}")
+        assert t.op is not None
+        n_work = t.op.needs.work(t)
+        start = p.work.get(t, 0)
+        calls.append(device.bind(t, arena[start : start + n_work]))
+    for t in p.graph.outputs:
+        if t.base is not None:
+            t.data = array(t)
+    return Program(p, arena, nodes, tuple(calls))
+
+
+def _is_view(t: Tensor) -> bool:
+    return t.op is not None and t.op.memory is Memory.VIEW
+
+
+def compute(p: Plan) -> None:
+    """Bind and run a plan once; afterwards `data` of the graph's outputs holds the numbers."""
+    bind(p)()
+
+
+def run(*outputs: Tensor) -> list[np.ndarray]:
+    """Plan, bind and run the graph of these outputs; copies of their values."""
+    compute(plan(Graph.of(*outputs)))
+    return [np.array(array(t)) for t in outputs]
