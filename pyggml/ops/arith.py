@@ -1,7 +1,7 @@
 """Arithmetic of two tensors; the second is repeated to the first's shape (ggml's broadcasting).
 
 add   a + b        sub   a - b        mul   a · b        div   a / b
-add1  a + b of one element            scale   s · x + b with numbers s and b
+add1  a + b of one element            scale   s · x + b with numbers s and b      neg   -x
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml.errors import ShapeError
-from pyggml.ggml_enums import GGMLOp
+from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.broadcast import expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, op
+from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, flat, op
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ def scale(x: Tensor, s: float, b: float = 0.0) -> Tensor:
 
 
 def neg(x: Tensor) -> Tensor:
-    """-x, F32, as a SCALE by -1."""
-    return scale(x, -1.0)
+    """-x, F32 (ggml's unary NEG)."""
+    return NEG(x)
 
 
 def _binary_spec(name: str) -> Callable[..., Spec]:
@@ -308,10 +308,41 @@ SCALE = op(
     name="scale",
     ggml=GGMLOp.SCALE,
     spec=_scale_spec,
-    run=lambda site: (_scale, (site.out.reshape(-1), site.src[0].reshape(-1), *site.scalars)),
+    run=flat(_scale),
     ref=_scale_ref,
     grad=_scale_grad,
     samples=_scale_samples,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
+
+
+def _neg_spec(x: Tensor) -> Spec:
+    expect_type("neg", "x", x)
+    return Spec(x.shape)
+
+
+def _neg_run(site: Site) -> Call:
+    return _scale, (site.out.reshape(-1), site.src[0].reshape(-1), np.float32(-1), np.float32(0))
+
+
+def _neg_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return (neg(dy),)
+
+
+def _neg_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1, 1), (3, 8), (2, 3, 5)]:
+        yield Sample((rng.standard_normal(shape),))
+
+
+NEG = op(
+    name="neg",
+    ggml=GGMLUnaryOp.NEG,
+    spec=_neg_spec,
+    run=_neg_run,
+    ref=np.negative,
+    grad=_neg_grad,
+    samples=_neg_samples,
     memory=Memory.INPLACE,
     needs=PLAIN,
 )

@@ -62,9 +62,7 @@ def cross_entropy_rows(logits: Tensor, targets: Tensor, weights: Tensor) -> Tens
     return CROSS_ENTROPY_ROWS(logits, targets, weights)
 
 
-def cross_entropy_rows_back(
-    d: Tensor, logits: Tensor, targets: Tensor, weights: Tensor
-) -> Tensor:
+def cross_entropy_rows_back(d: Tensor, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """d(loss)/d(logits) of cross_entropy_rows, given the scalar d = d(loss)/d(its result)."""
     return CROSS_ENTROPY_ROWS_BACK(d, logits, targets, weights)
 

@@ -156,7 +156,7 @@ RMS_NORM_BACK = op(
     ref=_rms_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,
-    memory=Memory.INPLACE,
+    memory=Memory.FRESH,
     needs=PLAIN,
 )
 
@@ -192,7 +192,7 @@ def _norm(out, x, eps):
 
 def _norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
     centred = x - _mean(x)
-    return centred / np.sqrt(_mean(centred * centred) + eps)
+    return np.asarray(centred / np.sqrt(_mean(centred * centred) + eps))
 
 
 def _norm_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -246,7 +246,7 @@ NORM_BACK = op(
     ref=_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,
-    memory=Memory.INPLACE,
+    memory=Memory.FRESH,
     needs=PLAIN,
 )
 
@@ -316,6 +316,6 @@ L2_NORM_BACK = op(
     ref=_l2_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_l2_norm_back_samples,
-    memory=Memory.INPLACE,
+    memory=Memory.FRESH,
     needs=PLAIN,
 )

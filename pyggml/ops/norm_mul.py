@@ -85,7 +85,7 @@ def _rms_norm_mul(out, x, w, eps):
 
 
 def _rms_norm_mul_ref(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
-    return x * _rate_ref(x, eps) * w
+    return np.asarray(x * _rate_ref(x, eps) * w)
 
 
 def _rms_norm_mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -140,9 +140,7 @@ def _rms_norm_mul_back(dx, x, w, dy, eps):
         _rms_norm_mul_back_row(dx[i], x[i], w[0], dy[i], _rate(x[i], eps))
 
 
-def _rms_norm_mul_back_ref(
-    x: np.ndarray, w: np.ndarray, dy: np.ndarray, eps: float
-) -> np.ndarray:
+def _rms_norm_mul_back_ref(x: np.ndarray, w: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
     r = _rate_ref(x, eps)
     return np.asarray(r * (w * dy - x * r * r * np.mean(x * w * dy, axis=-1, keepdims=True)))
 

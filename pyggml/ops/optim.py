@@ -35,7 +35,10 @@ def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor)
 
 
 def opt_step_sgd(p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
-    """The parameter p after one step, in p's own memory; p, g F32 of one shape, settings (2,) F32."""
+    """The parameter p after one step, in p's own memory.
+
+    p, g F32 of one shape, p without gaps; settings (2,) F32 as above.
+    """
     expect_gapless("opt_step_sgd", "p", p)
     return OPT_STEP_SGD(p, g, settings)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import ceil, floor, log, pi
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def rope(
     *,
     mode: str,
     n_dims: int,
-    **scaling: float,
+    **scaling: Any,
 ) -> Tensor:
     """x (n_tokens, n_head, d) or (n_batch, n_tokens, n_head, d) F32, turned by its positions.
 
@@ -78,10 +79,19 @@ def rope_table(
 
 
 def rope_apply(x: Tensor, table: Tensor, mode: str) -> Tensor:
-    """x (n_tokens, n_head, d) or (n_batch, n_tokens, n_head, d) F32, turned by rope_table's table."""
+    """x (n_tokens, n_head, d) or (n_batch, n_tokens, n_head, d) F32, turned by a rope_table."""
+    return ROPE_APPLY(x, table, neox=_is_neox(mode))
+
+
+def rope_apply_back(dy: Tensor, table: Tensor, mode: str) -> Tensor:
+    """d(loss)/dx of rope_apply, given dy = d(loss)/dy of x's shape."""
+    return ROPE_APPLY_BACK(dy, table, neox=_is_neox(mode))
+
+
+def _is_neox(mode: str) -> bool:
     if mode not in ("normal", "neox"):
         raise ShapeError(f"rope: mode is {mode!r}, wanted 'normal' or 'neox'")
-    return ROPE_APPLY(x, table, neox=mode == "neox")
+    return mode == "neox"
 
 
 # -- rope_table ---------------------------------------------------------------------------------
@@ -167,7 +177,8 @@ def _rope_table_ref(positions: np.ndarray, *factors: np.ndarray, **params: float
         theta, m = s * extrapolated, params["attn_factor"]
         if ext != 0:
             low, high = (
-                n_dims * np.log(params["n_ctx_orig"] / (turns * 2 * pi))
+                n_dims
+                * np.log(params["n_ctx_orig"] / (turns * 2 * pi))
                 / (2 * np.log(params["freq_base"]))
                 for turns in (params["beta_fast"], params["beta_slow"])
             )
@@ -252,7 +263,7 @@ def _copied(out, x):
 
 @parallel
 def _rotate(y, x, table, neox, sign, in_place):
-    """y, x (n_batch · n_tokens, n_head, d). A head is copied, then turned where it lies: y may be x."""
+    """y, x (n_batch · n_tokens, n_head, d). A head is copied, then turned where it lies."""
     half = table.shape[2]
     for t in prange(y.shape[0]):
         cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]

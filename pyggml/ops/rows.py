@@ -32,7 +32,7 @@ def get_rows(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int) -> Tensor:
-    """(n_rows, n) F32: d(loss)/d(table) of get_rows, given dy (*ids.shape, n); others rows are 0."""
+    """(n_rows, n) F32: d(loss)/d(table) of get_rows, dy (*ids.shape, n); others 0."""
     return GET_ROWS_BACK(dy, ids, n_rows=n_rows)
 
 

@@ -1,4 +1,4 @@
-"""Softmax of each row (the last axis), with ggml's scale, mask and ALiBi slopes (Press et al. 2022).
+"""Softmax of each row (the last axis), with scale, mask and ALiBi slopes (Press et al. 2022).
 
 soft_max        y  = e^z / Σ e^z,  z = scale·x + slope·mask
 soft_max_back   dx = scale·y·(dy − Σ y·dy)
@@ -126,7 +126,7 @@ def _slopes(n_head: int, max_bias: float) -> np.ndarray:
     h = np.arange(n_head)
     m = 2 ** (n_head.bit_length() - 1)
     exponent = np.where(h < m, (h + 1) / m, (2 * (h - m) + 1) / (2 * m))
-    return np.exp2(-max_bias * exponent)
+    return np.asarray(np.exp2(-max_bias * exponent))
 
 
 def _soft_max_run(site: Site) -> Call:

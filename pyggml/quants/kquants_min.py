@@ -21,7 +21,7 @@ import numpy as np
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import Quant
-from pyggml.quants.bits import half_at, lanes, nearest_int, put_half
+from pyggml.quants.bits import clear, half_at, lanes, nearest_int, put_half
 
 _ZERO = np.float32(0)
 
@@ -49,6 +49,12 @@ def _put_scales(x, b, s, m):
         x[b, 4 + i] = np.uint8(s[i] | ((s[4 + i] >> 4) << 6))
         x[b, 8 + i] = np.uint8(m[i] | ((m[4 + i] >> 4) << 6))
         x[b, 12 + i] = np.uint8((s[4 + i] & 15) | ((m[4 + i] & 15) << 4))
+
+
+@exact
+def _copy(out, x):
+    for j in range(x.size):
+        out[j] = x[j]
 
 
 @exact
@@ -114,8 +120,8 @@ def _fit(x, weights, q, trial, q_max, first, n_steps):
         sum_w += weights[j]
         sum_x += weights[j] * x[j]
     low = min(low, _ZERO)
-    q[:] = 0
     if high == low:
+        clear(q)
         return _ZERO, -low
     inverse = np.float32(q_max) / (high - low)
     scale = np.float32(1) / inverse
@@ -129,7 +135,7 @@ def _fit(x, weights, q, trial, q_max, first, n_steps):
             error = _error(x, weights, trial, try_scale, try_low)
             if error < best:
                 best, scale, low = error, try_scale, try_low
-                q[:] = trial
+                _copy(q, trial)
     return scale, -low
 
 
@@ -144,8 +150,10 @@ def _to_six_bits(out, values, largest):
 @exact
 def _pack_scales(dst, b, scales, lows):
     """Write d, dmin and the sub-blocks' s and m; returns d and dmin as the halves have them."""
-    largest_scale = max(_ZERO, scales.max())
-    largest_low = max(_ZERO, lows.max())
+    largest_scale = largest_low = _ZERO
+    for i in range(8):
+        largest_scale = max(largest_scale, scales[i])
+        largest_low = max(largest_low, lows[i])
     six = np.empty((2, 8), np.int32)
     _to_six_bits(six[0], scales, largest_scale)
     _to_six_bits(six[1], lows, largest_low)
@@ -156,30 +164,31 @@ def _pack_scales(dst, b, scales, lows):
 
 
 @exact
-def _pack_levels(dst, b, x, q, q_max, first, n_steps):
-    """Write the scales of block b of x (8, 32) and leave its levels in q, uint8 (8, 32)."""
+def _choose_levels(q, dst, src, q_max, first, n_steps):
+    """Write d, dmin, s and m of each block to dst and its levels to q, uint8 (n_blocks, 8, 32)."""
     scales = np.empty(8, np.float32)
     lows = np.empty(8, np.float32)
     weights = np.empty(32, np.float32)
     trial = np.empty(32, np.uint8)
-    for i in range(8):
-        _fit_weights(weights, x[i])
-        scales[i], lows[i] = _fit(x[i], weights, q[i], trial, q_max, first, n_steps)
-    d, dmin = _pack_scales(dst, b, scales, lows)
-    for i in range(8):
-        scale = d * np.float32(_scale_at(dst, b, i))
-        low = dmin * np.float32(_min_at(dst, b, i))
-        if scale != _ZERO:
-            for j in range(32):
-                q[i, j] = max(0, min(q_max, nearest_int((x[i, j] + low) / scale)))
+    for b in range(src.shape[0]):
+        for i in range(8):
+            x = src[b, 32 * i : 32 * i + 32]
+            _fit_weights(weights, x)
+            scales[i], lows[i] = _fit(x, weights, q[b, i], trial, q_max, first, n_steps)
+        d, dmin = _pack_scales(dst, b, scales, lows)
+        for i in range(8):
+            scale = d * np.float32(_scale_at(dst, b, i))
+            low = dmin * np.float32(_min_at(dst, b, i))
+            if scale != _ZERO:
+                x = src[b, 32 * i : 32 * i + 32]
+                for j in range(32):
+                    q[b, i, j] = max(0, min(q_max, nearest_int((x[j] + low) / scale)))
 
 
-@exact
-def _pack_nibbles(dst, b, start, q):
-    """Low 4 bits of two sub-blocks per 32 bytes."""
-    for i in range(4):
-        for j in range(32):
-            dst[b, start + 32 * i + j] = (q[2 * i, j] & 15) | ((q[2 * i + 1, j] & 15) << 4)
+def _nibbles(q: np.ndarray) -> np.ndarray:
+    """Low 4 bits of levels (n_blocks, 8, 32), two sub-blocks per 32 bytes: (n_blocks, 128)."""
+    low = q & 15
+    return (low[:, 0::2] | low[:, 1::2] << 4).reshape(-1, 128)
 
 
 @block_code
@@ -201,12 +210,10 @@ def _unpack_q4_k(dst, src, n_blocks):
                 y[b, 64 * i + 32 + j] = next_scale * np.float32(q >> 4) - next_low
 
 
-@exact
-def _pack_q4_k(dst, src):
-    q = np.empty((8, 32), np.uint8)
-    for b in range(src.shape[0]):
-        _pack_levels(dst, b, src[b].reshape(8, 32), q, 15, -1.0, 20)
-        _pack_nibbles(dst, b, 16, q)
+def _pack_q4_k(dst: np.ndarray, src: np.ndarray) -> None:
+    q = np.empty((len(src), 8, 32), np.uint8)
+    _choose_levels(q, dst, src, 15, -1.0, 20)
+    dst[:, 16:] = _nibbles(q)
 
 
 Q4_K = Quant(dtype=DTYPES["Q4_K"], unpack=_unpack_q4_k, pack=_pack_q4_k)
@@ -235,16 +242,11 @@ def _unpack_q5_k(dst, src, n_blocks):
                 y[b, 64 * i + 32 + j] = next_scale * np.float32(np.int32(second)) - next_low
 
 
-@exact
-def _pack_q5_k(dst, src):
-    q = np.empty((8, 32), np.uint8)
-    for b in range(src.shape[0]):
-        _pack_levels(dst, b, src[b].reshape(8, 32), q, 31, -0.5, 15)
-        dst[b, 16:48] = 0
-        for i in range(8):
-            for j in range(32):
-                dst[b, 16 + j] |= (q[i, j] >> 4) << i
-        _pack_nibbles(dst, b, 48, q)
+def _pack_q5_k(dst: np.ndarray, src: np.ndarray) -> None:
+    q = np.empty((len(src), 8, 32), np.uint8)
+    _choose_levels(q, dst, src, 31, -0.5, 15)
+    dst[:, 16:48] = np.packbits(q >> 4, axis=1, bitorder="little")[:, 0]
+    dst[:, 48:] = _nibbles(q)
 
 
 Q5_K = Quant(dtype=DTYPES["Q5_K"], unpack=_unpack_q5_k, pack=_pack_q5_k)

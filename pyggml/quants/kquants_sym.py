@@ -17,7 +17,7 @@ import numpy as np
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import Quant
-from pyggml.quants.bits import extreme, half_at, lanes, nearest_int, put_half
+from pyggml.quants.bits import clear, extreme, half_at, lanes, nearest_int, put_half
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
@@ -52,7 +52,7 @@ def _fit(q, x, half):
     """The best scale of x ≈ scale·(q − half), q in 0 … 2·half − 1; q is written."""
     peak = extreme(x)
     if abs(peak) < _TINY:
-        q[:] = 0
+        clear(q)
         return _ZERO
     inverse = np.float32(-half) / peak
     _put_levels(q, x, inverse, half)
@@ -109,36 +109,38 @@ def _unpack_q6_k(dst, src, n_blocks):
 
 
 @exact
-def _pack_bits_q6(dst, b, q):
-    """Low and high bits of q, uint8 (8, 32): eight rows of 32 weights."""
-    for half in range(2):
-        for j in range(32):
-            q0, q1 = q[4 * half, j], q[4 * half + 1, j]
-            q2, q3 = q[4 * half + 2, j], q[4 * half + 3, j]
-            dst[b, 64 * half + j] = (q0 & 15) | ((q2 & 15) << 4)
-            dst[b, 64 * half + 32 + j] = (q1 & 15) | ((q3 & 15) << 4)
-            top = (q0 >> 4) | ((q1 >> 4) << 2) | ((q2 >> 4) << 4) | ((q3 >> 4) << 6)
-            dst[b, 128 + 32 * half + j] = top
+def _choose_levels(q, dst, src, half, scales_at, d_at):
+    """Write s and d of each block to dst, its levels to q, uint8 (n_blocks, 16, 16).
 
-
-@exact
-def _pack_q6_k(dst, src):
-    q = np.empty((16, 16), np.uint8)
+    Levels are 0 … 2·half − 1. A block without weights beyond ±1e-15 becomes zero bytes.
+    """
     scales = np.empty(16, np.float32)
     for b in range(src.shape[0]):
-        x = src[b].reshape(16, 16)
         for i in range(16):
-            scales[i] = _fit(q[i], x[i], 32)
+            scales[i] = _fit(q[b, i], src[b, 16 * i : 16 * i + 16], half)
         if abs(extreme(scales)) < _TINY:
-            dst[b] = 0
+            clear(dst[b])
+            for i in range(16):
+                clear(q[b, i])
             continue
-        d = _pack_scales(dst, b, 192, 208, scales)
+        d = _pack_scales(dst, b, scales_at, d_at, scales)
         for i in range(16):
-            scale = d * np.float32(dst.view(np.int8)[b, 192 + i])
+            s = np.int32(dst[b, scales_at + i])
+            scale = d * np.float32(s - 256 if s > 127 else s)
             if scale != _ZERO:
+                x = src[b, 16 * i : 16 * i + 16]
                 for j in range(16):
-                    q[i, j] = 32 + _clip(x[i, j] / scale, 32)
-        _pack_bits_q6(dst, b, q.reshape(8, 32))
+                    q[b, i, j] = half + _clip(x[j] / scale, half)
+
+
+def _pack_q6_k(dst: np.ndarray, src: np.ndarray) -> None:
+    q = np.empty((len(src), 16, 16), np.uint8)
+    _choose_levels(q, dst, src, 32, 192, 208)
+    rows = q.reshape(-1, 2, 4, 32)  # two halves of four rows of 32 weights
+    low, top = rows & 15, rows >> 4
+    dst[:, :128] = (low[:, :, :2] | low[:, :, 2:] << 4).reshape(-1, 128)
+    shift = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    dst[:, 128:192] = np.bitwise_or.reduce(top << shift, axis=2).reshape(-1, 64)
 
 
 Q6_K = Quant(dtype=DTYPES["Q6_K"], unpack=_unpack_q6_k, pack=_pack_q6_k)

@@ -1,0 +1,51 @@
+"""Fine-tune LoRA adapters on quantised GGUF models, and look inside while it happens.
+
+stage                   verb             from → to
+pyggml.gguf             open             file → metadata + memory-mapped tensors
+pyggml.models           build            config, weights, token inputs → logits Tensor (a graph)
+pyggml.lora             attach           model → Adapter (A, B pairs) seen by every matched mul_mat
+pyggml.backward         build_backward   loss Tensor, parameters → gradient Tensors in the same graph
+pyggml.alloc            plan             Graph → Plan: offset of each tensor in one arena, peak bytes
+pyggml.runtime          compute          Plan → numbers, one bound kernel call per node
+pyggml.lora.optim       step             parameters, gradients → updated in place
+pyggml.lora.adapter     save             Adapter → GGUF that llama.cpp loads
+
+`pyggml.load("model.gguf")` is the short way in. Packages are imported when first used, so that
+`import pyggml` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyggml.generate import Sampling, generate
+    from pyggml.model import Model, load
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Model": "pyggml.model",
+    "load": "pyggml.model",
+    "Sampling": "pyggml.generate",
+    "generate": "pyggml.generate",
+}
+_PACKAGES = frozenset(
+    {"alloc", "backward", "gguf", "graph", "lora", "models", "ops", "quants", "runtime", "tensor"}
+    | {"tokenizer"}
+)
+
+__all__ = ["Model", "Sampling", "generate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"pyggml.{name}")
+    raise AttributeError(f"module 'pyggml' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES, "__version__"})

@@ -1,0 +1,97 @@
+"""Model: an open GGUF file, ready to compute logits and to be fine-tuned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from pyggml import gguf, tokenizer
+from pyggml.alloc import plan
+from pyggml.errors import ConfigError, DataError
+from pyggml.graph import Graph
+from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
+from pyggml.models.adapter import read_adapter
+from pyggml.runtime import Program, bind
+from pyggml.tensor import Tensor
+
+COMPUTE_TYPES = ("auto", "f32")
+
+
+class Model:
+    """A model whose weights stay quantised and mapped. Make one with `pyggml.load`.
+
+    `adapters` are the low-rank updates that every graph built from now on sees; `pyggml.lora.attach`
+    adds to them.
+    """
+
+    def __init__(self, file: gguf.GGUFFile, parts: Parts, compute: str) -> None:
+        self.file, self.parts, self.compute = file, parts, compute
+        self.adapters: list[LoraPairs] = []
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.parts.config
+
+    @cached_property
+    def tokenizer(self) -> tokenizer.Tokenizer:
+        """Built from the file's own vocabulary when first used."""
+        return tokenizer.from_gguf(self.file)
+
+    def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
+
+        Raises DataError if there are no tokens or one is outside the vocabulary.
+        """
+        ids = self.checked(tokens)
+        inputs = Inputs.empty(len(ids))
+        fill(inputs, ids)
+        program, out = self.program(build(self.parts, inputs, self.adapters))
+        program()
+        return np.array(out.data)
+
+    def program(self, out: Tensor) -> tuple[Program, Tensor]:
+        """A graph of this model, planned and bound to memory of its own."""
+        return bind(plan(Graph.of(out))), out
+
+    def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Token ids as int32, every one of them inside the vocabulary."""
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
+            raise DataError(f"tokens: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
+        n = self.config.n_vocab
+        if ids.min() < 0 or ids.max() >= n:
+            raise DataError(f"tokens: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")
+        return ids.astype(np.int32)
+
+
+def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:
+    """One causal sequence whose first token stands at position `start`."""
+    n = len(ids)
+    assert inputs.tokens.data is not None and inputs.positions.data is not None
+    assert inputs.span.data is not None
+    inputs.tokens.data[:] = ids
+    inputs.positions.data[:] = np.arange(start, start + n)
+    inputs.span.data[:, 0] = 0
+    inputs.span.data[:, 1] = np.arange(start, start + n) + 1
+
+
+def load(
+    path: str | os.PathLike[str],
+    adapter: str | os.PathLike[str] | None = None,
+    compute: str = "auto",
+) -> Model:
+    """Open a GGUF model, and a LoRA adapter for it.
+
+    compute: "f32" multiplies exactly in float32; "auto" takes the fastest of what this CPU has.
+    Raises GGUFError, ModelError, AdapterError or ConfigError with one sentence that names the fault.
+    """
+    if compute not in COMPUTE_TYPES:
+        raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")
+    file = gguf.open(path)
+    model = Model(file, read(file), compute)
+    if adapter is not None:
+        model.adapters.append(read_adapter(adapter, model.parts))
+    return model

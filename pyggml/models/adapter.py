@@ -1,0 +1,96 @@
+"""LoRA adapters in llama.cpp's file format, as updates that a graph can use.
+
+Keys general.type = "adapter", adapter.type = "lora", general.architecture as the base's,
+adapter.lora.alpha. Tensors NAME.lora_a (r, n_in) and NAME.lora_b (n_out, r) for a base tensor NAME.
+The update is y += alpha / r · B(A x); alpha 0 or absent means a factor of 1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.errors import AdapterError
+from pyggml.models.build import Parts
+from pyggml.models.net import LoraPair
+from pyggml.quants import QUANTS, dequantize
+from pyggml.tensor import Tensor, leaf
+
+SUFFIXES = (".lora_a", ".lora_b")
+
+
+def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPair]:
+    """The updates in an adapter file, by full name of the base tensor, as F32 copies.
+
+    Raises AdapterError with everything that keeps it from fitting the model.
+    """
+    with gguf.open(path) as file:
+        faults = _wrong_kind(file, parts)
+        alpha = file.get("adapter.lora.alpha", 0.0)
+        if not isinstance(alpha, float) or not np.isfinite(alpha):
+            faults.append("adapter.lora.alpha is no finite float")
+        pairs = {}
+        for base in _bases(file, faults):
+            a, b = (file.tensors[base + s] for s in SUFFIXES)
+            fault = _misfit(base, a, b, parts)
+            if fault:
+                faults.append(fault)
+            else:
+                scale = alpha / a.shape[0] if alpha else 1.0
+                pairs[base] = LoraPair(_leaf(file, a.name), _leaf(file, b.name), scale)
+    if faults:
+        raise AdapterError(f"{path}: " + "; ".join(faults[:10]))
+    return pairs
+
+
+def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
+    wanted = {
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "general.architecture": parts.config.architecture,
+    }
+    found = {key: file.get(key) for key in wanted}
+    return [
+        f"{key} is {str(found[key])[:40]!r}, wanted {value!r}"
+        for key, value in wanted.items()
+        if found[key] != value
+    ]
+
+
+def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
+    """Base names whose pair is complete; what is no half of a pair is a fault, as in llama.cpp."""
+    bases = []
+    for name in file.tensors:
+        base, suffix = name[:-7], name[-7:]
+        if suffix not in SUFFIXES:
+            faults.append(f"{name[:60]} is neither a lora_a nor a lora_b")
+        elif base + SUFFIXES[suffix == SUFFIXES[0]] not in file.tensors:
+            faults.append(f"{name[:60]} has no other half")
+        elif suffix == SUFFIXES[0]:
+            bases.append(base)
+    return bases
+
+
+def _misfit(
+    base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts
+) -> str | None:
+    weight = parts.weights.get(base)
+    if weight is None:
+        return f"{base[:60]} is no tensor of the model"
+    linear = {f"blk.{i}.{m}.weight" for i in range(parts.config.n_layer)
+              for m in parts.architecture.modules} | {"output.weight"}  # fmt: skip
+    if base not in linear:
+        return f"{base[:60]} is no linear module, so an update of it would have no effect"
+    fits = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1]
+    if not fits or (b.shape[0], a.shape[1]) != weight.shape:
+        return f"{base}: A {a.shape} and B {b.shape} do not make {weight.shape}"
+    if a.dtype.name not in QUANTS or b.dtype.name not in QUANTS:
+        return f"{base}: types {a.dtype} and {b.dtype}, known are {', '.join(QUANTS)}"
+    return None
+
+
+def _leaf(file: gguf.GGUFFile, name: str) -> Tensor:
+    info = file.tensors[name]
+    return leaf(np.array(dequantize(file.data(name), info.dtype.name), np.float32), name)

@@ -1,0 +1,79 @@
+"""Typed reading of metadata: a mapping of key → plain Python value, as `GGUFFile.get` gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import TokenizerError
+from pyggml.gguf import StringArray
+
+
+def shown(value: object) -> str:
+    """A value from a file, escaped and cut, so that an error message can carry it."""
+    quoted = repr(value)
+    return quoted if len(quoted) <= 60 else f"{quoted[:50]}... ({len(quoted)} characters)"
+
+
+class Metadata:
+    """Each method gives the value of a key, or None (the default) where the key is absent.
+
+    TokenizerError names the key where the value is of another type.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def text(self, key: str) -> str | None:
+        value = self._values.get(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise _wrong(key, value, "a string")
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._values.get(key, default)
+        if isinstance(value, bool):
+            return value
+        raise _wrong(key, value, "true or false")
+
+    def index(self, key: str) -> int | None:
+        value = self._values.get(key)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        raise _wrong(key, value, "an integer")
+
+    def texts(self, key: str) -> list[str] | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, StringArray):
+            return _decoded(key, value.raw_list())
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return list(value)
+        raise _wrong(key, value, "an array of strings")
+
+    def numbers(self, key: str, *dtypes: type[np.generic], n: int) -> np.ndarray | None:
+        """Exactly n numbers of one of the types."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype not in dtypes:
+            names = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            raise _wrong(key, value, f"an array of {names}")
+        if len(value) != n:
+            raise TokenizerError(f"{key} has {len(value)} values for {n} tokens")
+        return value
+
+
+def _wrong(key: str, value: object, wanted: str) -> TokenizerError:
+    found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else shown(value)
+    return TokenizerError(f"{key} is {found}, wanted {wanted}")
+
+
+def _decoded(key: str, raws: Sequence[bytes]) -> list[str]:
+    try:
+        return [raw.decode() for raw in raws]
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{key} holds {shown(error.object)}, which is not UTF-8") from None

@@ -1,0 +1,159 @@
+"""Which tokens have a role, and which end a generation: the rules of llama_vocab::impl::load.
+
+1. a role's token is the kind's default, or what a metadata key says
+2. a role still empty goes to the first token of the vocabulary with one of its usual names
+3. tokens with the names in ENDS are control tokens and end a generation, whatever their type
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.errors import TokenizerError
+from pyggml.tokenizer.metadata import Metadata
+from pyggml.tokenizer.partition import Special, in_order
+from pyggml.tokenizer.vocabulary import Attr, Vocabulary
+
+DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unk": 0}, "gpt2": {"bos": 11, "eos": 11}}
+
+KEYS = {
+    "bos": ("bos_token_id",),
+    "eos": ("eos_token_id",),
+    "eot": ("eot_token_id",),
+    "eom": ("eom_token_id",),
+    "unk": ("unknown_token_id",),
+    "pad": ("padding_token_id",),
+    "fim_pre": ("fim_pre_token_id", "prefix_token_id"),
+    "fim_suf": ("fim_suf_token_id", "suffix_token_id"),
+    "fim_mid": ("fim_mid_token_id", "middle_token_id"),
+    "fim_pad": ("fim_pad_token_id",),
+    "fim_rep": ("fim_rep_token_id",),
+    "fim_sep": ("fim_sep_token_id",),
+}
+# Roles that text or generation depends on; for the others a number out of range counts as absent,
+# because files with the padding token just past the vocabulary are common and harmless.
+VITAL = ("bos", "eos", "eot", "eom")
+
+DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+NAMES = {
+    "eot": (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
+        *("<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", DEEPSEEK_END, "<end_of_utterance>"),
+    ),
+    "eom": ("<|eom_id|>",),
+    "fim_pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>"),
+        *("<PRE>", "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    ),
+    "fim_suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>"),
+        *("<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    ),
+    "fim_mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>"),
+        *("<MID>", "\u2581<MID>", "<|code_middle|>", "<|middle|>"),
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+    *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>"),
+    *(DEEPSEEK_END, "[e~["),
+)
+ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """`roles` holds an id or None for each of KEYS; `ends` the ids that end a generation."""
+
+    roles: dict[str, int | None]
+    ends: frozenset[int]
+    matched: tuple[Special, ...]
+
+
+def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos: bool) -> Specials:
+    """Find roles and ends; changes `vocabulary.attrs` of tokens whose name says what they are."""
+    roles: dict[str, int | None] = {}
+    for role, keys in KEYS.items():
+        default = None if role == "bos" and not has_bos else DEFAULTS[kind].get(role)
+        roles[role] = _role(metadata, role, keys, default, len(vocabulary.tokens))
+    for role, names in NAMES.items():
+        if roles[role] is None:
+            roles[role] = next((vocabulary.ids[n] for n in names if n in vocabulary.ids), None)
+            _mark(vocabulary, roles[role], Attr.CONTROL)
+    ends = _ends(vocabulary, roles)
+    return Specials(roles, frozenset(ends), _matched(metadata, vocabulary))
+
+
+def _role(
+    metadata: Metadata, role: str, keys: tuple[str, ...], default: int | None, n: int
+) -> int | None:
+    found = default if default is not None and default < n else None
+    for key in keys:
+        id = metadata.index(f"tokenizer.ggml.{key}")
+        if id is not None and 0 <= id < n:
+            found = id
+        elif id is not None and role in VITAL:
+            raise TokenizerError(f"tokenizer.ggml.{key} is {id}, wanted 0 to {n - 1}")
+    return found
+
+
+def _mark(vocabulary: Vocabulary, id: int | None, attr: Attr) -> None:
+    if id is not None:
+        vocabulary.attrs[id] |= attr
+
+
+def _ends(vocabulary: Vocabulary, roles: dict[str, int | None]) -> set[int]:
+    attrs, named = vocabulary.attrs, [vocabulary.ids[n] for n in ENDS if n in vocabulary.ids]
+    attrs[named] |= Attr.CONTROL
+    attrs[[vocabulary.ids[n] for n in ALWAYS_SHOWN if n in vocabulary.ids]] = Attr.USER_DEFINED
+    by_role = [roles[r] for r in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")]
+    ends = {*named, *(id for id in by_role if id is not None)}
+    names = {vocabulary.tokens[id] for id in ends}
+    call = names & {"<|call|>", "<|calls|>"}
+    if "<|end|>" in names and call and names & {"<|return|>", "<|flush|>"}:
+        # The harmony format: <|end|> ends a message, and the turn goes on.
+        ends.discard(vocabulary.ids["<|end|>"])
+        attrs[vocabulary.ids["<|end|>"]] = Attr.USER_DEFINED
+    if "</s>" in names and names & {"<|tool_response>", "<|plamo:eos|>"}:
+        ends.discard(vocabulary.ids["</s>"])
+        attrs[vocabulary.ids["</s>"]] = Attr.NORMAL
+    return ends
+
+
+def _matched(metadata: Metadata, vocabulary: Vocabulary) -> tuple[Special, ...]:
+    hidden = Attr.CONTROL | Attr.UNKNOWN
+    lstrip, rstrip = _strips(metadata, vocabulary)
+    return in_order(
+        Special(
+            vocabulary.tokens[id],
+            id,
+            hidden=bool(vocabulary.attrs[id] & hidden),
+            lstrip=id in lstrip,
+            rstrip=id in rstrip,
+        )
+        for id in vocabulary.having(hidden | Attr.USER_DEFINED)
+    )
+
+
+def _strips(metadata: Metadata, vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
+    """Ids that swallow spaces on their left, on their right. GGUF does not say; names do."""
+    ids = vocabulary.ids
+    pre = metadata.text("tokenizer.ggml.pre") or ""
+    architecture = metadata.text("general.architecture") or ""
+    name = (metadata.text("general.name") or "").lower()
+    if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or any(
+        part in architecture for part in ("nomic-bert-moe", "jina-bert-v3")
+    ):
+        return {ids["<mask>"]} if "<mask>" in ids else set(), set()
+    if "phi-3" in name or "phi3" in name:
+        special = vocabulary.having(Attr.CONTROL | Attr.UNKNOWN | Attr.USER_DEFINED)
+        after = {*special, *(ids[n] for n in ("</s>",) if n in ids)}
+        return set(), after - {ids[n] for n in ("<unk>", "<s>", "<|endoftext|>") if n in ids}
+    if "modern-bert" in name:
+        return {ids["[MASK]"]} if "[MASK]" in ids else set(), set()
+    return set(), set()

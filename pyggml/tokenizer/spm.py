@@ -1,0 +1,75 @@
+"""SentencePiece BPE by scores: spaces become "▁" (U+2581), then the best-scored pair merges first.
+
+The library `sentencepiece` does the work, from a ModelProto made here, field by field:
+
+    ModelProto        1 pieces*  2 trainer_spec  3 normalizer_spec
+    SentencePiece     1 piece: string  2 score: float  3 type: enum
+    TrainerSpec       3 model_type: 2 = BPE  35 byte_fallback: bool
+    NormalizerSpec    1 name: string  3 add_dummy_prefix  4 remove_extra_whitespaces: bool
+
+Every token is made a normal piece, because llama.cpp's merges look at the text of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyggml.errors import TokenizerError
+from pyggml.tokenizer.vocabulary import Vocabulary
+
+SPACE = "\u2581"
+NORMAL, UNKNOWN, BYTE = b"\x18\x01", b"\x18\x02", b"\x18\x06"  # SentencePiece.type
+BYTE_FALLBACK = b"\x98\x02\x01"
+TRAINER = b"\x18\x02" + BYTE_FALLBACK
+VERBATIM = b"\x18\x00\x20\x00"  # no dummy prefix, no collapsing of spaces
+
+
+def encoder(vocabulary: Vocabulary) -> Callable[[list[str]], list[list[int]]]:
+    """Texts → ids of each. TokenizerError if not all byte tokens are there: text could get lost."""
+    missing = [name for b in range(256) if (name := f"<0x{b:02X}>") not in vocabulary.ids]
+    if missing:
+        raise TokenizerError(
+            f"{len(missing)} of the 256 byte tokens are missing, the first is {missing[0]}"
+        )
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        processor = SentencePieceProcessor(model_proto=model_proto(vocabulary))
+    except RuntimeError as error:
+        raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from None
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [processor.encode(text) for text in texts]
+
+    return encode
+
+
+def model_proto(vocabulary: Vocabulary) -> bytes:
+    """The vocabulary as sentencepiece's model file, plus the unknown piece that it insists on."""
+    scores = vocabulary.scores.astype("<f4").tobytes()
+    bytes_ = {f"<0x{b:02X}>" for b in range(256)}
+    parts = [
+        _field(1, _field(1, text.encode()) + b"\x15" + scores[4 * i : 4 * i + 4] + kind)
+        for i, text in enumerate(vocabulary.tokens)
+        for kind in (BYTE if text in bytes_ else NORMAL,)
+    ]
+    unknown = "unknown"
+    while unknown in vocabulary.ids:
+        unknown += "-"
+    parts.append(_field(1, _field(1, unknown.encode()) + UNKNOWN))
+    parts += [_field(2, TRAINER), _field(3, _field(1, b"identity") + VERBATIM)]
+    return b"".join(parts)
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A protobuf field of wire type 2: tag, length as a varint, bytes."""
+    length, varint = len(payload), bytearray()
+    while length > 127:
+        varint.append(length & 127 | 128)
+        length >>= 7
+    return bytes((number << 3 | 2, *varint, length)) + payload
+
+
+def piece(text: str) -> bytes:
+    """The bytes that a normal token stands for."""
+    return text.replace(SPACE, " ").encode()

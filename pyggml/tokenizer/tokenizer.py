@@ -1,0 +1,183 @@
+"""Text → [BOS] ids [EOS] and back.
+
+encode   cut at special tokens (partition) → [space +] each piece → the kind's encoder → ids
+decode   bytes of every token, joined, then read as UTF-8
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pyggml import gguf
+from pyggml.errors import TokenizerError
+from pyggml.tokenizer import bpe, spm
+from pyggml.tokenizer.metadata import Metadata, shown
+from pyggml.tokenizer.partition import partition
+from pyggml.tokenizer.pretokenizers import Pretokenizer, pretokenizer
+from pyggml.tokenizer.special import Specials, read_specials
+from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocabulary
+
+KINDS = ("gpt2", "llama")
+
+
+class Tokenizer:
+    """Made by `from_gguf`.
+
+    n_vocab                                 number of tokens
+    bos_id, eos_id, eot_id, pad_id, unk_id  int, or None where the vocabulary has none
+    add_bos, add_eos                        whether `encode` adds them
+    chat_template                           Jinja2 source, or None
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        vocabulary: Vocabulary,
+        specials: Specials,
+        encode: Callable[[list[str]], list[list[int]]],
+        pre: Pretokenizer | None,
+    ) -> None:
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos_id = specials.roles["bos"]
+        self.eos_id = specials.roles["eos"]
+        self.eot_id = specials.roles["eot"]
+        self.pad_id = specials.roles["pad"]
+        self.unk_id = specials.roles["unk"]
+        self.add_bos = metadata.flag("tokenizer.ggml.add_bos_token", pre is None or pre.add_bos)
+        self.add_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
+        self.chat_template = metadata.text("tokenizer.chat_template")
+        spaced = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+        self._prefix = " " if pre is None and spaced else ""
+        self._vocabulary, self._specials, self._encode = vocabulary, specials, encode
+        self._piece = spm.piece if pre is None else bpe.piece
+        for name, added, id in (
+            ("bos", self.add_bos, self.bos_id),
+            ("eos", self.add_eos, self.eos_id),
+        ):
+            if added and id is None:
+                raise TokenizerError(
+                    f"tokenizer.ggml.add_{name}_token is true, but there is no {name}"
+                )
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """The ids that llama_tokenize gives.
+
+        add_special     put BOS before and EOS after, where `add_bos` and `add_eos` say so
+        parse_special   control tokens written in the text become those tokens; otherwise they are
+                        plain text. User-defined tokens are always found.
+
+        TokenizerError for text with half of a surrogate pair, which UTF-8 cannot hold.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"the text has half of a surrogate pair at character {error.start}"
+            ) from None
+        parts = partition(text, self._specials.matched, parse_special)
+        pieces = iter(
+            self._encode([self._prefix + part for part in parts if isinstance(part, str)])
+        )
+        ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
+        for part in parts:
+            if isinstance(part, str):
+                ids.extend(next(pieces))
+            else:
+                ids.append(part)
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD.
+
+        `special` shows control tokens. The one space that `encode` has put before the text is
+        taken off, also after a leading BOS, so that decode(encode(text)) == text.
+        """
+        ids = list(ids)
+        start = 0
+        while start < len(ids) and self._attr(ids[start]) & Attr.CONTROL:
+            start += 1
+        head = b"".join(self.token_bytes(id, special) for id in ids[:start])
+        tail = b"".join(self.token_bytes(id, special) for id in ids[start:])
+        return (head + tail.removeprefix(self._prefix.encode())).decode("utf-8", "replace")
+
+    def token_bytes(self, id: int, special: bool = False) -> bytes:
+        """The bytes of one token, as llama_token_to_piece; a token may hold part of a character.
+
+        Control and unknown tokens are empty unless `special`; unused ones always are.
+        TokenizerError if there is no such token.
+        """
+        attr = self._attr(id)
+        text = self._vocabulary.tokens[id]
+        if attr & (Attr.CONTROL | Attr.UNKNOWN):
+            return text.encode() if special else b""
+        if attr & Attr.USER_DEFINED:
+            return text.encode()
+        if attr & Attr.NORMAL:
+            return self._piece(text)
+        byte = BYTE_TOKEN.fullmatch(text) if attr & Attr.BYTE else None
+        return bytes.fromhex(byte[1]) if byte else b""
+
+    def stream(self, special: bool = False) -> Stream:
+        """A decoder for ids that come one at a time; it takes no leading space off."""
+        return Stream(self, special)
+
+    def is_eog(self, id: int) -> bool:
+        """Whether this token ends a generation: EOS, EOT, and tokens with such a name."""
+        return id in self._specials.ends
+
+    def _attr(self, id: int) -> int:
+        if not 0 <= id < self.n_vocab:
+            raise TokenizerError(f"there is no token {id}, the vocabulary has {self.n_vocab}")
+        return int(self._vocabulary.attrs[id])
+
+
+class Stream:
+    """Ids → text as soon as it is whole; the start of a character waits for its end."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, id: int) -> str:
+        """What this token completes; may be empty."""
+        return self._decoder.decode(self._tokenizer.token_bytes(id, self._special))
+
+    def flush(self) -> str:
+        """At the end: U+FFFD if a character was left unfinished."""
+        return self._decoder.decode(b"", final=True)
+
+
+def from_gguf(source: str | os.PathLike[str] | gguf.GGUFFile) -> Tokenizer:
+    """The tokenizer of a GGUF file, given by path or open; it may hold a vocabulary alone.
+
+    GGUFError for a damaged file, TokenizerError for a kind or pre-tokenizer that is not supported
+    or a vocabulary that does not fit together.
+    """
+    if not isinstance(source, gguf.GGUFFile):
+        with gguf.open(source) as file:
+            return from_gguf(file)
+    try:
+        return from_metadata({key: field.value for key, field in source.metadata.items()})
+    except TokenizerError as error:
+        raise TokenizerError(f"{source.path}: {error}") from None
+
+
+def from_metadata(values: Mapping[str, Any]) -> Tokenizer:
+    """As `from_gguf`, from metadata alone: GGUF keys → values as `GGUFFile.get` gives them."""
+    metadata = Metadata(values)
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind not in KINDS:
+        found = (
+            "tokenizer.ggml.model is missing" if kind is None else f"tokenizer kind {shown(kind)}"
+        )
+        raise TokenizerError(f"{found}, wanted one of {', '.join(KINDS)}")
+    pre = pretokenizer(metadata.text("tokenizer.ggml.pre")) if kind == "gpt2" else None
+    vocabulary = read_vocabulary(metadata)
+    specials = read_specials(metadata, vocabulary, kind, has_bos=pre is None or pre.has_bos)
+    encode = spm.encoder(vocabulary) if pre is None else bpe.encoder(vocabulary, pre)
+    return Tokenizer(metadata, vocabulary, specials, encode, pre)

@@ -1,0 +1,104 @@
+"""The arrays of a vocabulary, checked. `attrs` follows enum llama_token_type, one bit for each.
+
+tokens   n texts, all different; an empty one is called [EMPTY_i], as llama.cpp calls it
+attrs    (n,) int64 of Attr; NORMAL where the file has no token types
+scores   (n,) float32, kind `llama`: of two adjacent pairs, that with the higher score merges first
+merges   pairs (a, b), kind `gpt2`: of two adjacent pairs, that which stands first merges first
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+import numpy as np
+
+from pyggml.errors import TokenizerError
+from pyggml.tokenizer.metadata import Metadata, shown
+
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class Attr(IntFlag):
+    """What a token is. No bit at all: unused or undefined."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 4
+    USER_DEFINED = 8
+    BYTE = 16
+
+
+# By token type: undefined, normal, unknown, control, user defined, unused, byte.
+_OF_TYPE = np.array(
+    [0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL, Attr.USER_DEFINED, 0, Attr.BYTE], np.int64
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    tokens: list[str]
+    attrs: np.ndarray
+    scores: np.ndarray
+    merges: list[tuple[str, str]]
+    ids: dict[str, int] = field(repr=False)
+
+    def having(self, attr: Attr) -> list[int]:
+        """The ids of tokens with at least one of these bits, in order."""
+        ids: list[int] = np.flatnonzero(self.attrs & attr).tolist()
+        return ids
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary:
+    """TokenizerError for arrays that are missing, misshapen, or hold what no vocabulary may."""
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    if not tokens:
+        raise TokenizerError("tokenizer.ggml.tokens is missing or empty, so there is no vocabulary")
+    tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+    ids = {text: i for i, text in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        first = next(i for i, text in enumerate(tokens) if ids[text] != i)
+        raise TokenizerError(
+            f"tokens {first} and {ids[tokens[first]]} are both {shown(tokens[first])}"
+        )
+    attrs = _attrs(metadata, len(tokens))
+    _check_byte_tokens(tokens, attrs)
+    merges = _pairs(metadata.texts("tokenizer.ggml.merges") or [])
+    return Vocabulary(tokens, attrs, _scores(metadata, len(tokens)), merges, ids)
+
+
+def _attrs(metadata: Metadata, n: int) -> np.ndarray:
+    types = metadata.numbers("tokenizer.ggml.token_type", np.int32, n=n)
+    if types is None:
+        return np.full(n, Attr.NORMAL, np.int64)
+    return _OF_TYPE[np.where((types >= 0) & (types < len(_OF_TYPE)), types, 0)]
+
+
+def _check_byte_tokens(tokens: list[str], attrs: np.ndarray) -> None:
+    for i in np.flatnonzero(attrs & Attr.BYTE).tolist():
+        if not BYTE_TOKEN.fullmatch(tokens[i]):
+            raise TokenizerError(
+                f"token {i} is of type byte and called {shown(tokens[i])}, wanted <0x00> to <0xFF>"
+            )
+
+
+def _scores(metadata: Metadata, n: int) -> np.ndarray:
+    scores = metadata.numbers("tokenizer.ggml.scores", np.float32, np.int32, n=n)
+    if scores is None:
+        return np.zeros(n, np.float32)
+    if not np.isfinite(scores).all():
+        i = int(np.argmin(np.isfinite(scores)))
+        raise TokenizerError(f"token {i} has score {scores[i]}, wanted a finite number")
+    return scores.astype(np.float32)
+
+
+def _pairs(merges: list[str]) -> list[tuple[str, str]]:
+    """Cut at the first space after the first character; of two equal merges the first counts."""
+    pairs = [(m[:at], m[at + 1 :]) for m in merges if 0 < (at := m.find(" ", 1)) < len(m) - 1]
+    if len(pairs) != len(merges):
+        i = next(i for i, m in enumerate(merges) if not 0 < m.find(" ", 1) < len(m) - 1)
+        raise TokenizerError(
+            f"merge {i} is {shown(merges[i])}, wanted two tokens and a space between"
+        )
+    return pairs if len(set(merges)) == len(merges) else list(dict.fromkeys(pairs))

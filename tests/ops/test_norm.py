@@ -1,0 +1,48 @@
+"""What the registry's tests cannot say of norms: fused equals unfused, and rows of zeros."""
+
+import numpy as np
+import pytest
+
+from pyggml.errors import ShapeError
+from pyggml.ops.arith import mul
+from pyggml.ops.norm import l2_norm, l2_norm_back, norm, rms_norm, rms_norm_back
+from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
+from pyggml.runtime import run
+from pyggml.tensor import leaf
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_fused_rms_norm_equals_the_unfused_chain():
+    x, w, dy = leaf(floats(40, 65)), leaf(floats(65, seed=1)), leaf(floats(40, 65, seed=2))
+    y, dx, dw = run(rms_norm_mul(x, w), rms_norm_mul_back(x, w, dy), rms_norm_mul_back_w(x, dy))
+    normed, slow_dx = run(rms_norm(x), rms_norm_back(x, mul(dy, w)))
+    np.testing.assert_allclose(y, normed * w.data, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(dx, slow_dx, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dw, (dy.data * normed).sum(axis=0), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_zeros_stay_finite():
+    zero, dy = leaf(np.zeros((2, 5), np.float32)), leaf(floats(2, 5))
+    for y in run(rms_norm(zero), norm(zero), l2_norm(zero)):
+        np.testing.assert_array_equal(y, 0)
+    (dx,) = run(l2_norm_back(zero, dy, eps=0.5))
+    np.testing.assert_allclose(dx, dy.data / 0.5, rtol=1e-6)
+
+
+def test_norm_is_right_far_from_zero():
+    """The variance of what is left after the mean: E[x²] − E[x]² would lose all digits here."""
+    x = 1000 + floats(3, 257)
+    (y,) = run(norm(leaf(x)))
+    x64 = x.astype(np.float64)
+    want = (x64 - x64.mean(-1, keepdims=True)) / x64.std(-1, keepdims=True)
+    np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [64, 66])
+def test_a_weight_of_the_wrong_length_is_refused_by_name(n):
+    w = leaf(np.ones(n, np.float32), "attn_norm.weight")
+    with pytest.raises(ShapeError, match=r"rms_norm_mul: w is <attn_norm\.weight .* F32\[65\]"):
+        rms_norm_mul(leaf(floats(4, 65)), w)

@@ -1,0 +1,63 @@
+"""Optimiser steps over several steps: what they leave in m and v, and where they lead."""
+
+import numpy as np
+import pytest
+
+from pyggml.alloc import plan
+from pyggml.errors import ShapeError
+from pyggml.graph import Graph
+from pyggml.ops.layout import transpose
+from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
+from pyggml.runtime import bind
+from pyggml.tensor import leaf
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_adamw_over_steps_is_the_papers_algorithm():
+    alpha, beta1, beta2, eps, decay = 0.05, 0.9, 0.99, 1e-8, 0.1
+    p, g = leaf(floats(3, 50)), leaf(np.zeros((3, 50), np.float32))
+    m, v = leaf(np.zeros((3, 50), np.float32)), leaf(np.zeros((3, 50), np.float32))
+    settings = leaf(np.zeros(7, np.float32))
+    want, want_m, want_v = p.data.astype(np.float64), 0.0, 0.0
+    program = bind(plan(Graph.of(opt_step_adamw(p, g, m, v, settings))))
+    for n in range(1, 6):
+        g.data[:] = floats(3, 50, seed=n)
+        hats = (1 / (1 - beta1**n), 1 / (1 - beta2**n))
+        settings.data[:] = (alpha, beta1, beta2, eps, decay, *hats)
+        program()
+        want_m = beta1 * want_m + (1 - beta1) * g.data
+        want_v = beta2 * want_v + (1 - beta2) * g.data.astype(np.float64) ** 2
+        want -= alpha * decay * want
+        want -= alpha * want_m * hats[0] / (np.sqrt(want_v * hats[1]) + eps)
+    np.testing.assert_allclose(p.data, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(m.data, want_m, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(v.data, want_v, rtol=1e-4, atol=1e-6)
+
+
+def test_sgd_with_decay_reaches_the_minimum_it_must():
+    """Of |p − 1|²/2 + wd·|p|²/2, which is p = 1 / (1 + wd)."""
+    p, g = leaf(floats(7)), leaf(np.zeros(7, np.float32))
+    program = bind(plan(Graph.of(opt_step_sgd(p, g, leaf(np.array([0.2, 0.5], np.float32))))))
+    for _ in range(100):
+        g.data[:] = p.data - 1
+        program()
+    np.testing.assert_allclose(p.data, 1 / 1.5, rtol=1e-5)
+
+
+def test_a_parameter_with_gaps_is_refused():
+    p, g = transpose(leaf(floats(4, 3))), leaf(floats(3, 4))
+    with pytest.raises(ShapeError, match=r"opt_step_sgd: p is .* without gaps"):
+        opt_step_sgd(p, g, leaf(floats(2)))
+    with pytest.raises(ShapeError, match=r"opt_step_adamw: v is .* without gaps"):
+        opt_step_adamw(g, g, g, p, leaf(floats(7)))
+
+
+def test_misfits_are_refused():
+    p = leaf(floats(3, 4))
+    with pytest.raises(ShapeError, match=r"opt_step_adamw: m is .* wanted F32\[3, 4\]"):
+        opt_step_adamw(p, p, leaf(floats(4, 3)), p, leaf(floats(7)))
+    with pytest.raises(ShapeError, match=r"settings is .* wanted F32\[2\]"):
+        opt_step_sgd(p, p, leaf(floats(7)))

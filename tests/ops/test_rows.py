@@ -1,0 +1,84 @@
+"""Tables of every type, ids that are no rows, and writing into a cache."""
+
+import numpy as np
+import pytest
+
+from pyggml.dtypes import BF16, F16
+from pyggml.errors import PyggmlError, ShapeError
+from pyggml.ops.layout import transpose
+from pyggml.ops.rows import get_rows, get_rows_back, set_rows
+from pyggml.quants import QUANTS, NoPack, dequantize, quantize
+from pyggml.runtime import run
+from pyggml.tensor import Tensor, leaf
+
+PACKED = [n for n, q in QUANTS.items() if q.dtype.quantised and not isinstance(q.pack, NoPack)]
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def numbers(*ids: int) -> Tensor:
+    return leaf(np.array(ids, np.int32), "ids")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_quantised_rows_are_unpacked(name):
+    kind = QUANTS[name].dtype
+    x = floats(5, 2 * kind.block)
+    packed = quantize(x, name)
+    (y,) = run(get_rows(leaf(packed, "token_embd.weight", kind), numbers(4, 0, 4)))
+    np.testing.assert_array_equal(y, dequantize(packed, name)[[4, 0, 4]])
+    assert np.corrcoef(y.ravel(), x[[4, 0, 4]].ravel())[0, 1] > 0.7
+
+
+def test_half_precision_rows_are_widened():
+    x = floats(4, 6)
+    bits = (x.view(np.uint32) >> 16).astype(np.uint16)
+    half, brain = run(
+        get_rows(leaf(x.astype(np.float16)), numbers(3, 1)),
+        get_rows(leaf(bits, dtype=BF16), numbers(3, 1)),
+    )
+    np.testing.assert_array_equal(half, x.astype(np.float16)[[3, 1]])
+    np.testing.assert_array_equal(brain, (x.view(np.uint32) & 0xFFFF0000).view(np.float32)[[3, 1]])
+
+
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1, -(2**31)])
+def test_an_id_that_is_no_row_is_refused_before_anything_is_touched(wrong):
+    table, dy, cache = leaf(floats(4, 6)), leaf(floats(2, 6)), leaf(np.zeros((4, 6), np.float32))
+    for result in (
+        get_rows(table, numbers(0, wrong)),
+        get_rows_back(dy, numbers(0, wrong), 4),
+        set_rows(cache, dy, numbers(0, wrong)),
+    ):
+        with pytest.raises(PyggmlError, match=f"id {wrong} is none of the 4 rows"):
+            run(result)
+    assert not np.any(cache.data)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_set_rows_writes_into_the_cache_itself(kind):
+    cache = leaf(np.zeros((6, 2, 3), kind), "cache_k")
+    new = floats(2, 2, 3)
+    result = set_rows(cache, leaf(new), numbers(4, 1))
+    (y,) = run(result)
+    assert result.base is cache
+    np.testing.assert_array_equal(cache.data[[4, 1]], new.astype(kind))
+    np.testing.assert_array_equal(y, cache.data)
+    assert not np.any(cache.data[[0, 2, 3, 5]])
+
+
+def test_what_set_rows_cannot_do_is_refused():
+    cache, new = leaf(np.zeros((4, 6), np.float32)), leaf(floats(2, 6))
+    with pytest.raises(PyggmlError, match="id 3 is named twice"):
+        run(set_rows(cache, new, numbers(3, 3)))
+    with pytest.raises(ShapeError, match=r"dst is .* wanted one without gaps"):
+        set_rows(transpose(leaf(np.zeros((6, 4), np.float32))), new, numbers(0, 1))
+    with pytest.raises(ShapeError, match="wanted F32 or F16"):
+        set_rows(leaf(np.zeros((4, 6), np.uint16), dtype=BF16), new, numbers(0, 1))
+    with pytest.raises(ShapeError, match=r"src is .* wanted F32\[2, 6\]"):
+        set_rows(cache, leaf(floats(2, 5)), numbers(0, 1))
+    with pytest.raises(ShapeError, match=r"ids is .* wanted I32"):
+        get_rows(cache, leaf(floats(2)))
+    with pytest.raises(ShapeError, match=r"table is .* wanted 2 axes"):
+        get_rows(leaf(floats(2, 3, 4).astype(np.float16), dtype=F16), numbers(0))
