@@ -52,18 +52,20 @@ def reusable_source(node: Tensor, i: int, lives: dict[Tensor, Lifetime]) -> Tens
     """The owner whose memory node i may overwrite with its own result, if there is one.
 
     It must die here, be seen whole by one source of the node's own type and size, and not be
-    seen through a second, different window by another source.
+    seen by another source: not at all if only the first may be overwritten, else not through a
+    different window.
     """
     assert node.op is not None
     if node.op.memory not in (Memory.INPLACE, Memory.INPLACE_FIRST):
         return None
-    for s in node.src if node.op.memory is Memory.INPLACE else node.src[:1]:
+    first_only = node.op.memory is Memory.INPLACE_FIRST
+    for s in node.src[:1] if first_only else node.src:
         owner = s.root
         life = lives.get(owner)
-        fits = s.dtype is node.dtype and s.n_bytes == node.n_bytes == owner.n_bytes
-        if life is None or life.last != i or not fits or not s.is_contiguous or s.shape != node.shape:
+        fits = (s.dtype, s.shape) == (node.dtype, node.shape) and s.n_bytes == owner.n_bytes
+        if life is None or life.last != i or not fits or not s.is_contiguous:
             continue
-        windows = {(o.offset, o.shape, o.strides) for o in node.src if o.root is owner}
-        if len(windows) == 1:
+        seen = [(o.offset, o.shape, o.strides) for o in node.src if o.root is owner]
+        if len(seen if first_only else set(seen)) == 1:
             return owner
     return None

@@ -56,5 +56,14 @@ def array(t: Tensor) -> np.ndarray:
     base = t.base.data
     assert base is not None, f"{t.base!r} has no memory yet"
     strides = (*t.strides[:-1], 1) if t.dtype.quantised else t.strides
-    buffer = base.reshape(-1).view(np.uint8)
-    return np.ndarray(_stored_shape(t), t.dtype.numpy, buffer, t.offset, strides)
+    return np.ndarray(_stored_shape(t), t.dtype.numpy, _bytes_of(base), t.offset, strides)
+
+
+def _bytes_of(base: np.ndarray) -> np.ndarray:
+    """The memory from the first element to the last as uint8, gaps included; never a copy."""
+    if base.flags.c_contiguous:
+        return base.reshape(-1).view(np.uint8)
+    first = base[(slice(0, 1),) * base.ndim].reshape(1).view(np.uint8)
+    steps = zip(base.shape, base.strides, strict=True)
+    n_bytes = base.itemsize + sum((n - 1) * step for n, step in steps)
+    return np.lib.stride_tricks.as_strided(first, (n_bytes,), (1,))

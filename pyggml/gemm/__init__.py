@@ -45,7 +45,8 @@ def mul_mat(
 ) -> Call:
     """y (T, N) (+)= x (T, K) · wᵀ; float32, y contiguous, x with whole rows, w (N, row) of any type."""
     shape = (x.shape[0], w.shape[0], x.shape[1])
-    return _with_weight(product.forward, twin.forward, y, x, w, dtype, shape, work, accumulate)
+    fast = product.few if x.shape[0] <= product.FEW else product.forward
+    return _with_weight(fast, twin.forward, y, x, w, dtype, shape, work, accumulate)
 
 
 def out_prod(

@@ -23,10 +23,11 @@ TILE = 64  # weight rows of one forward task; a multiple of every panel
 DEPTH = 512  # reduction length of one pass; a multiple of every block length
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
 CHUNK = 128  # weight rows that one backward pass reduces over
-LD_COLUMNS = COLUMNS + 16  # rows of the backward tile do not all start in the same cache set
 
-# Floats of scratch that one thread needs: unpacked rows, the tile, and one edge of C.
-SCRATCH = max(LANES * DEPTH + DEPTH * TILE, CHUNK * LD_COLUMNS) + MR * PANEL
+# Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
+ROWS = max(LANES * DEPTH, COLUMNS)
+TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS)
+SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
 _tile_product = make_tile_product(MR, CHOSEN.nv, LANES)
 _transpose = make_transpose(LANES)
@@ -60,18 +61,21 @@ def _pack_group(packed, x, start, row_step, column_step, n_rows, depth, group):
 
 @kernel
 def _multiply_panel(
-    packed, depth, k0, k, groups, b, ldb, edge, c, c_start, ldc, n_rows, n_columns, accumulate
+    packed, depth, k0, k, groups, b, edge, c, c_start, ldc, n_rows, n_columns, accumulate
 ):
-    """c[:, :n_columns] (+)= packed[:, k0:k0+k] · b for groups (first, past the last) of MR rows."""
+    """c[:, :n_columns] (+)= packed[:, k0:k0+k] · b for groups (first, past the last) of MR rows.
+
+    b is the address of a panel (k, PANEL).
+    """
     c_at, edge_at, packed_at = c.ctypes.data, edge.ctypes.data, packed.ctypes.data
     for g in range(groups[0], groups[1]):
         a = packed_at + (g * MR * depth + k0 * MR) * 4
         here = c_start + g * MR * ldc
         rows = min(MR, n_rows - g * MR)
         if rows == MR and n_columns == PANEL:
-            _tile_product(a, b, ldb, c_at + here * 4, ldc, k, accumulate)
+            _tile_product(a, b, PANEL, c_at + here * 4, ldc, k, accumulate)
             continue
-        _tile_product(a, b, ldb, edge_at, PANEL, k, 0)
+        _tile_product(a, b, PANEL, edge_at, PANEL, k, 0)
         for i in range(rows):
             for j in range(n_columns):
                 old = c[here + i * ldc + j] if accumulate else np.float32(0)
@@ -89,7 +93,7 @@ def _split(n_groups, n_parts, part):
 
 @kernel
 def _unpack_tile(tile, rows, weight, n_rows, k0, k):
-    """tile (k, TILE) from rows of W, LANES at a time: unpack to `rows`, then transpose."""
+    """Panels (k, PANEL) from rows of W, LANES at a time: unpack to `rows`, then transpose."""
     address, row_bytes, code, block, block_bytes = weight
     source = address + k0 // block * block_bytes
     for first in range(0, n_rows, LANES):
@@ -99,9 +103,9 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k):
                 call_block(code, rows.ctypes.data + i * DEPTH * 4, row, k // block)
             else:
                 rows[i * DEPTH : i * DEPTH + k] = 0
+        panel = tile.ctypes.data + (first // PANEL * PANEL * k + first % PANEL) * 4
         for j in range(0, k, LANES):
-            to = tile.ctypes.data + (j * TILE + first) * 4
-            _transpose(to, TILE, rows.ctypes.data + j * 4, DEPTH)
+            _transpose(panel + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, DEPTH)
 
 
 @parallel
@@ -118,9 +122,7 @@ def forward(y, x, x_step, weight, shape, accumulate, packed, scratch):
     n_parts = min(n_groups, max(1, 2 * scratch.shape[0] // n_tiles))
     for task in prange(n_tiles * n_parts):
         mine = scratch[get_thread_id()]
-        rows = mine[: LANES * DEPTH]
-        tile = mine[LANES * DEPTH : LANES * DEPTH + DEPTH * TILE]
-        edge = mine[SCRATCH - MR * PANEL :]
+        rows, tile, edge = mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
         groups = _split(n_groups, n_parts, task % n_parts)
         first = task // n_parts * TILE
         here = (weight[0] + first * weight[1], *weight[1:])
@@ -130,13 +132,55 @@ def forward(y, x, x_step, weight, shape, accumulate, packed, scratch):
             _unpack_tile(tile, rows, here, n_rows, k0, k)
             for column in range(0, n_rows, PANEL):
                 _multiply_panel(
-                    packed, depth, k0, k, groups, tile.ctypes.data + column * 4, TILE, edge,
-                    y, first + column, n_out, n_tokens, min(PANEL, n_rows - column),
+                    packed, depth, k0, k, groups, tile.ctypes.data + column * k * 4, edge, y,
+                    first + column, n_out, n_tokens, min(PANEL, n_rows - column),
                     accumulate or k0 > 0,
                 )  # fmt: skip
 
 
+FEW = max(1, MR // 4)  # so few tokens would leave the tiles empty: each weight row is a dot product
+
+
+@parallel
+def few(y, x, x_step, weight, shape, accumulate, packed, scratch):
+    """As `forward`, for up to FEW tokens: rows of W are unpacked and multiplied one by one."""
+    n_tokens, n_out, depth = shape
+    address, row_bytes, code, block, block_bytes = weight
+    n_tasks = (n_out + LANES - 1) // LANES
+    for task in prange(n_tasks):
+        row = scratch[get_thread_id()]
+        for n in range(task * LANES, min((task + 1) * LANES, n_out)):
+            for t in range(n_tokens):
+                if not accumulate:
+                    y[t * n_out + n] = 0
+            for k0 in range(0, depth, DEPTH):
+                k = min(DEPTH, depth - k0)
+                source = address + n * row_bytes + k0 // block * block_bytes
+                call_block(code, row.ctypes.data, source, k // block)
+                for t in range(n_tokens):
+                    start = t * x_step + k0
+                    y[t * n_out + n] += _dot(row[:k], x[start : start + k])
+
+
+@kernel
+def _dot(a, b):
+    total = np.float32(0)
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total
+
+
 # -- backward -----------------------------------------------------------------------------------
+
+
+@kernel
+def _spread_row(tile, row, i, n, k):
+    """Row i of the panels (n, PANEL) from k unpacked weights."""
+    for column in range(0, k, PANEL):
+        to = tile[column * n + i * PANEL :][:PANEL]
+        of = row[column:][:PANEL]
+        for j in range(PANEL):
+            to[j] = of[j]
 
 
 @parallel
@@ -150,7 +194,7 @@ def backward(dx, dy, dy_step, weight, shape, accumulate, packed, scratch):
     n_parts = min(n_groups, max(1, 2 * scratch.shape[0] // n_tiles))
     for task in prange(n_tiles * n_parts):
         mine = scratch[get_thread_id()]
-        edge = mine[SCRATCH - MR * PANEL :]
+        row, tile, edge = mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
         groups = _split(n_groups, n_parts, task % n_parts)
         k0 = task // n_parts * COLUMNS
         k = min(COLUMNS, depth - k0)
@@ -159,11 +203,11 @@ def backward(dx, dy, dy_step, weight, shape, accumulate, packed, scratch):
         for n0 in range(0, n_out, CHUNK):
             n = min(CHUNK, n_out - n0)
             for i in range(n):
-                row = mine.ctypes.data + i * LD_COLUMNS * 4
-                call_block(code, row, source + (n0 + i) * row_bytes, k // block)
+                call_block(code, row.ctypes.data, source + (n0 + i) * row_bytes, k // block)
+                _spread_row(tile, row, i, n, k)
             for column in range(0, k, PANEL):
                 _multiply_panel(
-                    packed, n_out, n0, n, groups, mine.ctypes.data + column * 4, LD_COLUMNS, edge,
+                    packed, n_out, n0, n, groups, tile.ctypes.data + column * n * 4, edge,
                     dx, k0 + column, depth, n_tokens, min(PANEL, k - column),
                     accumulate or n0 > 0,
                 )  # fmt: skip
@@ -174,19 +218,21 @@ def backward(dx, dy, dy_step, weight, shape, accumulate, packed, scratch):
 
 @kernel
 def _gather_tile(tile, b, start, row_step, column_step, n_rows, k):
-    """tile (k, TILE) from n_rows strided rows of b; missing rows up to a whole panel are zeros."""
-    padded = -(-n_rows // PANEL) * PANEL
-    if row_step == 1:  # a transposed matrix: its columns are contiguous
-        for j in range(k):
-            source = start + j * column_step
-            for i in range(n_rows):
-                tile[j * TILE + i] = b[source + i]
-            tile[j * TILE + n_rows : j * TILE + padded] = 0
-        return
-    for i in range(padded):
-        for j in range(k):
-            inside = i < n_rows
-            tile[j * TILE + i] = b[start + i * row_step + j * column_step] if inside else 0
+    """Panels (k, PANEL) from n_rows strided rows of b; missing rows up to a whole one are zeros."""
+    for first in range(0, n_rows, PANEL):
+        n = min(PANEL, n_rows - first)
+        panel = tile[first * k : (first + PANEL) * k]
+        if n < PANEL:
+            panel[:] = 0
+        source = start + first * row_step
+        if row_step == 1:  # a transposed matrix: its columns are contiguous
+            for j in range(k):
+                for i in range(n):
+                    panel[j * PANEL + i] = b[source + j * column_step + i]
+        else:
+            for i in range(n):
+                for j in range(k):
+                    panel[j * PANEL + i] = b[source + i * row_step + j * column_step]
 
 
 @parallel
@@ -207,7 +253,8 @@ def strided(c, a, b, c_steps, a_steps, b_steps, repeats, shape, accumulate, pack
     n_parts = min(n_groups, max(1, 2 * scratch.shape[0] // (n_tiles * n_batches)))
     for task in prange(n_batches * n_tiles * n_parts):
         batch, rest = task // (n_tiles * n_parts), task % (n_tiles * n_parts)
-        tile, edge = scratch[get_thread_id()], scratch[get_thread_id()][SCRATCH - MR * PANEL :]
+        mine = scratch[get_thread_id()]
+        tile, edge = mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
         groups = _split(n_groups, n_parts, rest % n_parts)
         first = rest // n_parts * TILE
         n = min(TILE, n_out - first)
@@ -218,7 +265,7 @@ def strided(c, a, b, c_steps, a_steps, b_steps, repeats, shape, accumulate, pack
             _gather_tile(tile, b, start + k0 * b_steps[2], b_steps[1], b_steps[2], n, k)
             for column in range(0, n, PANEL):
                 _multiply_panel(
-                    side, depth, k0, k, groups, tile.ctypes.data + column * 4, TILE, edge,
-                    c, batch * c_steps[0] + first + column, c_steps[1], n_rows,
+                    side, depth, k0, k, groups, tile.ctypes.data + column * k * 4, edge, c,
+                    batch * c_steps[0] + first + column, c_steps[1], n_rows,
                     min(PANEL, n - column), accumulate or k0 > 0,
                 )  # fmt: skip

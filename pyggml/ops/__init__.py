@@ -1,26 +1,156 @@
 """Every family of ops is imported here, so that OPS is complete; the builders are exported."""
 
+from pyggml.ops.activation import (
+    elu,
+    gelu,
+    gelu_back,
+    gelu_erf,
+    gelu_quick,
+    leaky_relu,
+    relu,
+    sigmoid,
+    silu,
+    silu_back,
+    softplus,
+    tanh,
+)
 from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
+from pyggml.ops.attention import flash_attn_ext
+from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
+from pyggml.ops.hard import hardsigmoid, hardswish
+from pyggml.ops.head import linear_cross_entropy
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
+from pyggml.ops.loss import (
+    cross_entropy_loss,
+    cross_entropy_loss_back,
+    cross_entropy_rows,
+    cross_entropy_rows_back,
+)
+from pyggml.ops.mask import diag_mask_inf, diag_mask_zero
+from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod
+from pyggml.ops.narrow import concat, halves, narrow, split
+from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
+from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
+from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
+from pyggml.ops.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
 from pyggml.ops.repeat import repeat, repeat_back
+from pyggml.ops.rope import rope, rope_apply, rope_apply_back, rope_table
+from pyggml.ops.rows import get_rows, get_rows_back, set_rows
+from pyggml.ops.softmax import soft_max, soft_max_back
+from pyggml.ops.unary import (
+    abs_,
+    ceil,
+    clamp,
+    cos,
+    exp,
+    expm1,
+    floor,
+    log,
+    round_,
+    sgn,
+    sin,
+    sqr,
+    sqrt,
+    step,
+    trunc,
+)
+from pyggml.ops.view import acc, set_, view
 from pyggml.tensor import OPS
 
 __all__ = [
     "OPS",
+    "abs_",
+    "acc",
     "add",
     "add1",
     "add_inplace",
+    "argmax",
+    "ceil",
+    "clamp",
+    "concat",
     "cont",
+    "cos",
+    "count_equal",
     "cpy",
+    "cross_entropy_loss",
+    "cross_entropy_loss_back",
+    "cross_entropy_rows",
+    "cross_entropy_rows_back",
+    "cumsum",
+    "diag_mask_inf",
+    "diag_mask_zero",
     "div",
     "dup",
+    "elu",
+    "exp",
+    "expm1",
+    "flash_attn_ext",
+    "floor",
+    "geglu",
+    "geglu_erf",
+    "geglu_quick",
+    "gelu",
+    "gelu_back",
+    "gelu_erf",
+    "gelu_quick",
+    "get_rows",
+    "get_rows_back",
+    "halves",
+    "hardsigmoid",
+    "hardswish",
+    "l2_norm",
+    "l2_norm_back",
+    "leaky_relu",
+    "linear_cross_entropy",
+    "log",
+    "mean",
     "mul",
+    "mul_mat",
+    "mul_mat_add",
+    "narrow",
     "neg",
+    "norm",
+    "norm_back",
+    "opt_step_adamw",
+    "opt_step_sgd",
+    "out_prod",
     "permute",
+    "reglu",
+    "relu",
     "repeat",
     "repeat_back",
     "reshape",
+    "rms_norm",
+    "rms_norm_back",
+    "rms_norm_mul",
+    "rms_norm_mul_back",
+    "rms_norm_mul_back_w",
+    "rope",
+    "rope_apply",
+    "rope_apply_back",
+    "rope_table",
+    "round_",
     "scale",
+    "set_",
+    "set_rows",
+    "sgn",
+    "sigmoid",
+    "silu",
+    "silu_back",
+    "sin",
+    "soft_max",
+    "soft_max_back",
+    "softplus",
+    "split",
+    "sqr",
+    "sqrt",
+    "step",
     "sub",
+    "sum_",
+    "sum_rows",
+    "swiglu",
+    "tanh",
     "transpose",
+    "trunc",
+    "view",
 ]

@@ -133,7 +133,7 @@ def _add(out, a, b, tiles, sign):
 
 
 def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a + tiled(b, a.shape)
+    return np.asarray(a + tiled(b, a.shape))
 
 
 def _add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -154,7 +154,7 @@ ADD = op(
 
 
 def _sub_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a - tiled(b, a.shape)
+    return np.asarray(a - tiled(b, a.shape))
 
 
 def _sub_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -183,7 +183,7 @@ def _add1_spec(a: Tensor, b: Tensor) -> Spec:
 
 
 def _add1_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a + b.item()
+    return np.asarray(a + b.item())
 
 
 def _add1_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -224,7 +224,7 @@ def _mul(out, a, b, tiles):
 
 
 def _mul_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a * tiled(b, a.shape)
+    return np.asarray(a * tiled(b, a.shape))
 
 
 def _mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -257,7 +257,7 @@ def _div(out, a, b, tiles):
 
 
 def _div_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a / tiled(b, a.shape)
+    return np.asarray(a / tiled(b, a.shape))
 
 
 def _div_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -54,8 +54,8 @@ def _mask_spec(x: Tensor, n_past: int) -> Spec:
 
 
 def _masked(x: np.ndarray, n_past: int, fill: float) -> np.ndarray:
-    kept = np.tri(*x.shape[-2:], k=n_past, dtype=bool)
-    return np.where(kept, x, fill)
+    n_rows, n_columns = x.shape[-2:]
+    return np.where(np.tri(n_rows, n_columns, n_past, dtype=bool), x, fill)
 
 
 def _inf_ref(x: np.ndarray, n_past: int) -> np.ndarray:

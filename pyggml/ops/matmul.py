@@ -2,7 +2,7 @@
 
 mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x float32
 mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's own memory where y is not needed afterwards
-out_prod(a, b)         c  = bᵀ·a            the gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
+out_prod(a, b)         c  = bᵀ·a            gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
 
 Leading axes are batches. As in ggml, batch i of the result takes batch i // r of a source that has
 r times fewer batches.
@@ -11,6 +11,7 @@ r times fewer batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 import numpy as np
 
@@ -28,22 +29,29 @@ def mul_mat(w: Tensor, x: Tensor) -> Tensor:
 
     A packed w has two axes. Raises ShapeError if K differs or the batches do not divide.
     """
-    return MUL_MAT(_walkable(w), _walkable(x))
+    return MUL_MAT(_walkable(w), _beside(w, x))
 
 
 def mul_mat_add(y: Tensor, w: Tensor, x: Tensor) -> Tensor:
     """y + x·wᵀ: y (…, T, N), w (N, K) of any type, x (…, T, K) float32."""
-    return MUL_MAT_ADD(y, w, x)
+    return MUL_MAT_ADD(y, _walkable(w), _beside(w, x))
 
 
 def out_prod(a: Tensor, b: Tensor) -> Tensor:
     """bᵀ·a: a (…, R, M) of any type, b (…, R, N) float32 -> (…, N, M) (ggml OUT_PROD)."""
-    return OUT_PROD(_walkable(a), _walkable(b))
+    if a.dtype is F32 or len(b.shape) < 2 or transpose(b).is_contiguous:
+        return OUT_PROD(_walkable(a), _walkable(b))
+    return OUT_PROD(a, transpose(cont(transpose(b))))
 
 
 def _walkable(t: Tensor) -> Tensor:
     """The kernels walk one batch axis; several with gaps between them are copied together."""
     return t if len(t.shape) <= 3 or t.is_contiguous else cont(t)
+
+
+def _beside(w: Tensor, x: Tensor) -> Tensor:
+    """x as the kernel for w walks it: a packed w wants whole rows."""
+    return _walkable(x) if w.dtype is F32 else cont(x)
 
 
 def _batches(name: str, few: Shape, many: Shape) -> Shape:
@@ -64,8 +72,11 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
         )
     if x.dtype is not F32:
         raise ShapeError(f"{name}: the second factor is {x.dtype}, wanted F32")
-    if weight.dtype is not F32 and len(weight.shape) > 2:
+    packed = weight.dtype is not F32
+    if packed and len(weight.shape) > 2:
         raise ShapeError(f"{name}: a {weight.dtype} matrix has {len(weight.shape)} axes, wanted 2")
+    if packed and weight.strides[-1] != weight.dtype.block_bytes:
+        raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
 
 
 # -- how a product finds its kernel -------------------------------------------------------------
@@ -102,7 +113,24 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
     if _is_rows(w) and x.flags.c_contiguous:
         flat_y, flat_x = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
         return gemm.mul_mat(flat_y, flat_x, w, w_type, site.work, accumulate)
-    return gemm.strided(_as_batches(y), _as_batches(x), _as_batches(w), site.work, accumulate)
+    return _strided(y, x, w, site.work, accumulate)
+
+
+def _strided(
+    c: np.ndarray, a: np.ndarray, b: np.ndarray, work: np.ndarray, accumulate: bool
+) -> Call:
+    """c (+)= a · bᵀ; b may have fewer batches. The kernel repeats along one axis of batches."""
+    b = b.reshape((1,) * (c.ndim - b.ndim) + b.shape)
+    if c.ndim > 3 and b.shape[0] < c.shape[0] and b.shape[1] > 1:
+        r = c.shape[0] // b.shape[0]
+        outer = range(c.shape[0])
+        return _each, ([gemm.strided(c[i], a[i], b[i // r], work, accumulate) for i in outer],)
+    return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), work, accumulate)
+
+
+def _each(calls: list[Call]) -> None:
+    for kernel, arguments in calls:
+        kernel(*arguments)
 
 
 def _mul_mat_run(site: Site) -> Call:
@@ -134,16 +162,12 @@ def _sum_groups(dw: Tensor, shape: Shape) -> Tensor:
     """Add up the batches that one batch of the weight served (i // r: neighbours)."""
     if dw.shape == shape:
         return dw
-    padded = (1,) * (len(dw.shape) - len(shape)) + shape
-    split: Shape = ()
-    summed: Shape = ()
-    for found, wanted in zip(dw.shape[:-2], padded[:-2], strict=True):
-        split += (wanted, found // wanted)
-        summed += (wanted, 1)
-    if len(split) > 2:
-        raise ShapeError(f"mul_mat: no gradient for a weight {shape} spread over {dw.shape}")
-    grouped = reshape(dw, (*split, *shape[-2:]))
-    return reshape(repeat_back(grouped, (*summed, *shape[-2:])), shape)
+    found, wanted = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
+    for axis in (i for i in range(len(found) - 2) if found[i] != wanted[i]):
+        outer, inner = prod(wanted[: axis + 1]), prod(found[axis + 1 :])
+        grouped = reshape(dw, (outer, found[axis] // wanted[axis], inner))
+        dw = repeat_back(grouped, (outer, 1, inner))
+    return reshape(dw, shape)
 
 
 def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -232,8 +256,7 @@ def _out_prod_run(site: Site) -> Call:
         dx = site.out.reshape(-1, site.out.shape[-1])
         flat = rows.reshape(-1, rows.shape[-1])
         return gemm.out_prod(dx, flat, a, site.node.src[0].dtype, site.work, False)
-    columns = _as_batches(a).swapaxes(1, 2)  # (batches, M, R)
-    return gemm.strided(_as_batches(site.out), _as_batches(rows), columns, site.work, False)
+    return _strided(site.out, rows, a.swapaxes(-1, -2), site.work, False)
 
 
 def _out_prod_work(node: Tensor) -> int:

@@ -17,7 +17,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect_type
 from pyggml.ops.layout import no_kernel
-from pyggml.tensor import PLAIN, STRIDED, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import PLAIN, STRIDED, Call, Memory, Sample, Site, Spec, Tensor, op
 
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Reductions.
 
-sum        all elements to one, added in float64          sum_rows, mean   each row to one, axis kept
-cumsum     y_j = Σ_{k<=j} x_k along rows                  cumsum_back      dx_j = Σ_{k>=j} dy_k
-argmax     position of each row's largest, the first      count_equal      how many integers agree
+sum        all elements to one, in float64          sum_rows, mean   each row to one, axis kept
+cumsum     y_j = Σ_{k<=j} x_k along rows            cumsum_back      dx_j = Σ_{k>=j} dy_k
+argmax     where each row is largest, the first     count_equal      how many integers agree
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyggml.ops.repeat import repeat
 from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, as_rows, flat, op
 
 
-def sum_all(x: Tensor) -> Tensor:
+def sum_(x: Tensor) -> Tensor:
     """The sum of all elements of x F32, shape () (ggml's SUM)."""
     return SUM(x)
 

@@ -48,7 +48,7 @@ def acc(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
     return ACC(a, b, **_placed("acc", a, b, strides, offset))
 
 
-def set_view(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
+def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
     """a with b in the window of b's shape, strides and offset in bytes (ggml's SET).
 
     Raises ShapeError if two elements of b would fall on one of a.
@@ -111,9 +111,7 @@ def _view_ref(x: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.nd
 
 def _view_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     p = node.params
-    return (
-        VIEW_BACK(dy, shape=node.src[0].shape, strides=p["strides"], offset=p["offset"]),
-    )
+    return (VIEW_BACK(dy, shape=node.src[0].shape, strides=p["strides"], offset=p["offset"]),)
 
 
 def _view_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -240,7 +238,7 @@ def _acc_spec(a: Tensor, b: Tensor, strides: Shape, offset: int) -> Spec:
 
 
 def _acc_ref(a: np.ndarray, b: np.ndarray, strides: Shape, offset: int) -> np.ndarray:
-    return a + _view_back_ref(b, a.shape, strides, offset)
+    return np.asarray(a + _view_back_ref(b, a.shape, strides, offset))
 
 
 def _acc_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -248,8 +246,7 @@ def _acc_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _acc_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for s in _set_samples(rng):
-        yield s
+    yield from _set_samples(rng)
     params = {"strides": (2, 1), "offset": 5}  # overlapping rows
     yield Sample((rng.standard_normal((3, 8)), rng.standard_normal((4, 3))), params)
 

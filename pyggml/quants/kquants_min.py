@@ -21,7 +21,7 @@ import numpy as np
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import Quant
-from pyggml.quants.bits import clear, half_at, lanes, nearest_int, put_half
+from pyggml.quants.bits import clear, copy, half_at, lanes, nearest_int, put_half
 
 _ZERO = np.float32(0)
 
@@ -49,12 +49,6 @@ def _put_scales(x, b, s, m):
         x[b, 4 + i] = np.uint8(s[i] | ((s[4 + i] >> 4) << 6))
         x[b, 8 + i] = np.uint8(m[i] | ((m[4 + i] >> 4) << 6))
         x[b, 12 + i] = np.uint8((s[4 + i] & 15) | ((m[4 + i] & 15) << 4))
-
-
-@exact
-def _copy(out, x):
-    for j in range(x.size):
-        out[j] = x[j]
 
 
 @exact
@@ -135,7 +129,7 @@ def _fit(x, weights, q, trial, q_max, first, n_steps):
             error = _error(x, weights, trial, try_scale, try_low)
             if error < best:
                 best, scale, low = error, try_scale, try_low
-                _copy(q, trial)
+                copy(q, trial)
     return scale, -low
 
 

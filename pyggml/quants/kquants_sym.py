@@ -17,7 +17,7 @@ import numpy as np
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import Quant
-from pyggml.quants.bits import clear, extreme, half_at, lanes, nearest_int, put_half
+from pyggml.quants.bits import clear, copy, extreme, half_at, lanes, nearest_int, put_half
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
@@ -30,42 +30,43 @@ def _clip(v, half):
 
 
 @exact
-def _least_squares(x, inverse, half):
-    """Σ w·x·q and Σ w·q² for q = round(x·inverse), w = x²."""
-    sum_xq = sum_q2 = _ZERO
-    for v in x:
-        q = np.float32(_clip(inverse * v, half))
-        weight = v * v
-        sum_xq += weight * v * q
-        sum_q2 += weight * q * q
-    return sum_xq, sum_q2
-
-
-@exact
-def _put_levels(q, x, inverse, half):
+def _round_levels(q, x, inverse, half):
+    """q = half + round(x·inverse), clipped to 0 … 2·half − 1."""
     for j in range(x.size):
         q[j] = half + _clip(inverse * x[j], half)
 
 
 @exact
-def _fit(q, x, half):
-    """The best scale of x ≈ scale·(q − half), q in 0 … 2·half − 1; q is written."""
+def _least_squares(x, q, half):
+    """Σ w·x·(q − half) and Σ w·(q − half)², w = x²."""
+    sum_xq = sum_q2 = _ZERO
+    for j in range(x.size):
+        level = np.float32(np.int32(q[j]) - np.int32(half))
+        weight = x[j] * x[j]
+        sum_xq += weight * x[j] * level
+        sum_q2 += weight * level * level
+    return sum_xq, sum_q2
+
+
+@exact
+def _fit(q, x, trial, half):
+    """The best scale of x ≈ scale·(q − half); q is written, trial is scratch."""
     peak = extreme(x)
     if abs(peak) < _TINY:
         clear(q)
         return _ZERO
-    inverse = np.float32(-half) / peak
-    _put_levels(q, x, inverse, half)
-    sum_xq, sum_q2 = _least_squares(x, inverse, half)
+    _round_levels(q, x, np.float32(-half) / peak, half)
+    sum_xq, sum_q2 = _least_squares(x, q, half)
     scale = sum_xq / sum_q2 if sum_q2 != _ZERO else _ZERO
     best = scale * sum_xq
     for step in range(-9, 10):
         if step == 0:
             continue
-        inverse = -(np.float32(half) + np.float32(0.1) * np.float32(step)) / peak
-        sum_xq, sum_q2 = _least_squares(x, inverse, half)
+        levels = np.float32(half) + np.float32(0.1) * np.float32(step)
+        _round_levels(trial, x, -levels / peak, half)
+        sum_xq, sum_q2 = _least_squares(x, trial, half)
         if sum_q2 > _ZERO and sum_xq * sum_xq > best * sum_q2:
-            _put_levels(q, x, inverse, half)
+            copy(q, trial)
             scale = sum_xq / sum_q2
             best = scale * sum_xq
     return scale
@@ -115,9 +116,10 @@ def _choose_levels(q, dst, src, half, scales_at, d_at):
     Levels are 0 … 2·half − 1. A block without weights beyond ±1e-15 becomes zero bytes.
     """
     scales = np.empty(16, np.float32)
+    trial = np.empty(16, np.uint8)
     for b in range(src.shape[0]):
         for i in range(16):
-            scales[i] = _fit(q[b, i], src[b, 16 * i : 16 * i + 16], half)
+            scales[i] = _fit(q[b, i], src[b, 16 * i : 16 * i + 16], trial, half)
         if abs(extreme(scales)) < _TINY:
             clear(dst[b])
             for i in range(16):

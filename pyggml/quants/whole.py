@@ -66,7 +66,7 @@ def quantize(array: np.ndarray, name: str) -> np.ndarray:
         largest = _largest(src, start * q.dtype.block, array.shape, name)
         pack(blocks[start:stop], src)
         if largest > _OVERFLOW:
-            _check_fits(q, blocks[start:stop], largest)
+            _check_fits(q, blocks[start:stop], src, largest)
 
     _share(len(blocks), q.dtype.block, work)
     return out
@@ -121,11 +121,11 @@ def _largest(src: np.ndarray, offset: int, shape: tuple[int, ...], name: str) ->
     return largest
 
 
-def _check_fits(q: Quant, blocks: np.ndarray, largest: float) -> None:
-    values = np.empty(len(blocks) * q.dtype.block, np.float32)
+def _check_fits(q: Quant, blocks: np.ndarray, src: np.ndarray, largest: float) -> None:
+    """QuantError if an overflow on the way left infinity, NaN or zero in place of the data."""
+    values = np.empty_like(src)
     q.unpack(values, blocks, len(blocks))
-    if not np.isfinite(values).all():
+    if not np.abs(values - src).max() <= largest / 2:
         raise QuantError(
-            f"values up to {largest:.4g} in magnitude are too large for {q.dtype.name}, "
-            "whose scales are halves"
+            f"values up to {largest:.4g} in magnitude are too large for {q.dtype.name}"
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyggml.errors import TokenizerError
+from pyggml.gguf.fields import shown
 from pyggml.tokenizer.pretokenizers import Pretokenizer
 from pyggml.tokenizer.vocabulary import Vocabulary
 
@@ -22,8 +23,8 @@ def encoder(
     vocabulary: Vocabulary, pretokenizer: Pretokenizer
 ) -> Callable[[list[str]], list[list[int]]]:
     """Texts → ids of each. A byte that the vocabulary lacks gives no id, as in llama.cpp."""
-    if not vocabulary.merges:
-        raise TokenizerError("tokenizer.ggml.merges is missing or empty, which kind 'gpt2' needs")
+    if vocabulary.merges is None:
+        raise TokenizerError("tokenizer.ggml.merges is missing, which kind 'gpt2' needs")
     from tokenizers import Tokenizer
 
     n = len(vocabulary.tokens)
@@ -32,7 +33,7 @@ def encoder(
     missing = [char for char in BYTE_OF if char not in vocabulary.ids]
     ids = vocabulary.ids | {char: n + i for i, char in enumerate(missing)}
     whole: Any = Tokenizer(_model(ids, vocabulary.merges, pretokenizer.ignore_merges))
-    whole.pre_tokenizer = _splits(pretokenizer.patterns)
+    whole.pre_tokenizer = splits(pretokenizer.patterns)
 
     def encode(texts: list[str]) -> list[list[int]]:
         found = [e.ids for e in whole.encode_batch_fast(texts, add_special_tokens=False)]
@@ -47,11 +48,11 @@ def _model(ids: dict[str, int], merges: list[tuple[str, str]], ignore_merges: bo
     try:
         return BPE(ids, merges, ignore_merges=ignore_merges)
     except Exception as error:  # the library has no narrower type
-        raise TokenizerError(f"a merge does not fit the vocabulary: {error}") from None
+        raise TokenizerError(f"a merge does not fit the vocabulary: {shown(str(error))}") from None
 
 
-def _splits(patterns: tuple[str, ...]) -> Any:
-    """Each pattern cuts the pieces that the one before has left, matches and gaps alike."""
+def splits(patterns: tuple[str, ...]) -> Any:
+    """The library's pre-tokenizer: each pattern cuts what the one before has left."""
     from tokenizers import Regex, pre_tokenizers
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -60,7 +61,10 @@ def _splits(patterns: tuple[str, ...]) -> Any:
 
 
 def piece(text: str) -> bytes:
-    """The bytes that a normal token stands for; a character that stands for none, as it is."""
+    """The bytes that a normal token stands for.
+
+    A character that stands for no byte is given as it is, where llama.cpp writes [UNK_BYTE_...].
+    """
     try:
         return bytes(BYTE_OF[char] for char in text)
     except KeyError:

@@ -9,12 +9,7 @@ import numpy as np
 
 from pyggml.errors import TokenizerError
 from pyggml.gguf import StringArray
-
-
-def shown(value: object) -> str:
-    """A value from a file, escaped and cut, so that an error message can carry it."""
-    quoted = repr(value)
-    return quoted if len(quoted) <= 60 else f"{quoted[:50]}... ({len(quoted)} characters)"
+from pyggml.gguf.fields import shown
 
 
 class Metadata:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.errors import TokenizerError
-from pyggml.tokenizer.metadata import shown
+from pyggml.gguf.fields import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,8 @@ KIMI = _any(
 EXAONE_MOE = _any(
     SUFFIX,
     LEAD + r"\p{L}(?:[\p{L}\p{M}]| \p{L})*",
-    *(DIGIT, r" ?[^\s\p{L}\p{N}]+[\r\n/]?", r"\s*[\r\n]", LAST_SPACES),
+    *(DIGIT, r" ?[^\s\p{L}\p{N}]+[\r\n/]?", SPACES),
 )
-BAILING = _any(SUFFIX, WORD, DIGIT, SYMBOLS, r"\s*[\r\n]", LAST_SPACES)
 SEED_CODER = _any(SUFFIX, WORD, DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", SPACES)
 JAIS2 = _any(
     *(SUFFIX, WORD, DIGITS_1_TO_3, SYMBOLS, r"\s*[\r\n]+"),
@@ -148,12 +147,12 @@ _GROUPS: tuple[tuple[Pretokenizer, str], ...] = (
     ),
     (
         Pretokenizer((QWEN2,)),
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2 bailingmoe"
+        " bailingmoe2 llada-moe",
     ),
     (Pretokenizer((QWEN35,)), "qwen35"),
     (Pretokenizer((_any(WORD, DIGIT, SYMBOLS, SPACES),)), "ufakzeka"),
     (Pretokenizer((NEWLINES, QWEN2)), "laguna"),
-    (Pretokenizer((BAILING,)), "bailingmoe bailingmoe2 llada-moe"),
     (Pretokenizer((SEED_CODER,)), "seed-coder"),
     (Pretokenizer((EXAONE_MOE,)), "exaone-moe"),
     (

@@ -1,7 +1,8 @@
 """Which tokens have a role, and which end a generation: the rules of llama_vocab::impl::load.
 
 1. a role's token is the kind's default, or what a metadata key says
-2. a role still empty goes to the first token of the vocabulary with one of its usual names
+2. a role still empty goes to the token with the first of its usual names that is there (where
+   there are several, llama.cpp takes whichever its hash table yields first)
 3. tokens with the names in ENDS are control tokens and end a generation, whatever their type
 """
 
@@ -102,7 +103,7 @@ def _role(
     return found
 
 
-def _mark(vocabulary: Vocabulary, id: int | None, attr: Attr) -> None:
+def _mark(vocabulary: Vocabulary, id: int | None, attr: int) -> None:
     if id is not None:
         vocabulary.attrs[id] |= attr
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyggml.errors import TokenizerError
+from pyggml.gguf.fields import shown
 from pyggml.tokenizer.vocabulary import Vocabulary
 
 SPACE = "\u2581"
+BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 NORMAL, UNKNOWN, BYTE = b"\x18\x01", b"\x18\x02", b"\x18\x06"  # SentencePiece.type
 BYTE_FALLBACK = b"\x98\x02\x01"
 TRAINER = b"\x18\x02" + BYTE_FALLBACK
@@ -26,7 +28,7 @@ VERBATIM = b"\x18\x00\x20\x00"  # no dummy prefix, no collapsing of spaces
 
 def encoder(vocabulary: Vocabulary) -> Callable[[list[str]], list[list[int]]]:
     """Texts → ids of each. TokenizerError if not all byte tokens are there: text could get lost."""
-    missing = [name for b in range(256) if (name := f"<0x{b:02X}>") not in vocabulary.ids]
+    missing = sorted(BYTE_TOKENS - vocabulary.ids.keys())
     if missing:
         raise TokenizerError(
             f"{len(missing)} of the 256 byte tokens are missing, the first is {missing[0]}"
@@ -36,7 +38,7 @@ def encoder(vocabulary: Vocabulary) -> Callable[[list[str]], list[list[int]]]:
     try:
         processor = SentencePieceProcessor(model_proto=model_proto(vocabulary))
     except RuntimeError as error:
-        raise TokenizerError(f"sentencepiece refuses the vocabulary: {error}") from None
+        raise TokenizerError(f"sentencepiece refuses the vocabulary: {shown(str(error))}") from None
 
     def encode(texts: list[str]) -> list[list[int]]:
         return [processor.encode(text) for text in texts]
@@ -47,12 +49,11 @@ def encoder(vocabulary: Vocabulary) -> Callable[[list[str]], list[list[int]]]:
 def model_proto(vocabulary: Vocabulary) -> bytes:
     """The vocabulary as sentencepiece's model file, plus the unknown piece that it insists on."""
     scores = vocabulary.scores.astype("<f4").tobytes()
-    bytes_ = {f"<0x{b:02X}>" for b in range(256)}
-    parts = [
-        _field(1, _field(1, text.encode()) + b"\x15" + scores[4 * i : 4 * i + 4] + kind)
-        for i, text in enumerate(vocabulary.tokens)
-        for kind in (BYTE if text in bytes_ else NORMAL,)
-    ]
+    parts = []
+    for i, text in enumerate(vocabulary.tokens):
+        kind = BYTE if text in BYTE_TOKENS else NORMAL
+        score = b"\x15" + scores[4 * i : 4 * i + 4]
+        parts.append(_field(1, _field(1, text.encode()) + score + kind))
     unknown = "unknown"
     while unknown in vocabulary.ids:
         unknown += "-"

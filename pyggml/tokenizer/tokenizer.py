@@ -13,8 +13,9 @@ from typing import Any
 
 from pyggml import gguf
 from pyggml.errors import TokenizerError
+from pyggml.gguf.fields import shown
 from pyggml.tokenizer import bpe, spm
-from pyggml.tokenizer.metadata import Metadata, shown
+from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.partition import partition
 from pyggml.tokenizer.pretokenizers import Pretokenizer, pretokenizer
 from pyggml.tokenizer.special import Specials, read_specials
@@ -51,16 +52,12 @@ class Tokenizer:
         self.chat_template = metadata.text("tokenizer.chat_template")
         spaced = metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self._prefix = " " if pre is None and spaced else ""
-        self._vocabulary, self._specials, self._encode = vocabulary, specials, encode
+        self._before = _added("bos", self.add_bos, self.bos_id)
+        self._after = _added("eos", self.add_eos, self.eos_id)
+        self._encode = encode
+        self._matched, self._ends = specials.matched, specials.ends
+        self._tokens, self._attrs = vocabulary.tokens, vocabulary.attrs.tolist()
         self._piece = spm.piece if pre is None else bpe.piece
-        for name, added, id in (
-            ("bos", self.add_bos, self.bos_id),
-            ("eos", self.add_eos, self.eos_id),
-        ):
-            if added and id is None:
-                raise TokenizerError(
-                    f"tokenizer.ggml.add_{name}_token is true, but there is no {name}"
-                )
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids that llama_tokenize gives.
@@ -69,40 +66,33 @@ class Tokenizer:
         parse_special   control tokens written in the text become those tokens; otherwise they are
                         plain text. User-defined tokens are always found.
 
+        A byte without a token (some `gpt2` vocabularies lack control characters) gives no id.
         TokenizerError for text with half of a surrogate pair, which UTF-8 cannot hold.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"the text has half of a surrogate pair at character {error.start}"
-            ) from None
-        parts = partition(text, self._specials.matched, parse_special)
-        pieces = iter(
-            self._encode([self._prefix + part for part in parts if isinstance(part, str)])
-        )
-        ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
+        _check_text(text)
+        parts = partition(text, self._matched, parse_special)
+        texts = [self._prefix + part for part in parts if isinstance(part, str)]
+        encoded = iter(self._encode(texts))
+        ids = list(self._before) if add_special else []
         for part in parts:
-            if isinstance(part, str):
-                ids.extend(next(pieces))
-            else:
-                ids.append(part)
-        if add_special and self.add_eos and self.eos_id is not None:
-            ids.append(self.eos_id)
-        return ids
+            ids.extend(next(encoded) if isinstance(part, str) else (part,))
+        return [*ids, *self._after] if add_special else ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD.
 
-        `special` shows control tokens. The one space that `encode` has put before the text is
-        taken off, also after a leading BOS, so that decode(encode(text)) == text.
+        `special` shows control tokens. The one space that `encode` puts before a text of kind
+        `llama` is taken off, also after a leading BOS, so that decode(encode(text)) == text
+        (but U+2581 comes back as the space it stands for). llama_detokenize leaves that space
+        after a BOS, and cleans " ." to "." for some vocabularies; this does not.
+        TokenizerError for an id out of range.
         """
         ids = list(ids)
         start = 0
         while start < len(ids) and self._attr(ids[start]) & Attr.CONTROL:
             start += 1
-        head = b"".join(self.token_bytes(id, special) for id in ids[:start])
-        tail = b"".join(self.token_bytes(id, special) for id in ids[start:])
+        head = b"".join([self.token_bytes(id, special) for id in ids[:start]])
+        tail = b"".join([self.token_bytes(id, special) for id in ids[start:]])
         return (head + tail.removeprefix(self._prefix.encode())).decode("utf-8", "replace")
 
     def token_bytes(self, id: int, special: bool = False) -> bytes:
@@ -111,8 +101,7 @@ class Tokenizer:
         Control and unknown tokens are empty unless `special`; unused ones always are.
         TokenizerError if there is no such token.
         """
-        attr = self._attr(id)
-        text = self._vocabulary.tokens[id]
+        attr, text = self._attr(id), self._tokens[id]
         if attr & (Attr.CONTROL | Attr.UNKNOWN):
             return text.encode() if special else b""
         if attr & Attr.USER_DEFINED:
@@ -128,12 +117,13 @@ class Tokenizer:
 
     def is_eog(self, id: int) -> bool:
         """Whether this token ends a generation: EOS, EOT, and tokens with such a name."""
-        return id in self._specials.ends
+        return id in self._ends
 
     def _attr(self, id: int) -> int:
         if not 0 <= id < self.n_vocab:
             raise TokenizerError(f"there is no token {id}, the vocabulary has {self.n_vocab}")
-        return int(self._vocabulary.attrs[id])
+        attr: int = self._attrs[id]
+        return attr
 
 
 class Stream:
@@ -148,14 +138,31 @@ class Stream:
         return self._decoder.decode(self._tokenizer.token_bytes(id, self._special))
 
     def flush(self) -> str:
-        """At the end: U+FFFD if a character was left unfinished."""
-        return self._decoder.decode(b"", final=True)
+        """At the end: U+FFFD if a character was left unfinished. The next `feed` starts anew."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+def _added(role: str, added: bool, id: int | None) -> list[int]:
+    if added and id is None:
+        raise TokenizerError(f"tokenizer.ggml.add_{role}_token is true, but there is no {role}")
+    return [id] if added and id is not None else []
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text has half of a surrogate pair at character {error.start}"
+        ) from None
 
 
 def from_gguf(source: str | os.PathLike[str] | gguf.GGUFFile) -> Tokenizer:
     """The tokenizer of a GGUF file, given by path or open; it may hold a vocabulary alone.
 
-    GGUFError for a damaged file, TokenizerError for a kind or pre-tokenizer that is not supported
+    GGUFError for a damaged file; TokenizerError for a kind or pre-tokenizer that is not supported,
     or a vocabulary that does not fit together.
     """
     if not isinstance(source, gguf.GGUFFile):
@@ -168,14 +175,17 @@ def from_gguf(source: str | os.PathLike[str] | gguf.GGUFFile) -> Tokenizer:
 
 
 def from_metadata(values: Mapping[str, Any]) -> Tokenizer:
-    """As `from_gguf`, from metadata alone: GGUF keys → values as `GGUFFile.get` gives them."""
+    """As `from_gguf`, from metadata alone: GGUF keys → values as `GGUFFile.get` gives them.
+
+    Lists of str serve as well as a StringArray.
+    """
     metadata = Metadata(values)
     kind = metadata.text("tokenizer.ggml.model")
     if kind not in KINDS:
-        found = (
-            "tokenizer.ggml.model is missing" if kind is None else f"tokenizer kind {shown(kind)}"
+        raise TokenizerError(
+            "tokenizer.ggml.model, the kind of tokenizer, is"
+            f" {'missing' if kind is None else shown(kind)}, wanted one of {', '.join(KINDS)}"
         )
-        raise TokenizerError(f"{found}, wanted one of {', '.join(KINDS)}")
     pre = pretokenizer(metadata.text("tokenizer.ggml.pre")) if kind == "gpt2" else None
     vocabulary = read_vocabulary(metadata)
     specials = read_specials(metadata, vocabulary, kind, has_bos=pre is None or pre.has_bos)

@@ -1,27 +1,28 @@
 """The arrays of a vocabulary, checked. `attrs` follows enum llama_token_type, one bit for each.
 
 tokens   n texts, all different; an empty one is called [EMPTY_i], as llama.cpp calls it
-attrs    (n,) int64 of Attr; NORMAL where the file has no token types
+attrs    (n,) uint8 of Attr; NORMAL where the file has no token types
 scores   (n,) float32, kind `llama`: of two adjacent pairs, that with the higher score merges first
-merges   pairs (a, b), kind `gpt2`: of two adjacent pairs, that which stands first merges first
+merges   pairs (a, b), kind `gpt2`: of two adjacent pairs, that which stands first merges first;
+         None where the file has none
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import IntFlag
 
 import numpy as np
 
 from pyggml.errors import TokenizerError
-from pyggml.tokenizer.metadata import Metadata, shown
+from pyggml.gguf.fields import shown
+from pyggml.tokenizer.metadata import Metadata
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-class Attr(IntFlag):
-    """What a token is. No bit at all: unused or undefined."""
+class Attr:
+    """What a token is, in bits; none: unused or undefined. (Plain integers: IntFlag is slow.)"""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -32,7 +33,7 @@ class Attr(IntFlag):
 
 # By token type: undefined, normal, unknown, control, user defined, unused, byte.
 _OF_TYPE = np.array(
-    [0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL, Attr.USER_DEFINED, 0, Attr.BYTE], np.int64
+    [0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL, Attr.USER_DEFINED, 0, Attr.BYTE], np.uint8
 )
 
 
@@ -41,10 +42,10 @@ class Vocabulary:
     tokens: list[str]
     attrs: np.ndarray
     scores: np.ndarray
-    merges: list[tuple[str, str]]
+    merges: list[tuple[str, str]] | None
     ids: dict[str, int] = field(repr=False)
 
-    def having(self, attr: Attr) -> list[int]:
+    def having(self, attr: int) -> list[int]:
         """The ids of tokens with at least one of these bits, in order."""
         ids: list[int] = np.flatnonzero(self.attrs & attr).tolist()
         return ids
@@ -64,14 +65,15 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
         )
     attrs = _attrs(metadata, len(tokens))
     _check_byte_tokens(tokens, attrs)
-    merges = _pairs(metadata.texts("tokenizer.ggml.merges") or [])
-    return Vocabulary(tokens, attrs, _scores(metadata, len(tokens)), merges, ids)
+    merges = metadata.texts("tokenizer.ggml.merges")
+    pairs = None if merges is None else _pairs(merges)
+    return Vocabulary(tokens, attrs, _scores(metadata, len(tokens)), pairs, ids)
 
 
 def _attrs(metadata: Metadata, n: int) -> np.ndarray:
     types = metadata.numbers("tokenizer.ggml.token_type", np.int32, n=n)
     if types is None:
-        return np.full(n, Attr.NORMAL, np.int64)
+        return np.full(n, Attr.NORMAL, np.uint8)
     return _OF_TYPE[np.where((types >= 0) & (types < len(_OF_TYPE)), types, 0)]
 
 

@@ -1,0 +1,45 @@
+"""LoRA: `attach` updates to a model, train them, write the adapter that llama.cpp loads.
+
+    model = pyggml.load("model.gguf")
+    adapter = attach(model, LoraConfig(rank=8))
+    corpus = read_corpus("text.txt", model.tokenizer, ctx=256, val_split=0.05)
+    Trainer(model, adapter.parameters, corpus, TrainConfig(ctx=256)).run(print)
+    adapter.save("adapter.gguf")
+"""
+
+from pyggml.lora.adapter import Adapter
+from pyggml.lora.attach import attach
+from pyggml.lora.config import LoraConfig, TrainConfig
+from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
+from pyggml.lora.evaluate import Perplexity, perplexity
+from pyggml.lora.gradients import loss_and_grads
+from pyggml.lora.parameters import Parameters
+from pyggml.lora.train import (
+    CheckpointReport,
+    Report,
+    Reserved,
+    StepReport,
+    Trainer,
+    ValidationReport,
+)
+
+__all__ = [
+    "Adapter",
+    "Batch",
+    "CheckpointReport",
+    "Corpus",
+    "Dataset",
+    "LoraConfig",
+    "Parameters",
+    "Perplexity",
+    "Report",
+    "Reserved",
+    "StepReport",
+    "TrainConfig",
+    "Trainer",
+    "ValidationReport",
+    "attach",
+    "loss_and_grads",
+    "perplexity",
+    "read_corpus",
+]

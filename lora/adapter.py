@@ -1,0 +1,52 @@
+"""Adapter → a GGUF file that llama.cpp loads.
+
+general.type = "adapter", adapter.type = "lora", general.architecture as the base model's,
+adapter.lora.alpha float32; F32 tensors NAME.lora_a (rank, n_in) and NAME.lora_b (n_out, rank) for
+the base tensor NAME. llama.cpp takes the rank from the tensors and scales by alpha / rank.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.dtypes import F32
+from pyggml.gguf import TensorSource
+from pyggml.lora.config import LoraConfig
+from pyggml.lora.parameters import Parameters
+from pyggml.models import LoraPairs
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """Low-rank updates of a model's matrices: `pairs` are views of `parameters`."""
+
+    architecture: str
+    base_name: str
+    config: LoraConfig
+    parameters: Parameters
+    pairs: LoraPairs
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the adapter; an older file at `path` stays whole until the new one is complete.
+
+        Raises PyggmlError if the disk refuses.
+        """
+        metadata = {
+            "general.type": "adapter",
+            "general.architecture": self.architecture,
+            "general.name": f"{self.base_name} LoRA",
+            "adapter.type": "lora",
+            "adapter.lora.alpha": np.float32(self.config.alpha),
+        }
+        tensors = [_source(t) for pair in self.pairs.values() for t in (pair.a, pair.b)]
+        gguf.write(path, metadata, tensors)
+
+
+def _source(t: Tensor) -> TensorSource:
+    assert t.data is not None
+    return t.name, F32, t.shape, t.data

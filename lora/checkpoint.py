@@ -1,0 +1,180 @@
+"""A run's whole state as one GGUF file, and whether a file is of this run.
+
+general.type      "checkpoint"
+checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
+checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
+checkpoint.digest SHA-256 of the tensors
+parameters, adamw.m, adamw.v        the flat float32 buffers
+
+The order of the windows follows from seed and epoch, the learning rate from the step: nothing else
+has a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.dtypes import F32
+from pyggml.errors import CheckpointError, GGUFError
+from pyggml.lora.parameters import Parameters
+
+KEPT = 2  # newest checkpoints that stay
+_NAME = re.compile(r"step-(\d{8})\.gguf")
+_EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
+_PREFIX = "checkpoint."
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Steps made, and windows read of the epoch under way: the whole position in the data."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+
+    def after(self, n_read: int, n_windows: int) -> Progress:
+        """One step later, in which n_read windows of the epoch's n_windows were read."""
+        index = self.index + n_read
+        if index < n_windows:
+            return Progress(self.step + 1, self.epoch, index)
+        return Progress(self.step + 1, self.epoch + 1, 0)
+
+
+def identity(path: Path) -> str:
+    """A model file's size and the SHA-256 of its first and last MiB."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(_EDGE))
+        file.seek(max(size - _EDGE, 0))
+        digest.update(file.read(_EDGE))
+    return f"{size} bytes, {digest.hexdigest()[:32]}"
+
+
+def _buffers(p: Parameters) -> dict[str, np.ndarray]:
+    return {"parameters": p.data, "adamw.m": p.m, "adamw.v": p.v}
+
+
+def _digest(buffers: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, buffer in buffers.items():
+        digest.update(name.encode() + buffer.tobytes())
+    return digest.hexdigest()
+
+
+# -- one file -----------------------------------------------------------------------------------
+
+
+def save(path: Path, parameters: Parameters, progress: Progress, run: Mapping[str, Any]) -> None:
+    """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
+    buffers = _buffers(parameters)
+    metadata = {
+        "general.type": "checkpoint",
+        "checkpoint.step": np.uint64(progress.step),
+        "checkpoint.epoch": np.uint64(progress.epoch),
+        "checkpoint.index": np.uint64(progress.index),
+        "checkpoint.run": json.dumps(run, sort_keys=True),
+        "checkpoint.digest": _digest(buffers),
+    }
+    gguf.write(path, metadata, [(name, F32, b.shape, b) for name, b in buffers.items()])
+
+
+def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
+    """Put a checkpoint's numbers into the parameters; where the run stood.
+
+    Raises CheckpointError, and changes nothing, if the file is damaged or of another run: the
+    sentence lists every difference.
+    """
+    try:
+        with gguf.open(path) as file:
+            return _load(file, parameters, run)
+    except GGUFError as error:
+        raise CheckpointError(f"is no checkpoint: {error}") from None
+
+
+def _load(file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
+    if file.get("general.type") != "checkpoint":
+        raise CheckpointError(
+            f"{file.path}: general.type is {str(file.get('general.type'))[:40]!r}, wanted 'checkpoint'"
+        )
+    differences = _differences(_stored_run(file), _plain(run))
+    if differences:
+        raise CheckpointError(f"{file.path}: is of another run: " + "; ".join(differences[:12]))
+    buffers = _buffers(parameters)
+    stored = {}
+    for name, buffer in buffers.items():
+        info = file.tensors.get(name)
+        if info is None or info.dtype is not F32 or info.shape != buffer.shape:
+            found = "missing" if info is None else f"{info.dtype} {info.shape}"
+            raise CheckpointError(f"{file.path}: {name} is {found}, wanted F32 {buffer.shape}")
+        stored[name] = file.data(name)
+    if file.require("checkpoint.digest", str) != _digest(stored):
+        raise CheckpointError(f"{file.path}: is damaged: its numbers do not match their SHA-256")
+    step, epoch, index = (file.require(f"{_PREFIX}{k}", int) for k in ("step", "epoch", "index"))
+    for name, buffer in buffers.items():
+        buffer[:] = stored[name]
+    return Progress(step, epoch, index)
+
+
+def _stored_run(file: gguf.GGUFFile) -> dict[str, Any]:
+    try:
+        found = json.loads(file.require("checkpoint.run", str))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file.path}: checkpoint.run is no JSON object")
+    return found
+
+
+def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
+    """As it reads back from JSON: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(run))
+    return plain
+
+
+def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], at: str = "") -> list[str]:
+    found = []
+    for key in sorted({*stored, *wanted}):
+        theirs, ours = stored.get(key), wanted.get(key)
+        if isinstance(theirs, dict) and isinstance(ours, dict):
+            found += _differences(theirs, ours, f"{at}{key}.")
+        elif theirs != ours or type(theirs) is not type(ours):
+            found.append(f"{at}{key} is {str(theirs)[:60]} there and {str(ours)[:60]} here")
+    return found
+
+
+# -- a folder of them ---------------------------------------------------------------------------
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.gguf"
+
+
+def existing(folder: Path) -> list[Path]:
+    """The folder's checkpoints, oldest step first; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder. CheckpointError if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be made: {error.strerror or error}") from error
+
+
+def prune(folder: Path, step: int) -> None:
+    """Remove all but the KEPT newest checkpoints up to `step`, the one just written."""
+    up_to_now = [p for p in existing(folder) if p.name <= path_of(folder, step).name]
+    for old in up_to_now[:-KEPT]:
+        old.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""Loss and gradients of one sequence, as arrays: for checks, experiments and looking inside.
+
+L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_t]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pyggml.backward import build_backward
+from pyggml.errors import AdapterError, DataError
+from pyggml.model import Model, fill
+from pyggml.models import Inputs, build_loss
+from pyggml.runtime import run
+from pyggml.tensor import Tensor, leaf
+
+
+def loss_and_grads(
+    model: Model, tokens: Sequence[int] | np.ndarray, mask: np.ndarray | None = None
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Mean next-token cross entropy of `tokens` (n,), and its gradient by adapter tensor.
+
+    mask: (n,) bool, whether each token counts as a target (default: all; the first never is one).
+    The names and shapes are those of the adapter file: "blk.0.attn_q.weight.lora_a" (rank, n_in),
+    ".lora_b" (n_out, rank), float32. Raises DataError for tokens or a mask that do not fit, and
+    AdapterError if the model has no adapter or two for one matrix.
+    """
+    ids = model.checked(tokens)
+    if len(ids) < 2:
+        raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
+    parameters = _parameters(model)
+    inputs = Inputs.empty(len(ids) - 1)
+    fill(inputs, ids[:-1])
+    weights = leaf(_weights(len(ids), mask), "weights")
+    loss = build_loss(model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters)
+    value, *gradients = run(loss, *build_backward(loss, list(parameters.values())))
+    return float(value), dict(zip(parameters, gradients, strict=True))
+
+
+def _parameters(model: Model) -> dict[str, Tensor]:
+    """Every adapter tensor of the model by the name it has in the adapter file."""
+    parameters: dict[str, Tensor] = {}
+    for pairs in model.adapters:
+        for base, pair in pairs.items():
+            if f"{base}.lora_a" in parameters:
+                raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
+            parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
+    if not parameters:
+        raise AdapterError("the model has no adapter: attach one, or load one with the model")
+    return parameters
+
+
+def _weights(n: int, mask: np.ndarray | None) -> np.ndarray:
+    """1 / number of counted targets where one counts, else 0, for the n − 1 targets."""
+    counted = np.ones(n, bool) if mask is None else np.asarray(mask)
+    if counted.shape != (n,) or counted.dtype != np.bool_:
+        raise DataError(f"mask is {counted.dtype} of shape {counted.shape}, wanted bool ({n},)")
+    if not counted[1:].any():
+        raise DataError("the mask counts no target, so there is no loss")
+    return (counted[1:] / counted[1:].sum()).astype(np.float32)

@@ -1,0 +1,58 @@
+"""AdamW over flat buffers: clip the gradient to a length, then ggml's OPT_STEP_ADAMW on all at once.
+
+g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters, summed in float64 over fixed chunks, so that
+                                neither the number of threads nor of tensors changes a bit of it
+"""
+
+from __future__ import annotations
+
+from math import isfinite, sqrt
+
+import numpy as np
+
+from pyggml.alloc import plan
+from pyggml.dtypes import F32
+from pyggml.graph import Graph
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.parameters import Parameters
+from pyggml.ops import opt_step_adamw
+from pyggml.runtime import bind
+from pyggml.tensor import leaf, zeros
+
+_CHUNK = 1 << 16  # floats of the gradient that are squared at a time
+
+
+class AdamW:
+    """An optimiser bound to parameters; its moments are theirs."""
+
+    def __init__(self, parameters: Parameters, config: TrainConfig) -> None:
+        p = parameters
+        self.config, self.gradient = config, p.gradient
+        self._settings = zeros((7,), F32, "AdamW settings")
+        buffers = (leaf(a, n) for a, n in ((p.data, "p"), (p.gradient, "g"), (p.m, "m"), (p.v, "v")))
+        self._update = bind(plan(Graph.of(opt_step_adamw(*buffers, self._settings))))
+        self._squares = np.empty(_CHUNK, np.float64)
+
+    def clip(self) -> float:
+        """Shorten the gradient to `config.clip` if it is longer; the length it had."""
+        norm = self._norm()
+        if self.config.clip and isfinite(norm) and norm > self.config.clip:
+            np.multiply(self.gradient, np.float32(self.config.clip / norm), out=self.gradient)
+        return norm
+
+    def step(self, lr: float, n: int) -> None:
+        """Update the parameters with the gradient; n counts the steps from 1."""
+        c = self.config
+        hats = (1 / (1 - c.beta1**n), 1 / (1 - c.beta2**n))
+        assert self._settings.data is not None
+        self._settings.data[:] = (lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats)
+        self._update()
+
+    def _norm(self) -> float:
+        total = 0.0
+        for first in range(0, self.gradient.size, _CHUNK):
+            g = self.gradient[first : first + _CHUNK]
+            squares = self._squares[: g.size]
+            np.multiply(g, g, out=squares, dtype=np.float64)
+            total += float(squares.sum())
+        return sqrt(total)

@@ -1,0 +1,59 @@
+"""All that is trained, in one flat float32 buffer; gradients and AdamW's moments in three more.
+
+An all-reduce, a norm or an optimiser step is then one loop, however many tensors there are. Every
+tensor starts at a multiple of 64 bytes; the gaps stay zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pyggml.tensor import Shape, Tensor, leaf
+
+_FLOATS = 16  # of a cache line
+
+
+class Parameters:
+    """Leaf tensors by name, over one buffer.
+
+    tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
+    data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written
+    about                     settings that made them, which a resumed run must share
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape], about: Mapping[str, Any] | None = None) -> None:
+        self.about = dict(about or {})
+        starts, n = [], 0
+        for shape in shapes.values():
+            starts.append(n)
+            n += -(-prod(shape) // _FLOATS) * _FLOATS
+        self.data, self.gradient, self.m, self.v = (_zeros(n) for _ in range(4))
+        places = dict(zip(shapes, starts, strict=True))
+        self.tensors = {name: _view(self.data, at, name, shapes[name]) for name, at in places.items()}
+        self.gradients = {
+            name: _view(self.gradient, at, f"d({name})", shapes[name]) for name, at in places.items()
+        }
+
+    @property
+    def n_trained(self) -> int:
+        """Numbers that are trained, without the gaps."""
+        return sum(t.n_elements for t in self.tensors.values())
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all four buffers."""
+        return 4 * self.data.nbytes
+
+
+def _zeros(n: int) -> np.ndarray:
+    raw = np.zeros(n + _FLOATS, np.float32)
+    start = -raw.ctypes.data % (4 * _FLOATS) // 4
+    return raw[start : start + n]
+
+
+def _view(buffer: np.ndarray, start: int, name: str, shape: Shape) -> Tensor:
+    return leaf(buffer[start : start + prod(shape)].reshape(shape), name)

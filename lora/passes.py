@@ -1,0 +1,107 @@
+"""The two graphs of a run: loss with its gradients, and loss alone, over the same inputs.
+
+Both are built and planned first, which takes no memory, then bound to one arena that fits either.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.alloc import Plan, plan
+from pyggml.backends import CPU
+from pyggml.backward import build_backward
+from pyggml.dtypes import F32, I32
+from pyggml.graph import Graph
+from pyggml.lora.data import Batch
+from pyggml.lora.parameters import Parameters
+from pyggml.model import Model
+from pyggml.models import Inputs, build_loss
+from pyggml.runtime import Program, bind
+from pyggml.tensor import Tensor, zeros
+
+
+class Passes:
+    """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
+
+    fused=False makes whole logits, as needed when the output matrix itself is trained. Raises
+    NoGradientError if a parameter cannot be trained.
+    """
+
+    def __init__(self, model: Model, parameters: Parameters, n_tokens: int, fused: bool) -> None:
+        self._inputs = Inputs.empty(n_tokens)
+        self._targets = zeros((n_tokens,), I32, "targets")
+        self._weights = zeros((n_tokens,), F32, "weights")
+        loss, alone = (
+            build_loss(
+                model.parts,
+                self._inputs,
+                self._targets,
+                self._weights,
+                model.adapters,
+                gradient=gradient,
+                fused=fused,
+            )
+            for gradient in (True, False)
+        )
+        gradients = build_backward(
+            loss,
+            list(parameters.tensors.values()),
+            accumulators=list(parameters.gradients.values()),
+        )
+        self._plans = (plan(Graph.of(loss, *gradients)), plan(Graph.of(alone)))
+        self._programs: tuple[Program, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """The arena's size."""
+        return max(p.n_bytes for p in self._plans)
+
+    @property
+    def training(self) -> Plan:
+        """The plan of the loss and its gradients."""
+        return self._plans[0]
+
+    def bind(self) -> None:
+        """Take the arena and bind both graphs to it, once."""
+        if not self._programs:
+            arena = CPU().alloc(self.n_bytes)
+            self._programs = tuple(bind(p, arena=arena) for p in self._plans)
+
+    def train(self, batch: Batch) -> float:
+        """The batch's part of the loss; its gradients have been added."""
+        return self._run(0, batch)
+
+    def evaluate(self, batch: Batch) -> float:
+        """The batch's part of the loss."""
+        return self._run(1, batch)
+
+    def _run(self, which: int, batch: Batch) -> float:
+        self.bind()
+        pairs = (
+            (self._inputs.tokens, batch.tokens),
+            (self._inputs.positions, batch.positions),
+            (self._inputs.span, batch.span),
+            (self._targets, batch.targets),
+            (self._weights, batch.weights),
+        )
+        for t, values in pairs:
+            assert t.data is not None
+            t.data[:] = values
+        self._programs[which]()
+        loss = self._plans[which].graph.outputs[0]
+        assert loss.data is not None
+        return float(loss.data)
+
+    def first_not_finite(self) -> str:
+        """Run the last batch again and name the first node that gives NaN or infinity."""
+        program = self._programs[0]
+        for node, (kernel, arguments) in zip(program.nodes, program.calls, strict=True):
+            kernel(*arguments)
+            if not _is_finite(node):
+                return repr(node)
+        return "no node of the graph"
+
+
+def _is_finite(node: Tensor) -> bool:
+    data = node.root.data
+    return data is None or data.dtype != np.float32 or bool(np.isfinite(data).all())

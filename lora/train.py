@@ -1,0 +1,261 @@
+"""The training loop.
+
+per step     gradients = 0; add those of every batch; clip; AdamW
+at times     validation, checkpoint; both between two steps, where a run may also stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil, isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pyggml._jit import max_threads, set_threads
+from pyggml.errors import CheckpointError, ConfigError, PyggmlError
+from pyggml.lora import checkpoint
+from pyggml.lora.checkpoint import Progress
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.data import Corpus
+from pyggml.lora.optim import AdamW
+from pyggml.lora.parameters import Parameters
+from pyggml.lora.passes import Passes
+from pyggml.lora.schedule import Schedule
+from pyggml.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step: mean loss before the update, the gradient's length before it was clipped."""
+
+    step: int  # steps made, this one included
+    n_steps: int
+    epoch: int
+    loss: float
+    lr: float
+    grad_norm: float
+    n_tokens: int  # trained
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.n_tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """Mean loss over the held-out windows after `step` steps."""
+
+    step: int
+    loss: float
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """A checkpoint that is safely on disk."""
+
+    step: int
+    path: Path
+
+
+Report = StepReport | ValidationReport | CheckpointReport
+Callback = Callable[[Report], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Bytes that a run takes: the arena of its graphs, the parameters with gradients and moments,
+    and the weights, which stay mapped from the file."""
+
+    arena: int
+    parameters: int
+    weights: int
+
+
+class Trainer:
+    """A run: a model, what of it is trained, on what, and how.
+
+    `parameters` are leaves of the graphs that `model` builds: an adapter's, or its own weights, then
+    with fused=False if the output matrix is among them. Nothing large is allocated before `run`.
+    Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parameters: Parameters,
+        corpus: Corpus,
+        config: TrainConfig,
+        fused: bool = True,
+    ) -> None:
+        _check(model, corpus, config)
+        self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
+        self.progress = Progress()
+        steps = config.epochs * ceil(len(corpus.train) / config.windows_per_step)
+        self.n_steps = min(steps, config.max_steps or steps)
+        self.schedule = Schedule(config, self.n_steps)
+        self._fused = fused
+        self._passes: Passes | None = None
+        self._optimiser: AdamW | None = None
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+        self._stopping = False
+        self._updating = False
+        self._saved = -1  # step of the newest checkpoint
+
+    def reserve(self) -> Reserved:
+        """Build and plan the graphs, taking no memory for them yet; what a run will take."""
+        weights = sum(t.n_bytes for t in self.model.parts.weights.values())
+        return Reserved(self.passes.n_bytes, self.parameters.n_bytes, weights)
+
+    @property
+    def passes(self) -> Passes:
+        """The graphs of the run, planned."""
+        if self._passes is None:
+            n_tokens = self.config.batch * self.config.ctx
+            self._passes = Passes(self.model, self.parameters, n_tokens, self._fused)
+        return self._passes
+
+    def stop(self) -> None:
+        """End the run after the step under way; for signal handlers and other threads."""
+        self._stopping = True
+
+    @property
+    def is_done(self) -> bool:
+        return self.progress.step >= self.n_steps
+
+    def run(self, report: Callback = lambda event: None) -> bool:
+        """Train to the end; True if it was reached, False if `stop` or Ctrl-C ended it early.
+
+        Either way the parameters are those after the last whole step, and a checkpoint of them
+        exists if the settings ask for one. Raises PyggmlError, naming the step, if loss or gradient
+        is not finite.
+        """
+        self._begin()
+        try:
+            self._train(report)
+        except KeyboardInterrupt:
+            if self._updating:  # the parameters may be half of one step, half of the next
+                raise
+        if self.config.checkpoint_dir is not None:
+            self._save(report)
+        return self.is_done
+
+    def _begin(self) -> None:
+        self._stopping = False
+        folder = self.config.checkpoint_dir
+        if folder is not None:
+            checkpoint.prepare(Path(folder))
+            if self.progress.step == 0 and checkpoint.existing(Path(folder)):
+                raise CheckpointError(
+                    f"{folder}: holds checkpoints of an earlier run: resume from one, or name "
+                    "another folder"
+                )
+        set_threads(self.config.threads or max_threads())
+        self.passes.bind()
+        if self._optimiser is None:
+            self._optimiser = AdamW(self.parameters, self.config)
+
+    def _train(self, report: Callback) -> None:
+        c = self.config
+        if self.progress.step == 0:
+            self._validate(report)
+        while not self.is_done and not self._stopping:
+            report(self._step())
+            step = self.progress.step
+            if self.is_done or (c.val_every and step % c.val_every == 0):
+                self._validate(report)
+            if c.checkpoint_dir is not None and c.checkpoint_every and step % c.checkpoint_every == 0:
+                self._save(report)
+
+    def _step(self) -> StepReport:
+        began = perf_counter()
+        at, train = self.progress, self.corpus.train
+        windows = self._windows()
+        self.parameters.gradient[:] = 0
+        loss = sum(self.passes.train(b) for b in train.batches(windows, self.config.batch))
+        assert self._optimiser is not None
+        norm, lr = self._optimiser.clip(), self.schedule(at.step)
+        if not isfinite(loss) or not isfinite(norm):
+            raise PyggmlError(
+                f"step {at.step + 1}: the loss is {loss:g} and the gradient's length {norm:g}; the "
+                f"first number that is not finite is made by {self.passes.first_not_finite()}; a "
+                "lower lr or clip may help"
+            )
+        self._updating = True
+        self._optimiser.step(lr, at.step + 1)
+        self.progress = at.after(len(windows), len(train))
+        self._updating = False
+        seconds = perf_counter() - began
+        n_tokens = train.n_targets(windows)
+        return StepReport(
+            at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds
+        )
+
+    def _windows(self) -> np.ndarray:
+        """The windows of the next step."""
+        epoch, order = self._order
+        if epoch != self.progress.epoch:
+            epoch = self.progress.epoch
+            order = self.corpus.train.order(self.config.seed, epoch)
+            self._order = (epoch, order)
+        return order[self.progress.index :][: self.config.windows_per_step]
+
+    def _validate(self, report: Callback) -> None:
+        held_out = self.corpus.validation
+        if held_out is None:
+            return
+        windows = range(min(len(held_out), self.config.val_windows))
+        loss = sum(self.passes.evaluate(b) for b in held_out.batches(windows, self.config.batch))
+        report(ValidationReport(self.progress.step, loss, held_out.n_targets(windows)))
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def resume(self, path: str | Path) -> None:
+        """Continue where a checkpoint stands; all that follows is bit for bit as without a break.
+
+        Raises CheckpointError if the file is damaged or of another run.
+        """
+        progress = checkpoint.load(Path(path), self.parameters, self._identity())
+        if progress.step > self.n_steps or progress.index >= len(self.corpus.train):
+            raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
+        self.progress = progress
+
+    def _save(self, report: Callback) -> None:
+        assert self.config.checkpoint_dir is not None
+        folder, step = Path(self.config.checkpoint_dir), self.progress.step
+        path = checkpoint.path_of(folder, step)
+        if self._saved != step:
+            checkpoint.save(path, self.parameters, self.progress, self._identity())
+            checkpoint.prune(folder, step)
+            self._saved = step
+            report(CheckpointReport(step, path))
+
+    def _identity(self) -> Mapping[str, Any]:
+        """What a checkpoint must share with this run."""
+        return {
+            "model": checkpoint.identity(self.model.file.path),
+            "text": self.corpus.digest(),
+            "adapter": self.parameters.about,
+            "settings": self.config.settled(),
+            "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
+        }
+
+
+def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
+    faults = []
+    if config.ctx > model.config.n_ctx:
+        faults.append(f"ctx is {config.ctx}, wanted at most the model's {model.config.n_ctx}")
+    if config.compute != model.compute:
+        faults.append(f"compute is {config.compute}, but the model was loaded with {model.compute}")
+    parts = [part for part in (corpus.train, corpus.validation) if part is not None]
+    if any(part.ctx != config.ctx for part in parts):
+        faults.append(f"ctx is {config.ctx}, but the windows have {corpus.train.ctx} tokens")
+    if faults:
+        raise ConfigError("; ".join(faults))
+    for part in parts:
+        model.checked(part.tokens.reshape(-1))

@@ -1,0 +1,215 @@
+"""Gated linear units: an activated gate times `up` (Shazeer, arXiv:2002.05202); s is the sigmoid.
+
+swiglu            gate · s(gate) · up
+swiglu_back_gate  dy · up · s · (1 + gate · (1 - s))
+reglu, geglu, geglu_quick, geglu_erf   relu, gelu, gelu_quick, gelu_erf of the gate, times up
+
+Without `up`, one tensor holds both halves in its last axis: the gate first, unless `swapped`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pyggml._jit import kernel, parallel, prange
+from pyggml._simd import sigmoid32
+from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
+from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
+from pyggml.ops.arith import mul
+from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.narrow import halves
+from pyggml.tensor import (
+    OPS,
+    PLAIN,
+    GradRule,
+    Memory,
+    NoGrad,
+    Op,
+    Sample,
+    Spec,
+    Tensor,
+    flat,
+    op,
+)
+
+_ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
+_QUICK = np.float32(1.702)
+_CUBE = np.float32(0.044715)
+_TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # gelu(x) = x · s(2 √(2/π) (x + 0.044715 x³))
+_ROOT_HALF = np.float32(math.sqrt(0.5))
+
+
+def swiglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
+    """silu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's SWIGLU)."""
+    return SWIGLU(*_parts(gate, up, swapped))
+
+
+def reglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
+    """relu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's REGLU)."""
+    return REGLU(*_parts(gate, up, swapped))
+
+
+def geglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
+    """gelu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's GEGLU)."""
+    return GEGLU(*_parts(gate, up, swapped))
+
+
+def geglu_quick(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
+    """gelu_quick(gate) · up, F32, shapes as geglu (ggml's GEGLU_QUICK)."""
+    return GEGLU_QUICK(*_parts(gate, up, swapped))
+
+
+def geglu_erf(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
+    """gelu_erf(gate) · up, F32, shapes as geglu (ggml's GEGLU_ERF)."""
+    return GEGLU_ERF(*_parts(gate, up, swapped))
+
+
+def _parts(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
+    if up is not None:
+        return gate, up
+    first, second = halves(gate)
+    return (second, first) if swapped else (first, second)
+
+
+def _glu_op(
+    name: str,
+    ggml: GGMLGLUOp | GGMLOp,
+    code: Callable[..., None],
+    ref: Callable[..., np.ndarray],
+    grad: GradRule | NoGrad,
+    n_sources: int = 2,
+) -> Op:
+    """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources) over one axis."""
+
+    def spec(gate: Tensor, *others: Tensor) -> Spec:
+        expect_type(name, "gate", gate)
+        for i, t in enumerate(others, 1):
+            expect(name, f"source {i}", t, gate.shape)
+        return Spec(gate.shape)
+
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
+            magnitude = rng.uniform(0.1, 4.0, (n_sources, *shape))  # relu has a kink at 0
+            yield Sample(tuple(magnitude * rng.choice([-1.0, 1.0], magnitude.shape)))
+
+    return op(
+        name=name,
+        ggml=ggml,
+        spec=spec,
+        run=flat(code),
+        ref=ref,
+        grad=grad,
+        samples=samples,
+        memory=Memory.INPLACE,
+        needs=PLAIN,
+    )
+
+
+# -- swiglu -------------------------------------------------------------------------------------
+
+
+@parallel
+def _swiglu(y, gate, up):
+    for i in prange(gate.size):
+        y[i] = gate[i] * sigmoid32(gate[i]) * up[i]
+
+
+def _swiglu_ref(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return np.asarray(gate / (1 + np.exp(-gate)) * up)
+
+
+def _swiglu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dy · silu(gate), for up, is a swiglu with dy in up's place."""
+    gate, up = node.src
+    return SWIGLU_BACK_GATE(gate, up, dy), SWIGLU(gate, dy)
+
+
+@parallel
+def _swiglu_back_gate(dgate, gate, up, dy):
+    for i in prange(gate.size):
+        s = sigmoid32(gate[i])
+        dgate[i] = dy[i] * up[i] * s * (_ONE + gate[i] * (_ONE - s))
+
+
+def _swiglu_back_gate_ref(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    s = 1 / (1 + np.exp(-gate))
+    return np.asarray(dy * up * s * (1 + gate * (1 - s)))
+
+
+SWIGLU = _glu_op("swiglu", GGMLGLUOp.SWIGLU, _swiglu, _swiglu_ref, _swiglu_grad)
+SWIGLU_BACK_GATE = _glu_op(
+    "swiglu_back_gate",
+    GGMLOp.CUSTOM,
+    _swiglu_back_gate,
+    _swiglu_back_gate_ref,
+    NoGrad("second derivatives are out of scope"),
+    n_sources=3,
+)
+
+# -- the others ---------------------------------------------------------------------------------
+
+
+def _product_grad(activation: Callable[[Tensor], Tensor]) -> GradRule:
+    """The rule of mul(activation(gate), up), which makes the activation again."""
+
+    def grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = node.src
+        active = activation(gate)
+        assert active.op is not None and not isinstance(active.op.grad, NoGrad)
+        (dgate,) = active.op.grad(active, mul(dy, up))
+        return dgate, mul(dy, active)
+
+    return grad
+
+
+def _product_ref(activation: str) -> Callable[..., np.ndarray]:
+    def ref(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        return np.asarray(OPS[activation].ref(gate) * up)
+
+    return ref
+
+
+@kernel
+def _reglu(y, gate, up):
+    for i in range(gate.size):
+        y[i] = max(gate[i], _ZERO) * up[i]
+
+
+@parallel
+def _geglu(y, gate, up):
+    for i in prange(gate.size):
+        g = gate[i]
+        y[i] = g * sigmoid32(_TWICE * g * (_ONE + _CUBE * g * g)) * up[i]
+
+
+@kernel
+def _geglu_quick(y, gate, up):
+    for i in range(gate.size):
+        y[i] = gate[i] * sigmoid32(_QUICK * gate[i]) * up[i]
+
+
+@kernel
+def _geglu_erf(y, gate, up):
+    for i in range(gate.size):
+        y[i] = _HALF * gate[i] * (_ONE + np.float32(math.erf(gate[i] * _ROOT_HALF))) * up[i]
+
+
+REGLU = _glu_op("reglu", GGMLGLUOp.REGLU, _reglu, _product_ref("relu"), _product_grad(relu))
+GEGLU = _glu_op("geglu", GGMLGLUOp.GEGLU, _geglu, _product_ref("gelu"), _product_grad(gelu))
+GEGLU_QUICK = _glu_op(
+    "geglu_quick",
+    GGMLGLUOp.GEGLU_QUICK,
+    _geglu_quick,
+    _product_ref("gelu_quick"),
+    _product_grad(gelu_quick),
+)
+GEGLU_ERF = _glu_op(
+    "geglu_erf",
+    GGMLGLUOp.GEGLU_ERF,
+    _geglu_erf,
+    _product_ref("gelu_erf"),
+    _product_grad(gelu_erf),
+)

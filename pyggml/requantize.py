@@ -1,0 +1,92 @@
+"""One GGUF file into another whose matrices are packed as llama.cpp's quantiser would pack them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.dtypes import DType
+from pyggml.errors import ConfigError, ModelError, QuantError
+from pyggml.quants import FILE_TYPES, QUANTS, ModelFacts, dequantize, mix, quantize
+
+QUANTISATION_VERSION = 2  # of ggml's block formats
+
+
+def requantize(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    file_type: str,
+    progress: Callable[[str, DType, DType], None] | None = None,
+) -> None:
+    """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
+
+    At most one tensor is in memory at a time; `progress` hears name, old and new type of each.
+    Raises QuantError for an unknown file type or data that cannot be packed, ModelError if the
+    source is no model, ConfigError if both paths are the same file.
+    """
+    if file_type not in FILE_TYPES:
+        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
+    if Path(target).exists() and Path(target).samefile(source):
+        raise ConfigError(f"{target}: is the file to read from; wanted another name to write to")
+    with gguf.open(source) as file:
+        wanted = _types(file, file_type)
+        metadata = dict(file.metadata)
+        metadata["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
+        metadata["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
+        tensors = [
+            (name, wanted[name], info.shape, partial(_converted, file, name, wanted[name], progress))
+            for name, info in file.tensors.items()
+        ]
+        gguf.write(target, metadata, tensors)
+
+
+def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
+    unknown = [
+        f"{name} has type {info.dtype}"
+        for name, info in file.tensors.items()
+        if info.dtype.name not in QUANTS
+    ]
+    if unknown:
+        raise QuantError(f"{file.path}: {'; '.join(unknown[:10])}; known are {', '.join(QUANTS)}")
+    return mix(file_type, [(name, i.shape) for name, i in file.tensors.items()], _facts(file))
+
+
+def _facts(file: gguf.GGUFFile) -> ModelFacts:
+    architecture = file.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelError(f"{file.path}: names no architecture, so it is no model")
+
+    def count(key: str, default: int) -> int:
+        value = file.get(f"{architecture}.{key}", default)
+        if isinstance(value, np.ndarray) and value.size:
+            value = value[0].item()
+        return value if isinstance(value, int) else default
+
+    n_head = count("attention.head_count", 1)
+    return ModelFacts(
+        architecture=architecture,
+        n_layer=count("block_count", 0),
+        n_head=n_head,
+        n_head_kv=count("attention.head_count_kv", n_head),
+        n_expert=count("expert_count", 0),
+    )
+
+
+def _converted(
+    file: gguf.GGUFFile,
+    name: str,
+    to: DType,
+    progress: Callable[[str, DType, DType], None] | None,
+) -> np.ndarray:
+    info, data = file.tensors[name], file.data(name)
+    if progress is not None:
+        progress(name, info.dtype, to)
+    if to is info.dtype:
+        return data
+    raw = quantize(dequantize(data, info.dtype.name), to.name)
+    return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)

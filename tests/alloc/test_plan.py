@@ -1,0 +1,318 @@
+"""On random graphs: nothing alive overlaps, the peak holds, and sharing memory changes no number."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml.alloc import Plan, plan
+from pyggml.backends import CPU
+from pyggml.backends.cpu import array
+from pyggml.backward import build_backward
+from pyggml.dtypes import F32, I32
+from pyggml.graph import Graph
+from pyggml.ops import (
+    add,
+    cont,
+    flash_attn_ext,
+    mul,
+    mul_mat,
+    mul_mat_add,
+    narrow,
+    repeat,
+    reshape,
+    rms_norm,
+    scale,
+    soft_max,
+    sqr,
+    sum_,
+    sum_rows,
+    transpose,
+)
+from pyggml.ops.broadcast import tiles
+from pyggml.runtime import bind
+from pyggml.tensor import SAVED, Memory, Tensor, leaf, zeros
+
+# -- random graphs: every step takes tensors from the pool and returns new ones ----------------------
+
+
+def _pick(draw, pool, fits=lambda t: True):
+    """One of the last tensors that fit, so that graphs grow deep rather than wide."""
+    fitting = [t for t in pool if fits(t)]
+    return draw(st.sampled_from(fitting[-6:])) if fitting else None
+
+
+def _is_square(t):
+    return t.shape == (16, 16)
+
+
+def _halved(draw, pool):
+    return scale(_pick(draw, pool), 0.5)
+
+
+def _added(draw, pool):
+    a = _pick(draw, pool)
+    return scale(add(a, _pick(draw, pool, lambda t: tiles(t.shape, a.shape))), 0.5)
+
+
+def _multiplied(draw, pool):
+    a = _pick(draw, pool)
+    return mul(a, _pick(draw, pool, lambda t: tiles(t.shape, a.shape)))
+
+
+def _squared(draw, pool):
+    return sqr(_pick(draw, pool))
+
+
+def _reshaped(draw, pool):
+    shape = draw(st.sampled_from([(16, 16), (8, 32), (4, 4, 16)]))
+    x = _pick(draw, pool, lambda t: t.n_elements == 256)
+    return x and reshape(x, shape)
+
+
+def _transposed(draw, pool):
+    x = _pick(draw, pool, lambda t: len(t.shape) > 1)
+    return x and transpose(x)
+
+
+def _copied(draw, pool):
+    return cont(_pick(draw, pool))
+
+
+def _narrowed(draw, pool):
+    x = _pick(draw, pool, lambda t: t.shape[0] % 2 == 0)
+    return x and narrow(x, 0, draw(st.sampled_from([0, x.shape[0] // 2])), x.shape[0] // 2)
+
+
+def _summed(draw, pool):
+    x = _pick(draw, pool)
+    return scale(sum_rows(x), 1 / x.shape[-1])
+
+
+def _repeated(draw, pool):
+    x = _pick(draw, pool, lambda t: tiles(t.shape, (16, 16)))
+    return x and repeat(x, (16, 16))
+
+
+def _normed(draw, pool):
+    return rms_norm(_pick(draw, pool), 0.1)
+
+
+def _softened(draw, pool):
+    return soft_max(_pick(draw, pool))
+
+
+def _product(draw, pool):
+    w = _pick(draw, pool, _is_square)
+    x = _pick(draw, pool, lambda t: len(t.shape) > 1 and t.shape[-1] == 16)
+    return scale(mul_mat(w, x), 1 / 16)
+
+
+def _product_added(draw, pool):
+    y, w, x = (_pick(draw, pool, _is_square) for _ in range(3))
+    return scale(mul_mat_add(y, w, x), 1 / 17)
+
+
+def _attention(draw, pool):
+    q, k, v = (_pick(draw, pool, _is_square) for _ in range(3))
+    seen = np.stack([np.arange(16) // 2, np.arange(16) + 1], axis=1).astype(np.int32)
+    heads = (reshape(t, (16, 2, 8)) for t in (q, k, v))
+    return reshape(flash_attn_ext(*heads, leaf(seen, "span"), 0.3), (16, 16))
+
+
+STEPS = [
+    *(_halved, _added, _multiplied, _squared, _reshaped, _transposed, _copied, _narrowed),
+    *(_summed, _repeated, _normed, _softened, _product, _product_added, _attention),
+]
+
+
+@st.composite
+def graphs(draw, with_gradients=st.booleans()):
+    """A graph of up to 20 steps with some of its tensors as outputs, or the gradients of one."""
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    shapes = [(16, 16), (8, 32), (16,), (16, 16)]
+    leaves = [leaf(rng.uniform(-1, 1, s).astype(np.float32), f"leaf{i}") for i, s in enumerate(shapes)]
+    pool = [*leaves, scale(leaves[0], 0.5)]
+    for step in draw(st.lists(st.sampled_from(STEPS), max_size=20)):
+        new = step(draw, pool)
+        if new is not None:
+            pool.append(new)
+    results = [t for t in pool if t.op is not None]
+    if draw(with_gradients):
+        return Graph.of(*build_backward(sum_(mul(results[-1], results[-1])), _used(results[-1], leaves)))
+    return Graph.of(*draw(st.lists(st.sampled_from(results), min_size=1, max_size=4, unique=True)))
+
+
+def _used(result, leaves):
+    present = set(Graph.of(result).leaves)
+    return [t for t in leaves if t in present]
+
+
+# -- the planner's promises, from the graph alone ---------------------------------------------------
+
+FOREVER = 1 << 40
+
+
+def lives_of(graph: Graph) -> dict[Tensor, tuple[int, int]]:
+    """Owner of memory -> the indices of the node that writes it and of the last that reads it."""
+    lives = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op is SAVED:
+            continue
+        for written in (*node.saved, *([node] if node.base is None else [])):
+            lives[written] = [i, i]
+        for source in node.src:
+            owner = source if source.base is None else source.base
+            if owner in lives:
+                lives[owner][1] = i
+    for t in graph.outputs:
+        owner = t if t.base is None else t.base
+        if owner in lives:
+            lives[owner][1] = FOREVER
+    return {t: (first, last) for t, (first, last) in lives.items()}
+
+
+def assert_nothing_overlaps(p: Plan) -> None:
+    lives = lives_of(p.graph)
+    assert lives.keys() == p.offsets.keys()
+    index = {t: i for i, t in enumerate(p.graph.nodes)}
+    pieces = [(p.offsets[t], t.n_bytes, *lives[t], t) for t in lives]
+    for node, offset in p.work.items():
+        i = index[node]
+        pieces.append((offset, node.op.needs.work(node), i, i, None))
+    for j, (start, size, first, last, a) in enumerate(pieces):
+        assert start % 64 == 0
+        assert start + size <= p.n_bytes
+        for other, n, begin, end, b in pieces[:j]:
+            apart_in_time = end < first or last < begin
+            apart_in_memory = start + size <= other or other + n <= start
+            shared = a is not None and b is not None and (p.reused.get(a) is b or p.reused.get(b) is a)
+            assert apart_in_time or apart_in_memory or shared, (a, b)
+
+
+def assert_reuse_is_legal(p: Plan) -> None:
+    lives = lives_of(p.graph)
+    for node, source in p.reused.items():
+        assert lives[source][1] == lives[node][0], "the source dies where the node is born"
+        assert p.offsets[node] == p.offsets[source]
+        assert node.n_bytes == source.n_bytes
+        seen = [s for s in node.src if (s.base or s) is source]
+        assert all(s.is_contiguous and s.shape == node.shape and not s.offset for s in seen)
+        if node.op.memory is Memory.INPLACE_FIRST:
+            assert seen == [node.src[0]]
+        else:
+            assert node.op.memory is Memory.INPLACE
+
+
+@given(graphs())
+@settings(max_examples=150)
+def test_nothing_alive_overlaps(graph):
+    p = plan(graph)
+    assert_nothing_overlaps(p)
+    assert_reuse_is_legal(p)
+
+
+@given(graphs())
+@settings(max_examples=50)
+def test_without_reuse_every_tensor_keeps_its_place(graph):
+    p = plan(graph, reuse=False)
+    assert_nothing_overlaps(p)
+    assert not p.reused
+    places = sorted(
+        [(at, t.n_bytes) for t, at in p.offsets.items()]
+        + [(at, t.op.needs.work(t)) for t, at in p.work.items()]
+    )
+    assert all(a + n <= b for (a, n), (b, _) in zip(places, places[1:], strict=False))
+    assert p.n_bytes >= plan(graph).n_bytes
+
+
+def _results(p: Plan, arena=None) -> list[np.ndarray]:
+    bind(p, arena=arena)()
+    return [np.array(array(t)) for t in p.graph.outputs]
+
+
+@given(graphs())
+@settings(max_examples=60)
+def test_sharing_memory_changes_no_number(graph):
+    """Not even if every byte of the arena is NaN before: nothing is read before it is written."""
+    separate = plan(graph, reuse=False)
+    arena = CPU().alloc(separate.n_bytes)
+    arena[:] = 0
+    wanted = _results(separate, arena)
+    shared = plan(graph)
+    arena = CPU().alloc(shared.n_bytes)
+    arena.view(np.float32)[:] = np.nan
+    for found, expected in zip(_results(shared, arena), wanted, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@given(graphs())
+@settings(max_examples=20)
+def test_a_program_can_run_again(graph):
+    program = bind(plan(graph))
+    program()
+    first = [np.array(array(t)) for t in graph.outputs]
+    program()
+    for t, before in zip(graph.outputs, first, strict=True):
+        np.testing.assert_array_equal(array(t), before)
+
+
+# -- single facts -----------------------------------------------------------------------------------
+
+
+def test_a_chain_of_elementwise_nodes_needs_one_buffer():
+    t = zeros((100, 100))
+    for _ in range(10):
+        t = scale(t, 2.0)
+    assert plan(Graph.of(t)).n_bytes == 40_000
+
+
+def test_planning_touches_no_memory():
+    """Tensors of 1 GiB each: the plan knows of 2 of them at a time and takes none."""
+    x = Tensor((1 << 14, 1 << 14), F32, name="x")
+    y = transpose(scale(x, 2.0))
+    for _ in range(5):
+        y = transpose(scale(y, 2.0))
+    graph = Graph.of(y)
+    tracemalloc.start()
+    p = plan(graph)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert p.n_bytes == 2 << 30
+    assert peak < 1 << 20
+    assert all(t.data is None for t in graph.nodes)
+
+
+def test_scratch_is_shared_by_nodes_that_follow_one_another():
+    x, w = zeros((64, 512)), zeros((512, 512))
+    one = plan(Graph.of(mul_mat(w, x)))
+    three = plan(Graph.of(mul_mat(w, mul_mat(w, mul_mat(w, x)))))
+    assert three.n_bytes <= one.n_bytes + 2 * 64 * 512 * 4
+
+
+def test_what_is_saved_for_nobody_still_has_a_place():
+    q = zeros((16, 2, 8))
+    o = flash_attn_ext(q, q, q, zeros((16, 2), I32), 1.0)
+    p = plan(Graph.of(o))
+    assert o.saved[0] in p.offsets
+    assert_nothing_overlaps(p)
+
+
+def test_a_given_arena_is_used():
+    x = leaf(np.arange(4, dtype=np.float32))
+    y = scale(x, 2.0)
+    p = plan(Graph.of(y))
+    arena = CPU().alloc(p.n_bytes)
+    bind(p, arena=arena)()
+    assert np.shares_memory(y.data, arena)
+    np.testing.assert_array_equal(arena.view(np.float32)[:4], [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 1000])
+def test_buffers_are_aligned(n):
+    buffer = CPU().alloc(n)
+    assert buffer.shape == (n,)
+    assert buffer.dtype == np.uint8
+    assert buffer.ctypes.data % 64 == 0

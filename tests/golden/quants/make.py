@@ -1,0 +1,160 @@
+"""Make ggml.npz and mix.json with llama.cpp, through llama-cpp-python.
+
+ggml.npz   `x` float32 (rows, 512) and, for each type, its bytes by `ggml_quantize_chunk`
+mix.json   per model: what the rules ask about it, and per tensor its shape and, for each file
+           type, the type that `llama_model_quantize` gave it
+
+    python make.py FOLDER      the folder holds the *-F16.gguf files whose tensors are listed
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+
+TYPES = {
+    **{"F16": 1, "Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30},
+}
+FILE_TYPES = {
+    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K_S": 14, "Q4_K_M": 15},
+    **{"Q5_K_M": 17, "Q6_K": 18, "BF16": 32},
+}
+# architecture, layers, heads, KV heads, length of a row, experts, whether output.weight is there
+SYNTHETIC = {
+    "70b": ("llama", 80, 8, 1, 256, 0, True),
+    "65b": ("llama", 80, 8, 8, 256, 0, True),
+    "qwen2-72b": ("qwen2", 80, 8, 1, 256, 0, True),
+    "33-layers-8-experts": ("llama", 33, 4, 2, 512, 8, True),
+    "12-layers-4-experts": ("llama", 12, 4, 2, 256, 4, True),
+    "rows-of-96": ("llama", 10, 4, 2, 96, 0, True),
+    "rows-of-48": ("llama", 10, 4, 2, 48, 0, True),
+    "tied-rows-of-288": ("qwen2", 28, 4, 2, 288, 0, False),
+}
+HERE = Path(__file__).parent
+
+
+def samples() -> np.ndarray:
+    """Rows of every sort that quantisation meets: (n, 512) float32."""
+    rng = np.random.default_rng(7)
+    normal = rng.standard_normal((6, 512))
+    parts = [
+        normal,
+        rng.standard_t(2, (6, 512)),
+        abs(normal[:2]),
+        -abs(normal[:2]),
+        normal[:2] * (rng.random((2, 512)) < 0.05),
+        normal[:2] * 10.0 ** rng.integers(-12, 4, (2, 512)),
+        rng.integers(-3, 4, (2, 512)),
+        np.full((1, 512), 0.37),
+        np.zeros((1, 512)),
+        *(normal[:1] * scale for scale in (1e4, 1e-5, 1e-7, 2e-37, 1e-40)),
+    ]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def packed(x: np.ndarray, number: int) -> np.ndarray:
+    """x as ggml packs it."""
+    library = next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.*"))
+    chunk = ctypes.CDLL(str(library)).ggml_quantize_chunk
+    chunk.restype = ctypes.c_size_t
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
+    chunk.argtypes = [ctypes.c_int, pointer, pointer, long, long, long, pointer]
+    out = np.zeros((len(x), x.shape[1] * 2), np.uint8)  # room for the longest, F16
+    n = chunk(number, x.ctypes.data, out.ctypes.data, 0, len(x), x.shape[1], None)
+    return out.reshape(-1)[:n].reshape(len(x), -1).copy()
+
+
+def write_synthetic(path: Path, spec: tuple[Any, ...]) -> None:
+    """A model of zeros, with just the tensors that the rules tell apart."""
+    architecture, n_layer, n_head, n_head_kv, n_in, n_expert, untied = spec
+    w = gguf.GGUFWriter(path, architecture)
+    w.add_block_count(n_layer)
+    w.add_context_length(64)
+    w.add_embedding_length(n_in)
+    w.add_feed_forward_length(64)
+    w.add_head_count(n_head)
+    w.add_head_count_kv(n_head_kv)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_vocab_size(8)
+    if n_expert:
+        w.add_expert_count(n_expert)
+        w.add_expert_used_count(2)
+    shape = (4, n_in)
+    for name in ("token_embd.weight", *(("output.weight",) if untied else ())):
+        w.add_tensor(name, np.zeros(shape, np.float16))
+    for i in range(n_layer):
+        for name in ("attn_k", "attn_v", "attn_output"):
+            w.add_tensor(f"blk.{i}.{name}.weight", np.zeros(shape, np.float16))
+        down = f"blk.{i}.ffn_down" + ("_exps.weight" if n_expert else ".weight")
+        w.add_tensor(down, np.zeros((n_expert, *shape) if n_expert else shape, np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def quantised_types(path: Path, file_type: int) -> dict[str, str]:
+    """The type of each tensor after `llama_model_quantize`."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = file_type
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.gguf"
+        if llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), params):
+            raise RuntimeError(f"llama.cpp could not quantise {path}")
+        return {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
+
+
+def record(path: Path) -> dict[str, Any]:
+    """One model's entry in mix.json."""
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+
+    def number(key: str) -> int:
+        field = reader.fields.get(f"{architecture}.{key}")
+        value = field.contents() if field else 0
+        return int(value[0] if isinstance(value, list) else value)
+
+    types = [quantised_types(path, n) for n in FILE_TYPES.values()]
+    return {
+        "model": {
+            "architecture": architecture,
+            "n_layer": number("block_count"),
+            "n_head": number("attention.head_count"),
+            "n_head_kv": number("attention.head_count_kv"),
+            "n_expert": number("expert_count"),
+        },
+        "tensors": {
+            t.name: [[int(n) for n in t.shape[::-1]], " ".join(x[t.name] for x in types)]
+            for t in reader.tensors
+        },
+    }
+
+
+def main(folder: Path) -> None:
+    x = samples()
+    arrays = {name: packed(x, number) for name, number in TYPES.items()}
+    np.savez_compressed(HERE / "ggml.npz", x=x, **arrays)
+
+    quiet = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(quiet, None)
+    models = {p.stem.removesuffix("-F16"): record(p) for p in sorted(folder.glob("*-F16.gguf"))}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, spec in SYNTHETIC.items():
+            path = Path(temporary) / f"{name}.gguf"
+            write_synthetic(path, spec)
+            models[name] = record(path)
+    text = json.dumps({"file_types": list(FILE_TYPES), "models": models})
+    text = text.replace('"blk.', '\n"blk.')  # lines, for diffs
+    (HERE / "mix.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,112 @@
+"""The types that llama.cpp gives to the tensors of a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader, LlamaFileType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyggml.errors import QuantError
+from pyggml.quants import FILE_TYPES, ModelFacts, mix
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/quants/mix.json").read_text())
+MODELS = list(GOLDEN["models"])
+SHARED = Path(__file__).parents[3] / "shared"
+FILES = [
+    *sorted((SHARED / "fixtures").glob("*-*_*.gguf")),
+    *sorted((SHARED / "models").glob("*.gguf")),
+]
+LLAMA = ModelFacts(architecture="llama", n_layer=8, n_head=4, n_head_kv=2, n_expert=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("file_type", GOLDEN["file_types"])
+def test_equals_llama_cpp(model, file_type):
+    record = GOLDEN["models"][model]
+    column = GOLDEN["file_types"].index(file_type)
+    wanted = {name: types.split()[column] for name, (_, types) in record["tensors"].items()}
+    shapes = [(name, tuple(shape)) for name, (shape, _) in record["tensors"].items()]
+    found = mix(file_type, shapes, ModelFacts(**record["model"]))
+    assert {name: d.name for name, d in found.items()} == wanted
+
+
+def test_golden_has_every_file_type():
+    assert set(GOLDEN["file_types"]) == set(FILE_TYPES)
+
+
+@pytest.mark.parametrize("name", list(FILE_TYPES))
+def test_numbers_are_llama_cpps(name):
+    prefix = "ALL" if name == "F32" else "MOSTLY"
+    assert FILE_TYPES[name].number == LlamaFileType[f"{prefix}_{name}"]
+    assert FILE_TYPES[name].name == name
+
+
+@pytest.mark.skipif(not FILES, reason="needs ../shared: models quantised by llama.cpp")
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_equals_the_file(path):
+    reader = GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+
+    def number(key: str) -> int:
+        field = reader.fields.get(f"{architecture}.{key}")
+        value = field.contents() if field else 0
+        return int(value[0] if isinstance(value, list) else value)
+
+    model = ModelFacts(
+        architecture=architecture,
+        n_layer=number("block_count"),
+        n_head=number("attention.head_count"),
+        n_head_kv=number("attention.head_count_kv"),
+        n_expert=number("expert_count"),
+    )
+    file_type = path.stem.split("-")[-1]
+    assert reader.fields["general.file_type"].contents() == FILE_TYPES[file_type].number
+    shapes = [(t.name, tuple(int(n) for n in t.shape[::-1])) for t in reader.tensors]
+    found = mix(file_type, shapes, model)
+    assert {n: d.name for n, d in found.items()} == {
+        t.name: t.tensor_type.name for t in reader.tensors
+    }
+
+
+@given(order=st.permutations(list(GOLDEN["models"]["gemma3"]["tensors"].items())))
+def test_order_of_the_tensors_does_not_matter(order):
+    model = ModelFacts(**GOLDEN["models"]["gemma3"]["model"])
+    shapes = [(name, tuple(shape)) for name, (shape, _) in order]
+    assert mix("Q4_K_M", shapes, model) == mix("Q4_K_M", sorted(shapes), model)
+
+
+@given(n_in=st.integers(1, 600), file_type=st.sampled_from(list(FILE_TYPES)))
+def test_every_row_length_gets_a_type_that_holds_it(n_in, file_type):
+    names = ["token_embd", "output", "blk.0.attn_v", "blk.1.ffn_down", "blk.2.attn_q"]
+    found = mix(file_type, [(f"{n}.weight", (4, n_in)) for n in names], LLAMA)
+    assert all(n_in % d.block == 0 for d in found.values())
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("blk.0.attn_norm.weight", (512,)),
+        ("blk.0.attn_q.bias", (512,)),
+        ("blk.0.attn_q.weight", (1, 512)),  # one axis to ggml
+        ("blk.0.attn_q_norm.weight", (4, 512)),
+        ("blk.0.ffn_gate_inp.weight", (8, 512)),
+        ("blk.0.ssm_a", (512, 16)),
+        ("position_embd.weight", (512, 512)),
+    ],
+)
+def test_what_stays_f32(name, shape):
+    assert mix("Q4_K_M", [(name, shape)], LLAMA)[name].name == "F32"
+
+
+def test_unknown_file_type_is_refused():
+    with pytest.raises(QuantError, match="'Q4_K_X' is no file type; known are F32, F16"):
+        mix("Q4_K_X", [], LLAMA)
+
+
+def test_expert_outside_of_the_layers_is_refused():
+    experts = ModelFacts(architecture="llama", n_layer=2, n_head=4, n_head_kv=2, n_expert=4)
+    name = "blk.2.ffn_down_exps.weight"
+    with pytest.raises(QuantError, match=f"{name} is in none of the model's 2 layers"):
+        mix("Q4_K_M", [(name, (4, 256, 256))], experts)

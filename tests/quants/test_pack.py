@@ -1,0 +1,102 @@
+"""Packing gives ggml's own bytes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf import quants as reference
+
+from pyggml._jit import JIT
+from pyggml.quants import QUANTS, dequantize, quantize
+
+GOLDEN = Path(__file__).parents[1] / "golden/quants/ggml.npz"
+FIXTURES = Path(__file__).parents[3] / "shared/fixtures"
+ARCHITECTURES = sorted(p.name.removesuffix("-F16.gguf") for p in FIXTURES.glob("*-F16.gguf"))
+
+
+def blocks_that_differ(found: np.ndarray, wanted: np.ndarray, block_bytes: int) -> np.ndarray:
+    pair = found.reshape(-1, block_bytes), wanted.reshape(-1, block_bytes)
+    return np.flatnonzero((pair[0] != pair[1]).any(axis=1))
+
+
+@pytest.mark.parametrize("name", [n for n in QUANTS if n != "F32"])
+def test_equals_ggml(name):
+    with np.load(GOLDEN) as golden:
+        x, wanted = golden["x"], golden[name]
+    if not JIT:
+        x, wanted = x[::8], wanted[::8]
+    found = quantize(x, name)
+    assert found.shape == wanted.shape
+    assert not len(blocks_that_differ(found, wanted, QUANTS[name].dtype.block_bytes))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0"])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_equals_gguf_package(name, scale):
+    rng = np.random.default_rng(11)
+    x = (rng.standard_t(3, (40 if JIT else 2, 256)) * scale).astype(np.float32)
+    x[0], x[1] = 0, 0.37
+    np.testing.assert_array_equal(
+        quantize(x, name), reference.quantize(x, GGMLQuantizationType[name]).view(np.uint8)
+    )
+
+
+@pytest.mark.skipif(not JIT, reason="takes a minute interpreted")
+@pytest.mark.skipif(not ARCHITECTURES, reason="needs ../shared/fixtures, models made by llama.cpp")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_requantising_gives_llama_cpp_files(architecture):
+    _requantise(architecture, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ARCHITECTURES, reason="needs ../shared/fixtures, models made by llama.cpp")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_requantising_gives_llama_cpp_files_all_rows(architecture):
+    _requantise(architecture, 1 << 40)
+
+
+def _requantise(architecture: str, n_rows: int) -> None:
+    """The first rows of each F16 tensor, packed, are those of the Q8_0 and Q4_K_M files."""
+    source = {t.name: t for t in GGUFReader(FIXTURES / f"{architecture}-F16.gguf").tensors}
+    for file_type in ("Q8_0", "Q4_K_M"):
+        for t in GGUFReader(FIXTURES / f"{architecture}-{file_type}.gguf").tensors:
+            name = t.tensor_type.name
+            x, wanted = source[t.name].data, t.data
+            x, wanted = x.reshape(-1, x.shape[-1]), wanted.reshape(-1, wanted.shape[-1])
+            found = quantize(x[:n_rows], name)
+            want = np.ascontiguousarray(wanted[:n_rows]).view(np.uint8)
+            block_bytes = QUANTS[name].dtype.block_bytes
+            assert not len(blocks_that_differ(found, want, block_bytes)), t.name
+
+
+# Root mean square error for normal data, and the largest error per largest weight of 256: half a
+# step; a whole one where the level of the largest weight's opposite is missing (Q4_0, Q5_0).
+ERRORS = [
+    *[("F32", 0, 0), ("F16", 3e-4, 2**-11), ("BF16", 2e-3, 2**-8), ("Q8_0", 6e-3, 0.0042)],
+    *[("Q6_K", 0.02, 0.03), ("Q5_K", 0.04, 0.05), ("Q5_0", 0.05, 0.064), ("Q4_K", 0.08, 0.1)],
+    ("Q4_0", 0.1, 0.127),
+]
+
+
+@pytest.mark.parametrize("name, rms, largest", ERRORS)
+def test_round_trip_error(name, rms, largest):
+    x = np.random.default_rng(2).standard_normal((64 if JIT else 4, 256)).astype(np.float32)
+    error = np.abs(dequantize(quantize(x, name), name) - x)
+    assert np.sqrt(np.mean(error**2)) <= rms
+    assert (error.max(axis=1) <= largest * np.abs(x).max(axis=1)).all()
+
+
+@pytest.mark.parametrize("name", list(QUANTS))
+def test_round_trip_error_scales_with_the_data(name):
+    """A factor of a power of two changes nothing but the exponents."""
+    x = np.random.default_rng(9).standard_normal((2, 256)).astype(np.float32)
+    once = dequantize(quantize(x, name), name)
+    eight = dequantize(quantize(x * 8, name), name)
+    np.testing.assert_array_equal(eight, once * 8)
+
+
+@pytest.mark.parametrize("name", list(QUANTS))
+def test_zero_stays_zero(name):
+    values = dequantize(quantize(np.zeros((2, 256), np.float32), name), name)
+    np.testing.assert_array_equal(values, 0)
