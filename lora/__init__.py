@@ -1,5 +1,7 @@
 """LoRA: `attach` updates to a model, train them, write the adapter that llama.cpp loads.
 
+In short:
+
     model = pyggml.load("model.gguf")
     adapter = attach(model, LoraConfig(rank=8))
     corpus = read_corpus("text.txt", model.tokenizer, ctx=256, val_split=0.05)

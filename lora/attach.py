@@ -100,4 +100,4 @@ def _known(parts: Parts) -> tuple[str, ...]:
 def _too_small(name: str, shape: Shape, rank: int) -> str | None:
     if rank <= min(shape):
         return None
-    return f"{name} is {shape[0]} × {shape[1]}, so its update has rank {min(shape)} at most: not {rank}"
+    return f"{name} is {shape[0]} × {shape[1]}, so rank is {rank}, wanted at most {min(shape)}"

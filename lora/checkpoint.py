@@ -50,12 +50,18 @@ class Progress:
 
 
 def identity(path: Path) -> str:
-    """A model file's size and the SHA-256 of its first and last MiB."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(_EDGE))
-        file.seek(max(size - _EDGE, 0))
-        digest.update(file.read(_EDGE))
+    """A model file's size and the SHA-256 of its first and last MiB.
+
+    Raises CheckpointError if it cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest = hashlib.sha256(file.read(_EDGE))
+            file.seek(max(size - _EDGE, 0))
+            digest.update(file.read(_EDGE))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     return f"{size} bytes, {digest.hexdigest()[:32]}"
 
 
@@ -102,9 +108,8 @@ def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> Progress
 
 def _load(file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
     if file.get("general.type") != "checkpoint":
-        raise CheckpointError(
-            f"{file.path}: general.type is {str(file.get('general.type'))[:40]!r}, wanted 'checkpoint'"
-        )
+        found = str(file.get("general.type"))[:40]
+        raise CheckpointError(f"{file.path}: general.type is {found!r}, wanted 'checkpoint'")
     differences = _differences(_stored_run(file), _plain(run))
     if differences:
         raise CheckpointError(f"{file.path}: is of another run: " + "; ".join(differences[:12]))

@@ -5,7 +5,6 @@ A command line takes all three from `dataclasses.fields`: metadata "help", and "
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -68,7 +67,7 @@ class _Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(_Checked):
-    """What an adapter is: y += alpha / rank · B(A x) on each target, A (rank, n_in), B (n_out, rank).
+    """What an adapter is: y += alpha / rank · B(A x), A (rank, n_in), B (n_out, rank), per target.
 
     Raises ConfigError with every setting that is out of range.
     """
@@ -102,12 +101,12 @@ class TrainConfig(_Checked):
     batch: int = _setting(
         1, "windows in one pass; more need more memory", "1 to 65536", lambda n: 1 <= n <= 1 << 16
     )
-    grad_accum: int = _setting(
-        1, "passes in one step", "1 to 65536", lambda n: 1 <= n <= 1 << 16
-    )
+    grad_accum: int = _setting(1, "passes in one step", "1 to 65536", lambda n: 1 <= n <= 1 << 16)
     epochs: int = _setting(1, "times that the text is read", *_at_least(1))
     max_steps: int = _setting(0, "end after this many steps (0: no limit)", *_at_least(0))
-    lr: float = _setting(2e-4, "highest learning rate", "above 0, at most 10", lambda x: 0 < x <= 10)
+    lr: float = _setting(
+        2e-4, "highest learning rate", "above 0, at most 10", lambda x: 0 < x <= 10
+    )
     lr_scheduler: str = _setting(
         "cosine", "how the learning rate falls to lr_min after the warm-up", *_one_of(SCHEDULERS)
     )
@@ -134,7 +133,7 @@ class TrainConfig(_Checked):
     val_windows: int = _setting(
         32, "most windows that a validation reads", *_at_least(1), may_change=True
     )
-    checkpoint_dir: str | os.PathLike[str] | None = _setting(
+    checkpoint_dir: str | None = _setting(
         None, "folder for checkpoints (default: none are kept)", may_change=True
     )
     checkpoint_every: int = _setting(

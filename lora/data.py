@@ -167,7 +167,7 @@ def _pack(documents: Sequence[Sequence[int]], ctx: int) -> Dataset:
         first += len(document)
     owner[n:] = _no_documents(n_fill)
     packed = Dataset(tokens.reshape(-1, width), owner.reshape(-1, width))
-    return _part(packed, _is_target(packed.documents).any(axis=1))
+    return _part(packed, np.flatnonzero(_is_target(packed.documents).any(axis=1)))
 
 
 def _part(whole: Dataset, which: slice | np.ndarray) -> Dataset:

@@ -1,8 +1,8 @@
 """Perplexity as llama.cpp's `perplexity` computes it.
 
 The text is cut into chunks of n_ctx tokens; the first of each becomes BOS where the tokenizer adds
-one. Of a chunk only the second half is scored, so that every scored token has a context of n_ctx / 2
-at least: positions n_ctx/2 … n_ctx − 2, each by its next token.
+one. Only the second half of a chunk is scored, positions n_ctx/2 … n_ctx − 2, each by its next
+token, so that every scored token has some context.
 
 perplexity = exp(mean of −log p),  error = perplexity · √((mean of squares − mean²) / (n − 1))
 """

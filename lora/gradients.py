@@ -59,4 +59,4 @@ def _weights(n: int, mask: np.ndarray | None) -> np.ndarray:
         raise DataError(f"mask is {counted.dtype} of shape {counted.shape}, wanted bool ({n},)")
     if not counted[1:].any():
         raise DataError("the mask counts no target, so there is no loss")
-    return (counted[1:] / counted[1:].sum()).astype(np.float32)
+    return np.asarray(counted[1:] / counted[1:].sum(), np.float32)

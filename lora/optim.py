@@ -1,7 +1,7 @@
-"""AdamW over flat buffers: clip the gradient to a length, then ggml's OPT_STEP_ADAMW on all at once.
+"""AdamW over flat buffers: clip the gradient to a length, then one OPT_STEP_ADAMW over everything.
 
-g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters, summed in float64 over fixed chunks, so that
-                                neither the number of threads nor of tensors changes a bit of it
+g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters, summed in float64 over fixed chunks, so
+                                that the number of threads does not change a bit of it
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AdamW:
         p = parameters
         self.config, self.gradient = config, p.gradient
         self._settings = zeros((7,), F32, "AdamW settings")
-        buffers = (leaf(a, n) for a, n in ((p.data, "p"), (p.gradient, "g"), (p.m, "m"), (p.v, "v")))
-        self._update = bind(plan(Graph.of(opt_step_adamw(*buffers, self._settings))))
+        data, gradient, m, v = (leaf(a) for a in (p.data, p.gradient, p.m, p.v))
+        self._update = bind(plan(Graph.of(opt_step_adamw(data, gradient, m, v, self._settings))))
         self._squares = np.empty(_CHUNK, np.float64)
 
     def clip(self) -> float:

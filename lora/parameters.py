@@ -27,16 +27,15 @@ class Parameters:
 
     def __init__(self, shapes: Mapping[str, Shape], about: Mapping[str, Any] | None = None) -> None:
         self.about = dict(about or {})
-        starts, n = [], 0
-        for shape in shapes.values():
-            starts.append(n)
+        starts, n = {}, 0
+        for name, shape in shapes.items():
+            starts[name] = n
             n += -(-prod(shape) // _FLOATS) * _FLOATS
         self.data, self.gradient, self.m, self.v = (_zeros(n) for _ in range(4))
-        places = dict(zip(shapes, starts, strict=True))
-        self.tensors = {name: _view(self.data, at, name, shapes[name]) for name, at in places.items()}
-        self.gradients = {
-            name: _view(self.gradient, at, f"d({name})", shapes[name]) for name, at in places.items()
-        }
+        self.tensors, self.gradients = {}, {}
+        for name, shape in shapes.items():
+            self.tensors[name] = _view(self.data, starts[name], name, shape)
+            self.gradients[name] = _view(self.gradient, starts[name], f"d({name})", shape)
 
     @property
     def n_trained(self) -> int:

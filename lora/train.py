@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -80,8 +81,8 @@ class Reserved:
 class Trainer:
     """A run: a model, what of it is trained, on what, and how.
 
-    `parameters` are leaves of the graphs that `model` builds: an adapter's, or its own weights, then
-    with fused=False if the output matrix is among them. Nothing large is allocated before `run`.
+    `parameters` are leaves of the graphs that `model` builds: an adapter's, or the model's own
+    weights; fused=False if its output matrix is among them. Memory is taken by `run`, not before.
     Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
     """
 
@@ -141,8 +142,7 @@ class Trainer:
         except KeyboardInterrupt:
             if self._updating:  # the parameters may be half of one step, half of the next
                 raise
-        if self.config.checkpoint_dir is not None:
-            self._save(report)
+        self._save(report)
         return self.is_done
 
     def _begin(self) -> None:
@@ -169,7 +169,7 @@ class Trainer:
             step = self.progress.step
             if self.is_done or (c.val_every and step % c.val_every == 0):
                 self._validate(report)
-            if c.checkpoint_dir is not None and c.checkpoint_every and step % c.checkpoint_every == 0:
+            if c.checkpoint_every and step % c.checkpoint_every == 0:
                 self._save(report)
 
     def _step(self) -> StepReport:
@@ -192,9 +192,7 @@ class Trainer:
         self._updating = False
         seconds = perf_counter() - began
         n_tokens = train.n_targets(windows)
-        return StepReport(
-            at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds
-        )
+        return StepReport(at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds)
 
     def _windows(self) -> np.ndarray:
         """The windows of the next step."""
@@ -220,21 +218,24 @@ class Trainer:
 
         Raises CheckpointError if the file is damaged or of another run.
         """
-        progress = checkpoint.load(Path(path), self.parameters, self._identity())
+        progress = checkpoint.load(Path(path), self.parameters, self._identity)
         if progress.step > self.n_steps or progress.index >= len(self.corpus.train):
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
         self.progress = progress
 
     def _save(self, report: Callback) -> None:
-        assert self.config.checkpoint_dir is not None
-        folder, step = Path(self.config.checkpoint_dir), self.progress.step
+        """Write a checkpoint, if the settings ask for them and this step has none yet."""
+        step = self.progress.step
+        if self.config.checkpoint_dir is None or self._saved == step:
+            return
+        folder = Path(self.config.checkpoint_dir)
         path = checkpoint.path_of(folder, step)
-        if self._saved != step:
-            checkpoint.save(path, self.parameters, self.progress, self._identity())
-            checkpoint.prune(folder, step)
-            self._saved = step
-            report(CheckpointReport(step, path))
+        checkpoint.save(path, self.parameters, self.progress, self._identity)
+        checkpoint.prune(folder, step)
+        self._saved = step
+        report(CheckpointReport(step, path))
 
+    @cached_property
     def _identity(self) -> Mapping[str, Any]:
         """What a checkpoint must share with this run."""
         return {

@@ -105,12 +105,14 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
     """A tensor over an existing array, which is not copied.
 
     For a quantised `dtype`, data is uint8 of shape (*shape[:-1], row_bytes). Strides are kept.
-    Raises ShapeError if the array's type has no ggml twin.
+    Raises ShapeError if the array's type has no ggml twin, or is not what holds `dtype`.
     """
     if dtype is None:
         dtype = _BY_NUMPY.get(data.dtype)
         if dtype is None:
             raise ShapeError(f"{name or 'array'}: NumPy type {data.dtype} has no ggml type")
+    if data.dtype != dtype.numpy:
+        raise ShapeError(f"{name or 'array'}: {data.dtype} holds no {dtype}, wanted {dtype.numpy}")
     if not dtype.quantised:
         return Tensor(data.shape, dtype, name=name, data=data, strides=data.strides)
     n = data.shape[-1] // dtype.block_bytes * dtype.block

@@ -41,6 +41,7 @@ class _Planner:
         self.offsets: dict[Tensor, int] = {}
         self.work: dict[Tensor, int] = {}
         self.reused: dict[Tensor, Tensor] = {}
+        self.inherited: set[Tensor] = set()  # the values of `reused`: their memory lives on
         self.dying: dict[int, list[Tensor]] = defaultdict(list)
         for t, life in self.lives.items():
             if life.last != FOREVER:
@@ -66,6 +67,7 @@ class _Planner:
         else:
             self.offsets[node] = self.offsets[source]
             self.reused[node] = source
+            self.inherited.add(source)
 
     def _scratch(self, node: Tensor) -> None:
         """Scratch is free again as soon as its node has run."""
@@ -79,7 +81,6 @@ class _Planner:
     def _release(self, i: int) -> None:
         if not self.reuse:
             return
-        inherited = set(self.reused.values())
         for t in self.dying[i]:
-            if t not in inherited:
+            if t not in self.inherited:
                 self.arena.give_back(self.offsets[t], t.n_bytes)

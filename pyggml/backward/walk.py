@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.errors import NoGradientError
+from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import topological
 from pyggml.ops import add, add_inplace, repeat_back
 from pyggml.tensor import NoGrad, Tensor, leaf
@@ -24,15 +24,21 @@ def build_backward(
     shapes, each gradient is added to its accumulator in place instead, and the results are views
     of those. What no parameter reaches gets no backward node.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient or
-    a parameter does not reach the loss.
+    a parameter does not reach the loss; ShapeError if a seed or an accumulator has another shape.
     """
+    _same_shapes("seed", [seed or loss], [loss])
+    if accumulators is not None:
+        _same_shapes("accumulator", accumulators, parameters)
     order = topological(loss)
     reached = _reached_from(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     grads = {loss: seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")}
+    faults: list[str] = []
     for t in reversed(order):
         if t.op is not None and t in reached and t in grads:
-            _propagate(t, grads, reached)
+            faults += _propagate(t, grads, reached)
+    if faults:
+        raise NoGradientError("; ".join(faults))
     found = [grads[p] for p in parameters]
     for p, g in zip(parameters, found, strict=True):
         if not g.name:
@@ -40,6 +46,14 @@ def build_backward(
     if accumulators is None:
         return found
     return [add_inplace(a, g) for a, g in zip(accumulators, found, strict=True)]
+
+
+def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    if len(found) != len(wanted):
+        raise ShapeError(f"build_backward: {len(found)} {what}s, wanted {len(wanted)}")
+    for f, w in zip(found, wanted, strict=True):
+        if f.shape != w.shape:
+            raise ShapeError(f"build_backward: the {what} for {w!r} is {f!r}, wanted its shape")
 
 
 def _reached_from(parameters: Sequence[Tensor], order: list[Tensor]) -> set[Tensor]:
@@ -55,14 +69,13 @@ def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: list[Tensor], reached: set[Tensor]
 ) -> None:
     """Every way from a parameter to the loss must be differentiable; all faults at once."""
-    faults = []
     known = set(order)
-    for p in parameters:
-        if p not in known:
-            faults.append(f"{p.name or p!r} does not reach the loss")
-    for t in order:
-        if t in reached and t.op is not None and isinstance(t.op.grad, NoGrad):
-            faults.append(f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})")
+    faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
+    faults += [
+        f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"
+        for t in order
+        if t in reached and t.op is not None and isinstance(t.op.grad, NoGrad)
+    ]
     if faults:
         raise NoGradientError("; ".join(faults))
 
@@ -77,20 +90,23 @@ def _place(t: Tensor) -> str:
     return repr(t)
 
 
-def _propagate(t: Tensor, grads: dict[Tensor, Tensor], reached: set[Tensor]) -> None:
-    """Add t's contribution to the gradients of its sources."""
+def _propagate(t: Tensor, grads: dict[Tensor, Tensor], reached: set[Tensor]) -> list[str]:
+    """Add t's contribution to the gradients of its sources; what is wrong with that."""
     assert t.op is not None and not isinstance(t.op.grad, NoGrad)
     parts = t.op.grad(t, grads[t])
     if len(parts) != len(t.src):
         raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
+    faults = []
     for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
         if s not in reached:
             continue
         if g is None:
-            raise NoGradientError(
+            faults.append(
                 f"{t.op.name} at {_place(t)} has no gradient for its source {i} ({s!r}), "
                 "which depends on a parameter"
             )
+            continue
         if g.shape != s.shape:
             g = repeat_back(g, s.shape)
         grads[s] = add(grads[s], g) if s in grads else g
+    return faults

@@ -19,14 +19,16 @@ import numpy as np
 from pyggml._jit import get_thread_id, kernel, parallel, prange
 from pyggml._simd import exp32
 from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.microkernel import make_tile_product
+from pyggml.gemm.microkernel import make_tile_product, make_transpose
 
 LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
+PADDED_MR = CHOSEN.padded_mr
 BLOCK = 64  # keys (or queries) that one step of the inner loop takes; a multiple of every panel
 MASKED = np.float32(-1e30)
 ZERO = np.float32(0)
 
 _tile_product = make_tile_product(MR, CHOSEN.nv, LANES)
+_transpose = make_transpose(LANES)
 
 
 def padded(n: int, to: int) -> int:
@@ -41,8 +43,8 @@ def side_shapes(n_heads: int, n: int, d: int) -> tuple[tuple[int, int, int], tup
 
 
 def scratch_floats(d: int) -> int:
-    """Floats one thread needs: two packed groups, two tiles, their transposes, two sums, two rows."""
-    return MR * (2 * d + 4 * BLOCK + 2 * padded(d, PANEL) + 2)
+    """Floats one thread needs: two packed groups, two tiles, their transpose, two sums, two rows."""
+    return MR * (2 * d + 2 * padded(d, PANEL) + 2) + 3 * (PADDED_MR * BLOCK + LANES)
 
 
 @kernel
@@ -67,8 +69,13 @@ def _pack_group(packed, x, first, head):
     """Rows first … first + MR of one head as (D, MR); rows past the end are zero."""
     n_rows, _, d = x.shape
     for i in range(MR):
-        for j in range(d):
-            packed[j * MR + i] = x[first + i, head, j] if first + i < n_rows else ZERO
+        if first + i < n_rows:
+            row = x[first + i, head]
+            for j in range(d):
+                packed[j * MR + i] = row[j]
+        else:
+            for j in range(d):
+                packed[j * MR + i] = 0
 
 
 @kernel
@@ -82,10 +89,14 @@ def _products(tile, packed, columns, first):
 
 @kernel
 def _add_weighted(total, weights, tile, rows, first):
-    """total (MR, Dp) += tile (MR, BLOCK) · rows[first : first + BLOCK]."""
-    for j in range(BLOCK):
-        for i in range(MR):
-            weights[j * MR + i] = tile[i * BLOCK + j]
+    """total (MR, Dp) += tile (MR, BLOCK) · rows[first : first + BLOCK]; weights is (BLOCK, MR).
+
+    A store of a whole vector runs over into the next row, which the next store puts right.
+    """
+    for j in range(0, BLOCK, LANES):
+        for i in range(PADDED_MR - LANES, -1, -LANES):
+            to = weights.ctypes.data + (j * MR + i) * 4
+            _transpose(to, MR, tile.ctypes.data + (i * BLOCK + j) * 4, BLOCK)
     wide = rows.shape[1]
     for j in range(0, wide, PANEL):
         b = rows.ctypes.data + (first * wide + j) * 4
@@ -101,6 +112,14 @@ def _write_group(out, total, first, head, factors):
     for i in range(min(MR, n_rows - first)):
         for j in range(d):
             out[first + i, head, j] = total[i * wide + j] * factors[i]
+
+
+@kernel
+def _dot(a, b):
+    total = ZERO
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total
 
 
 @kernel
@@ -138,7 +157,7 @@ def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, min
     n_queries, _, d = q.shape
     n = min(MR, n_queries - first)
     wide = v_rows.shape[1]
-    size = MR * BLOCK
+    size = PADDED_MR * BLOCK + LANES
     packed, tile, weights = mine[: MR * d], mine[MR * d :][:size], mine[MR * d + size :][:size]
     rest = mine[MR * d + 2 * size :]
     total, tops, norms = rest[: MR * wide], rest[MR * wide :][:MR], rest[MR * wide + MR :][:MR]
@@ -193,7 +212,7 @@ def _dq_group(
 ):
     n_queries, _, d = q.shape
     n = min(MR, n_queries - first)
-    wide, size = k_rows.shape[1], MR * BLOCK
+    wide, size = k_rows.shape[1], PADDED_MR * BLOCK + LANES
     q_packed, do_packed, rest = mine[: MR * d], mine[MR * d :][: MR * d], mine[2 * MR * d :]
     s, dp, weights = rest[:size], rest[size:][:size], rest[2 * size :][:size]
     total, factors = rest[3 * size :][: MR * wide], rest[3 * size + MR * wide :][:MR]
@@ -217,27 +236,28 @@ def _dq_group(
 
 
 @kernel
-def _dkv_tile(s, dp, span, lse, delta, scale, key, n_keys, block, n):
-    """s becomes p, dp becomes ds, for keys key … (rows) and queries block … (columns)."""
+def _dkv_tile(s, dp, low, high, lse, delta, scale, key, n_keys):
+    """s becomes p, dp becomes ds, for keys key … (rows); the rest is of the block's queries."""
+    n = low.shape[0]
     for i in range(MR):
         row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
         if i >= n_keys:
             row[:], other[:] = 0, 0
             continue
         for j in range(n):
-            seen = span[block + j, 0] <= key + i < span[block + j, 1]
-            p = exp32(row[j] * scale - lse[block + j]) if seen else ZERO
+            p = exp32(row[j] * scale - lse[j])
+            p = p if low[j] <= key + i < high[j] else ZERO
             row[j] = p
-            other[j] = p * (other[j] - delta[block + j])
+            other[j] = p * (other[j] - delta[j])
         row[n:], other[n:] = 0, 0
 
 
 @kernel
 def _dkv_group(
-    dk, dv, k, v, span, lse, delta, scale, key_head, first, q_side, do_side, mine
+    dk, dv, k, v, ends, lse, delta, scale, key_head, first, q_side, do_side, mine
 ):
-    d, n_queries = k.shape[2], span.shape[0]
-    wide, size = q_side[0].shape[2], MR * BLOCK
+    d, n_queries = k.shape[2], ends.shape[1]
+    wide, size = q_side[0].shape[2], PADDED_MR * BLOCK + LANES
     repeats = lse.shape[0] // k.shape[1]
     n_keys = min(MR, k.shape[0] - first)
     k_packed, v_packed, rest = mine[: MR * d], mine[MR * d :][: MR * d], mine[2 * MR * d :]
@@ -251,12 +271,13 @@ def _dkv_group(
     for head in range(key_head * repeats, (key_head + 1) * repeats):
         for block in range(0, n_queries, BLOCK):
             n = min(BLOCK, n_queries - block)
-            low, high = _hull(span, block, n)
-            if high <= first or low >= first + n_keys:
+            low, high = ends[0, block : block + n], ends[1, block : block + n]
+            if high.max() <= first or low.min() >= first + n_keys:
                 continue
             _products(s, k_packed, q_side[1][head], block)
             _products(dp, v_packed, do_side[1][head], block)
-            _dkv_tile(s, dp, span, lse[head], delta[head], scale, first, n_keys, block, n)
+            log_sums, dots = lse[head, block : block + n], delta[head, block : block + n]
+            _dkv_tile(s, dp, low, high, log_sums, dots, scale, first, n_keys)
             _add_weighted(dv_sum, weights, s, do_side[0][head], block)
             _add_weighted(dk_sum, weights, dp, q_side[0][head], block)
     factors[:] = 1
@@ -267,20 +288,20 @@ def _dkv_group(
 
 @parallel
 def backward(
-    dq, dk, dv, q, k, v, span, o, lse, do, scale, delta, q_side, do_side, k_side, v_side, scratch
-):
-    """dq, dk, dv; delta (H, T) is scratch, the sides are (rows, columns) of q, do, k and v."""
-    n_queries, n_heads, d = q.shape
+    dq, dk, dv, q, k, v, span, o, lse, do, scale, delta, ends, q_side, do_side, k_side, v_side,
+    scratch,
+):  # fmt: skip
+    """dq, dk, dv; delta (H, T), ends (2, T) and the sides (rows, columns) of q … v are scratch."""
+    n_queries, n_heads = q.shape[0], q.shape[1]
     n_keys, n_key_heads = k.shape[0], k.shape[1]
     used = _hull(span, 0, n_queries)[1]
+    for t in range(n_queries):
+        ends[0, t], ends[1, t] = span[t, 0], span[t, 1]
     for h in prange(n_heads):
         _pack_head(q_side[0][h], q_side[1][h], q, h, n_queries)
         _pack_head(do_side[0][h], do_side[1][h], do, h, n_queries)
         for t in range(n_queries):
-            dot = ZERO
-            for i in range(d):
-                dot += do[t, h, i] * o[t, h, i]
-            delta[h, t] = dot
+            delta[h, t] = _dot(do[t, h], o[t, h])
         if h < n_key_heads:
             _pack_head(k_side[0][h], k_side[1][h], k, h, used)
             _pack_head(v_side[0][h], v_side[1][h], v, h, used)
@@ -298,5 +319,5 @@ def backward(
         else:
             key_head, group = (task - n_dq) // n_key_groups, (task - n_dq) % n_key_groups
             _dkv_group(
-                dk, dv, k, v, span, lse, delta, scale, key_head, group * MR, q_side, do_side, mine
+                dk, dv, k, v, ends, lse, delta, scale, key_head, group * MR, q_side, do_side, mine
             )

@@ -37,6 +37,11 @@ class ISA:
     def panel(self) -> int:
         return self.nv * self.lanes
 
+    @property
+    def padded_mr(self) -> int:
+        """mr rounded up to whole vectors."""
+        return -(-self.mr // self.lanes) * self.lanes
+
 
 # Register tiles: mr·nv sums + nv loads + 1 broadcast fit in 32 (AVX-512, NEON) or 16 registers.
 ISAS: dict[str, ISA] = {

@@ -59,8 +59,8 @@ def _fma(builder: Any, vector: Any) -> Any:
 def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
     """The microkernel for one register tile: (a, b, ldb, c, ldc, k, accumulate) -> None.
 
-    a is packed (k, mr), b is (k, nv·lanes) with rows ldb floats apart, c is (mr, nv·lanes) with
-    rows ldc floats apart; a, b, c are addresses. C is overwritten unless accumulate is non-zero.
+    a is (k, mr) without gaps, b is (k, nv·lanes) with rows ldb floats apart, c is (mr, nv·lanes)
+    with rows ldc apart; a, b, c are addresses. C is overwritten unless accumulate is non-zero.
     """
 
     @intrinsic
@@ -68,7 +68,7 @@ def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
         signature = types.void(*(types.intp,) * 7)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile_product(builder, arguments, mr, nv, ir.VectorType(_F32, lanes))
+            _emit_tile_product(builder, arguments, (mr, nv), ir.VectorType(_F32, lanes))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -76,9 +76,13 @@ def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
     return tile_product
 
 
-def _emit_tile_product(builder: Any, arguments: Any, mr: int, nv: int, vector: Any) -> None:
+_Tile = tuple[int, int]  # mr, nv
+
+
+def _emit_tile_product(builder: Any, arguments: Any, tile: _Tile, vector: Any) -> None:
     a, b, ldb, c, ldc, k, accumulate = arguments
-    sums = _emit_depth_loop(builder, a, b, ldb, k, mr, nv, vector)
+    mr, nv = tile
+    sums = _emit_depth_loop(builder, a, b, ldb, k, tile, vector)
     add, store = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
     wanted = builder.icmp_signed("!=", accumulate, ir.Constant(_I64, 0))
@@ -98,9 +102,10 @@ def _emit_tile_product(builder: Any, arguments: Any, mr: int, nv: int, vector: A
 
 
 def _emit_depth_loop(
-    builder: Any, a: Any, b: Any, ldb: Any, k: Any, mr: int, nv: int, vector: Any
+    builder: Any, a: Any, b: Any, ldb: Any, k: Any, tile: _Tile, vector: Any
 ) -> list[list[Any]]:
     """The loop over k with all sums in registers; returns them."""
+    mr, nv = tile
     entry = builder.block
     loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
     zero = ir.Constant(_I64, 0)

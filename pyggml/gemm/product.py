@@ -4,8 +4,8 @@ forward    y[T, N]  (+)= x[T, K] · W[N, K]ᵀ   W in any weight type
 backward   dx[T, K] (+)= dy[T, N] · W[N, K]   the same W read the same way, never transposed whole
 strided    c[M, N]  (+)= a[M, K] · b[N, K]ᵀ   float32, any strides, batches
 
-The side that the microkernel broadcasts (x, dy, a) is packed once as (group, depth, MR). The other
-side is unpacked tile by tile into a thread's scratch, once per call, and used for all tokens.
+The side that the microkernel broadcasts (x, dy, a) is packed once: groups of MR rows, interleaved
+as (depth, MR). The other side is unpacked tile by tile into a thread's scratch, once per call, and used for all tokens.
 Every sum runs in an order that depends on the shapes only: results do not depend on the threads.
 Addresses are integers; matrices of float32 come as one flat array with strides in elements.
 """
@@ -19,8 +19,9 @@ from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.microkernel import call_block, make_tile_product, make_transpose
 
 LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
+PADDED_MR = CHOSEN.padded_mr
 TILE = 64  # weight rows of one forward task; a multiple of every panel
-DEPTH = 512  # reduction length of one pass; a multiple of every block length
+DEPTH = 256  # reduction length of one pass; a multiple of every block length
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
 CHUNK = 128  # weight rows that one backward pass reduces over
 
@@ -41,22 +42,37 @@ def packed_floats(n_rows: int, depth: int) -> int:
 @kernel
 def _pack_group(packed, x, start, row_step, column_step, n_rows, depth, group):
     """Rows group·MR … of x, interleaved as (depth, MR); rows past the end are zeros."""
-    at = group * MR * depth
     first = group * MR
-    if row_step == 1 and first + MR <= n_rows:  # a transposed matrix: its columns are contiguous
+    mine = packed[group * MR * depth : (group + 1) * MR * depth]
+    done = 0
+    if row_step == 1:  # a transposed matrix: its columns are contiguous
+        n = min(MR, n_rows - first)
         for k in range(depth):
-            source = start + first + k * column_step
-            for i in range(MR):
-                packed[at + k * MR + i] = x[source + i]
+            to, of = mine[k * MR :][:MR], x[start + first + k * column_step :]
+            for i in range(n):
+                to[i] = of[i]
+            to[n:] = 0
         return
+    if column_step == 1 and first + PADDED_MR <= n_rows:
+        done = (depth - 1) // LANES * LANES
+        _interleave(mine.ctypes.data, x.ctypes.data + (start + first * row_step) * 4, row_step, done)
     for i in range(MR):
-        if first + i < n_rows:
-            source = start + (first + i) * row_step
-            for k in range(depth):
-                packed[at + k * MR + i] = x[source + k * column_step]
-        else:
-            for k in range(depth):
-                packed[at + k * MR + i] = 0
+        inside = first + i < n_rows
+        for k in range(done, depth):
+            source = start + (first + i) * row_step + k * column_step
+            mine[k * MR + i] = x[source] if inside else 0
+
+
+@kernel
+def _interleave(to, of, row_step, depth):
+    """(depth, MR) from PADDED_MR rows of floats; addresses, depth in whole vectors.
+
+    A store of a whole vector runs over into the next row, which the next store puts right; after
+    the last row up to LANES floats are overwritten.
+    """
+    for k in range(0, depth, LANES):
+        for i in range(PADDED_MR - LANES, -1, -LANES):
+            _transpose(to + (k * MR + i) * 4, MR, of + (i * row_step + k) * 4, row_step)
 
 
 @kernel
@@ -69,7 +85,7 @@ def _multiply_panel(
     """
     c_at, edge_at, packed_at = c.ctypes.data, edge.ctypes.data, packed.ctypes.data
     for g in range(groups[0], groups[1]):
-        a = packed_at + (g * MR * depth + k0 * MR) * 4
+        a = packed_at + (g * depth + k0) * MR * 4
         here = c_start + g * MR * ldc
         rows = min(MR, n_rows - g * MR)
         if rows == MR and n_columns == PANEL:

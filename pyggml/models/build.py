@@ -16,7 +16,7 @@ from pyggml.models.net import Cache, Inputs, LoraPairs, Net
 from pyggml.models.qwen2 import QWEN2
 from pyggml.models.qwen3 import QWEN3
 from pyggml.models.weights import Weights, read_weights
-from pyggml.ops import cross_entropy_rows, get_rows, linear_cross_entropy
+from pyggml.ops import add, cross_entropy_rows, get_rows, linear_cross_entropy
 from pyggml.tensor import Tensor, leaf
 
 ARCHITECTURES: dict[str, Architecture] = {a.name: a for a in (LLAMA, QWEN2, QWEN3)}
@@ -71,7 +71,14 @@ def build(
     h = parts.architecture.hidden(net)
     if last_only:
         h = get_rows(h, leaf(np.array([h.shape[0] - 1], np.int32), "last token"))
-    return net.linear(parts.output_name, h).named("logits")
+    return _logits(net, parts.output_name, h).named("logits")
+
+
+def _logits(net: Net, output_name: str, h: Tensor) -> Tensor:
+    """The output matrix's bias is output.bias, even where the matrix is the embedding."""
+    logits = net.linear(output_name, h)
+    bias = net.weights.get("output.bias") if output_name != "output" else None
+    return logits if bias is None else add(logits, bias)
 
 
 def build_loss(
@@ -91,9 +98,9 @@ def build_loss(
     net = Net(parts.config, parts.weights, inputs, adapters)
     h = parts.architecture.hidden(net)
     full = f"{parts.output_name}.weight"
-    plain = f"{parts.output_name}.bias" not in parts.weights
+    plain = "output.bias" not in parts.weights
     if fused and plain and not any(full in pairs for pairs in adapters):
         loss = linear_cross_entropy(h, parts.weights[full], targets, weights, gradient)
     else:
-        loss = cross_entropy_rows(net.linear(parts.output_name, h), targets, weights)
+        loss = cross_entropy_rows(_logits(net, parts.output_name, h), targets, weights)
     return loss.named("loss")

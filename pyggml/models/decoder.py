@@ -48,14 +48,9 @@ def shapes(c: ModelConfig, q_and_k_norms: bool = False) -> tuple[dict[str, Shape
         "rope_freqs.weight": (c.rope.n_dims // 2,),
     }
     optional = {"output.weight", "output.bias", "rope_freqs.weight"}
-    matrices = dict(
-        zip(
-            MODULES,
-            [(n_q, c.n_embd), (n_kv, c.n_embd), (n_kv, c.n_embd), (c.n_embd, n_q)]
-            + [(c.n_ff, c.n_embd), (c.n_ff, c.n_embd), (c.n_embd, c.n_ff)],
-            strict=True,
-        )
-    )
+    attention = [(n_q, c.n_embd), (n_kv, c.n_embd), (n_kv, c.n_embd), (c.n_embd, n_q)]
+    feed_forward = [(c.n_ff, c.n_embd), (c.n_ff, c.n_embd), (c.n_embd, c.n_ff)]
+    matrices = dict(zip(MODULES, attention + feed_forward, strict=True))
     for i in range(c.n_layer):
         for norm in ("attn_norm", "ffn_norm"):
             wanted[f"blk.{i}.{norm}.weight"] = (c.n_embd,)

@@ -1,4 +1,4 @@
-"""qwen3: as qwen2, without biases, with an RMS norm on every head of q and k before the rotation."""
+"""qwen3: as qwen2, without biases; every head of q and k gets an RMS norm before the rotation."""
 
 from __future__ import annotations
 

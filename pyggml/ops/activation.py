@@ -20,7 +20,8 @@ from pyggml._simd import sigmoid32, tanh32
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.arith import mul, scale, sub
 from pyggml.ops.expect import expect, expect_type
-from pyggml.ops.unary import Samples, clamp, draws, exp, sqr, step, unary_op
+from pyggml.ops.strips import strips
+from pyggml.ops.unary import Layout, Samples, clamp, draws, exp, sqr, step, unary_op
 from pyggml.tensor import PLAIN, Memory, NoGrad, Op, Sample, Spec, Tensor, flat, op
 
 Reference = Callable[..., np.ndarray]
@@ -34,9 +35,14 @@ _DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
 
 
 def back_op(
-    name: str, ggml: GGMLOp, code: Callable[..., None], ref: Reference, samples: Samples
+    name: str,
+    ggml: GGMLOp,
+    code: Callable[..., None],
+    ref: Reference,
+    samples: Samples,
+    arrays: Layout = flat,
 ) -> Op:
-    """Declare dx_i = f(x_i, dy_i), F32, with kernel code(dx, x, dy) over one axis."""
+    """Declare dx_i = f(x_i, dy_i), F32, with kernel code(dx, x, dy), seen as `arrays`."""
 
     def spec(x: Tensor, dy: Tensor) -> Spec:
         expect_type(name, "x", x)
@@ -51,7 +57,7 @@ def back_op(
         name=name,
         ggml=ggml,
         spec=spec,
-        run=flat(code),
+        run=arrays(code),
         ref=ref,
         grad=NoGrad("second derivatives are out of scope"),
         samples=both,
@@ -128,15 +134,16 @@ def sigmoid(x: Tensor) -> Tensor:
 
 @parallel
 def _sigmoid(y, x):
-    for i in prange(x.size):
-        y[i] = sigmoid32(x[i])
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = sigmoid32(x[r, c])
 
 
 def _sigmoid_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return (mul(dy, sub(node, sqr(node))),)
 
 
-SIGMOID = unary_op("sigmoid", GGMLUnaryOp.SIGMOID, _sigmoid, _s, _sigmoid_grad, draws(0, 6))
+SIGMOID = unary_op("sigmoid", GGMLUnaryOp.SIGMOID, _sigmoid, _s, _sigmoid_grad, draws(0, 6), strips)
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -146,15 +153,16 @@ def tanh(x: Tensor) -> Tensor:
 
 @parallel
 def _tanh(y, x):
-    for i in prange(x.size):
-        y[i] = tanh32(x[i])
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = tanh32(x[r, c])
 
 
 def _tanh_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return (mul(dy, scale(sqr(node), -1.0, 1.0)),)
 
 
-TANH = unary_op("tanh", GGMLUnaryOp.TANH, _tanh, np.tanh, _tanh_grad, draws(0, 4))
+TANH = unary_op("tanh", GGMLUnaryOp.TANH, _tanh, np.tanh, _tanh_grad, draws(0, 4), strips)
 
 # -- silu ---------------------------------------------------------------------------------------
 
@@ -171,8 +179,9 @@ def silu_back(x: Tensor, dy: Tensor) -> Tensor:
 
 @parallel
 def _silu(y, x):
-    for i in prange(x.size):
-        y[i] = x[i] * sigmoid32(x[i])
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = x[r, c] * sigmoid32(x[r, c])
 
 
 def _silu_ref(x: np.ndarray) -> np.ndarray:
@@ -185,17 +194,18 @@ def _silu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 @parallel
 def _silu_back(dx, x, dy):
-    for i in prange(x.size):
-        s = sigmoid32(x[i])
-        dx[i] = dy[i] * s * (_ONE + x[i] * (_ONE - s))
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            s = sigmoid32(x[r, c])
+            dx[r, c] = dy[r, c] * s * (_ONE + x[r, c] * (_ONE - s))
 
 
 def _silu_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return np.asarray(dy * _s(x) * (1 + x * (1 - _s(x))))
 
 
-SILU = unary_op("silu", GGMLUnaryOp.SILU, _silu, _silu_ref, _silu_grad, draws(0, 6))
-SILU_BACK = back_op("silu_back", GGMLOp.SILU_BACK, _silu_back, _silu_back_ref, draws(0, 6))
+SILU = unary_op("silu", GGMLUnaryOp.SILU, _silu, _silu_ref, _silu_grad, draws(0, 6), strips)
+SILU_BACK = back_op("silu_back", GGMLOp.SILU_BACK, _silu_back, _silu_back_ref, draws(0, 6), strips)
 
 # -- softplus, elu ------------------------------------------------------------------------------
 
@@ -260,9 +270,10 @@ def gelu_back(x: Tensor, dy: Tensor) -> Tensor:
 
 @parallel
 def _gelu(y, x):
-    for i in prange(x.size):
-        v = x[i]
-        y[i] = v * sigmoid32(_TWICE * v * (_ONE + _CUBE * v * v))
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            v = x[r, c]
+            y[r, c] = v * sigmoid32(_TWICE * v * (_ONE + _CUBE * v * v))
 
 
 def _gelu_ref(x: np.ndarray) -> np.ndarray:
@@ -275,11 +286,12 @@ def _gelu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 @parallel
 def _gelu_back(dx, x, dy):
-    for i in prange(x.size):
-        v = x[i]
-        s = sigmoid32(_TWICE * v * (_ONE + _CUBE * v * v))
-        inner = _TWICE * (_ONE + _THREE * _CUBE * v * v)
-        dx[i] = dy[i] * s * (_ONE + v * (_ONE - s) * inner)
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            v = x[r, c]
+            s = sigmoid32(_TWICE * v * (_ONE + _CUBE * v * v))
+            inner = _TWICE * (_ONE + _THREE * _CUBE * v * v)
+            dx[r, c] = dy[r, c] * s * (_ONE + v * (_ONE - s) * inner)
 
 
 def _gelu_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
@@ -288,8 +300,8 @@ def _gelu_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return np.asarray(dy * 0.5 * (1 + t + x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)))
 
 
-GELU = unary_op("gelu", GGMLUnaryOp.GELU, _gelu, _gelu_ref, _gelu_grad, draws(0, 4))
-GELU_BACK = back_op("gelu_back", GGMLOp.CUSTOM, _gelu_back, _gelu_back_ref, draws(0, 4))
+GELU = unary_op("gelu", GGMLUnaryOp.GELU, _gelu, _gelu_ref, _gelu_grad, draws(0, 4), strips)
+GELU_BACK = back_op("gelu_back", GGMLOp.CUSTOM, _gelu_back, _gelu_back_ref, draws(0, 4), strips)
 
 
 def gelu_quick(x: Tensor) -> Tensor:

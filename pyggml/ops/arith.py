@@ -7,7 +7,6 @@ add1  a + b of one element            scale   s · x + b with numbers s and b   
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import gcd
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.broadcast import expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, flat, op
+from pyggml.ops.strips import strip, strips
+from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, op
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _broadcast(code: Callable[..., None], *constants: np.float32) -> Callable[[S
     def run(site: Site) -> Call:
         out, a, b = site.out, *site.src
         if a.size == b.size:  # rows of any length do, so take ones that threads can share
-            n = max(gcd(a.size, 4096), a.shape[-1] if a.ndim else 1)
+            n = strip(a.shape)
             out, a, b = (x.reshape(-1, n) for x in (out, a, b))
             return code, (out, a, b, (1, a.shape[0], 1, 1, a.shape[0]), *constants)
         large, small = padded(a.shape), padded(b.shape)
@@ -282,8 +282,9 @@ DIV = op(
 
 @parallel
 def _scale(out, x, s, b):
-    for i in prange(out.size):
-        out[i] = s * x[i] + b
+    for r in prange(out.shape[0]):
+        for c in range(out.shape[1]):
+            out[r, c] = s * x[r, c] + b
 
 
 def _scale_spec(x: Tensor, s: float, b: float) -> Spec:
@@ -308,7 +309,7 @@ SCALE = op(
     name="scale",
     ggml=GGMLOp.SCALE,
     spec=_scale_spec,
-    run=flat(_scale),
+    run=strips(_scale),
     ref=_scale_ref,
     grad=_scale_grad,
     samples=_scale_samples,
@@ -323,7 +324,8 @@ def _neg_spec(x: Tensor) -> Spec:
 
 
 def _neg_run(site: Site) -> Call:
-    return _scale, (site.out.reshape(-1), site.src[0].reshape(-1), np.float32(-1), np.float32(0))
+    kernel, arrays = strips(_scale)(site)
+    return kernel, (*arrays, np.float32(-1), np.float32(0))
 
 
 def _neg_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

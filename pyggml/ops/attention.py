@@ -226,8 +226,8 @@ def _back_work(node: Tensor) -> int:
     if not _tiled(q.shape[0]):
         return 0
     sides = 2 * _side_floats(q) + 2 * _side_floats(k)
-    delta = q.shape[0] * q.shape[1]
-    return 4 * (sides + delta + max_threads() * flash.scratch_floats(q.shape[2]))
+    per_query = q.shape[0] * (q.shape[1] + 2)  # delta, and the ends of the spans
+    return 4 * (sides + per_query + max_threads() * flash.scratch_floats(q.shape[2]))
 
 
 def _back_run(site: Site) -> Call:
@@ -237,10 +237,10 @@ def _back_run(site: Site) -> Call:
     if not _tiled(q.shape[0]):
         return _plain_back, (*outs, q, k, v, span, o, lse, do, scale)
     carve = _Carver(site.work)
-    delta = carve.take(q.shape[1], q.shape[0])
+    delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
     sides = [carve.side(site.node.src[i]) for i in (0, 6, 1, 2)]
     scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
-    arguments = (*outs, q, k, v, span, o, lse, do, scale, delta, *sides, scratch)
+    arguments = (*outs, q, k, v, span, o, lse, do, scale, delta, ends, *sides, scratch)
     return flash.backward, arguments
 
 

@@ -21,6 +21,8 @@ from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.narrow import halves
+from pyggml.ops.strips import strips
+from pyggml.ops.unary import Layout
 from pyggml.tensor import (
     OPS,
     PLAIN,
@@ -80,9 +82,10 @@ def _glu_op(
     code: Callable[..., None],
     ref: Callable[..., np.ndarray],
     grad: GradRule | NoGrad,
+    arrays: Layout = flat,
     n_sources: int = 2,
 ) -> Op:
-    """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources) over one axis."""
+    """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources), seen as `arrays`."""
 
     def spec(gate: Tensor, *others: Tensor) -> Spec:
         expect_type(name, "gate", gate)
@@ -99,7 +102,7 @@ def _glu_op(
         name=name,
         ggml=ggml,
         spec=spec,
-        run=flat(code),
+        run=arrays(code),
         ref=ref,
         grad=grad,
         samples=samples,
@@ -113,8 +116,9 @@ def _glu_op(
 
 @parallel
 def _swiglu(y, gate, up):
-    for i in prange(gate.size):
-        y[i] = gate[i] * sigmoid32(gate[i]) * up[i]
+    for r in prange(gate.shape[0]):
+        for c in range(gate.shape[1]):
+            y[r, c] = gate[r, c] * sigmoid32(gate[r, c]) * up[r, c]
 
 
 def _swiglu_ref(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -129,9 +133,10 @@ def _swiglu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 @parallel
 def _swiglu_back_gate(dgate, gate, up, dy):
-    for i in prange(gate.size):
-        s = sigmoid32(gate[i])
-        dgate[i] = dy[i] * up[i] * s * (_ONE + gate[i] * (_ONE - s))
+    for r in prange(gate.shape[0]):
+        for c in range(gate.shape[1]):
+            s = sigmoid32(gate[r, c])
+            dgate[r, c] = dy[r, c] * up[r, c] * s * (_ONE + gate[r, c] * (_ONE - s))
 
 
 def _swiglu_back_gate_ref(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> np.ndarray:
@@ -139,13 +144,14 @@ def _swiglu_back_gate_ref(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> n
     return np.asarray(dy * up * s * (1 + gate * (1 - s)))
 
 
-SWIGLU = _glu_op("swiglu", GGMLGLUOp.SWIGLU, _swiglu, _swiglu_ref, _swiglu_grad)
+SWIGLU = _glu_op("swiglu", GGMLGLUOp.SWIGLU, _swiglu, _swiglu_ref, _swiglu_grad, strips)
 SWIGLU_BACK_GATE = _glu_op(
     "swiglu_back_gate",
     GGMLOp.CUSTOM,
     _swiglu_back_gate,
     _swiglu_back_gate_ref,
     NoGrad("second derivatives are out of scope"),
+    strips,
     n_sources=3,
 )
 
@@ -180,9 +186,10 @@ def _reglu(y, gate, up):
 
 @parallel
 def _geglu(y, gate, up):
-    for i in prange(gate.size):
-        g = gate[i]
-        y[i] = g * sigmoid32(_TWICE * g * (_ONE + _CUBE * g * g)) * up[i]
+    for r in prange(gate.shape[0]):
+        for c in range(gate.shape[1]):
+            g = gate[r, c]
+            y[r, c] = g * sigmoid32(_TWICE * g * (_ONE + _CUBE * g * g)) * up[r, c]
 
 
 @kernel
@@ -198,7 +205,7 @@ def _geglu_erf(y, gate, up):
 
 
 REGLU = _glu_op("reglu", GGMLGLUOp.REGLU, _reglu, _product_ref("relu"), _product_grad(relu))
-GEGLU = _glu_op("geglu", GGMLGLUOp.GEGLU, _geglu, _product_ref("gelu"), _product_grad(gelu))
+GEGLU = _glu_op("geglu", GGMLGLUOp.GEGLU, _geglu, _product_ref("gelu"), _product_grad(gelu), strips)
 GEGLU_QUICK = _glu_op(
     "geglu_quick",
     GGMLGLUOp.GEGLU_QUICK,

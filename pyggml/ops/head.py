@@ -1,7 +1,7 @@
 """The output layer and the loss in one op: logits exist for a few trained positions at a time.
 
 linear_cross_entropy(h, w, targets, weights)   L = Σ_t weights_t · (log Σ_v exp z_tv − z_t,target)
-with z = h·wᵀ, and at once the gradient of L with respect to h: dh = (weights · (softmax z − onehot))·w
+with z = h·wᵀ, and at once L's gradient with respect to h: dh = (weights · (softmax z − onehot))·w
 
 The full (n_tokens, n_vocab) matrix never exists. The unfused twin is mul_mat, then
 cross_entropy_rows, which also has a gradient for w.
@@ -18,7 +18,7 @@ from pyggml import gemm
 from pyggml._jit import parallel, prange
 from pyggml._simd import exp32
 from pyggml.dtypes import F32, I32, DType
-from pyggml.errors import ShapeError
+from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.arith import mul
 from pyggml.tensor import Call, Memory, Needs, Sample, Site, Spec, Tensor, op
@@ -43,7 +43,7 @@ def linear_cross_entropy(
 def _spec(h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool) -> Spec:
     n = h.shape[0]
     if len(h.shape) != 2 or len(w.shape) != 2 or h.shape[1] != w.shape[1]:
-        raise ShapeError(f"linear_cross_entropy: h {h.shape} and w {w.shape}: wanted (T, K), (V, K)")
+        raise ShapeError(f"linear_cross_entropy: h {h.shape}, w {w.shape}, wanted (T, K), (V, K)")
     if targets.shape != (n,) or weights.shape != (n,):
         raise ShapeError(
             f"linear_cross_entropy: targets {targets.shape}, weights {weights.shape}, wanted ({n},)"
@@ -92,8 +92,8 @@ class _Head:
         _softmax_loss_rows(z, losses, targets, weights, gradient)
         for v in range(0, self.w.shape[0] if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
-            part = gemm.out_prod(self.dh[:n], z[:, rows], self.w[rows], self.w_type, self.work, v > 0)
-            _call(part)
+            dz, w = z[:, rows], self.w[rows]
+            _call(gemm.out_prod(self.dh[:n], dz, w, self.w_type, self.work, v > 0))
         return float(losses.sum(dtype=np.float64))
 
 
@@ -172,6 +172,10 @@ def _saved(h: Tensor, *_: Tensor, gradient: bool) -> tuple[Spec, ...]:
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dh was made by the forward kernel; weights are data, and w wants the unfused twin."""
+    if not node.saved:
+        raise NoGradientError(
+            f"linear_cross_entropy at {node!r} was built with gradient=False, wanted True"
+        )
     return mul(node.saved[0], dy), None, None, None
 
 

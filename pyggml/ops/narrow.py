@@ -22,11 +22,12 @@ from pyggml.tensor import PLAIN, STRIDED, Call, Memory, Sample, Site, Spec, Tens
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:
     """x[..., start : start + size, ...] on one axis, a view (ggml_view with an offset)."""
-    return NARROW(x, axis=axis % max(len(x.shape), 1), start=start, size=size)
+    return NARROW(x, axis=_counted("narrow", x, axis), start=start, size=size)
 
 
 def split(x: Tensor, sizes: tuple[int, ...], axis: int = -1) -> tuple[Tensor, ...]:
     """x cut along one axis into views of these sizes, which must fill it."""
+    axis = _counted("split", x, axis)
     if sum(sizes) != x.shape[axis]:
         raise ShapeError(f"split: sizes {sizes} do not fill axis {axis} of {x!r}")
     return tuple(narrow(x, axis, sum(sizes[:i]), n) for i, n in enumerate(sizes))
@@ -43,7 +44,15 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def concat(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
     """a and b, of one type and alike in every other axis, joined along one (ggml's CONCAT)."""
-    return CONCAT(a, b, axis=axis % max(len(a.shape), 1))
+    return CONCAT(a, b, axis=_counted("concat", a, axis))
+
+
+def _counted(name: str, x: Tensor, axis: int) -> int:
+    """The axis counted from the front; ShapeError if x has no such axis."""
+    n = len(x.shape)
+    if not -n <= axis < n:
+        raise ShapeError(f"{name}: {x!r} has no axis {axis}")
+    return axis % n
 
 
 # -- narrow -------------------------------------------------------------------------------------

@@ -17,8 +17,22 @@ from pyggml._simd import exp32
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.arith import div, mul, neg, scale
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import PLAIN, GradRule, Memory, NoGrad, Op, Sample, Spec, Tensor, flat, op
+from pyggml.tensor import (
+    PLAIN,
+    Call,
+    GradRule,
+    Memory,
+    NoGrad,
+    Op,
+    Sample,
+    Site,
+    Spec,
+    Tensor,
+    flat,
+    op,
+)
 
+Layout = Callable[[Callable[..., None]], Callable[[Site], Call]]
 Samples = Callable[[np.random.Generator], Iterator[Sample]]
 
 
@@ -29,8 +43,9 @@ def unary_op(
     ref: Callable[..., np.ndarray],
     grad: GradRule | NoGrad,
     samples: Samples,
+    arrays: Layout = flat,
 ) -> Op:
-    """Declare y_i = f(x_i; params), F32, with kernel code(y, x, *params) over one axis."""
+    """Declare y_i = f(x_i; params), F32, with kernel code(y, x, *params), seen as `arrays`."""
 
     def spec(x: Tensor, **params: Any) -> Spec:
         expect_type(name, "x", x)
@@ -40,7 +55,7 @@ def unary_op(
         name=name,
         ggml=ggml,
         spec=spec,
-        run=flat(code),
+        run=arrays(code),
         ref=ref,
         grad=grad,
         samples=samples,

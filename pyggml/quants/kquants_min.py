@@ -81,7 +81,7 @@ def _round_levels(q, x, inverse, low, q_max):
 
 @exact
 def _least_squares(x, weights, q, sum_w, sum_x):
-    """The (scale, low ≤ 0) that minimises _error for these q; scale 0 if they determine none."""
+    """The (scale, low ≤ 0) that minimises _error for these q, and whether they determine one."""
     sum_q = sum_q2 = sum_xq = _ZERO
     for j in range(x.size):
         level = np.float32(q[j])

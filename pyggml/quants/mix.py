@@ -166,7 +166,7 @@ def mix(
         elif not DTYPES[row.base].quantised:
             found[name] = DTYPES[row.base]
         else:
-            wanted = _wanted(row, name, shape[-1], "output.weight" not in shapes, model, count)
+            wanted = _wanted(row, name, "output.weight" not in shapes, model, count)
             found[name] = DTYPES[_fitting(wanted, shape[-1])]
     return found
 
@@ -196,12 +196,10 @@ def _is_packed(name: str, shape: Shape) -> bool:
     return n_dims >= 2 and name.endswith("weight") and not kept
 
 
-def _wanted(
-    row: FileType, name: str, n_in: int, tied: bool, model: ModelFacts, count: _Count
-) -> str:
+def _wanted(row: FileType, name: str, tied: bool, model: ModelFacts, count: _Count) -> str:
     """The type by importance, before its block is held against the row."""
     if name == "output.weight" or (tied and name in _EMBEDDINGS):
-        return "Q8_0" if row.base == "Q8_0" or n_in % DTYPES[row.base].block else "Q6_K"
+        return "Q8_0" if row.base == "Q8_0" else "Q6_K"
     if name in _EMBEDDINGS:
         return row.base
     if _is_attn_v(name):

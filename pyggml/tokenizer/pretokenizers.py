@@ -43,10 +43,8 @@ HAN_TO_HANGUL = r"[\u4E00-\u9FA5\u0800-\u4E00\uAC00-\uD7FF&&[^\s]]+"
 NEWLINES = r"[^\n]+|\n+"
 SENTENCE_MARKS = r" ?[^(\s|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)]+"
 # Digits in threes from the right; what stands before a number stays with its first group.
-THREES_FROM_RIGHT = "|".join(
-    before + r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))" + after
-    for before, after in ((r"[^\p{N}]++(?:", ")?"), ("", ""))
-)
+THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+THREES_FROM_RIGHT = rf"[^\p{{N}}]+(?:{THREES})?|{THREES}"
 
 
 def _any(*alternatives: str) -> str:

@@ -139,9 +139,7 @@ class Stream:
 
     def flush(self) -> str:
         """At the end: U+FFFD if a character was left unfinished. The next `feed` starts anew."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return rest
+        return self._decoder.decode(b"", final=True)
 
 
 def _added(role: str, added: bool, id: int | None) -> list[int]:

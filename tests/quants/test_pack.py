@@ -35,8 +35,9 @@ def test_equals_ggml(name):
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
 def test_equals_gguf_package(name, scale):
     rng = np.random.default_rng(11)
-    x = (rng.standard_t(3, (40 if JIT else 2, 256)) * scale).astype(np.float32)
+    x = (rng.standard_t(3, (40 if JIT else 3, 256)) * scale).astype(np.float32)
     x[0], x[1] = 0, 0.37
+    x[2] = 1 + np.arange(256) / 512  # ties, for BF16
     np.testing.assert_array_equal(
         quantize(x, name), reference.quantize(x, GGMLQuantizationType[name]).view(np.uint8)
     )

@@ -1,0 +1,30 @@
+"""Elementwise kernels share their work in strips of a fixed length.
+
+Not in whatever length the number of threads suggests: the last few elements of a loop run through
+other machine code than the vectors before them and may differ in the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd, prod
+
+from pyggml.tensor import Call, Shape, Site
+
+LENGTH = 4096  # floats: 16 KiB, a few µs of work
+
+
+def strip(shape: Shape) -> int:
+    """A length of about LENGTH that divides the elements of a gapless tensor of this shape."""
+    return max(gcd(prod(shape), LENGTH), shape[-1] if shape else 1)
+
+
+def strips(kernel: Callable[..., None]) -> Callable[[Site], Call]:
+    """Call kernel(out, *src, *params), all of one shape, with every array as (n_strips, n)."""
+
+    def run(site: Site) -> Call:
+        n = strip(site.out.shape)
+        arrays = (site.out, *site.src)
+        return kernel, (*(a.reshape(-1, n) for a in arrays), *site.scalars)
+
+    return run

@@ -1,0 +1,106 @@
+"""Every weight of a small model with everything on it is trained: its gradient is the slope of the
+loss in float64 (norms, embedding, biases and output matrix included)."""
+
+import numpy as np
+import pytest
+
+from pyggml.backward import build_backward
+from pyggml.backward.check import check_gradient
+from pyggml.models import ARCHITECTURES, Inputs, LoraPair, ModelConfig, Parts, build_loss
+from pyggml.models.config import RopeConfig
+from pyggml.runtime import run
+from pyggml.tensor import leaf
+
+CONFIG = ModelConfig(
+    architecture="qwen3",
+    n_vocab=13,
+    n_ctx=64,
+    n_embd=16,
+    n_layer=2,
+    n_ff=24,
+    n_head=4,
+    n_head_kv=2,
+    n_embd_head=6,
+    rms_eps=1e-5,
+    rope=RopeConfig(
+        n_dims=4, freq_base=100.0, freq_scale=0.5, ext_factor=1.0, attn_factor=1.1, n_ctx_orig=32
+    ),
+)
+N_TOKENS = 19  # more than any tile has rows; the second sequence starts at 12
+
+
+def weight_arrays(rng, tied, biases):
+    """Arrays for every tensor that the architecture knows, by name."""
+    shapes, optional = ARCHITECTURES["qwen3"].shapes(CONFIG)
+    left_out = {"rope_freqs.weight"} | ({"output.weight"} if tied else set())
+    left_out |= set() if biases else {n for n in optional if n.endswith(".bias")}
+    return {
+        name: rng.uniform(0.5, 1.5, shape) if name.endswith("norm.weight")
+        else rng.standard_normal(shape) * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
+        for name, shape in shapes.items()
+        if name not in left_out
+    }  # fmt: skip
+
+
+def batch(rng):
+    """Two sequences in one row of tokens; the rotation factors are an input, not a parameter."""
+    inputs = Inputs.empty(N_TOKENS)
+    first = np.where(np.arange(N_TOKENS) < 12, 0, 12)
+    inputs.tokens.data[:] = rng.integers(0, CONFIG.n_vocab, N_TOKENS)
+    inputs.positions.data[:] = np.arange(N_TOKENS) - first
+    inputs.span.data[:] = np.stack([first, np.arange(N_TOKENS) + 1], axis=1)
+    targets = leaf(rng.integers(0, CONFIG.n_vocab, N_TOKENS).astype(np.int32), "targets")
+    share = rng.uniform(0.5, 1, N_TOKENS) * (np.arange(N_TOKENS) % 4 != 1)
+    return inputs, targets, leaf((share / N_TOKENS).astype(np.float32), "share")
+
+
+def with_freqs(weights):
+    factors = np.array([1.0, 3.0], np.float32)
+    return Parts(ARCHITECTURES["qwen3"], CONFIG, weights | {"rope_freqs.weight": leaf(factors)})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("biases", [True, False])
+def test_every_weight_can_be_trained(tied, biases, rng):
+    arrays = weight_arrays(rng, tied, biases)
+    inputs, targets, share = batch(rng)
+
+    def build(*leaves):
+        weights = {n: t.named(n) for n, t in zip(arrays, leaves, strict=True)}
+        return build_loss(with_freqs(weights), inputs, targets, share, fused=False)
+
+    slopes = check_gradient(build, list(arrays.values()), rng)
+    assert len(slopes) == len(arrays)
+    errors = {name: s.error for name, s in zip(arrays, slopes, strict=True)}
+    assert max(errors.values()) < 1e-5, errors
+    assert all(s.scale > 1e-4 for s in slopes), "every weight matters"
+
+
+def test_the_fused_loss_gives_the_gradients_of_its_twin(rng):
+    arrays = weight_arrays(rng, tied=True, biases=False)
+    weights = {n: leaf(a.astype(np.float32), n) for n, a in arrays.items()}
+    inputs, targets, share = batch(rng)
+    trained = [t for n, t in weights.items() if n != "token_embd.weight"]
+    found = []
+    for fused in (True, False):
+        loss = build_loss(with_freqs(weights), inputs, targets, share, fused=fused)
+        assert (loss.op.name == "linear_cross_entropy") is fused
+        found.append(run(loss, *build_backward(loss, trained)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "blk.0.ffn_down.weight", "output.weight"])
+def test_an_update_of_low_rank_is_trained(name, rng):
+    """y += scale · B(A x); on the output matrix the loss is built from logits."""
+    arrays = weight_arrays(rng, tied=False, biases=True)
+    weights = {n: leaf(a.astype(np.float32), n) for n, a in arrays.items()}
+    inputs, targets, share = batch(rng)
+    n_out, n_in = weights[name].shape
+
+    def build(a, b):
+        pairs = {name: LoraPair(a, b, 1.5)}
+        return build_loss(with_freqs(weights), inputs, targets, share, [pairs])
+
+    low_rank = [rng.standard_normal(s) * 0.3 for s in ((3, n_in), (n_out, 3))]
+    assert max(s.error for s in check_gradient(build, low_rank, rng)) < 1e-5

@@ -1,0 +1,312 @@
+"""The reverse walk: what it adds up, what it leaves out, what it refuses before anything runs."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pyggml.alloc import plan
+from pyggml.backward import build_backward
+from pyggml.backward.check import check_gradient
+from pyggml.dtypes import I32
+from pyggml.errors import NoGradientError, ShapeError
+from pyggml.graph import Graph
+from pyggml.ops import (
+    add,
+    argmax,
+    div,
+    flash_attn_ext,
+    floor,
+    get_rows,
+    linear_cross_entropy,
+    mul,
+    mul_mat,
+    narrow,
+    permute,
+    repeat,
+    reshape,
+    rms_norm_mul,
+    scale,
+    set_rows,
+    sqr,
+    sum_,
+    transpose,
+)
+from pyggml.runtime import bind, run
+from pyggml.tensor import leaf, zeros
+
+
+def filled(shape, seed=0, name=""):
+    return leaf(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), name)
+
+
+def assert_gradients(build, *arrays, rng, wrt=None):
+    for slope in check_gradient(build, arrays, rng, wrt):
+        assert slope.error < 1e-5, slope
+
+
+# -- pruning ---------------------------------------------------------------------------------------
+
+
+def layers(depth):
+    """A loss after `depth` products, and their weights."""
+    weights = [filled((8, 8), i, f"w{i}") for i in range(depth)]
+    h = filled((3, 8), 99, "x")
+    for w in weights:
+        h = sqr(mul_mat(w, h))
+    return sum_(h), weights
+
+
+def n_added(loss, parameters):
+    """How many nodes the gradients need beyond those of the loss."""
+    grads = build_backward(loss, parameters)
+    forward = set(Graph.of(loss).nodes)
+    return sum(t not in forward for t in Graph.of(*grads).nodes)
+
+
+def test_layers_before_the_first_parameter_get_no_backward_node():
+    deep, of_deep = layers(12)
+    flat, of_flat = layers(2)
+    assert n_added(deep, of_deep[-1:]) == n_added(flat, of_flat[-1:])
+    assert n_added(deep, of_deep[:1]) > n_added(deep, of_deep[6:7]) > n_added(deep, of_deep[-1:])
+
+
+def test_only_parameters_get_a_weight_gradient():
+    loss, weights = layers(5)
+    grads = build_backward(loss, [weights[3]])
+    shapes = [t.shape for t in Graph.of(*grads).nodes if t.op.name == "out_prod"]
+    assert shapes.count((8, 8)) == 1  # dw of w3; its input's gradient is needed by nobody
+    assert shapes.count((3, 8)) == 1  # the gradient that flows through w4
+
+
+def test_a_branch_without_parameters_is_left_alone():
+    p, x = filled((4, 4), 1, "p"), filled((4, 4), 2, "x")
+    side = mul_mat(x, sqr(mul_mat(x, x)))
+    loss = sum_(mul(side, p))
+    grads = build_backward(loss, [p])
+    names = [t.op.name for t in Graph.of(*grads).nodes]
+    assert "out_prod" not in names
+    assert names.count("mul_mat") == 2
+
+
+# -- sums ------------------------------------------------------------------------------------------
+
+
+def test_fan_out_adds_up(rng):
+    def build(x, y):
+        a = mul(x, y)
+        return add(add(mul(a, x), scale(a, 3.0)), mul(a, a))
+
+    assert_gradients(build, rng.standard_normal((4, 5)), rng.standard_normal((4, 5)), rng=rng)
+
+
+def test_one_tensor_as_every_source(rng):
+    assert_gradients(lambda x: mul(x, x), rng.standard_normal((4, 5)), rng=rng)
+    assert_gradients(lambda x: mul_mat(x, x), rng.standard_normal((4, 5)), rng=rng)
+    assert_gradients(lambda x: div(x, add(sqr(x), sqr(x))), rng.uniform(1, 2, (3, 3)), rng=rng)
+
+
+@pytest.mark.parametrize("small", [(5,), (1, 5), (4, 1), (1, 1), (2, 5), (1, 4, 5)])
+def test_repeated_sources_get_the_sum_over_their_copies(small, rng):
+    arrays = rng.standard_normal((2, 4, 5)), rng.uniform(1, 2, small)
+    for op in (add, mul, div):
+        assert_gradients(lambda x, y, op=op: sqr(op(x, y)), *arrays, rng=rng)
+    assert_gradients(lambda x: sqr(repeat(x, (2, 4, 5))), arrays[1], rng=rng)
+
+
+@pytest.mark.parametrize(
+    ("w", "x"),
+    [
+        ((3, 6), (2, 5, 6)),
+        ((2, 3, 6), (4, 5, 6)),
+        ((2, 1, 3, 6), (2, 4, 5, 6)),
+        ((1, 2, 3, 6), (4, 2, 5, 6)),
+        ((2, 2, 3, 6), (4, 6, 5, 6)),
+    ],
+)
+def test_weights_shared_by_batches_get_the_sum_over_them(w, x, rng):
+    assert_gradients(mul_mat, rng.standard_normal(w), rng.standard_normal(x), rng=rng)
+
+
+def test_views_and_copies(rng):
+    def build(x):
+        heads = permute(reshape(x, (4, 2, 3)), (1, 0, 2))
+        part = narrow(heads, 1, 1, 2)
+        return mul(transpose(part), add(transpose(part), reshape(narrow(x, 0, 0, 2), (2, 3, 2))))
+
+    assert_gradients(build, rng.standard_normal((4, 6)), rng=rng)
+
+
+def test_gradients_with_gaps_reach_packed_weights(rng):
+    """The gradient of a transposed product comes as a view; F16 rows are walked whole."""
+    w = leaf(rng.standard_normal((6, 32)).astype(np.float16), "w")
+    x = rng.standard_normal((5, 32))
+    assert_gradients(lambda x: sqr(transpose(mul_mat(w, x))), x, rng=rng)
+    assert_gradients(lambda x: sqr(narrow(mul_mat(w, x), 1, 1, 3)), x, rng=rng)
+    assert_gradients(lambda x: sqr(mul_mat(w, transpose(x))), x.T.copy(), rng=rng)
+
+
+def test_what_is_written_over_has_no_gradient_and_what_is_written_has(rng):
+    ids = np.array([2, 0], np.int32)
+
+    def build(cache, rows, ids):
+        return sqr(set_rows(scale(cache, 1.0), rows, ids))
+
+    assert_gradients(build, rng.standard_normal((4, 3)), rng.standard_normal((2, 3)), ids, rng=rng)
+
+
+def test_rows_taken_twice_get_both_gradients(rng):
+    ids = np.array([1, 1, 3], np.int32)
+    table = rng.standard_normal((4, 6))
+    assert_gradients(lambda t, i: sqr(get_rows(t, i)), table, ids, rng=rng)
+
+
+def test_attention_and_norm(rng):
+    seen = np.stack([np.zeros(6), np.arange(6) + 1], axis=1).astype(np.int32)
+
+    def build(x, w, span):
+        h = reshape(rms_norm_mul(x, w), (6, 2, 4))
+        return flash_attn_ext(h, h, h, span, 0.5)
+
+    arrays = rng.standard_normal((6, 8)), rng.uniform(0.5, 2, 8), seen
+    assert_gradients(build, *arrays, rng=rng)
+
+
+# -- what may be asked for -------------------------------------------------------------------------
+
+
+def test_any_tensor_on_the_way_can_be_a_parameter(rng):
+    x = filled((3, 4), 1)
+    middle = scale(x, 2.0)
+    loss = sum_(sqr(middle))
+    dx, dm = run(*build_backward(loss, [x, middle]))
+    np.testing.assert_allclose(dm, 4 * x.data, rtol=1e-6)
+    np.testing.assert_allclose(dx, 8 * x.data, rtol=1e-6)
+
+
+def test_the_gradient_of_the_loss_is_the_seed():
+    loss = sum_(filled((3,)))
+    seed = filled((), 5)
+    assert build_backward(loss, [loss], seed) == [seed]
+    (ones,) = run(*build_backward(loss, [loss]))
+    assert ones == 1
+
+
+def test_a_parameter_asked_for_twice():
+    x = filled((3,))
+    first, second = run(*build_backward(sum_(sqr(x)), [x, x]))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_gradients_are_named_after_their_parameters():
+    x = filled((3,), name="blk.0.norm")
+    (g,) = build_backward(sum_(sqr(x)), [x])
+    assert g.name == "d(blk.0.norm)"
+
+
+def test_a_seed_weighs_the_elements(rng):
+    x = filled((3, 4))
+    seed = filled((3, 4), 7)
+    (g,) = run(*build_backward(sqr(x), [x], seed))
+    np.testing.assert_allclose(g, 2 * x.data * seed.data, rtol=1e-6)
+    with pytest.raises(ShapeError, match=r"the seed for .* is .*\[4, 3\].*, wanted its shape"):
+        build_backward(sqr(x), [x], zeros((4, 3)))
+
+
+# -- accumulators ----------------------------------------------------------------------------------
+
+
+def test_runs_add_up_in_the_accumulators():
+    x, w = filled((3, 8), 1, "x"), filled((8, 8), 2, "w")
+    loss = sum_(sqr(mul_mat(w, x)))
+    once = run(*build_backward(loss, [x, w]))
+    sums = [zeros((3, 8), name="dx"), zeros((8, 8), name="dw")]
+    views = build_backward(loss, [x, w], accumulators=sums)
+    program = bind(plan(Graph.of(*views)))
+    for n in (1, 2, 3):
+        program()
+        for total, g in zip(sums, once, strict=True):
+            np.testing.assert_allclose(total.data, n * g, rtol=1e-6)
+    for view, total in zip(views, sums, strict=True):
+        assert view.root is total
+        assert np.shares_memory(view.data, total.data)
+
+
+def test_parts_of_one_buffer_can_be_accumulators():
+    """How a trainer keeps the gradients of all parameters flat."""
+    flat = np.zeros(8, np.float32)
+    x, y = filled((2, 2), 1), filled((4,), 2)
+    loss = add(sum_(sqr(x)), sum_(sqr(y)))
+    sums = [leaf(flat[:4].reshape(2, 2)), leaf(flat[4:])]
+    run(*build_backward(loss, [x, y], accumulators=sums))
+    np.testing.assert_allclose(flat, [*2 * x.data.ravel(), *2 * y.data], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shapes", [[], [(4, 4)], [(3, 4), (3, 4)]])
+def test_accumulators_of_another_shape_are_refused(shapes):
+    x = filled((3, 4))
+    with pytest.raises(ShapeError, match="accumulator"):
+        build_backward(sum_(x), [x], accumulators=[zeros(s) for s in shapes])
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_an_op_without_gradient_is_named_with_its_layer():
+    x = filled((3, 8), 0, "x")
+    h = mul_mat(filled((8, 8), 1, "blk.3.ffn_up.weight"), x).named("blk.3.ffn_up")
+    loss = sum_(floor(h))
+    with pytest.raises(NoGradientError, match=r"floor at .*after blk\.3\.ffn_up\)"):
+        build_backward(loss, [x])
+
+
+def test_a_named_node_without_gradient_is_named():
+    x = filled((3, 8), 0, "x")
+    best = argmax(x).named("blk.7.choice")
+    loss = sum_(get_rows(filled((8, 2), 1), best))
+    with pytest.raises(NoGradientError, match=r"argmax at blk\.7\.choice has no gradient \(.+\)"):
+        build_backward(loss, [x])
+
+
+def test_an_op_without_gradient_beside_the_way_is_no_fault():
+    x, p = filled((3, 8), 0, "x"), filled((3, 8), 1, "p")
+    (g,) = run(*build_backward(sum_(mul(floor(x), p)), [p]))
+    np.testing.assert_array_equal(g, np.floor(x.data))
+
+
+def test_every_fault_is_in_one_error():
+    x, lost, found = (filled((3, 8), i, n) for i, n in enumerate(("x", "lost", "also lost")))
+    a = floor(x).named("blk.1.a")
+    b = floor(scale(x, 2.0)).named("blk.2.b")
+    with pytest.raises(NoGradientError) as caught:
+        build_backward(sum_(add(a, b)), [x, lost, found])
+    for part in ("blk.1.a", "blk.2.b", "lost does not reach", "also lost does not reach"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sources_without_gradient_are_all_named():
+    """weights are data and w wants the unfused twin: two faults of one op."""
+    h, w = filled((3, 8), 0, "h"), filled((5, 8), 1, "output.weight")
+    share = filled((3,), 2, "share")
+    loss = linear_cross_entropy(h, w, zeros((3,), I32), share).named("loss")
+    with pytest.raises(NoGradientError) as caught:
+        build_backward(loss, [h, w, share])
+    error = str(caught.value)
+    assert re.search(r"linear_cross_entropy at loss .* source 1 \(<output.weight", error)
+    assert re.search(r"source 3 \(<share", error)
+
+
+def test_an_integer_input_has_no_gradient():
+    ids = zeros((3,), I32, "tokens")
+    loss = sum_(get_rows(filled((4, 2)), ids))
+    with pytest.raises(NoGradientError, match=r"get_rows at .* source 1 \(<tokens"):
+        build_backward(loss, [ids])
+
+
+def test_nothing_is_computed_before_a_refusal():
+    x = filled((3, 8), 0, "x")
+    loss = sum_(floor(x))
+    with pytest.raises(NoGradientError):
+        build_backward(loss, [x])
+    assert all(t.data is None for t in Graph.of(loss).nodes)

@@ -1,0 +1,162 @@
+"""The fused output layer and loss against their unfused twin: mul_mat, then cross_entropy_rows."""
+
+import numpy as np
+import pytest
+
+from pyggml._jit import max_threads, set_threads, threads
+from pyggml.alloc import plan
+from pyggml.backends import CPU
+from pyggml.backends.cpu import array
+from pyggml.backward import build_backward
+from pyggml.dtypes import I32, dtype
+from pyggml.errors import NoGradientError, ShapeError
+from pyggml.gemm import CHOSEN
+from pyggml.graph import Graph
+from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale
+from pyggml.quants import quantize
+from pyggml.runtime import bind, run
+from pyggml.tensor import leaf, zeros
+
+MR = CHOSEN.mr
+
+
+def computed(*outputs):
+    """Values of these tensors; the arena is NaN before."""
+    p = plan(Graph.of(*outputs))
+    arena = CPU().alloc(p.n_bytes)
+    arena[:] = 255
+    bind(p, arena=arena)()
+    return [np.array(array(t)) for t in outputs]
+
+
+def case(rng, n=29, n_vocab=90, n_embd=32, kind="F32"):
+    h = leaf(rng.standard_normal((n, n_embd)).astype(np.float32), "h")
+    values = rng.standard_normal((n_vocab, n_embd)).astype(np.float32)
+    raw = quantize(values, kind).view(dtype(kind).numpy)
+    w = leaf(raw, "output.weight", dtype(kind))
+    targets = leaf(rng.integers(0, n_vocab, n).astype(np.int32), "targets")
+    share = rng.uniform(0.1, 1, n) * (np.arange(n) % 3 != 1)
+    return h, w, targets, leaf(share.astype(np.float32), "share")
+
+
+def twin(h, w, targets, share):
+    return cross_entropy_rows(mul_mat(w, h), targets, share)
+
+
+def assert_same_loss(h, w, targets, share):
+    seed = leaf(np.float32(0.7).reshape(()), "seed")
+    pairs = []
+    for build in (linear_cross_entropy, twin):
+        loss = build(h, w, targets, share)
+        pairs.append(computed(loss, *build_backward(loss, [h], seed)))
+    (loss, dh), (wanted, wanted_dh) = pairs
+    np.testing.assert_allclose(loss, wanted, rtol=1e-6)
+    np.testing.assert_allclose(dh, wanted_dh, rtol=1e-4, atol=1e-6 * np.abs(wanted_dh).max())
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_loss_and_gradient_are_the_twins(kind, rng):
+    assert_same_loss(*case(rng, kind=kind))
+
+
+@pytest.mark.parametrize("n", [1, 2, MR, 3 * MR + 1])
+def test_row_counts(n, rng):
+    assert_same_loss(*case(rng, n=n))
+
+
+@pytest.mark.parametrize("logits", [1, 4 * 90 * (MR + 2), 4 * 90 * 2 * MR])
+def test_logits_in_chunks(logits, rng, monkeypatch):
+    """A limit of a few rows: the chunks together give the loss of all."""
+    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", logits)
+    assert_same_loss(*case(rng, n=4 * MR + 1))
+
+
+@pytest.mark.parametrize("rows", [32, 64, 89])
+def test_the_vocabulary_in_slices(rows, rng, monkeypatch):
+    monkeypatch.setattr("pyggml.ops.head.SLICE", rows)
+    assert_same_loss(*case(rng))
+
+
+def test_chunks_bound_the_memory(rng, monkeypatch):
+    h, w, targets, share = case(rng, n=1000, n_vocab=512)
+    whole = plan(Graph.of(linear_cross_entropy(h, w, targets, share))).n_bytes
+    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", 1 << 16)
+    chunked = plan(Graph.of(linear_cross_entropy(h, w, targets, share))).n_bytes
+    assert chunked < whole - 1000 * 512 * 4 + (1 << 17)
+
+
+def test_rows_without_weight_cost_and_change_nothing(rng):
+    h, w, targets, share = case(rng)
+    idle = share.data == 0
+    assert idle.any()
+    loss = linear_cross_entropy(h, w, targets, share)
+    before = computed(loss, *build_backward(loss, [h]))
+    targets.data[idle] = -100  # what other programs write there
+    h.data[idle] = np.nan
+    after = computed(loss, *build_backward(loss, [h]))
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not after[1][idle].any()
+
+
+def test_no_row_at_all(rng):
+    h, w, targets, share = case(rng)
+    share.data[:] = 0
+    loss = linear_cross_entropy(h, w, targets, share)
+    value, dh = computed(loss, *build_backward(loss, [h]))
+    assert value == 0
+    assert not dh.any()
+
+
+def test_without_gradient_the_loss_is_the_same(rng):
+    parts = case(rng)
+    with_it, without = (linear_cross_entropy(*parts, gradient=g) for g in (True, False))
+    assert not without.saved
+    assert plan(Graph.of(without)).n_bytes < plan(Graph.of(with_it)).n_bytes
+    assert computed(without) == computed(with_it)
+
+
+def test_a_gradient_that_was_left_out_is_refused(rng):
+    h, w, targets, share = case(rng)
+    loss = linear_cross_entropy(scale(h, 1.0), w, targets, share, gradient=False).named("val loss")
+    with pytest.raises(NoGradientError, match=r"val loss .*gradient=False"):
+        build_backward(loss, [h])
+
+
+@pytest.mark.parametrize("target", [-1, 90, 2**31 - 1])
+def test_a_target_outside_the_vocabulary_is_refused(target, rng):
+    h, w, targets, share = case(rng)
+    targets.data[3] = target
+    assert share.data[3]
+    loss = linear_cross_entropy(h, w, targets, share)
+    with pytest.raises(ShapeError, match="a target is outside the 90 tokens"):
+        run(loss)
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "targets", "share"),
+    [
+        ((5, 8), (9, 7), (5,), (5,)),
+        ((5, 8), (9, 8), (4,), (5,)),
+        ((5, 8), (9, 8), (5,), (6,)),
+        ((8,), (9, 8), (8,), (8,)),
+    ],
+)
+def test_misfits_are_refused(h, w, targets, share):
+    with pytest.raises(ShapeError, match=r"linear_cross_entropy: .* wanted"):
+        linear_cross_entropy(zeros(h), zeros(w), zeros(targets, I32), zeros(share))
+
+
+@pytest.mark.skipif(max_threads() < 2, reason="this process has one thread")
+def test_results_do_not_depend_on_the_threads(rng):
+    parts = case(rng, n=5 * MR, n_vocab=300)
+    before, found = threads(), []
+    try:
+        for n in (1, 2):
+            set_threads(n)
+            loss = linear_cross_entropy(*parts)
+            found.append(computed(loss, *build_backward(loss, parts[:1])))
+    finally:
+        set_threads(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)

@@ -1,0 +1,84 @@
+"""Every code path that this machine can run passes the tests of products and attention; the others
+are refused by name. Each runs in a process of its own: the path is chosen at import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyggml.gemm import CHOSEN
+from pyggml.gemm.isa import ENVIRONMENT, ISAS, choose
+
+HERE = Path(__file__).parent
+FILES = ["test_product.py", "test_flash.py", "test_head.py"]
+
+
+def runs_here(name, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, name)
+    try:
+        return choose().name == name, ""
+    except Exception as error:
+        return False, str(error)
+
+
+def python(*arguments, **changes):
+    environment = {**os.environ, **changes}
+    found = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    return found.returncode, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("name", list(ISAS))
+def test_this_path_computes_what_the_others_do(name, monkeypatch):
+    runs, why = runs_here(name, monkeypatch)
+    if not runs:
+        pytest.skip(why)
+    if name == CHOSEN.name:
+        pytest.skip(f"{name} is what the other tests of this folder run on")
+    code, text = python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-x"),
+        *(str(HERE / f) for f in FILES),
+        **{ENVIRONMENT: name},
+    )
+    assert code == 0, text[-3000:]
+    assert " passed" in text
+
+
+@pytest.mark.parametrize("name", list(ISAS))
+def test_a_path_that_is_asked_for_is_taken_or_refused(name, monkeypatch):
+    runs, why = runs_here(name, monkeypatch)
+    code, text = python(
+        "-c", "from pyggml.gemm import CHOSEN; assert CHOSEN.panel <= 64; print(CHOSEN.name)"
+    )
+    if runs:
+        assert (code, text.strip()) == (0, name)
+    else:
+        assert code == 1
+        assert f"{ENVIRONMENT}={name}: this CPU lacks" in why
+        assert why in text
+
+
+def test_an_unknown_path_is_refused():
+    code, text = python("-c", "import pyggml.gemm", **{ENVIRONMENT: "sse9"})
+    assert code == 1
+    known = ", ".join(ISAS)
+    assert f"ConfigError: {ENVIRONMENT}=sse9: known are {known}" in text
+
+
+def test_without_the_jit_numpy_multiplies():
+    script = "from pyggml.gemm import CHOSEN; print(CHOSEN.name)"
+    assert python("-c", script, NUMBA_DISABLE_JIT="1") == (0, "numpy\n")
+    code, text = python("-c", script, NUMBA_DISABLE_JIT="1", **{ENVIRONMENT: "generic"})
+    assert code == 1
+    assert f"{ENVIRONMENT}=generic needs Numba's JIT, which is switched off" in text
+
+
+def test_widths_fit_the_register_files():
+    """mr·nv sums, nv loads and a broadcast stay in registers: 32 of AVX-512 and NEON, else 16."""
+    for isa in ISAS.values():
+        registers = 32 if isa.name in ("avx512", "neon") else 16
+        assert isa.mr * isa.nv + isa.nv + 1 <= registers
+        assert 64 % isa.panel == 0, "a tile is a whole number of panels"

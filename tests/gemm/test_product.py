@@ -1,0 +1,255 @@
+"""The products against float64 and against their twins, around the edges of every tile."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml import gemm
+from pyggml._jit import max_threads, set_threads, threads
+from pyggml.backends import CPU
+from pyggml.dtypes import F32, dtype
+from pyggml.gemm import CHOSEN, twin
+from pyggml.gemm.product import CHUNK, COLUMNS, DEPTH, FEW, TILE
+from pyggml.quants import QUANTS, NoPack, dequantize, quantize
+
+MR = CHOSEN.mr
+TOKENS = sorted({1, FEW, FEW + 1, MR - 1, MR, MR + 1, 65})
+OUT = [1, TILE - 1, TILE, TILE + 1, CHUNK + 1]
+DEPTHS = [32, 96, COLUMNS, DEPTH + 32]
+GUARD = 64
+
+
+def guarded(shape, rng, start=None):
+    """An array between two guards; `check` says whether they are untouched."""
+    n = int(np.prod(shape))
+    memory = np.full(n + 2 * GUARD, 777, np.float32)
+    out = memory[GUARD : GUARD + n].reshape(shape)
+    out[...] = np.nan if start is None else start
+
+    def check():
+        assert (memory[:GUARD] == 777).all()
+        assert (memory[GUARD + n :] == 777).all()
+
+    return out, check
+
+
+def scratch(n_rows, depth, n_batches=1):
+    """Just enough, and nothing in it that may be read before it is written."""
+    work = CPU().alloc(gemm.work_bytes(n_rows, depth, n_batches))
+    work[:] = 255  # NaN
+    return work
+
+
+def call(bound):
+    kernel, arguments = bound
+    kernel(*arguments)
+
+
+def forward(x, w, kind, start=None):
+    y, check = guarded((len(x), len(w)), None, start)
+    work = scratch(len(x), x.shape[1])
+    call(gemm.mul_mat(y, x, w, dtype(kind), work, start is not None))
+    check()
+    return y
+
+
+def backward(dy, w, kind, n_in, start=None):
+    dx, check = guarded((len(dy), n_in), None, start)
+    work = scratch(len(dy), dy.shape[1])
+    call(gemm.out_prod(dx, dy, w, dtype(kind), work, start is not None))
+    check()
+    return dx
+
+
+def strided(a, b, n_batches, start=None):
+    c, check = guarded((n_batches, a.shape[1], b.shape[1]), None, start)
+    work = scratch(a.shape[1], a.shape[2], n_batches)
+    call(gemm.strided(c, a, b, work, start is not None))
+    check()
+    return c
+
+
+def assert_close(found, a, b, base=0.0):
+    """found = base + a·bᵀ, to rounding in float32: relative to the sum of magnitudes."""
+    a, b = a.astype(np.float64), b.astype(np.float64).swapaxes(-1, -2)
+    bound = 1e-6 * (np.abs(a) @ np.abs(b) + np.abs(base)) + 1e-30
+    assert (np.abs(found - (base + a @ b)) <= bound).all()
+
+
+def numbers(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def packable():
+    return [name for name, q in QUANTS.items() if not isinstance(q.pack, NoPack)]
+
+
+def packed_weight(rng, n_out, n_in, kind):
+    """A weight of this type as its array, and the same in float32."""
+    raw = quantize(numbers(rng, n_out, n_in), kind)
+    return raw, dequantize(raw, kind)
+
+
+# -- shapes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_in", DEPTHS)
+@pytest.mark.parametrize("n_tokens", TOKENS)
+def test_forward_and_backward_at_the_edges_of_tiles(n_tokens, n_in, rng):
+    for n_out in OUT:
+        x, w, dy = (numbers(rng, *s) for s in ((n_tokens, n_in), (n_out, n_in), (n_tokens, n_out)))
+        assert_close(forward(x, w, "F32"), x, w)
+        assert_close(backward(dy, w, "F32", n_in), dy, w.T)
+
+
+@pytest.mark.parametrize("n_in", [1, 7, 33, DEPTH - 1, DEPTH + 1])
+def test_rows_that_are_no_whole_vectors(n_in, rng):
+    for n_tokens in (1, MR + 1):
+        x, w, dy = (numbers(rng, *s) for s in ((n_tokens, n_in), (40, n_in), (n_tokens, 40)))
+        assert_close(forward(x, w, "F32"), x, w)
+        assert_close(backward(dy, w, "F32", n_in), dy, w.T)
+
+
+@pytest.mark.parametrize("n_tokens", [1, MR + 1])
+def test_accumulating_adds_to_what_is_there(n_tokens, rng):
+    n_out, n_in = TILE + 1, DEPTH + 32
+    x, w, dy = (numbers(rng, *s) for s in ((n_tokens, n_in), (n_out, n_in), (n_tokens, n_out)))
+    y, dx = numbers(rng, n_tokens, n_out), numbers(rng, n_tokens, n_in)
+    assert_close(forward(x, w, "F32", y), x, w, y)
+    assert_close(backward(dy, w, "F32", n_in, dx), dy, w.T, dx)
+
+
+@pytest.mark.parametrize("n_tokens", [1, MR + 1])
+def test_rows_may_lie_apart(n_tokens, rng):
+    """Activations that are columns of a wider matrix, weights whose rows are padded."""
+    wide_x, wide_w = numbers(rng, n_tokens, 300), numbers(rng, 2 * TILE, 128)
+    x, w = wide_x[:, 100:196], wide_w[::2, :96]
+    assert_close(forward(x, w, "F32"), x, w)
+    dy = wide_x[:, 8 : 8 + TILE]
+    assert_close(backward(dy, w, "F32", 96), dy, w.T)
+
+
+# -- weight types -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(QUANTS))
+def test_every_type_is_tried(kind):
+    assert kind in packable(), "a type that cannot be packed needs another way into these tests"
+
+
+@pytest.mark.parametrize("kind", packable())
+def test_a_packed_weight_multiplies_as_its_float32_self(kind, rng):
+    block = max(dtype(kind).block, 32)
+    for n_tokens, n_out, n_in in ((1, 5, block), (MR + 1, TILE + 1, 3 * 256), (FEW + 1, 3, 256)):
+        raw, plain = packed_weight(rng, n_out, n_in, kind)
+        x, dy = numbers(rng, n_tokens, n_in), numbers(rng, n_tokens, n_out)
+        y, dx = forward(x, raw, kind), backward(dy, raw, kind, n_in)
+        np.testing.assert_array_equal(y, forward(x, plain, "F32"))
+        np.testing.assert_array_equal(dx, backward(dy, plain, "F32", n_in))
+        assert_close(y, x, plain)
+        assert_close(dx, dy, plain.T)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16", "BF16"])
+def test_rows_of_an_odd_number_of_small_blocks(kind, rng):
+    for n_in in (32, 96, COLUMNS + 32, DEPTH + 32):
+        raw, plain = packed_weight(rng, 9, n_in, kind)
+        x, dy = numbers(rng, MR + 1, n_in), numbers(rng, MR + 1, 9)
+        assert_close(forward(x, raw, kind), x, plain)
+        assert_close(backward(dy, raw, kind, n_in), dy, plain.T)
+
+
+def test_rows_of_blocks_may_be_taken_from_the_middle(rng):
+    """How the fused loss walks a large output matrix."""
+    raw, plain = packed_weight(rng, 100, 256, "Q4_K")
+    x, dy = numbers(rng, MR + 1, 256), numbers(rng, MR + 1, 100)
+    some = slice(30, 95)
+    assert_close(forward(x, raw[some], "Q4_K"), x, plain[some])
+    assert_close(backward(dy[:, some], raw[some], "Q4_K", 256), dy[:, some], plain[some].T)
+
+
+# -- twins --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_the_twins_agree(accumulate, rng):
+    raw, _ = packed_weight(rng, 70, 256, "Q8_0")
+    x, dy = numbers(rng, 15, 256), numbers(rng, 15, 70)
+    y, dx = numbers(rng, 15, 70), numbers(rng, 15, 256)
+    wanted_y, wanted_dx = y.copy(), dx.copy()
+    twin.forward(wanted_y, x, raw, dtype("Q8_0"), accumulate)
+    twin.backward(wanted_dx, dy, raw, dtype("Q8_0"), accumulate)
+    start_y, start_dx = (y, dx) if accumulate else (None, None)
+    np.testing.assert_allclose(forward(x, raw, "Q8_0", start_y), wanted_y, rtol=1e-5, atol=1e-4)
+    found = backward(dy, raw, "Q8_0", 256, start_dx)
+    np.testing.assert_allclose(found, wanted_dx, rtol=1e-5, atol=1e-4)
+    a, b, c = numbers(rng, 2, 13, 40), numbers(rng, 1, 17, 40), numbers(rng, 4, 13, 17)
+    wanted = c.copy()
+    twin.strided(wanted, a, b, accumulate)
+    found = strided(a, b, 4, c if accumulate else None)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+# -- strided ------------------------------------------------------------------------------------
+
+
+def laid_out(rng, shape, order):
+    """An array of this shape whose axes lie in memory in another order, with gaps at the end."""
+    inner = numbers(rng, *(shape[i] + (i == order[-1]) for i in order))
+    back = np.argsort(order)
+    return inner.transpose(back)[tuple(slice(0, n) for n in shape)]
+
+
+ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)]
+SIZES = st.sampled_from([1, 2, 3, MR, MR + 1, 31, TILE, TILE + 1])
+
+
+@given(
+    st.tuples(SIZES, SIZES, st.sampled_from([1, 5, 32, 70, DEPTH + 1])),
+    st.sampled_from([(1, 1, 1), (2, 2, 2), (2, 1, 2), (2, 3, 6), (4, 2, 4), (1, 3, 3)]),
+    st.sampled_from(ORDERS),
+    st.sampled_from(ORDERS),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_strides_and_batches(sizes, batches, order_a, order_b, accumulate):
+    (n_rows, n_out, depth), (n_a, n_b, n_c) = sizes, batches
+    rng = np.random.default_rng(0)
+    a = laid_out(rng, (n_a, n_rows, depth), order_a)
+    b = laid_out(rng, (n_b, n_out, depth), order_b)
+    base = numbers(rng, n_c, n_rows, n_out) if accumulate else None
+    wide_a, wide_b = np.repeat(a, n_c // n_a, axis=0), np.repeat(b, n_c // n_b, axis=0)
+    found = strided(a, b, n_c, base)
+    assert_close(found, wide_a, wide_b, base if accumulate else 0.0)
+
+
+# -- threads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(max_threads() < 2, reason="this process has one thread")
+@pytest.mark.parametrize("n_tokens", [1, 2 * MR + 1, 70])
+def test_results_do_not_depend_on_the_threads(n_tokens, rng):
+    raw, _ = packed_weight(rng, 2 * CHUNK + 3, 768, "Q4_K")
+    x, dy = numbers(rng, n_tokens, 768), numbers(rng, n_tokens, 2 * CHUNK + 3)
+    a, b = numbers(rng, 3, n_tokens, 90), numbers(rng, 1, 130, 90)
+    before, found = threads(), []
+    try:
+        for n in (1, 2):
+            set_threads(n)
+            y, dx = forward(x, raw, "Q4_K"), backward(dy, raw, "Q4_K", 768)
+            found.append((y, dx, strided(a, b, 3)))
+    finally:
+        set_threads(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_result_does_not_depend_on_the_other_tokens(rng):
+    """Each token's sums run in one order, wherever the token stands among others."""
+    w, x = numbers(rng, 70, 96), numbers(rng, 40, 96)
+    whole = forward(x, w, "F32")
+    for first in (1, MR, 17):
+        part = forward(x[first : first + MR + 2], w, "F32")
+        np.testing.assert_array_equal(part, whole[first : first + MR + 2])
+    assert w.dtype == F32.numpy

@@ -1,0 +1,80 @@
+"""A tiny random llama model as a GGUF file, without a vocabulary."""
+
+import numpy as np
+import pytest
+
+from pyggml import gguf
+from pyggml.dtypes import F32
+
+N_VOCAB, N_EMBD, N_FF, N_KV = 48, 32, 64, 16
+
+
+def _write(path, tied, seed):
+    rng = np.random.default_rng(seed)
+    shapes = {"token_embd": (N_VOCAB, N_EMBD), "output_norm": (N_EMBD,)}
+    shapes |= {} if tied else {"output": (N_VOCAB, N_EMBD)}
+    for i in range(3):
+        shapes |= {f"blk.{i}.{norm}": (N_EMBD,) for norm in ("attn_norm", "ffn_norm")}
+        shapes |= {
+            f"blk.{i}.attn_q": (N_EMBD, N_EMBD),
+            f"blk.{i}.attn_k": (N_KV, N_EMBD),
+            f"blk.{i}.attn_v": (N_KV, N_EMBD),
+            f"blk.{i}.attn_output": (N_EMBD, N_EMBD),
+            f"blk.{i}.ffn_gate": (N_FF, N_EMBD),
+            f"blk.{i}.ffn_up": (N_FF, N_EMBD),
+            f"blk.{i}.ffn_down": (N_EMBD, N_FF),
+        }
+    metadata = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.context_length": 64,
+        "llama.embedding_length": N_EMBD,
+        "llama.block_count": 3,
+        "llama.feed_forward_length": N_FF,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    tensors = []
+    for name, shape in shapes.items():
+        spread = 0.3 if len(shape) > 1 else 0.1
+        data = rng.normal(1.0 if len(shape) == 1 else 0.0, spread, shape)
+        tensors.append((f"{name}.weight", F32, shape, data.astype(np.float32)))
+    gguf.write(path, metadata, tensors)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Path of a model with an output matrix of its own."""
+    return _write(tmp_path_factory.mktemp("tiny") / "tiny.gguf", tied=False, seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_tied(tmp_path_factory):
+    """Path of another model, whose output matrix is its token embedding."""
+    return _write(tmp_path_factory.mktemp("tied") / "tied.gguf", tied=True, seed=2)
+
+
+@pytest.fixture(scope="session")
+def corpus_of():
+    """(ctx, lengths, val_split) -> Corpus of documents of random tokens of these lengths."""
+    from pyggml.lora.data import Corpus, Dataset
+
+    def packed(documents, ctx):
+        ids = np.concatenate(documents)
+        owner = np.repeat(np.arange(len(documents)), [len(d) for d in documents])
+        n_fill = -len(ids) % (ctx + 1)
+        ids = np.concatenate([ids, np.zeros(n_fill, int)])
+        owner = np.concatenate([owner, -1 - np.arange(n_fill)])
+        shape = (-1, ctx + 1)
+        return Dataset(ids.astype(np.int32).reshape(shape), owner.astype(np.int32).reshape(shape))
+
+    def make(ctx, lengths, n_held_out=1, seed=0):
+        rng = np.random.default_rng(seed)
+        documents = [rng.integers(0, N_VOCAB, n) for n in lengths]
+        cut = len(documents) - n_held_out
+        held_out = packed(documents[cut:], ctx) if n_held_out else None
+        return Corpus(packed(documents[:cut], ctx), held_out)
+
+    return make

@@ -1,0 +1,69 @@
+"""Settings: every fault at once, and what a command line reads from the fields."""
+
+import dataclasses
+
+import pytest
+
+from pyggml.errors import ConfigError
+from pyggml.lora import LoraConfig, TrainConfig
+
+WRONG = [
+    (LoraConfig, "rank", 0),
+    (LoraConfig, "rank", 5000),
+    (LoraConfig, "alpha", 0.0),
+    (LoraConfig, "alpha", float("nan")),
+    (LoraConfig, "modules", ()),
+    (LoraConfig, "modules", ("attn_q", "attn_q")),
+    (LoraConfig, "skip_layers", -1),
+    (LoraConfig, "seed", -1),
+    (TrainConfig, "ctx", 1),
+    (TrainConfig, "batch", 0),
+    (TrainConfig, "grad_accum", 0),
+    (TrainConfig, "epochs", 0),
+    (TrainConfig, "max_steps", -1),
+    (TrainConfig, "lr", 0.0),
+    (TrainConfig, "lr", float("nan")),
+    (TrainConfig, "lr", float("inf")),
+    (TrainConfig, "lr_scheduler", "step"),
+    (TrainConfig, "lr_min", -1e-9),
+    (TrainConfig, "warmup_steps", -1),
+    (TrainConfig, "weight_decay", 1.5),
+    (TrainConfig, "clip", -1.0),
+    (TrainConfig, "clip", float("nan")),
+    (TrainConfig, "beta1", 1.0),
+    (TrainConfig, "beta2", 1.0),
+    (TrainConfig, "eps", 0.0),
+    (TrainConfig, "seed", 1 << 64),
+    (TrainConfig, "val_split", 0.6),
+    (TrainConfig, "val_every", -1),
+    (TrainConfig, "val_windows", 0),
+    (TrainConfig, "checkpoint_every", -1),
+    (TrainConfig, "threads", -1),
+    (TrainConfig, "compute", "f64"),
+]
+
+
+@pytest.mark.parametrize("kind, name, value", WRONG)
+def test_a_setting_out_of_range_is_refused(kind, name, value):
+    with pytest.raises(ConfigError, match=rf"^{name} is .*, wanted \S"):
+        kind(**{name: value})
+
+
+def test_all_faults_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(lr=-1.0, ctx=0, lr_min=0.5)
+    assert str(caught.value).count("; ") == 2
+    assert "lr_min is 0.5, wanted at most lr" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [LoraConfig, TrainConfig])
+def test_every_default_is_valid_and_explained(kind):
+    kind()
+    for field in dataclasses.fields(kind):
+        assert field.metadata["help"]
+
+
+def test_a_resumed_run_may_change_only_what_changes_no_number():
+    free = {f.name for f in dataclasses.fields(TrainConfig)} - set(TrainConfig().settled())
+    free_of_result = {"checkpoint_dir", "checkpoint_every", "threads", "val_every", "val_windows"}
+    assert free == free_of_result

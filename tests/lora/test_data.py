@@ -1,0 +1,138 @@
+"""Windows and batches: every target once, nothing seen across documents; files that do not fit."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyggml.errors import DataError
+from pyggml.lora import read_corpus
+
+
+class Letters:
+    """A tokenizer of one token for each character, with an end of text for documents."""
+
+    end = 1
+
+    def encode(self, text):
+        return [2 + ord(c) % 50 for c in text] + [self.end]
+
+
+def write_lines(path, texts):
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    return path
+
+
+def test_text_windows_follow_each_other_without_overlap(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(chr(ord("a") + i % 26) for i in range(99)))
+    corpus = read_corpus(path, Letters(), ctx=9, val_split=0.2)
+    ids = Letters().encode(path.read_text())
+    assert len(corpus.train) == 8 and len(corpus.validation) == 2
+    np.testing.assert_array_equal(corpus.train.tokens.reshape(-1), ids[:80])
+    np.testing.assert_array_equal(corpus.validation.tokens.reshape(-1), ids[80:])
+
+
+def test_documents_are_held_out_whole(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ["abcdefgh" * 3, "ijkl" * 9, "xyz" * 5])
+    corpus = read_corpus(path, Letters(), ctx=6, val_split=0.3)
+    trained = set(corpus.train.tokens[corpus.train.documents >= 0].tolist())
+    held_out = corpus.validation.tokens[corpus.validation.documents >= 0].tolist()
+    assert held_out == Letters().encode("xyz" * 5)
+    assert not trained & set(held_out[:-1])
+
+
+def test_no_split_holds_nothing_out(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ["abcdefgh", "ijkl"])
+    assert read_corpus(path, Letters(), ctx=4, val_split=0.0).validation is None
+
+
+def expected_targets(documents, ctx):
+    """(token, next token) pairs within a document and within a window, worked out one by one."""
+    flat = [(i, t) for i, d in enumerate(documents) for t in d]
+    windows = [flat[i : i + ctx + 1] for i in range(0, len(flat), ctx + 1)]
+    return sorted(
+        (a[1], b[1]) for w in windows for a, b in zip(w, w[1:], strict=False) if a[0] == b[0]
+    )
+
+
+@given(
+    st.lists(st.text("abcdefghij", min_size=1, max_size=15), min_size=1, max_size=8),
+    st.integers(2, 7),
+    st.integers(1, 4),
+    st.integers(0, 5),
+)
+def test_batches_hold_every_target_once_and_cross_no_document(
+    tmp_path_factory, texts, ctx, size, seed
+):
+    path = write_lines(tmp_path_factory.getbasetemp() / "drawn.jsonl", texts)
+    documents = [Letters().encode(t) for t in texts]
+    if sum(map(len, documents)) < ctx + 1 or not expected_targets(documents, ctx):
+        return
+    train = read_corpus(path, Letters(), ctx, val_split=0.0).train
+    order = train.order(seed, epoch=0)
+    assert sorted(order) == list(range(len(train)))
+    found, total = [], 0.0
+    for batch in train.batches(order, size):
+        assert len(batch.tokens) == size * ctx
+        counted = np.flatnonzero(batch.weights)
+        found += zip(batch.tokens[counted].tolist(), batch.targets[counted].tolist(), strict=True)
+        total += batch.weights.sum(dtype=np.float64)
+        for i, (start, end) in enumerate(batch.span):
+            assert 0 <= start <= i and end == i + 1
+            assert i // ctx == start // ctx
+            assert batch.positions[i] == i - start
+            inside = batch.tokens[start:i]
+            assert Letters.end not in inside, "a token sees past the end of the document before it"
+    assert sorted(found) == expected_targets(documents, ctx)
+    assert total == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_order_depends_on_seed_and_epoch_only(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("abcdefghij" * 60)
+    train = read_corpus(path, Letters(), 5, 0.0).train
+    first = train.order(3, 1)
+    np.testing.assert_array_equal(first, train.order(3, 1))
+    assert (first != train.order(3, 2)).any() and (first != train.order(4, 1)).any()
+
+
+def test_other_text_has_another_digest(tmp_path):
+    digests = set()
+    for i, text in enumerate(["abcdefghijkl", "abcdefghijkm"]):
+        path = tmp_path / f"{i}.txt"
+        path.write_text(text)
+        digests.add(read_corpus(path, Letters(), 3, 0.3).digest())
+    assert len(digests) == 2
+
+
+FAULTY = [
+    ("a.txt", b"", "a.txt: is empty"),
+    ("a.txt", b" \n\t", "a.txt: is empty"),
+    ("a.txt", b"abc\xff", "byte 3 is 0xff, which is not UTF-8"),
+    ("a.txt", b"abcd", "holds 5 tokens, wanted at least 9 for one window of 8 .* smaller --ctx"),
+    ("a.jsonl", b'{"text": "abc"}\n', "holds 4 tokens, wanted at least 9"),
+    ("a.jsonl", b'{"text": "abc"}\n\n{"text": 3}\n', 'line 3 is an object whose "text" is a int'),
+    ("a.jsonl", b'["abc"]\n', "line 1 is a JSON list; wanted one JSON object"),
+    ("a.jsonl", b'{"txt": "abc"}\n', r'line 1 is an object without "text" \(it has txt\)'),
+    ("a.jsonl", b'{"text": ""}\n', 'line 1 is an object whose "text" is empty'),
+    ("a.json", b"{\n", "line 1 is no JSON"),
+    ("a.jsonl", b"[" * 100_000, "line 1 is no JSON"),
+    ("a.jsonl", b"1\n" * 8, "line 5 is a JSON int; and 3 more; wanted"),
+]
+
+
+@pytest.mark.parametrize("name, content, message", FAULTY)
+def test_a_file_that_does_not_fit_is_explained(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_corpus(path, Letters(), ctx=8, val_split=0.1)
+
+
+@pytest.mark.parametrize("name", ["missing.txt", "."])
+def test_what_cannot_be_read_is_named(tmp_path, name):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_corpus(tmp_path / name, Letters(), ctx=8, val_split=0.1)

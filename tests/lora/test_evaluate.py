@@ -1,0 +1,78 @@
+"""Perplexity as llama.cpp computes it, against logits taken one chunk at a time."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import ConfigError, DataError
+from pyggml.lora import perplexity
+
+
+class Numbers:
+    """A tokenizer of texts that are token ids in decimal."""
+
+    bos_id = 5
+
+    def __init__(self, add_bos):
+        self.add_bos = add_bos
+
+    def encode(self, text):
+        return [self.bos_id] * self.add_bos + [int(word) for word in text.split()]
+
+
+def model_with(path, add_bos):
+    model = pyggml.load(path)
+    model.__dict__["tokenizer"] = Numbers(add_bos)
+    return model
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("n_ctx", [8, 11])
+def test_the_second_half_of_every_chunk_is_scored(tiny, add_bos, n_ctx):
+    model = model_with(tiny, add_bos)
+    ids = np.random.default_rng(0).integers(0, 48, 3 * n_ctx + 2)
+    text = " ".join(map(str, ids))
+    found = list(perplexity(model, text, n_ctx))
+    losses = []
+    for chunk in np.array(model.tokenizer.encode(text))[: 3 * n_ctx].reshape(3, n_ctx):
+        seen = chunk.copy()
+        if add_bos:
+            seen[0] = Numbers.bos_id
+        logits = model.logits(seen).astype(np.float64)
+        for i in range(n_ctx // 2, n_ctx - 1):
+            losses.append(np.log(np.exp(logits[i]).sum()) - logits[i, chunk[i + 1]])
+    assert [p.chunk for p in found] == [1, 2, 3] and found[0].n_chunks == 3
+    per_chunk = n_ctx - n_ctx // 2 - 1
+    for i, p in enumerate(found, 1):
+        some = np.array(losses[: i * per_chunk])
+        assert p.n_tokens == len(some)
+        assert p.value == pytest.approx(np.exp(some.mean()), rel=1e-5)
+        error = np.exp(some.mean()) * some.std() / np.sqrt(len(some) - 1)
+        assert p.error == pytest.approx(error, rel=1e-4)
+
+
+def test_logits_are_made_for_a_few_positions_at_a_time(tiny, monkeypatch):
+    text = " ".join(map(str, np.arange(64) * 5 % 48))
+    whole = list(perplexity(model_with(tiny, False), text, 32))[-1]
+    monkeypatch.setattr("pyggml.lora.evaluate._LOGITS_BYTES", 4 * 48 * 4)
+    assert list(perplexity(model_with(tiny, False), text, 32))[-1].value == pytest.approx(
+        whole.value, rel=1e-6
+    )
+
+
+def test_a_text_that_is_too_short_and_a_context_that_is_too_long_are_refused(tiny):
+    with pytest.raises(DataError, match="has 15 tokens, wanted at least 16"):
+        next(perplexity(model_with(tiny, False), "1 2 3 " * 5, 8))
+    with pytest.raises(ConfigError, match="n_ctx is 65, wanted 4 to the model's 64"):
+        next(perplexity(model_with(tiny, False), "1 2 3", 65))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, value, error", [("Q8_0", 29.480, 0.383), ("Q4_K_M", 29.819, 0.387)])
+def test_llama_cpp_s_values(shared, kind, value, error):
+    model = pyggml.load(shared / "models" / f"novel-30m-{kind}.gguf", compute="f32")
+    text = (shared / "data" / "heldout-novels.txt").read_text()
+    last = list(perplexity(model, text))[-1]
+    assert last.n_chunks == 193
+    assert last.value == pytest.approx(value, abs=0.1 * error)
+    assert last.error == pytest.approx(error, rel=0.02)

@@ -1,0 +1,137 @@
+"""Loss and gradients of adapters: PyTorch's numbers, masks, and blocks that are left out."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml._jit import max_threads, set_threads, threads
+from pyggml.errors import AdapterError, DataError
+from pyggml.lora import LoraConfig, attach, loss_and_grads
+
+TOKENS = np.arange(30) * 11 % 48
+
+
+def attached(path, b_from=0, **settings):
+    """A model with an adapter whose B is not zero in the blocks from `b_from` on."""
+    model = pyggml.load(path)
+    adapter = attach(model, LoraConfig(rank=4, alpha=6.0, **settings))
+    rng = np.random.default_rng(0)
+    for name, pair in adapter.pairs.items():
+        values = rng.normal(0, 0.1, (3, *pair.b.shape))[0]
+        if int(name.split(".")[1]) >= b_from:
+            pair.b.data[:] = values
+    return model
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
+def test_gradients_are_pytorch_s(shared, arch):
+    fixtures = shared / "fixtures"
+    golden = np.load(fixtures / f"{arch}-golden.npz")
+    model = pyggml.load(
+        fixtures / f"{arch}-F16.gguf", fixtures / f"{arch}-lora.gguf", compute="f32"
+    )
+    loss, grads = loss_and_grads(model, golden["tokens"])
+    assert loss == pytest.approx(float(golden["lora_loss"]), abs=1e-5)
+    wanted = {k.removeprefix("grad/"): golden[k] for k in golden.files if k.startswith("grad/")}
+    assert grads.keys() == wanted.keys() and len(wanted) > 20
+    for name, want in wanted.items():
+        assert grads[name].shape == want.shape
+        assert np.linalg.norm(grads[name] - want) <= 1e-4 * np.linalg.norm(want), name
+
+
+def log_softmax(logits):
+    z = logits.astype(np.float64)
+    z -= z.max(axis=1, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+
+
+def test_the_mask_says_which_targets_count(tiny):
+    model = attached(tiny)
+    mask = np.zeros(30, bool)
+    mask[[0, 4, 5, 29]] = True  # the first token is never a target
+    losses = -log_softmax(model.logits(TOKENS))[np.arange(29), TOKENS[1:]]
+    loss, grads = loss_and_grads(model, TOKENS, mask)
+    assert loss == pytest.approx(losses[[3, 4, 28]].mean(), rel=1e-5)
+    alone = [loss_and_grads(model, TOKENS, np.arange(30) == i)[1] for i in (4, 5, 29)]
+    for name, g in grads.items():
+        np.testing.assert_allclose(g, sum(a[name] for a in alone) / 3, rtol=1e-3, atol=1e-6)
+
+
+def test_gradients_are_slopes_of_the_loss(tiny):
+    model = attached(tiny)
+    _, grads = loss_and_grads(model, TOKENS)
+    rng = np.random.default_rng(3)
+    for base in ("blk.0.attn_v.weight", "blk.2.ffn_down.weight"):
+        pair = model.adapters[0][base]
+        for tensor, name in ((pair.a, f"{base}.lora_a"), (pair.b, f"{base}.lora_b")):
+            start, along = tensor.data.copy(), rng.standard_normal(tensor.shape)
+            along /= np.linalg.norm(along)
+            ends = []
+            for side in (1, -1):
+                tensor.data[:] = start + side * 0.02 * along
+                ends.append(loss_and_grads(model, TOKENS)[0])
+            tensor.data[:] = start
+            slope = (ends[0] - ends[1]) / 0.04
+            assert abs(np.sum(grads[name] * along) - slope) < 2e-3 * np.linalg.norm(grads[name])
+
+
+def test_an_output_adapter_is_trained_too(tiny):
+    model = pyggml.load(tiny)
+    attach(model, LoraConfig(rank=2, alpha=3.0, modules=("output", "attn_q")))
+    _, grads = loss_and_grads(model, TOKENS)
+    assert grads["output.weight.lora_b"].shape == (48, 2)
+    assert np.abs(grads["output.weight.lora_b"]).max() > 0
+
+
+def test_blocks_without_adapters_cost_no_backward_pass(tiny):
+    from pyggml.lora.passes import Passes
+
+    nodes, found = [], []
+    for skip in (0, 1, 2):
+        model = pyggml.load(tiny)
+        adapter = attach(model, LoraConfig(skip_layers=skip))
+        nodes.append(len(Passes(model, adapter.parameters, 8, True).training.graph.nodes))
+        found.append(loss_and_grads(attached(tiny, b_from=2, skip_layers=skip), TOKENS))
+    assert nodes[0] - nodes[1] > 40 and nodes[1] - nodes[2] > 40
+    assert all(name.startswith("blk.2.") for name in found[2][1])
+    for name, g in found[2][1].items():
+        np.testing.assert_array_equal(found[1][1][name], g)
+        np.testing.assert_allclose(found[0][1][name], g, rtol=1e-4, atol=1e-6)
+
+
+def test_the_number_of_threads_changes_no_bit(tiny):
+    before, found = threads(), []
+    try:
+        for n in (1, max_threads()):
+            set_threads(n)
+            found.append(loss_and_grads(attached(tiny), TOKENS))
+    finally:
+        set_threads(before)
+    assert found[0][0] == found[1][0]
+    for name, g in found[0][1].items():
+        np.testing.assert_array_equal(found[1][1][name], g)
+
+
+FAULTY = [
+    ([3], None, "1 token, wanted at least 2"),
+    ([3, 48], None, "wanted 0 to 47"),
+    ([3, 4, 5], np.ones(2, bool), r"mask is bool of shape \(2,\), wanted bool \(3,\)"),
+    ([3, 4, 5], np.ones(3), "mask is float64"),
+    ([3, 4, 5], np.array([True, False, False]), "the mask counts no target"),
+]
+
+
+@pytest.mark.parametrize("tokens, mask, message", FAULTY)
+def test_what_does_not_fit_is_explained(tiny, tokens, mask, message):
+    with pytest.raises(DataError, match=message):
+        loss_and_grads(attached(tiny), tokens, mask)
+
+
+def test_a_model_without_an_adapter_or_with_two_is_refused(tiny):
+    model = pyggml.load(tiny)
+    with pytest.raises(AdapterError, match="has no adapter"):
+        loss_and_grads(model, TOKENS)
+    attach(model)
+    attach(model)
+    with pytest.raises(AdapterError, match="blk.0.attn_q.weight has two updates"):
+        loss_and_grads(model, TOKENS)

@@ -1,0 +1,417 @@
+"""Shapes, strides and values at the edge of what ops accept, against plain NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyggml import ops
+from pyggml.alloc import plan
+from pyggml.backward import build_backward
+from pyggml.backward.check import check_gradient
+from pyggml.dtypes import BF16, F16, F32, I32, dtype
+from pyggml.errors import ShapeError
+from pyggml.graph import Graph
+from pyggml.runtime import bind, run
+from pyggml.tensor import leaf, zeros
+
+EXAMPLES = settings(max_examples=25)
+SIZES = st.sampled_from([1, 1, 2, 3, 4, 6, 7, 16, 17])
+
+
+def f32(shape, seed=0):
+    """Numbers of magnitude 0.5 to 2, so that none is a bad divisor."""
+    rng = np.random.default_rng(seed)
+    sign = rng.choice([-1.0, 1.0], shape)
+    return np.asarray(rng.uniform(0.5, 2.0, shape) * sign, np.float32)
+
+
+@st.composite
+def shapes(draw, least=0):
+    return tuple(draw(st.lists(SIZES, min_size=least, max_size=4)))
+
+
+@st.composite
+def loose(draw, least=0, kinds=(np.float32,)):
+    """An array of any layout: axes in any order in memory, steps of 1 to 3 between them."""
+    shape = draw(shapes(least))
+    steps = [draw(st.integers(1, 3)) for _ in shape]
+    order = draw(st.permutations(range(len(shape))))
+    gapless = f32(tuple(shape[a] * steps[a] for a in order))
+    if len(kinds) > 1:
+        gapless = (8 * gapless).astype(draw(st.sampled_from(kinds)))
+    whole = gapless.transpose(np.argsort(order))
+    return whole[(..., *(slice(None, None, s) for s in steps))]
+
+
+@st.composite
+def pairs(draw):
+    """A shape, and one that repeats to it: axes divided, leading ones dropped."""
+    large = draw(shapes())
+    divisors = [[d for d in range(1, n + 1) if n % d == 0] for n in large]
+    small = [draw(st.sampled_from([1, n, *d])) for n, d in zip(large, divisors, strict=True)]
+    while small and small[0] == 1 and draw(st.booleans()):
+        small = small[1:]
+    return large, tuple(small)
+
+
+def repeated(b, shape):
+    """b laid side by side until `shape` is full, one axis after the other."""
+    b = b.reshape((1,) * (len(shape) - b.ndim) + b.shape)
+    for axis, n in enumerate(shape):
+        b = np.concatenate([b] * (n // b.shape[axis]), axis)
+    return b
+
+
+# -- elementwise and broadcasting ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "build, wanted",
+    [
+        (ops.add, np.add),
+        (ops.sub, np.subtract),
+        (ops.mul, np.multiply),
+        (ops.div, np.divide),
+    ],
+)
+@EXAMPLES
+@given(shapes=pairs())
+def test_the_second_operand_is_repeated(build, wanted, shapes):
+    large, small = shapes
+    a, b = f32(large, 1), f32(small, 2)
+    (found,) = run(build(leaf(a), leaf(b)))
+    np.testing.assert_array_equal(found, wanted(a, repeated(b, large)))
+
+
+@EXAMPLES
+@given(a=loose(), b=loose())
+def test_operands_may_have_any_layout(a, b):
+    b = np.resize(b, a.shape).astype(np.float32) if b.shape != a.shape else b
+    (found,) = run(ops.mul(leaf(a), leaf(b)))
+    np.testing.assert_array_equal(found, a * b)
+
+
+@EXAMPLES
+@given(shapes=pairs())
+def test_repeat_back_is_the_transpose_of_repeat(shapes):
+    large, small = shapes
+    x, y = f32(small, 1), f32(large, 2)
+    forth, back = run(ops.repeat(leaf(x), large), ops.repeat_back(leaf(y), small))
+    np.testing.assert_array_equal(forth, repeated(x, large))
+    assert math.isclose(np.vdot(forth, y), np.vdot(x, back), rel_tol=1e-4, abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("build", [ops.relu, ops.silu, ops.gelu, ops.exp, ops.softplus])
+@EXAMPLES
+@given(x=loose())
+def test_a_function_of_one_number_does_not_see_the_layout(build, x):
+    found, wanted = run(build(leaf(x)), build(leaf(np.array(x, order="C"))))
+    assert found.shape == x.shape
+    np.testing.assert_array_equal(found, wanted)
+
+
+@EXAMPLES
+@given(shapes=pairs())
+def test_gradients_of_a_broadcast_product(shapes):
+    large, small = shapes
+    arrays = [f32(large, 1).astype(float), f32(small, 2).astype(float)]
+
+    def build(a, b):
+        return ops.mul(ops.add(a, b), b)
+
+    for s in check_gradient(build, arrays, np.random.default_rng(3)):
+        assert s.error < 1e-5
+
+
+# -- moving and viewing -------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(x=loose(kinds=(np.float32, np.float16, np.int32, np.int64, np.int8)))
+def test_a_copy_has_every_bit_and_no_gaps(x):
+    dup, cont = run(ops.dup(leaf(x)), ops.cont(leaf(x)))
+    for found in (dup, cont):
+        assert found.dtype == x.dtype and found.flags.c_contiguous
+        np.testing.assert_array_equal(found, x)
+
+
+@EXAMPLES
+@given(x=loose(1), data=st.data())
+def test_views_of_views_see_what_numpy_sees(x, data):
+    """permute, then a range of an axis, then transpose and reshape, from any layout."""
+    axes = data.draw(st.permutations(range(x.ndim)))
+    axis = data.draw(st.integers(0, x.ndim - 1))
+    n = x.shape[axes[axis]]
+    start = data.draw(st.integers(0, n - 1))
+    size = data.draw(st.integers(1, n - start))
+    t = ops.narrow(ops.permute(leaf(x), axes), axis, start, size)
+    wanted = np.transpose(x, axes).take(range(start, start + size), axis)
+    np.testing.assert_array_equal(run(t)[0], wanted)
+    if x.ndim > 1:
+        t, wanted = ops.transpose(t), np.swapaxes(wanted, -1, -2)
+    np.testing.assert_array_equal(run(ops.reshape(t, (-1,)))[0], wanted.reshape(-1))
+
+
+@EXAMPLES
+@given(x=loose(1), data=st.data())
+def test_what_is_cut_can_be_joined(x, data):
+    axis = data.draw(st.integers(-x.ndim, x.ndim - 1))
+    n = x.shape[axis]
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(n - 1, 1)), max_size=3)) - {n})
+    sizes = tuple(np.diff([0, *cuts, n]).tolist())
+    whole, *rest = ops.split(leaf(x), sizes, axis)
+    for part in rest:
+        whole = ops.concat(whole, part, axis)
+    np.testing.assert_array_equal(run(whole)[0], x)
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_a_window_sees_and_adds_where_numpy_does(data):
+    n = data.draw(st.integers(1, 40))
+    shape = data.draw(st.lists(st.integers(1, 4), max_size=4))
+    strides = [data.draw(st.integers(0, 5)) for _ in shape]
+    offset = data.draw(st.integers(0, 5))
+    places = offset + sum(
+        (np.arange(k).reshape(-1, *(1,) * (len(shape) - i - 1)) * s)
+        for i, (k, s) in enumerate(zip(shape, strides, strict=True))
+    )
+    places = np.broadcast_to(places, shape)
+    x, b = f32((n,), 1), f32(tuple(shape), 2)
+    in_bytes = tuple(4 * s for s in strides)
+    if places.max(initial=0) >= n:
+        with pytest.raises(ShapeError, match="does not lie inside"):
+            ops.view(leaf(x), tuple(shape), in_bytes, 4 * offset)
+        return
+    seen, added = run(
+        ops.view(leaf(x), tuple(shape), in_bytes, 4 * offset),
+        ops.acc(leaf(x), leaf(b), in_bytes, 4 * offset),
+    )
+    np.testing.assert_array_equal(seen, x[places])
+    wanted = x.astype(float)
+    np.add.at(wanted, places, b)
+    np.testing.assert_allclose(added, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_view_of_a_leaf_with_gaps_sees_the_leaf_itself():
+    x = f32((4, 6))[:, ::2]
+    t = ops.transpose(leaf(x))
+    before, program = run(t)[0], bind(plan(Graph.of(ops.scale(t, 2.0))))
+    x[1, 2] = 9
+    program()
+    np.testing.assert_array_equal(before[2, 1], f32((4, 6))[1, 4])
+    np.testing.assert_array_equal(program.plan.graph.outputs[0].data, 2 * x.T)
+
+
+def test_gradients_through_views():
+    def build(x, y):
+        a, b = ops.split(ops.permute(x, (1, 0, 2)), (1, 3))
+        joined = ops.concat(ops.transpose(b), ops.transpose(a), -2)
+        window = ops.view(joined, (3, 2, 2), (32, 8, 4), 4)
+        return ops.mul(ops.set_(y, window, (24, 8, 4)), ops.reshape(y, (3, 1, 6)))
+
+    arrays = [f32((2, 3, 4)).astype(float), f32((3, 1, 6), 1).astype(float)]
+    for s in check_gradient(build, arrays, np.random.default_rng(0)):
+        assert s.error < 1e-5
+
+
+def test_halves_of_quantised_rows_keep_whole_blocks():
+    raw = np.arange(2 * 3 * 68, dtype=np.uint8).reshape(2, 3, 68)
+    t = leaf(raw, "w", dtype("Q8_0"))
+    assert t.shape == (2, 3, 64)
+    np.testing.assert_array_equal(run(ops.cont(ops.narrow(t, 2, 32, 32)))[0], raw[..., 34:])
+    np.testing.assert_array_equal(run(ops.narrow(t, 0, 1, 1))[0], raw[1:])
+    np.testing.assert_array_equal(run(ops.cont(ops.permute(t, (1, 0, 2))))[0], raw.swapaxes(0, 1))
+    with pytest.raises(ShapeError, match="cuts a block of 32"):
+        ops.narrow(t, 2, 16, 32)
+
+
+# -- in place -----------------------------------------------------------------------------------
+
+
+def test_add_inplace_changes_its_first_source_and_nothing_else():
+    whole = f32((4, 6))
+    a = leaf(whole.copy())
+    (found,) = run(ops.add_inplace(ops.narrow(a, 0, 1, 2), leaf(f32((6,), 1))))
+    wanted = whole.copy()
+    wanted[1:3] += f32((6,), 1)
+    np.testing.assert_array_equal(a.data, wanted)
+    np.testing.assert_array_equal(found, wanted[1:3])
+
+
+# -- types --------------------------------------------------------------------------------------
+
+EDGES = np.array(
+    [
+        *(0.0, -0.0, 1.0, -1.5, 65504.0, 65519.99, 65520.0, 1e30, np.inf, -np.inf, 6e-8, 3e-8),
+        *(2.9e-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 3.4e38, 1e-40, 6.1e-5),
+    ],
+    np.float32,
+)
+
+
+def test_cpy_rounds_to_half_as_numpy_does():
+    with np.errstate(over="ignore"):
+        wanted = EDGES.astype(np.float16)
+    (found,) = run(ops.cpy(leaf(EDGES), F16))
+    np.testing.assert_array_equal(found.view(np.uint16), wanted.view(np.uint16))
+
+
+def test_cpy_rounds_to_bfloat_with_ties_to_even():
+    tie = 2.0**-8
+    x = np.array([1, 1 + tie, 1 + 3 * tie, -1 - 1.01 * tie, 3.4e38, np.inf], np.float32)
+    wanted = np.array([1, 1, 1 + 4 * tie, -1 - 2 * tie, np.inf, np.inf], np.float32)
+    (found,) = run(ops.cpy(leaf(x), BF16))
+    np.testing.assert_array_equal(found, wanted.view(np.uint32) >> 16)
+
+
+@pytest.mark.parametrize("kind", [F16, BF16])
+def test_every_16_bit_float_survives_the_way_through_float32(kind):
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    x = leaf(bits.view(kind.numpy), dtype=kind)
+    wide = ops.cpy(x, F32)
+    (back,) = run(ops.cpy(wide, kind))
+    bfloats = (bits.astype(np.uint32) << 16).view(np.float32)
+    exact = bits.view(np.float16) if kind is F16 else bfloats
+    number = ~np.isnan(exact)
+    np.testing.assert_array_equal(run(wide)[0][number], exact[number].astype(np.float32))
+    np.testing.assert_array_equal(back.view(np.uint16)[number], bits[number])
+    assert np.isnan(run(wide)[0][~number]).all()
+
+
+# -- values -------------------------------------------------------------------------------------
+
+FAR = np.array([-np.inf, -200.0, -89.0, -20.0, 0.0, 20.0, 89.0, 200.0, np.inf], np.float32)
+
+
+@pytest.mark.parametrize(
+    "build, wanted",
+    [
+        (ops.sigmoid, [0, 0, 0, 2.061154e-9, 0.5, 1, 1, 1, 1]),
+        (ops.tanh, [-1, -1, -1, -1, 0, 1, 1, 1, 1]),
+        (ops.softplus, [0, 0, 0, 2.061154e-9, math.log(2), 20, 89, 200, np.inf]),
+        (ops.elu, [-1, -1, -1, -1, 0, 20, 89, 200, np.inf]),
+        (ops.relu, [0, 0, 0, 0, 0, 20, 89, 200, np.inf]),
+        (ops.hardsigmoid, [0, 0, 0, 0, 0.5, 1, 1, 1, 1]),
+        (ops.sgn, [-1, -1, -1, -1, 0, 1, 1, 1, 1]),
+        (ops.step, [0, 0, 0, 0, 0, 1, 1, 1, 1]),
+    ],
+)
+def test_far_from_zero(build, wanted):
+    (found,) = run(build(leaf(FAR)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("build", [ops.silu, ops.gelu, ops.gelu_quick, ops.gelu_erf, ops.hardswish])
+def test_gated_functions_far_from_zero(build):
+    """0 to the left and x to the right, with slopes 0 and 1, and no NaN on the way."""
+    x = FAR[np.isfinite(FAR)]
+    (found,) = run(build(leaf(x)))
+    np.testing.assert_allclose(found, np.maximum(x, 0), atol=1e-6)
+    for s in check_gradient(build, [x.astype(float)], np.random.default_rng(0)):
+        assert math.isfinite(s.found)
+
+
+def test_the_gradient_of_elu_does_not_overflow():
+    x = leaf(np.array([300.0, -300.0], np.float32))
+    (dx,) = build_backward(ops.elu(x), [x])
+    np.testing.assert_array_equal(run(dx)[0], [1.0, 0.0])
+
+
+def test_round_takes_halves_away_from_zero():
+    x = np.array([0.5, -0.5, 1.5, 2.5, -2.5, 0.49999997, -0.2, 8388609.0], np.float32)
+    (found,) = run(ops.round_(leaf(x)))
+    np.testing.assert_array_equal(found, [1, -1, 2, 3, -3, 0, 0, 8388609])
+
+
+def test_a_sum_of_a_million_is_exact_to_float32():
+    x = np.full((1000, 1000), 0.1, np.float32)
+    (found,) = run(ops.sum_(leaf(x)))
+    assert found == np.float32(np.float32(0.1).astype(float) * 1e6)
+
+
+def test_argmax_takes_the_first_of_equals():
+    x = np.array([[1, 3, 3], [2, 2, 2], [-5, -7, -5]], np.float32)
+    (found,) = run(ops.argmax(leaf(x)))
+    np.testing.assert_array_equal(found, [1, 0, 0])
+
+
+def test_masks_are_exact():
+    x = f32((2, 3, 5))
+    above = ~np.tri(3, 5, 1, dtype=bool)
+    inf, zero = run(ops.diag_mask_inf(leaf(x), 1), ops.diag_mask_zero(leaf(x), 1))
+    np.testing.assert_array_equal(inf, np.where(above, -np.inf, x))
+    np.testing.assert_array_equal(zero, np.where(above, 0, x))
+
+
+@pytest.mark.parametrize(
+    "build", [ops.swiglu, ops.reglu, ops.geglu, ops.geglu_quick, ops.geglu_erf]
+)
+def test_a_packed_gate_is_the_first_half_unless_swapped(build):
+    x = f32((3, 10))
+    gate, up = leaf(x[:, :5]), leaf(x[:, 5:])
+    packed, swapped, wanted, turned = run(
+        build(leaf(x)), build(leaf(x), swapped=True), build(gate, up), build(up, gate)
+    )
+    np.testing.assert_array_equal(packed, wanted)
+    np.testing.assert_array_equal(swapped, turned)
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+X, INTEGERS = zeros((3, 8)), zeros((3, 8), I32)
+Q8 = leaf(np.zeros((3, 34), np.uint8), dtype=dtype("Q8_0"))
+REFUSED = [
+    (lambda: ops.add(X, zeros((3, 7))), "add: b is .*divide those of .3, 8."),
+    (lambda: ops.mul(zeros((8,)), X), "mul: b is"),
+    (lambda: ops.sub(X, zeros((0,))), "sub: b is"),
+    (lambda: ops.div(X, INTEGERS), "div: b is .*I32.*wanted F32"),
+    (lambda: ops.add1(X, zeros((2,))), "add1: b is .*wanted one element"),
+    (lambda: ops.add_inplace(ops.transpose(X), zeros((8, 3))), "add_inplace: a is .*without gaps"),
+    (lambda: ops.scale(INTEGERS, 2.0), "scale: x is .*wanted F32"),
+    (lambda: ops.silu(INTEGERS), "silu: x is .*wanted F32"),
+    (lambda: ops.silu_back(X, zeros((8, 3))), "silu_back: dy is"),
+    (lambda: ops.swiglu(X, zeros((3, 7))), "swiglu: source 1 is"),
+    (lambda: ops.swiglu(zeros((3, 7))), "halves: x is .*even last axis"),
+    (lambda: ops.repeat(X, (3, 12)), "repeat: x is"),
+    (lambda: ops.repeat_back(X, (3, 3)), "repeat_back: x is .*multiples of"),
+    (lambda: ops.cpy(X, dtype("Q8_0")), "cpy: x is .*wanted F32, F16 or BF16"),
+    (lambda: ops.cpy(INTEGERS, F16), "cpy: x is"),
+    (lambda: ops.reshape(X, (5, 5)), "reshape: x is .*of 24 elements"),
+    (lambda: ops.reshape(X, (-1, 5)), "reshape: x is"),
+    (lambda: ops.reshape(X, (-1, 0)), "reshape: x is"),
+    (lambda: ops.reshape(X, (-2, -12)), "reshape: x is"),
+    (lambda: ops.reshape(X, (1, 1, 2, 3, 4)), "at most 4 axes"),
+    (lambda: ops.reshape(Q8, (96,)), "wanted its last axis kept"),
+    (lambda: ops.permute(X, (0, 0)), "permute: x is .*axes 0 to 1 once each"),
+    (lambda: ops.permute(Q8, (1, 0)), "blocks lie along the last axis"),
+    (lambda: ops.transpose(zeros((3,))), "transpose: x is .*two or more axes"),
+    (lambda: ops.transpose(Q8), "transpose: x is"),
+    (lambda: ops.view(X, (3, 8), (32, 8)), "view: a window .*does not lie inside"),
+    (lambda: ops.view(X, (3,), (-4,), 8), "does not lie inside"),
+    (lambda: ops.view(X, (3, 2), (4,)), "does not lie inside"),
+    (lambda: ops.view(X, (3,), (6,)), "not whole elements"),
+    (lambda: ops.view(Q8, (34,), (1,)), "not whole elements"),
+    (lambda: ops.narrow(X, 1, 4, 5), "narrow: 4 to 9 of axis 1 does not lie inside"),
+    (lambda: ops.narrow(X, 2, 0, 1), "narrow: .* has no axis 2"),
+    (lambda: ops.split(X, (3, 4)), "split: sizes .3, 4. do not fill axis -1"),
+    (lambda: ops.concat(X, zeros((2, 7)), 0), "concat: .*do not join along axis 0"),
+    (lambda: ops.concat(X, INTEGERS, 0), "do not join"),
+    (lambda: ops.concat(Q8, Q8, 0), "is quantised"),
+    (lambda: ops.acc(X, zeros((4, 8)), (32, 4)), "acc: a window"),
+    (lambda: ops.set_(X, zeros((2, 8)), (16, 4)), "set: elements of .*fall on one another"),
+    (lambda: ops.sum_rows(zeros(())), "sum_rows: x is .*rows of one or more"),
+    (lambda: ops.argmax(INTEGERS), "argmax: x is .*wanted F32"),
+    (lambda: ops.count_equal(INTEGERS, X), "count_equal: b is .*wanted I32"),
+    (lambda: ops.diag_mask_inf(zeros((8,))), "wanted matrices"),
+    (lambda: ops.diag_mask_zero(X, -1), "n_past >= 0"),
+]
+
+
+@pytest.mark.parametrize("build, sentence", REFUSED, ids=[s for _, s in REFUSED])
+def test_misfits_are_refused_when_the_graph_is_built(build, sentence):
+    with pytest.raises(ShapeError, match=sentence):
+        build()

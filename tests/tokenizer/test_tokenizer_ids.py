@@ -1,0 +1,155 @@
+"""encode gives llama.cpp's ids: tiny vocabularies in the repository, real ones beside it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyggml import gguf
+from pyggml.errors import TokenizerError
+from pyggml.tokenizer import from_gguf, from_metadata
+from pyggml.tokenizer.pretokenizers import PRETOKENIZERS, pretokenizer
+
+GOLDEN = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text())
+CASES = [pytest.param(case, id=f"{case['kind']}-{i}") for i, case in enumerate(GOLDEN["cases"])]
+
+
+@pytest.mark.parametrize("name", list(GOLDEN["pre"]))
+def test_every_pretokenizer_cuts_as_llama_cpp(name, tiny):
+    tokenizer = from_metadata(tiny("bpe", pre=name))
+    for text, ids in zip(GOLDEN["texts"], GOLDEN["pre"][name], strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, (name, text)
+
+
+def test_golden_ids_cover_every_distinct_pretokenizer():
+    assert {pretokenizer(name) for name in GOLDEN["pre"]} == set(PRETOKENIZERS.values())
+
+
+def test_a_file_without_a_name_is_default(tiny):
+    text = "12121 '."
+    default = from_metadata(tiny("bpe", pre="default")).encode(text)
+    assert from_metadata(tiny("bpe", pre=None)).encode(text) == default
+    assert from_metadata(tiny("bpe", pre="gpt-2")).encode(text) != default
+
+
+def test_scores_decide_merges_as_in_llama_cpp(tiny):
+    tokenizer = from_metadata(tiny("spm"))
+    for text, ids in zip(GOLDEN["spm_texts"], GOLDEN["spm_ids"], strict=True):
+        assert tokenizer.encode(text, add_special=False) == ids, text
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_special_tokens_as_in_llama_cpp(case, tiny):
+    base = tiny(case["kind"]) | (
+        {"tokenizer.ggml.pre": "llama-bpe"} if case["kind"] == "bpe" else {}
+    )
+    assert from_metadata(base | case["extra"]).encode(*case["call"]) == case["ids"], case["call"]
+
+
+def test_a_byte_without_a_token_gives_no_id_and_keeps_its_neighbours_apart(tiny):
+    whole = from_metadata(tiny("bpe"))
+    tokens = ["gap" if t == "B" else t for t in GOLDEN["bpe"]["tokens"]]
+    merges = [m for m in GOLDEN["bpe"]["merges"] if "B" not in m.split(" ")]
+    lacking = from_metadata(tiny("bpe", tokens=tokens, merges=merges))
+    a = whole.encode("a")
+    assert lacking.encode("aBa") == a + a
+    assert whole.encode("aa") not in (a + a, whole.encode("aBa"))
+
+
+def test_a_double_merge_counts_where_it_first_stands(tiny):
+    # "1 2" comes before "2 1": 121 is 12+1. Were the later double to count, it would be 1+21.
+    merges = GOLDEN["bpe"]["merges"]
+    doubled = from_metadata(tiny("bpe", pre="gpt-2", merges=[*merges, "1 2"]))
+    once = from_metadata(tiny("bpe", pre="gpt-2"))
+    assert doubled.encode("121") == once.encode("121")
+
+
+def test_int32_scores_and_a_missing_type_array_are_taken(tiny):
+    scores = np.array(GOLDEN["spm"]["scores"], np.int32)
+    assert from_metadata(tiny("spm", scores=scores)).encode("abc") == from_metadata(
+        tiny("spm")
+    ).encode("abc")
+    plain = from_metadata(tiny("bpe", token_type=None))
+    assert plain.token_bytes(4) == b"<ud>"
+    assert 4 not in plain.encode("<ud>", parse_special=True)
+
+
+def test_a_file_with_a_vocabulary_and_no_weights(tiny, tmp_path):
+    path = tmp_path / "v.gguf"
+    gguf.write(path, tiny("bpe") | {"tokenizer.chat_template": "{{ messages }}"}, [])
+    by_path = from_gguf(path)
+    with gguf.open(path) as file:
+        by_file = from_gguf(file)
+    assert by_path.encode("It's AB") == by_file.encode("It's AB")
+    assert by_path.chat_template == "{{ messages }}"
+    assert from_metadata(tiny("bpe")).chat_template is None
+
+
+REAL = {
+    "deepseek-llm": None,
+    "gemma-4": "'gemma4', wanted one of gpt2, llama",
+    "gpt-2": None,
+    "llama-bpe": None,
+    "llama-spm": None,
+    "mpt": None,
+    "phi-3": None,
+    "qwen2": None,
+    "refact": None,
+}
+
+
+@pytest.mark.parametrize(("name", "refused"), REAL.items())
+def test_real_vocabularies(name, refused, shared, real):
+    path = shared / f"vocab/ggml-vocab-{name}.gguf"
+    if refused:
+        with pytest.raises(TokenizerError, match=refused):
+            from_gguf(path)
+        return
+    tokenizer = real(name)
+    texts = path.with_name(path.name + ".inp").read_bytes().decode()
+    wanted = path.with_name(path.name + ".out").read_text().split("\n")
+    texts = texts.split("\n__ggml_vocab_test__\n")
+    assert len(texts) == len(wanted) >= 47
+    for text, line in zip(texts, wanted, strict=True):
+        ids = tokenizer.encode(text, add_special=False, parse_special=False)
+        assert ids == [int(id) for id in line.split()], text
+        assert tokenizer.decode(ids) == text
+
+
+def test_the_table_above_has_every_real_vocabulary(shared):
+    names = {path.stem.removeprefix("ggml-vocab-") for path in shared.glob("vocab/*.gguf")}
+    assert names == set(REAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "parsed"),
+    [
+        ("llama-bpe", [128000, 27, 91, 68, 354, 851, 91, 29, 64], [128000, 128009, 64]),
+        ("qwen2", [27, 91, 318, 6213, 91, 29, 64], [151645, 64]),
+        ("llama-spm", [1, 529, 29989, 29872, 327, 29918, 333, 29989, 29958, 29874], None),
+    ],
+)
+def test_special_tokens_of_real_vocabularies(name, plain, parsed, real):
+    tokenizer = real(name)
+    text = "<|im_end|>a" if name == "qwen2" else "<|eot_id|>a"
+    assert tokenizer.encode(text) == plain
+    assert tokenizer.encode(text, parse_special=True) == (parsed or plain)
+
+
+def test_phi_3_swallows_spaces_after_its_special_tokens(real):
+    tokenizer = real("phi-3")
+    user, end = (tokenizer.encode(t, False, True)[0] for t in ("<|user|>", "<|end|>"))
+    ids = tokenizer.encode("<|user|> \n Hi<|end|>\n<|user|>", True, True)
+    assert ids == [1, user, *tokenizer.encode("Hi", add_special=False), end, user]
+
+
+def test_models_beside_the_repository_have_tokenizers_that_load(shared):
+    paths = [*shared.glob("fixtures/*-F16.gguf"), *shared.glob("models/*.gguf")]
+    assert len(paths) >= 15
+    text = "Es war einmal: 12 Mäuse, “no more”.\n\tEND "
+    for path in paths:
+        tokenizer = from_gguf(path)
+        assert tokenizer.decode(tokenizer.encode(text)) == text, path.name
+        assert tokenizer.is_eog(tokenizer.eos_id)
+        assert tokenizer.n_vocab in (512, 8192)
