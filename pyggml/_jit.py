@@ -40,12 +40,13 @@ __all__ = [
     "parallel",
     "prange",
     "set_threads",
+    "task_code",
     "threads",
     "types",
 ]
 
 JIT: bool = not numba.config.DISABLE_JIT
-SHARED = ("_jit.py", "_simd.py", "quants/bits.py", "gemm/microkernel.py")
+SHARED = ("_jit.py", "_simd.py", "_tasks.py", "quants/bits.py", "gemm/microkernel.py")
 
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.
 _FASTMATH = {"reassoc", "contract", "nsz"}
@@ -100,24 +101,29 @@ exact: Callable[[Callable], Callable] = numba.njit(cache=True, nogil=True, error
 _BLOCK_SIGNATURE = types.void(
     types.CPointer(types.float32), types.CPointer(types.uint8), types.intp
 )
+_TASK_SIGNATURE = types.void(types.CPointer(types.int64), types.intp, types.intp)
 
 
-class BlockCode:
-    """A function `code(dst, src, n_blocks)` over raw pointers, compiled when first asked for."""
+class Code:
+    """A function over raw pointers, compiled when its address is first asked for."""
 
-    def __init__(self, code: Callable) -> None:
-        self.code = code
+    def __init__(self, code: Callable, signature: Any) -> None:
+        self.code, self._signature = code, signature
 
     @cached_property
     def _compiled(self) -> Any:
-        return numba.cfunc(
-            _BLOCK_SIGNATURE, cache=True, error_model="numpy", fastmath=_FASTMATH
-        )(self.code)
+        options = {"cache": True, "error_model": "numpy", "fastmath": _FASTMATH}
+        bounds = bool(numba.config.BOUNDSCHECK)
+        return numba.cfunc(self._signature, boundscheck=bounds, **options)(self.code)
 
     @property
     def address(self) -> int:
-        """The machine address of the compiled code, for `gemm` to call."""
+        """The machine address of the compiled code."""
         return int(self._compiled.address)
+
+
+class BlockCode(Code):
+    """`code(dst, src, n_blocks)`: unpacks blocks of one weight type."""
 
     def __call__(self, dst: Any, src: Any, n_blocks: int) -> None:
         """Run it on C-contiguous arrays: dst float32, src uint8 (interpreted if the JIT is off)."""
@@ -130,8 +136,13 @@ class BlockCode:
 
 
 def block_code(code: Callable) -> BlockCode:
-    """Declare a block unpacker or packer; `carray` turns its pointers into arrays."""
-    return BlockCode(code)
+    """Declare a block unpacker; `carray` turns its pointers into arrays."""
+    return BlockCode(code, _BLOCK_SIGNATURE)
+
+
+def task_code(code: Callable) -> Code:
+    """Declare `code(frame, task, thread)`: one task of a large kernel, see pyggml._tasks."""
+    return Code(code, _TASK_SIGNATURE)
 
 
 def threads() -> int:

@@ -30,9 +30,7 @@ def gradients(request):
 def pytest_terminal_summary(terminalreporter, config):
     found = config.stash[GRADIENTS]
     if found:
-        terminalreporter.write_line(
-            f"gradients compared: {found.total()} over {len(found)} ops"
-        )
+        terminalreporter.write_line(f"gradients compared: {found.total()} over {len(found)} ops")
 
 
 @pytest.fixture(scope="session")

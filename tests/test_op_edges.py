@@ -397,7 +397,7 @@ REFUSED = [
     (lambda: ops.view(Q8, (34,), (1,)), "not whole elements"),
     (lambda: ops.narrow(X, 1, 4, 5), "narrow: 4 to 9 of axis 1 does not lie inside"),
     (lambda: ops.narrow(X, 2, 0, 1), "narrow: .* has no axis 2"),
-    (lambda: ops.split(X, (3, 4)), "split: sizes .3, 4. do not fill axis -1"),
+    (lambda: ops.split(X, (3, 4)), "split: sizes .3, 4. do not fill axis 1"),
     (lambda: ops.concat(X, zeros((2, 7)), 0), "concat: .*do not join along axis 0"),
     (lambda: ops.concat(X, INTEGERS, 0), "do not join"),
     (lambda: ops.concat(Q8, Q8, 0), "is quantised"),

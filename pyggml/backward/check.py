@@ -92,9 +92,7 @@ def _compare(
     return Slope(source, float(np.sum(exact * v)), wanted, scale)
 
 
-def evaluate(
-    t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None
-) -> np.ndarray:
+def evaluate(t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None) -> np.ndarray:
     """The graph of t in float64, by the references alone; `values` stands in for leaves.
 
     Quantised leaves are unpacked, integers stay integers. Raises NoGradientError on a graph that

@@ -45,8 +45,7 @@ def mul_mat(
 ) -> Call:
     """y (T, N) (+)= x (T, K) · wᵀ; float32, y contiguous, x with whole rows, w (N, row) of any type."""
     shape = (x.shape[0], w.shape[0], x.shape[1])
-    fast = product.few if x.shape[0] <= product.FEW else product.forward
-    return _with_weight(fast, twin.forward, y, x, w, dtype, shape, work, accumulate)
+    return _with_weight(product.forward, twin.forward, y, x, w, dtype, shape, work, accumulate)
 
 
 def out_prod(
@@ -58,7 +57,7 @@ def out_prod(
 
 
 def _with_weight(
-    fast: Callable[..., None],
+    fast: Callable[..., Call],
     slow: Callable[..., None],
     out: np.ndarray,
     x: np.ndarray,
@@ -74,7 +73,7 @@ def _with_weight(
     weight = (w.ctypes.data, w.strides[0], code, dtype.block, dtype.block_bytes)
     packed, tiles = _scratch(work, product.packed_floats(x.shape[0], x.shape[1]))
     step = x.strides[0] // 4
-    return fast, (out.reshape(-1), _flat(x), step, weight, shape, accumulate, packed, tiles)
+    return fast(out.reshape(-1), _flat(x), step, weight, shape, accumulate, packed, tiles)
 
 
 def strided(
@@ -91,10 +90,17 @@ def strided(
     repeats = (n_batches // a.shape[0], n_batches // b.shape[0])
     size = product.packed_floats(n_rows, depth) * n_batches
     packed, tiles = _scratch(work, size)
-    steps = tuple(tuple(s // 4 for s in m.strides) for m in (c, a, b))
     shape = (n_batches, n_rows, n_out, depth)
-    arrays = (c.reshape(-1), _flat(a), _flat(b))
-    return product.strided, (*arrays, *steps, repeats, shape, accumulate, packed, tiles)
+    flat = c.reshape(-1), _flat(a), _flat(b)
+    return product.strided(
+        *flat, _steps(a), _steps(b), repeats, shape, accumulate, packed, tiles
+    )
+
+
+def _steps(a: np.ndarray) -> tuple[int, int, int]:
+    """Strides of three axes in floats."""
+    batch, row, column = (s // 4 for s in a.strides)
+    return batch, row, column
 
 
 def _flat(a: np.ndarray) -> np.ndarray:

@@ -14,12 +14,27 @@ rows (n, Dp) and columns (D, n); n is a multiple of BLOCK, Dp of PANEL, the padd
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from pyggml._jit import get_thread_id, kernel, parallel, prange
+from pyggml._jit import kernel, task_code
 from pyggml._simd import exp32
+from pyggml._tasks import (
+    SLOT,
+    Stage,
+    floats2,
+    floats3,
+    frame,
+    integer,
+    ints2,
+    launch,
+    real,
+    stage,
+)
 from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.microkernel import make_tile_product, make_transpose
+from pyggml.tensor import Call
 
 LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
 PADDED_MR = CHOSEN.padded_mr
@@ -184,23 +199,21 @@ def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, min
     _write_group(out, total, first, head, norms)
 
 
-@parallel
-def forward(out, lse, q, k, v, span, scale, k_side, v_side, scratch):
-    """o and lse; `k_side`, `v_side` are (rows, columns) as `side_shapes` gives them."""
-    n_queries, n_heads = q.shape[0], q.shape[1]
-    n_key_heads = k.shape[1]
-    used = _hull(span, 0, n_queries)[1]
-    for h in prange(n_key_heads):
-        _pack_head(k_side[0][h], k_side[1][h], k, h, used)
-        _pack_head(v_side[0][h], v_side[1][h], v, h, used)
-    n_groups = (n_queries + MR - 1) // MR
-    for task in prange(n_heads * n_groups):
-        head, group = task // n_groups, task % n_groups
-        key_head = head // (n_heads // n_key_heads)
-        _forward_group(
-            out, lse, q, span, scale, head, group * MR,
-            k_side[1][key_head], v_side[0][key_head], scratch[get_thread_id()],
-        )  # fmt: skip
+def _pack_task(frame, task, thread):
+    """The padded copies of one head: argument 0 (T, H, D) to rows, argument 1, and columns, 2."""
+    _pack_head(floats3(frame, 1)[task], floats3(frame, 2)[task], floats3(frame, 0), task,
+               integer(frame, 3))  # fmt: skip
+
+
+def _forward_task(frame, task, thread):
+    q, k_columns, v_rows = floats3(frame, 2), floats3(frame, 3), floats3(frame, 4)
+    n_groups = (q.shape[0] + MR - 1) // MR
+    head, group = task // n_groups, task % n_groups
+    key_head = head // (q.shape[1] // k_columns.shape[0])
+    _forward_group(
+        floats3(frame, 0), floats2(frame, 1), q, ints2(frame, 5), real(frame, 6), head, group * MR,
+        k_columns[key_head], v_rows[key_head], floats2(frame, 7)[thread],
+    )  # fmt: skip
 
 
 # -- backward -----------------------------------------------------------------------------------
@@ -286,38 +299,84 @@ def _dkv_group(
     _write_group(dk, dk_sum, first, key_head, factors)
 
 
-@parallel
+def _delta_task(frame, task, thread):
+    """δ of one head, and on the way the ends of the spans as two rows."""
+    o, do, delta = floats3(frame, 0), floats3(frame, 1), floats2(frame, 2)
+    span, ends = ints2(frame, 3), ints2(frame, 4)
+    for t in range(o.shape[0]):
+        delta[task, t] = _dot(do[t, task], o[t, task])
+        if task == 0:
+            ends[0, t], ends[1, t] = span[t, 0], span[t, 1]
+
+
+def _dq_task(frame, task, thread):
+    q, k_rows = floats3(frame, 1), floats3(frame, 7)
+    n_groups = (q.shape[0] + MR - 1) // MR
+    head, group = task // n_groups, task % n_groups
+    key_head = head // (q.shape[1] // k_rows.shape[0])
+    _dq_group(
+        floats3(frame, 0), q, floats3(frame, 2), ints2(frame, 3), floats2(frame, 4),
+        floats2(frame, 5), real(frame, 6), head, group * MR, k_rows[key_head],
+        floats3(frame, 8)[key_head], floats3(frame, 9)[key_head], floats2(frame, 10)[thread],
+    )  # fmt: skip
+
+
+def _dkv_task(frame, task, thread):
+    k = floats3(frame, 2)
+    n_groups = (k.shape[0] + MR - 1) // MR
+    _dkv_group(
+        floats3(frame, 0), floats3(frame, 1), k, floats3(frame, 3), ints2(frame, 4),
+        floats2(frame, 5), floats2(frame, 6), real(frame, 7), task // n_groups,
+        task % n_groups * MR, (floats3(frame, 8), floats3(frame, 9)),
+        (floats3(frame, 10), floats3(frame, 11)), floats2(frame, 12)[thread],
+    )  # fmt: skip
+
+
+# -- binding ------------------------------------------------------------------------------------
+
+Side = tuple[np.ndarray, np.ndarray]  # rows and columns, shaped as `side_shapes` says
+
+_PACK, _FORWARD, _DELTA = task_code(_pack_task), task_code(_forward_task), task_code(_delta_task)
+_DQ, _DKV = task_code(_dq_task), task_code(_dkv_task)
+
+
+def forward(
+    out: np.ndarray, lse: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
+    span: np.ndarray, scale: np.float32, k_side: Side, v_side: Side, scratch: np.ndarray,
+) -> Call:  # fmt: skip
+    """o and lse; the sides are scratch."""
+    packing = [_pack(x, side, 0) for x, side in ((k, k_side), (v, v_side))]
+    slots = frame(out, lse, q, k_side[1], v_side[0], span, scale, scratch)
+    n_groups = -(-q.shape[0] // MR)
+    tiles = stage(_FORWARD, slots, q.shape[1] * n_groups)
+    return _launch_seen, (span, packing, (*packing, tiles))
+
+
 def backward(
-    dq, dk, dv, q, k, v, span, o, lse, do, scale, delta, ends, q_side, do_side, k_side, v_side,
-    scratch,
-):  # fmt: skip
-    """dq, dk, dv; delta (H, T), ends (2, T) and the sides (rows, columns) of q … v are scratch."""
-    n_queries, n_heads = q.shape[0], q.shape[1]
-    n_keys, n_key_heads = k.shape[0], k.shape[1]
-    used = _hull(span, 0, n_queries)[1]
-    for t in range(n_queries):
-        ends[0, t], ends[1, t] = span[t, 0], span[t, 1]
-    for h in prange(n_heads):
-        _pack_head(q_side[0][h], q_side[1][h], q, h, n_queries)
-        _pack_head(do_side[0][h], do_side[1][h], do, h, n_queries)
-        for t in range(n_queries):
-            delta[h, t] = _dot(do[t, h], o[t, h])
-        if h < n_key_heads:
-            _pack_head(k_side[0][h], k_side[1][h], k, h, used)
-            _pack_head(v_side[0][h], v_side[1][h], v, h, used)
-    n_groups, n_key_groups = (n_queries + MR - 1) // MR, (n_keys + MR - 1) // MR
-    n_dq = n_heads * n_groups
-    for task in prange(n_dq + n_key_heads * n_key_groups):
-        mine = scratch[get_thread_id()]
-        if task < n_dq:
-            head, group = task // n_groups, task % n_groups
-            key_head = head // (n_heads // n_key_heads)
-            _dq_group(
-                dq, q, do, span, lse, delta, scale, head, group * MR, k_side[0][key_head],
-                k_side[1][key_head], v_side[1][key_head], mine,
-            )  # fmt: skip
-        else:
-            key_head, group = (task - n_dq) // n_key_groups, (task - n_dq) % n_key_groups
-            _dkv_group(
-                dk, dv, k, v, ends, lse, delta, scale, key_head, group * MR, q_side, do_side, mine
-            )
+    dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
+    span: np.ndarray, o: np.ndarray, lse: np.ndarray, do: np.ndarray, scale: np.float32,
+    delta: np.ndarray, ends: np.ndarray, sides: Sequence[Side], scratch: np.ndarray,
+) -> Call:  # fmt: skip
+    """dq, dk and dv; delta (H, T), ends (2, T) int32 and the sides of q, do, k, v are scratch."""
+    q_side, do_side, k_side, v_side = sides
+    fixed = [_pack(x, side, len(x)) for x, side in ((q, q_side), (do, do_side))]
+    packing = [_pack(x, side, 0) for x, side in ((k, k_side), (v, v_side))]
+    dots = stage(_DELTA, frame(o, do, delta, span, ends), q.shape[1])
+    dq_slots = frame(dq, q, do, span, lse, delta, scale, *k_side, v_side[1], scratch)
+    dkv_slots = frame(dk, dv, k, v, ends, lse, delta, scale, *q_side, *do_side, scratch)
+    queries = stage(_DQ, dq_slots, q.shape[1] * -(-q.shape[0] // MR))
+    keys = stage(_DKV, dkv_slots, k.shape[1] * -(-k.shape[0] // MR))
+    return _launch_seen, (span, packing, (*fixed, *packing, dots, queries, keys))
+
+
+def _pack(x: np.ndarray, side: Side, used: int) -> Stage:
+    """The stage that fills a side from the first `used` rows of x (T, H, D)."""
+    return stage(_PACK, frame(x, *side, used), x.shape[1])
+
+
+def _launch_seen(span: np.ndarray, packing: Sequence[Stage], stages: Sequence[Stage]) -> None:
+    """Keys past the last one that any query sees need no copy: a cache is mostly empty."""
+    used = int(span[:, 1].max())
+    for _, _, _, slots in packing:
+        slots[3 * SLOT] = used
+    launch(*stages)

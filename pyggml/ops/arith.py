@@ -7,16 +7,17 @@ add1  a + b of one element            scale   s · x + b with numbers s and b   
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 import numpy as np
 
-from pyggml._jit import kernel, parallel, prange
+from pyggml._jit import parallel, prange
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.ops.broadcast import expect_tiles, padded, tiled
+from pyggml.ops.broadcast import MAX_AXES, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, op
+from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -75,36 +76,54 @@ def _binary_spec(name: str) -> Callable[..., Spec]:
     return spec
 
 
-def _broadcast(code: Callable[..., None], *constants: np.float32) -> Callable[[Site], Call]:
-    """Call code(out, a, b, tiles, *constants), arrays as (n_rows, n).
+def _broadcast(
+    ufunc: np.ufunc, code: Callable[..., None] | None = None, *constants: np.float32
+) -> Callable[[Site], Call]:
+    """Call code(out, a, b, *constants), arrays as (n_rows, n), where row r takes b's row r mod m.
 
-    tiles = (axes 1 and 2 of a, axes 0 to 2 of b): enough to find the row of b for a row of a.
+    That serves equal shapes and vectors; NumPy's function serves what is left: columns, and tiles.
     """
 
     def run(site: Site) -> Call:
-        out, a, b = site.out, *site.src
-        if a.size == b.size:  # rows of any length do, so take ones that threads can share
-            n = strip(a.shape)
-            out, a, b = (x.reshape(-1, n) for x in (out, a, b))
-            return code, (out, a, b, (1, a.shape[0], 1, 1, a.shape[0]), *constants)
-        large, small = padded(a.shape), padded(b.shape)
-        arrays = (as_rows(x) for x in (out, a, b))
-        return code, (*arrays, (*large[1:3], *small[:3]), *constants)
+        out, (a, b) = site.out, site.src
+        if code is None or not _cycles(a.shape, b.shape):
+            return _quietly, (ufunc, *_side_by_side(out, a, b))
+        n = strip(a.shape) if a.size == b.size else a.shape[-1]
+        return code, (*(x.reshape(-1, n) for x in (out, a, b)), *constants)
 
     return run
 
 
-@kernel
-def _tile_row(r, tiles):
-    """The row of b that belongs to row r of a."""
-    n1, n2, m0, m1, m2 = tiles
-    return ((r // (n1 * n2)) % m0 * m1 + r // n2 % n1 % m1) * m2 + r % n2 % m2
+def _cycles(large: Shape, small: Shape) -> bool:
+    """Whether b's rows, one after the other and over again, are those that a's rows need."""
+    pairs = zip(padded(large), padded(small), strict=True)
+    last = max((i for i, (n, m) in enumerate(pairs) if n != m), default=0)
+    return last < MAX_AXES - 1 and prod(padded(small)[:last]) == 1
+
+
+def _side_by_side(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Views with two axes for each: (how often b is repeated, b's length)."""
+    large, small = padded(a.shape), padded(b.shape)
+    split = [k for n, m in zip(large, small, strict=True) for k in (n // m, m)]
+    single = [k for m in small for k in (1, m)]
+    return out.reshape(split), a.reshape(split), b.reshape(single)
+
+
+def _quietly(ufunc: np.ufunc, out: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    with np.errstate(all="ignore"):  # as kernels are: infinity and NaN are results
+        ufunc(a, b, out=out)
 
 
 def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
     shapes = [
         *(((1, 1), (1, 1)), ((3, 8), (3, 8)), ((2, 3, 5), (5,)), ((4, 5), (4, 1)), ((), ())),
-        *(((2, 4, 3, 6), (2, 1, 3)), ((2, 3, 4), (1,)), ((3, 64), (1, 64)), ((7,), (1, 1, 7))),
+        *(
+            ((2, 4, 3, 6), (2, 1, 3)),
+            ((2, 3, 4), (1,)),
+            ((4, 1, 6), (2, 1, 6)),
+            ((2, 3, 8), (2, 1, 8)),
+            ((7,), (1, 1, 7)),
+        ),
     ]
     for a, b in shapes:
         magnitude = rng.uniform(0.5, 2.0, b)  # no divisor near 0
@@ -116,20 +135,11 @@ def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 @parallel
-def _add(out, a, b, tiles, sign):
-    m = b.shape[1]
+def _add(out, a, b, sign):
     for r in prange(out.shape[0]):
-        k = _tile_row(r, tiles)
-        if m == out.shape[1]:
-            for c in range(m):
-                out[r, c] = a[r, c] + sign * b[k, c]
-        elif m == 1:
-            shift = sign * b[k, 0]
-            for c in range(out.shape[1]):
-                out[r, c] = a[r, c] + shift
-        else:
-            for c in range(out.shape[1]):
-                out[r, c] = a[r, c] + sign * b[k, c % m]
+        k = r % b.shape[0]
+        for c in range(out.shape[1]):
+            out[r, c] = a[r, c] + sign * b[k, c]
 
 
 def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -144,7 +154,7 @@ ADD = op(
     name="add",
     ggml=GGMLOp.ADD,
     spec=_binary_spec("add"),
-    run=_broadcast(_add, np.float32(1)),
+    run=_broadcast(np.add, _add, np.float32(1)),
     ref=_add_ref,
     grad=_add_grad,
     samples=_pairs,
@@ -165,7 +175,7 @@ SUB = op(
     name="sub",
     ggml=GGMLOp.SUB,
     spec=_binary_spec("sub"),
-    run=_broadcast(_add, np.float32(-1)),
+    run=_broadcast(np.subtract, _add, np.float32(-1)),
     ref=_sub_ref,
     grad=_sub_grad,
     samples=_pairs,
@@ -195,7 +205,7 @@ ADD1 = op(
     name="add1",
     ggml=GGMLOp.ADD1,
     spec=_add1_spec,
-    run=_broadcast(_add, np.float32(1)),
+    run=_broadcast(np.add, _add, np.float32(1)),
     ref=_add1_ref,
     grad=_add_grad,
     samples=_add1_samples,
@@ -207,20 +217,11 @@ ADD1 = op(
 
 
 @parallel
-def _mul(out, a, b, tiles):
-    m = b.shape[1]
+def _mul(out, a, b):
     for r in prange(out.shape[0]):
-        k = _tile_row(r, tiles)
-        if m == out.shape[1]:
-            for c in range(m):
-                out[r, c] = a[r, c] * b[k, c]
-        elif m == 1:
-            factor = b[k, 0]
-            for c in range(out.shape[1]):
-                out[r, c] = a[r, c] * factor
-        else:
-            for c in range(out.shape[1]):
-                out[r, c] = a[r, c] * b[k, c % m]
+        k = r % b.shape[0]
+        for c in range(out.shape[1]):
+            out[r, c] = a[r, c] * b[k, c]
 
 
 def _mul_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -236,7 +237,7 @@ MUL = op(
     name="mul",
     ggml=GGMLOp.MUL,
     spec=_binary_spec("mul"),
-    run=_broadcast(_mul),
+    run=_broadcast(np.multiply, _mul),
     ref=_mul_ref,
     grad=_mul_grad,
     samples=_pairs,
@@ -245,15 +246,6 @@ MUL = op(
 )
 
 # -- div ----------------------------------------------------------------------------------------
-
-
-@kernel
-def _div(out, a, b, tiles):
-    m = b.shape[1]
-    for r in range(out.shape[0]):
-        k = _tile_row(r, tiles)
-        for c in range(out.shape[1]):
-            out[r, c] = a[r, c] / b[k, c % m]
 
 
 def _div_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -269,7 +261,7 @@ DIV = op(
     name="div",
     ggml=GGMLOp.DIV,
     spec=_binary_spec("div"),
-    run=_broadcast(_div),
+    run=_broadcast(np.divide),
     ref=_div_ref,
     grad=_div_grad,
     samples=_pairs,

@@ -163,7 +163,7 @@ def _flash_run(site: Site) -> Call:
     carve = _Carver(site.work)
     sides = carve.side(site.node.src[1]), carve.side(site.node.src[2])
     scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
-    return flash.forward, (site.out, lse, q, k, v, span, scale, *sides, scratch)
+    return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)
 
 
 def _flash_ref(
@@ -240,8 +240,8 @@ def _back_run(site: Site) -> Call:
     delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
     sides = [carve.side(site.node.src[i]) for i in (0, 6, 1, 2)]
     scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
-    arguments = (*outs, q, k, v, span, o, lse, do, scale, delta, ends, *sides, scratch)
-    return flash.backward, arguments
+    arrays = (*outs, q, k, v, span, o, lse, do)
+    return flash.backward(*arrays, scale, delta, ends, sides, scratch)
 
 
 def _back_ref(

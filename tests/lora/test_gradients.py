@@ -15,11 +15,10 @@ def attached(path, b_from=0, **settings):
     """A model with an adapter whose B is not zero in the blocks from `b_from` on."""
     model = pyggml.load(path)
     adapter = attach(model, LoraConfig(rank=4, alpha=6.0, **settings))
-    rng = np.random.default_rng(0)
     for name, pair in adapter.pairs.items():
-        values = rng.normal(0, 0.1, (3, *pair.b.shape))[0]
         if int(name.split(".")[1]) >= b_from:
-            pair.b.data[:] = values
+            rng = np.random.default_rng(list(name.encode()))
+            pair.b.data[:] = rng.normal(0, 0.1, pair.b.shape)
     return model
 
 

@@ -65,6 +65,15 @@ def test_a_double_merge_counts_where_it_first_stands(tiny):
     assert doubled.encode("121") == once.encode("121")
 
 
+def test_the_piece_that_sentencepiece_insists_on_is_in_nobodys_way(tiny):
+    base = tiny("spm")
+    tokens = [*base["tokenizer.ggml.tokens"], "unknown"]
+    types = np.append(base["tokenizer.ggml.token_type"], np.int32(4))
+    scores = np.append(base["tokenizer.ggml.scores"], np.float32(0))
+    tokenizer = from_metadata(tiny("spm", tokens=tokens, token_type=types, scores=scores))
+    assert tokenizer.encode("unknown", add_special=False) == [len(tokens) - 1]
+
+
 def test_int32_scores_and_a_missing_type_array_are_taken(tiny):
     scores = np.array(GOLDEN["spm"]["scores"], np.int32)
     assert from_metadata(tiny("spm", scores=scores)).encode("abc") == from_metadata(

@@ -97,7 +97,10 @@ def test_harmony_messages_end_without_ending_the_turn(tiny):
     names = {"<|end|>": CONTROL, "<|return|>": CONTROL, "<|channel|>": CONTROL}
     tokenizer, ids = vocabulary(tiny, names)
     assert "<|end|>" in ends(tokenizer, ids)
-    tokenizer, ids = vocabulary(tiny, names | {"<|call|>": CONTROL})
+    call_only = {"<|end|>": CONTROL, "<|call|>": CONTROL}
+    tokenizer, ids = vocabulary(tiny, call_only)
+    assert "<|end|>" in ends(tokenizer, ids)
+    tokenizer, ids = vocabulary(tiny, names | call_only)
     assert not tokenizer.is_eog(ids["<|end|>"])
     assert tokenizer.is_eog(ids["<|return|>"]) and tokenizer.is_eog(ids["<|call|>"])
     assert tokenizer.encode("<|end|><|channel|>") == [ids["<|end|>"], ids["<|channel|>"]]

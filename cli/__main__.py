@@ -1,0 +1,69 @@
+"""`pyggml COMMAND …` and `pyggml-finetune …`; only the command that is called is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from pyggml import __version__
+from pyggml.cli.run import run
+
+COMMANDS = {
+    "finetune": "train a LoRA adapter for a GGUF model",
+    "generate": "write text that follows a prompt",
+    "perplexity": "how well a model predicts a text, as llama.cpp computes it",
+    "quantize": "pack a model's matrices as another type",
+    "inspect": "what is in a GGUF file, and what training it would take",
+    "warmup": "compile all kernels now, so that later commands start at once",
+}
+
+
+class _Commands(click.Group):
+    """A group whose help comes from the table above, so that it imports no command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def command(name: str) -> click.Command:
+    """The click command in pyggml.cli.NAME."""
+    found = importlib.import_module(f"pyggml.cli.{name}").command
+    assert isinstance(found, click.Command)
+    return found
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="pyggml %(version)s")
+@click.pass_context
+def pyggml(ctx: click.Context) -> None:
+    """Fine-tune LoRA adapters on quantised GGUF models, and look inside."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The command `pyggml`; its exit code."""
+    return run(lambda: pyggml, "pyggml", args)
+
+
+def finetune(args: Sequence[str] | None = None) -> int:
+    """The command `pyggml-finetune`; its exit code."""
+    return run(lambda: command("finetune"), "pyggml-finetune", args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Options: those that commands share, and those that are made of a dataclass of settings.
+
+A field `name: int = …` with metadata "help" and "wanted" becomes `--name N` with that help, range
+and default; what the user does not give is None here, so that the dataclass alone has defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+_model = click.option("-m", "--model", type=PATH, required=True, help="GGUF model")
+_lora = click.option("--lora", type=PATH, help="adapter to use with it")
+_threads = click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="threads to use (default: all)"
+)
+_compute = click.option(
+    "--compute",
+    type=click.Choice(["auto", "f32"]),
+    default="auto",
+    show_default=True,
+    help="how products are computed; f32 is exact",
+)
+
+
+def model_options(function: F) -> F:
+    """--model, --lora, --threads and --compute."""
+    for option in (_compute, _threads, _lora, _model):
+        function = option(function)
+    return function
+
+
+def threads_option(function: F) -> F:
+    return _threads(function)
+
+
+class _Names(click.ParamType):
+    """Words separated by commas."""
+
+    name = "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else tuple(w.strip() for w in value.split(","))
+
+
+def settings_options(
+    config: type, flags: Mapping[str, str], without: Iterable[str] = ()
+) -> list[click.Option]:
+    """An option for every field; `flags` renames some: field -> parameter, such as lora_rank."""
+    hints = get_type_hints(config)
+    wanted = [f for f in fields(config) if f.name not in set(without)]
+    return [_option(f, hints[f.name], flags.get(f.name, f.name)) for f in wanted]
+
+
+def _option(field: Field[Any], hint: Any, parameter: str) -> click.Option:
+    kind = next((k for k in (get_args(hint) or (hint,)) if k in (int, float, str)), None)
+    notes = []
+    if field.metadata["wanted"]:
+        notes.append(field.metadata["wanted"])
+    if field.default is not None:
+        notes.append(f"default: {field.default}")
+    about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
+    return click.Option(
+        ["--" + parameter.replace("_", "-"), parameter],
+        type=kind or _Names(),
+        metavar={int: "N", float: "X", str: "TEXT", None: "A,B"}[kind],
+        help=about,
+    )
+
+
+def given_settings(
+    config: type, flags: Mapping[str, str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """field -> what the user gave for it, of this dataclass alone."""
+    names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
+    return {name: given[p] for name, p in names.items() if given.get(p) is not None}

@@ -1,0 +1,51 @@
+"""Is an output possible? Asked before the work, so that no run ends without a place for its result.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyggml.cli.show import size
+from pyggml.errors import ConfigError
+
+
+def check_output(path: Path, inputs: Mapping[str, Path | None]) -> None:
+    """ConfigError if `path` cannot be made or replaced, or is one of the inputs (name -> path)."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
+    for name, source in inputs.items():
+        if source is not None and _same(path, source):
+            raise ConfigError(f"{path}: is the {name}, wanted another name to write to")
+    _check_writable(path)
+
+
+def _same(a: Path, b: Path) -> bool:
+    try:
+        return a.resolve() == b.resolve() or os.path.samefile(a, b)  # noqa: PTH121
+    except (OSError, ValueError):
+        return False
+
+
+def _check_writable(path: Path) -> None:
+    """A file that is made and removed is the only answer that holds on every system."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: is a device, wanted the name of a file to write")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be written: {path.parent}: {reason}") from None
+
+
+def check_space(path: Path, n_bytes: int) -> None:
+    """ConfigError if the disk of `path` has less room than that."""
+    free = shutil.disk_usage(path.parent).free
+    if free < n_bytes:
+        raise ConfigError(
+            f"{path}: needs {size(n_bytes)}, but its disk has {size(free)} left"
+        )

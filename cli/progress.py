@@ -1,0 +1,139 @@
+"""A run as it goes: a bar where a terminal is, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import fmean
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from pyggml.cli.show import row, say, span
+from pyggml.lora import CheckpointReport, Report, StepReport, ValidationReport
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_RECENT = 20  # steps that loss and speed are averaged over
+_EVERY = 10.0  # seconds between two lines
+
+
+class Meter:
+    """What can be said after each step. The first one may compile, so its time does not count."""
+
+    def __init__(self) -> None:
+        self.first: StepReport | None = None
+        self.last: StepReport | None = None
+        self.validations: list[ValidationReport] = []
+        self._began = 0.0
+        self._recent: deque[StepReport] = deque(maxlen=_RECENT)
+
+    def add(self, report: Report) -> None:
+        if isinstance(report, ValidationReport):
+            self.validations.append(report)
+        elif isinstance(report, StepReport):
+            if self.first is None:
+                self.first, self._began = report, perf_counter()
+            elif self.last is self.first:
+                self._recent.clear()
+            self.last = report
+            self._recent.append(report)
+
+    @property
+    def loss(self) -> float:
+        """Mean of the last steps."""
+        return fmean(s.loss for s in self._recent)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(s.n_tokens for s in self._recent) / sum(s.seconds for s in self._recent)
+
+    @property
+    def left(self) -> float:
+        """Seconds to the end, validations counted as often as they came so far."""
+        assert self.first is not None and self.last is not None
+        made = self.last.step - self.first.step
+        each = (perf_counter() - self._began) / made if made else self.first.seconds
+        return each * (self.last.n_steps - self.last.step)
+
+
+def _first_step(step: StepReport) -> str:
+    n_left = step.n_steps - step.step
+    whole = f"at most {span(step.seconds * n_left)} for the other {n_left:,}" if n_left else "done"
+    return f"{span(step.seconds)} for the first, compiling included; {whole}"
+
+
+class Display(Protocol):
+    """Hears every report, after the meter did."""
+
+    def __call__(self, report: Report) -> None: ...
+
+
+class Lines:
+    """For pipes and files: the first and last step, one every 10 s, every validation."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._said = meter, 0.0
+
+    def __call__(self, report: Report) -> None:
+        if isinstance(report, CheckpointReport):
+            row(f"step {report.step}", f"checkpoint {report.path}")
+        elif isinstance(report, ValidationReport):
+            row(f"step {report.step}", f"validation loss {report.loss:.4f}")
+        elif report is self._meter.first:
+            row("time", _first_step(report))
+            self._step(report)
+        elif report.step == report.n_steps or perf_counter() - self._said >= _EVERY:
+            self._step(report)
+
+    def _step(self, s: StepReport) -> None:
+        self._said, m = perf_counter(), self._meter
+        left = f", {span(m.left)} left" if s.step < s.n_steps else ""
+        say(
+            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}  lr {s.lr:.2e}  |g| {s.grad_norm:.3g}"
+            f"  {m.tokens_per_second:,.0f} tokens/s{left}"
+        )
+
+
+class Bar:
+    """For terminals: one line that stays at the bottom."""
+
+    def __init__(self, meter: Meter, progress: Progress, n_steps: int) -> None:
+        self._meter, self._progress = meter, progress
+        self._task = progress.add_task("", total=n_steps, now="validating before the first step")
+
+    def __call__(self, report: Report) -> None:
+        m = self._meter
+        if isinstance(report, StepReport):
+            if report is m.first:
+                self._progress.print(f"{'time':<10} {_first_step(report)}", markup=False)
+            self._progress.update(self._task, completed=report.step, now=self._now())
+        elif isinstance(report, ValidationReport) and m.last is None:
+            self._progress.update(self._task, now="first step, compiling if need be")
+
+    def _now(self) -> str:
+        m = self._meter
+        held_out = f"  validation {m.validations[-1].loss:.3f}" if m.validations else ""
+        return (
+            f"loss {m.loss:.3f}{held_out}  {m.tokens_per_second:,.0f} tokens/s  {span(m.left)} left"
+        )
+
+
+@contextmanager
+def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
+    """The display that fits standard output, for a run of which `done` steps are made already."""
+    if not sys.stdout.isatty():
+        yield Lines(meter)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(None),
+        TextColumn("{task.fields[now]}", markup=False),
+    )  # fmt: skip
+    with Progress(*columns) as progress:
+        bar = Bar(meter, progress, n_steps)
+        progress.update(progress.task_ids[0], completed=done)
+        yield bar

@@ -1,0 +1,79 @@
+"""Runs a command and turns whatever ends it into an exit code and at most one sentence.
+
+0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C
+
+A fault of the program itself keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import click
+
+from pyggml.errors import PyggmlError
+
+FAILED, STOPPED = 2, 130
+
+
+def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
+    """The exit code of the command that `command` imports; args None are those of the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character the terminal lacks is no error
+            stream.reconfigure(errors="replace")
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return _call(command, name, args)
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else FAILED
+        except (KeyboardInterrupt, click.Abort):
+            return _ended("stopped", name, STOPPED)
+        except click.ClickException as error:
+            return _ended(error.format_message(), name, FAILED)
+        except PyggmlError as error:
+            return _ended(str(error), name, FAILED)
+        except MemoryError as error:
+            return _ended(f"there is not enough memory: {error}", name, FAILED)
+        except OSError as error:
+            return _lost_output(error, name)
+
+
+def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
+    given = None if args is None else list(args)
+    code = command().main(given, prog_name=name, standalone_mode=False)
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
+def _ended(reason: str, name: str, code: int) -> int:
+    print(f"{name}: {' '.join(reason.split())}", file=sys.stderr)
+    return code
+
+
+def _lost_output(error: OSError, name: str) -> int:
+    """Standard output is full or closed (`| head`): nothing more goes there, not even at exit."""
+    if error.filename is None:
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), 1)
+    if error.errno == errno.EPIPE:
+        return FAILED
+    place = error.filename or "standard output"
+    return _ended(f"{place}: {error.strerror or error}", name, FAILED)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"note: {message}", file=sys.stderr)

@@ -1,0 +1,46 @@
+"""The same prompt answered without and with the adapter, by the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.cli.show import printable, say
+from pyggml.errors import ConfigError
+from pyggml.generate import Sampling, generate
+from pyggml.lora import Corpus
+from pyggml.model import Model
+
+N_TOKENS = 60
+N_PROMPT = 12  # tokens of the text that make a prompt if none is given
+_HOW = Sampling(temperature=0.7, top_k=40, top_p=0.95, seed=1)
+
+
+def prompt_ids(model: Model, prompt: str | None, corpus: Corpus) -> np.ndarray:
+    """The given prompt, or the start of the text that is held out (else of what is trained on).
+
+    ConfigError for a prompt that leaves no room for an answer.
+    """
+    if prompt is None:
+        windows = corpus.validation or corpus.train
+        whole = windows.documents[0] == windows.documents[0, 0]
+        return windows.tokens[0][whole][:N_PROMPT]
+    ids = model.tokenizer.encode(prompt, parse_special=True)
+    if not 0 < len(ids) < model.config.n_ctx:
+        raise ConfigError(
+            f"the prompt has {len(ids)} tokens, wanted 1 to {model.config.n_ctx - 1}"
+        )
+    return model.checked(ids)
+
+
+def compare(model: Model, ids: np.ndarray) -> None:
+    """Print both answers."""
+    base = Model(model.file, model.parts, model.compute)
+    for label, which in (("before", base), ("after", model)):
+        say(f"\n-- {label} " + "-" * (70 - len(label)))
+        stream = model.tokenizer.stream()
+        say(printable(model.tokenizer.decode(ids)), end="")
+        n = min(N_TOKENS, model.config.n_ctx - len(ids))
+        for token in generate(which, ids, n, _HOW):
+            say(printable(stream.feed(token)), end="")
+        say(printable(stream.flush()))
+    say("-" * 74)

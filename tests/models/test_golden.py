@@ -1,0 +1,104 @@
+"""Logits, adapters and gradients of real architectures against PyTorch and llama.cpp.
+
+Float32 arithmetic on the weights of a file must meet PyTorch on the same weights; llama.cpp also
+rounds activations, so its own logits are met at its own distance from those.
+"""
+
+import filecmp
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.backward import build_backward
+from pyggml.model import fill
+from pyggml.models import Inputs, build_loss
+from pyggml.runtime import run
+from pyggml.tensor import leaf
+
+ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
+EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
+COMMITTED = Path(__file__).parents[1] / "golden/models"
+
+
+def nmse(found, wanted):
+    """Mean square error in units of the mean square."""
+    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
+
+
+@pytest.mark.parametrize("kind", list(EXACT))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits(architecture, kind, golden_file, golden):
+    model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"))
+    wanted = golden(architecture)
+    found = model.logits(wanted["tokens"])
+    assert found.shape == (48, 512)
+    assert found.dtype == np.float32
+    assert nmse(found[wanted["rows"]], wanted[EXACT[kind]]) < 1e-10
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_with_an_adapter(architecture, golden_file, golden):
+    adapter = golden_file(f"{architecture}-lora.gguf")
+    model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter=adapter)
+    wanted = golden(architecture)
+    found = model.logits(wanted["tokens"])[wanted["rows"]]
+    assert nmse(found, wanted["f32_hf_lora"]) < 1e-10
+    assert nmse(found, wanted["f32_hf"]) > 1e-4, "the adapter changes something"
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_llama_cpp_is_met_at_its_own_distance(architecture, kind, golden_file, golden):
+    path, adapter = golden_file(f"{architecture}-{kind}.gguf"), golden_file(f"{architecture}-lora.gguf")
+    wanted = golden(architecture)
+    if f"{kind}+lora" not in wanted:
+        pytest.skip("llama.cpp's own logits are in ../shared only")
+    rounding = nmse(wanted[EXACT[kind]], wanted[kind])
+    assert nmse(pyggml.load(path).logits(wanted["tokens"]), wanted[kind]) < 1.01 * rounding
+    found = pyggml.load(path, adapter=adapter).logits(wanted["tokens"])
+    assert nmse(found, wanted[f"{kind}+lora"]) < 3 * rounding
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_of_an_adapter(architecture, fused, golden_file, golden):
+    """d(mean next-token cross entropy over 47 targets) / d(adapter), as PyTorch has it."""
+    adapter = golden_file(f"{architecture}-lora.gguf")
+    model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter=adapter)
+    wanted = golden(architecture)
+    inputs = Inputs.empty(47)
+    fill(inputs, wanted["tokens"][:-1])
+    targets, share = leaf(wanted["tokens"][1:]), leaf(np.full(47, 1 / 47, np.float32))
+    loss = build_loss(model.parts, inputs, targets, share, model.adapters, fused=fused)
+    pairs = model.adapters[0]
+    tensors = [t for p in pairs.values() for t in (p.a, p.b)]
+    value, *grads = run(loss, *build_backward(loss, tensors))
+    assert value == pytest.approx(float(wanted["lora_loss"]), rel=1e-6)
+    names = {k.removeprefix("grad/") for k in wanted if k.startswith("grad/")}
+    assert {t.name for t in tensors} == names
+    for t, g in zip(tensors, grads, strict=True):
+        exact = wanted[f"grad/{t.name}"]
+        assert np.linalg.norm(g - exact) < 1e-4 * np.linalg.norm(exact), t.name
+
+
+# -- what a clone carries -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted(COMMITTED.iterdir()), ids=lambda p: p.name)
+def test_the_committed_part_is_a_part_of_the_full_set(file, shared):
+    full = shared / "fixtures" / file.name
+    if file.suffix == ".gguf":
+        assert filecmp.cmp(file, full, shallow=False)
+        return
+    with np.load(file) as kept, np.load(full) as whole:
+        for key in set(kept.files) - {"rows"}:
+            wanted = whole[key]
+            few = kept[key].shape != wanted.shape
+            np.testing.assert_array_equal(kept[key], wanted[kept["rows"]] if few else wanted)
+
+
+def test_the_committed_part_is_small():
+    sizes = [f.stat().st_size for f in COMMITTED.parent.rglob("*") if f.is_file()]
+    assert sum(sizes) < 6_000_000
