@@ -32,9 +32,9 @@ def count(n: int) -> str:
     return str(n)
 
 
-def plural(n: int, thing: str) -> str:
+def plural(n: int, thing: str, things: str | None = None) -> str:
     """1 window, 1,370 windows."""
-    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+    return f"{n:,} {thing if n == 1 else things or thing + 's'}"
 
 
 def span(seconds: float) -> str:

@@ -63,6 +63,12 @@ def scratch_floats(d: int) -> int:
 
 
 @kernel
+def _fill(a, value):
+    for i in range(a.shape[0]):
+        a[i] = value
+
+
+@kernel
 def _pack_head(rows, columns, x, head, used):
     """The first `used` rows of one head of x (T, H, D), and zeros up to the next whole block."""
     d = x.shape[2]
@@ -70,13 +76,15 @@ def _pack_head(rows, columns, x, head, used):
     for t in range(used):
         for i in range(d):
             rows[t, i] = x[t, head, i]
-        rows[t, d:] = 0
-    rows[used:end] = 0
+        _fill(rows[t, d:], ZERO)
+    for t in range(used, end):
+        _fill(rows[t], ZERO)
     for first in range(0, used, 16):  # in strips, so that a cache line of `columns` fills up
         for i in range(d):
             for t in range(first, min(first + 16, used)):
                 columns[i, t] = x[t, head, i]
-    columns[:, used:end] = 0
+    for i in range(d):
+        _fill(columns[i, used:end], ZERO)
 
 
 @kernel
@@ -177,7 +185,9 @@ def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, min
     rest = mine[MR * d + 2 * size :]
     total, tops, norms = rest[: MR * wide], rest[MR * wide :][:MR], rest[MR * wide + MR :][:MR]
     _pack_group(packed, q, first, head)
-    total[:], tops[:], norms[:] = 0, MASKED, 0
+    _fill(total, ZERO)
+    _fill(tops, MASKED)
+    _fill(norms, ZERO)
     low, high = _hull(span, first, n)
     for block in range(low // BLOCK * BLOCK, high, BLOCK):
         _products(tile, packed, k_columns, block)
@@ -190,8 +200,8 @@ def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, min
                     row, start, stop, scale, sums, tops[i], norms[i]
                 )
             else:
-                row[:] = 0
-        tile[n * BLOCK :] = 0
+                _fill(row, ZERO)
+        _fill(tile[n * BLOCK :], ZERO)
         _add_weighted(total, weights, tile, v_rows, block)
     for i in range(n):
         lse[head, first + i] = tops[i] + np.log(norms[i]) if norms[i] > 0 else -MASKED
@@ -231,7 +241,8 @@ def _dq_group(
     total, factors = rest[3 * size :][: MR * wide], rest[3 * size + MR * wide :][:MR]
     _pack_group(q_packed, q, first, head)
     _pack_group(do_packed, do, first, head)
-    total[:], factors[:] = 0, scale
+    _fill(total, ZERO)
+    _fill(factors, scale)
     low, high = _hull(span, first, n)
     for block in range(low // BLOCK * BLOCK, high, BLOCK):
         _products(s, q_packed, k_columns, block)
@@ -243,7 +254,7 @@ def _dq_group(
             for j in range(BLOCK):
                 p = exp32(row[j] * scale - log_sum) if start <= j < stop else ZERO
                 row[j] = p * (other[j] - dot)
-        s[n * BLOCK :] = 0
+        _fill(s[n * BLOCK :], ZERO)
         _add_weighted(total, weights, s, k_rows, block)
     _write_group(dq, total, first, head, factors)
 
@@ -255,14 +266,25 @@ def _dkv_tile(s, dp, low, high, lse, delta, scale, key, n_keys):
     for i in range(MR):
         row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
         if i >= n_keys:
-            row[:], other[:] = 0, 0
+            _fill(row, ZERO)
+            _fill(other, ZERO)
             continue
         for j in range(n):
             p = exp32(row[j] * scale - lse[j])
             p = p if low[j] <= key + i < high[j] else ZERO
             row[j] = p
             other[j] = p * (other[j] - delta[j])
-        row[n:], other[n:] = 0, 0
+        _fill(row[n:], ZERO)
+        _fill(other[n:], ZERO)
+
+
+@kernel
+def _any_sees(low, high, start, stop):
+    """Whether any range [low, high) meets the keys [start, stop)."""
+    for j in range(low.shape[0]):
+        if low[j] < stop and high[j] > start:
+            return True
+    return False
 
 
 @kernel
@@ -280,12 +302,13 @@ def _dkv_group(
     factors = sums[2 * MR * wide :][:MR]
     _pack_group(k_packed, k, first, key_head)
     _pack_group(v_packed, v, first, key_head)
-    dk_sum[:], dv_sum[:] = 0, 0
+    _fill(dk_sum, ZERO)
+    _fill(dv_sum, ZERO)
     for head in range(key_head * repeats, (key_head + 1) * repeats):
         for block in range(0, n_queries, BLOCK):
             n = min(BLOCK, n_queries - block)
             low, high = ends[0, block : block + n], ends[1, block : block + n]
-            if high.max() <= first or low.min() >= first + n_keys:
+            if not _any_sees(low, high, first, first + n_keys):
                 continue
             _products(s, k_packed, q_side[1][head], block)
             _products(dp, v_packed, do_side[1][head], block)
@@ -293,9 +316,9 @@ def _dkv_group(
             _dkv_tile(s, dp, low, high, log_sums, dots, scale, first, n_keys)
             _add_weighted(dv_sum, weights, s, do_side[0][head], block)
             _add_weighted(dk_sum, weights, dp, q_side[0][head], block)
-    factors[:] = 1
+    _fill(factors, np.float32(1))
     _write_group(dv, dv_sum, first, key_head, factors)
-    factors[:] = scale
+    _fill(factors, scale)
     _write_group(dk, dk_sum, first, key_head, factors)
 
 

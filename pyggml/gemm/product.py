@@ -53,7 +53,8 @@ def _pack_group(packed, x, start, row_step, column_step, n_rows, depth, group):
             to, of = mine[k * MR :][:MR], x[start + first + k * column_step :]
             for i in range(n):
                 to[i] = of[i]
-            to[n:] = 0
+            for i in range(n, MR):
+                to[i] = 0
         return
     if column_step == 1 and first + PADDED_MR <= n_rows:
         done = (depth - 1) // LANES * LANES
@@ -120,7 +121,8 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k):
                 row = source + (first + i) * row_bytes
                 call_block(code, rows.ctypes.data + i * DEPTH * 4, row, k // block)
             else:
-                rows[i * DEPTH : i * DEPTH + k] = 0
+                for j in range(k):
+                    rows[i * DEPTH + j] = 0
         panel = tile.ctypes.data + (first // PANEL * PANEL * k + first % PANEL) * 4
         for j in range(0, k, LANES):
             _transpose(panel + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, DEPTH)
@@ -243,7 +245,8 @@ def _gather_tile(tile, b, start, row_step, column_step, n_rows, k):
         n = min(PANEL, n_rows - first)
         panel = tile[first * k : (first + PANEL) * k]
         if n < PANEL:
-            panel[:] = 0
+            for i in range(k * PANEL):
+                panel[i] = 0
         source = start + first * row_step
         if row_step == 1:  # a transposed matrix: its columns are contiguous
             for j in range(k):

@@ -37,8 +37,9 @@ def trimmed(architecture: str) -> dict[str, np.ndarray]:
 def main() -> None:
     KEPT.mkdir(exist_ok=True)
     for architecture, (kind, _, adapter) in MODELS.items():
-        for part in [kind, *(["lora"] if adapter else [])]:
-            shutil.copyfile(FULL / f"{architecture}-{part}.gguf", KEPT / f"{architecture}-{part}.gguf")
+        for part in (kind, "lora") if adapter else (kind,):
+            name = f"{architecture}-{part}.gguf"
+            shutil.copyfile(FULL / name, KEPT / name)
         np.savez_compressed(KEPT / f"{architecture}-golden.npz", **trimmed(architecture))
     for file in sorted(KEPT.iterdir()):
         print(f"{file.stat().st_size:>9} {file.name}")

@@ -14,7 +14,7 @@ FULL = Path(__file__).parents[2] / "../shared/fixtures"
 
 @pytest.fixture(scope="session")
 def golden_file():
-    """Name -> path: from ../shared/fixtures if that is there, else from the committed part of it."""
+    """Name -> path: in ../shared/fixtures if that is there, else in the committed part of it."""
 
     def find(name):
         for folder in (FULL, GOLDEN):
@@ -49,7 +49,8 @@ def metadata(architecture):
         "attention.head_count_kv": SIZES["n_kv"],
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
-    return {"general.architecture": architecture} | {f"{architecture}.{k}": v for k, v in keys.items()}
+    own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    return {"general.architecture": architecture} | own
 
 
 def shapes(architecture):

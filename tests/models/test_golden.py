@@ -51,7 +51,8 @@ def test_logits_with_an_adapter(architecture, golden_file, golden):
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K_M"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_llama_cpp_is_met_at_its_own_distance(architecture, kind, golden_file, golden):
-    path, adapter = golden_file(f"{architecture}-{kind}.gguf"), golden_file(f"{architecture}-lora.gguf")
+    path = golden_file(f"{architecture}-{kind}.gguf")
+    adapter = golden_file(f"{architecture}-lora.gguf")
     wanted = golden(architecture)
     if f"{kind}+lora" not in wanted:
         pytest.skip("llama.cpp's own logits are in ../shared only")

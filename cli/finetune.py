@@ -1,0 +1,206 @@
+"""`pyggml-finetune`: model + text → adapter. What it will do comes first, then it does it."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from pyggml import load
+from pyggml.cli import demo, overview
+from pyggml.cli.interrupt import stopping
+from pyggml.cli.options import PATH, SETTINGS, given_settings, settings_options
+from pyggml.cli.paths import check_output, check_space
+from pyggml.cli.progress import Meter, display
+from pyggml.cli.run import STOPPED
+from pyggml.cli.samples import compare, prompt_ids
+from pyggml.cli.show import row, say, size, span
+from pyggml.errors import CheckpointError, ConfigError, PyggmlError
+from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, read_corpus
+from pyggml.lora.checkpoint import existing
+
+LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
+_HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The command line, understood."""
+
+    model: Path
+    data: Path
+    output: Path
+    resume: Path | None
+    prompt: str | None
+    lora: LoraConfig
+    train: TrainConfig
+
+
+def _finetune(**given: Any) -> int:
+    job = _job(given)
+    check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
+    model = load(job.model, compute=job.train.compute)
+    overview.say_model(model)
+    adapter = attach(model, job.lora)
+    overview.say_adapter(model, adapter)
+    check_space(job.output, adapter.parameters.data.nbytes + _HEADER_BYTES)
+    corpus = read_corpus(job.data, model.tokenizer, job.train.ctx, job.train.val_split)
+    overview.say_data(job.data, corpus)
+    prompt = prompt_ids(model, job.prompt, corpus)
+    trainer = Trainer(model, adapter.parameters, corpus, job.train, fused=not _trains_head(adapter))
+    if job.resume is not None:
+        trainer.resume(_checkpoint(job.resume))
+    overview.say_memory(trainer.reserve())
+    overview.say_steps(trainer)
+    if job.output.exists():
+        row("output", f"{job.output} exists; it is replaced at the end")
+    say()
+    return _train(job, trainer, adapter, prompt, given)
+
+
+def _train(
+    job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray, given: dict[str, Any]
+) -> int:
+    meter = Meter()
+    with stopping(trainer.stop):
+        with display(meter, trainer.n_steps, trainer.progress.step) as shown:
+
+            def report(event: Any) -> None:
+                meter.add(event)
+                shown(event)
+
+            finished = trainer.run(report)
+        _say_result(meter)
+        saved = _save(adapter, job.output)
+    if not finished:
+        _say_how_to_resume(trainer, given)
+        return STOPPED
+    compare(trainer.model, prompt)
+    _say_how_to_use(job.model, saved)
+    return 0
+
+
+def _trains_head(adapter: Adapter) -> bool:
+    return "output.weight" in adapter.pairs
+
+
+# -- what was asked for -------------------------------------------------------------------------
+
+
+def _job(given: dict[str, Any]) -> Job:
+    if given["demo"]:
+        demo.check()
+        defaults = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
+        defaults |= {"prompt": demo.PROMPT} | demo.SETTINGS
+        given |= {name: value for name, value in defaults.items() if given[name] is None}
+    flags = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
+    missing = [flag for name, flag in flags.items() if given[name] is None]
+    if missing:
+        raise ConfigError(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    train = TrainConfig(**given_settings(TrainConfig, {}, given))
+    lora = LoraConfig(**given_settings(LoraConfig, LORA_FLAGS, given))
+    return Job(*(given[n] for n in ("model", "data", "output", "resume", "prompt")), lora, train)
+
+
+def _checkpoint(path: Path) -> Path:
+    """A checkpoint, or the newest one in a folder."""
+    if not path.is_dir():
+        return path
+    found = existing(path)
+    if not found:
+        raise CheckpointError(f"{path}: holds no checkpoint")
+    return found[-1]
+
+
+# -- what came of it ----------------------------------------------------------------------------
+
+
+def _say_result(meter: Meter) -> None:
+    if meter.first is None or meter.last is None:
+        return
+    change = f"loss {meter.first.loss:.4f} → {meter.loss:.4f}"
+    if len(meter.validations) > 1:
+        first, last = meter.validations[0], meter.validations[-1]
+        change += f", validation {first.loss:.4f} → {last.loss:.4f}"
+    say()
+    row("result", f"step {meter.last.step} of {meter.last.n_steps}: {change}")
+
+
+def _save(adapter: Adapter, path: Path) -> Path:
+    """Where the adapter was written: `path`, or if that fails a temporary folder, so that the
+    work is not lost; the error then says where."""
+    try:
+        adapter.save(path)
+    except PyggmlError as error:
+        spare = Path(tempfile.mkdtemp(prefix="pyggml-")) / path.name
+        try:
+            adapter.save(spare)
+        except PyggmlError:
+            raise error from None
+        raise PyggmlError(f"{error}; the adapter was saved as {spare}") from None
+    row("adapter", f"{path}, {size(path.stat().st_size)}")
+    return path
+
+
+def _say_how_to_resume(trainer: Trainer, given: dict[str, Any]) -> None:
+    step, folder = trainer.progress.step, trainer.config.checkpoint_dir
+    row("stopped", f"after step {step} of {trainer.n_steps}; the adapter is of that step")
+    if folder is None:
+        row("", "without --checkpoint-dir this run cannot be resumed")
+        return
+    row("resume", shlex.join(_words(given | {"resume": Path(folder)})))
+
+
+def _words(given: dict[str, Any]) -> list[str]:
+    """The command line that gives these parameters."""
+    words = ["pyggml-finetune"]
+    for option in command.params:
+        value = given.get(option.name or "")
+        if value is True:
+            words.append(option.opts[-1])
+        elif value is not None and value is not False:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            words += [option.opts[0], text]
+    return words
+
+
+def _say_how_to_use(model: Path, adapter: Path) -> None:
+    given = shlex.join(["-m", str(model), "--lora", str(adapter)]) + ' -p "..."'
+    say()
+    row("use it", f"pyggml generate {given}")
+    row("", f"llama-cli {given}")
+
+
+command = click.Command(
+    "finetune",
+    context_settings=SETTINGS,
+    callback=_finetune,
+    help="Train a LoRA adapter for a GGUF model; its weights stay as they are, quantised.\n\n"
+    "Ctrl-C ends the run after the step under way, and saves adapter and checkpoint.",
+    params=[
+        click.Option(["-m", "--model"], type=PATH, help="GGUF model to adapt"),
+        click.Option(
+            ["-f", "--file", "data"],
+            type=PATH,
+            help='UTF-8 text, or JSON Lines with {"text": ...} (.jsonl)',
+        ),
+        click.Option(
+            ["-o", "--output"], type=PATH, help="adapter to write, replaced only at the end"
+        ),
+        click.Option(["--demo"], is_flag=True, help="a small run that needs no other option"),
+        *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
+        *settings_options(TrainConfig, {}),
+        click.Option(
+            ["--resume"], type=PATH, help="checkpoint, or folder of them, to continue from"
+        ),
+        click.Option(
+            ["--prompt"],
+            help="answered before and after training (default: the start of the held-out text)",
+        ),
+    ],
+)

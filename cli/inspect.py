@@ -1,0 +1,77 @@
+"""`pyggml inspect`: metadata, tensors, and the plan of a training step, of which nothing is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+
+import click
+import numpy as np
+
+from pyggml import gguf, load
+from pyggml.cli.options import PATH, SETTINGS
+from pyggml.cli.show import count, plural, printable, row, say, size
+from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora.passes import Passes
+
+_SHOWN = 60  # characters of a value
+
+
+@click.command("inspect", context_settings=SETTINGS)
+@click.option("-m", "--model", type=PATH, required=True, help="any GGUF file")
+@click.option("--tensors", is_flag=True, help="list the tensors")
+@click.option("--plan", is_flag=True, help="plan one pass of LoRA training, without running it")
+@click.option("--ctx", type=click.IntRange(min=2), default=TrainConfig.ctx, show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), default=TrainConfig.batch, show_default=True)
+def command(model: Path, tensors: bool, plan: bool, ctx: int, batch: int) -> None:
+    """What is in a GGUF file, and with --plan what training it would take."""
+    with gguf.open(model) as file:
+        _say_file(file)
+        if tensors:
+            _say_tensors(file)
+    if plan:
+        _say_plan(model, ctx, batch)
+
+
+def _say_file(file: gguf.GGUFFile) -> None:
+    row("file", f"{file.path}, GGUF version {file.version}, {size(file.path.stat().st_size)}")
+    for key, field in file.metadata.items():
+        say(f"  {printable(key):<44} {_value(field)}")
+    by_type: dict[str, list[int]] = {}
+    for t in file.tensors.values():
+        by_type.setdefault(t.dtype.name, []).append(t.n_bytes)
+    n = sum(prod(t.shape) for t in file.tensors.values())
+    row("tensors", f"{plural(len(file.tensors), 'tensor')}, {count(n)} parameters")
+    for name, sizes in by_type.items():
+        say(f"  {name:<8} {len(sizes):5}  {size(sum(sizes))}")
+
+
+def _value(field: gguf.Field) -> str:
+    value = field.value
+    if isinstance(value, gguf.StringArray | np.ndarray):
+        some = ", ".join(repr(v) if isinstance(v, str) else str(v) for v in value[:4])
+        text = f"[{len(value)}] {some}" + (", …" if len(value) > 4 else "")
+    else:
+        text = repr(value)
+    text = printable(text)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _say_tensors(file: gguf.GGUFFile) -> None:
+    for t in file.tensors.values():
+        shape = " × ".join(str(n) for n in t.shape)
+        say(f"  {printable(t.name):<40} {t.dtype.name:<8} {shape:<16} {size(t.n_bytes)}")
+
+
+def _say_plan(path: Path, ctx: int, batch: int) -> None:
+    model = load(path)
+    adapter = attach(model, LoraConfig())
+    training = Passes(model, adapter.parameters, batch * ctx, fused=True).training
+    nodes = training.graph.nodes
+    row("plan", f"one pass over {plural(batch, 'window')} of {ctx} tokens, rank {LoraConfig.rank}")
+    row("", f"{size(training.n_bytes)} for the graph, {size(adapter.parameters.n_bytes)} for "
+            "adapter, gradient and optimiser")  # fmt: skip
+    row("", f"{len(nodes):,} nodes, of which {len(training.reused):,} overwrite a source")
+    for name, n in Counter(t.op.name for t in nodes if t.op is not None).most_common():
+        say(f"  {name:<24} {n:5}")

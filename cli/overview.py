@@ -1,0 +1,102 @@
+"""What a fine-tune will do, line by line, before it takes memory or time."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from pyggml._jit import max_threads
+from pyggml.cli.show import count, plural, printable, row, size
+from pyggml.errors import ConfigError
+from pyggml.gguf import GGUFFile
+from pyggml.lora import Adapter, Corpus, Dataset, Reserved, Trainer
+from pyggml.model import Model
+
+
+def n_parameters(file: GGUFFile) -> int:
+    return sum(prod(t.shape) for t in file.tensors.values())
+
+
+def weight_types(file: GGUFFile) -> str:
+    """The types by their share of the file's tensor bytes: Q4_K 61 %, Q6_K 39 %."""
+    n_bytes: Counter[str] = Counter()
+    for t in file.tensors.values():
+        n_bytes[t.dtype.name] += t.n_bytes
+    whole = max(n_bytes.total(), 1)
+    return ", ".join(
+        f"{name} {100 * n / whole:.0f} %" for name, n in n_bytes.most_common() if n >= whole / 200
+    )
+
+
+def say_model(model: Model) -> None:
+    c, file = model.config, model.file
+    name = printable(str(file.get("general.name", file.path.name)))[:60]
+    parts = [
+        f"{name} ({c.architecture}), {count(n_parameters(file))} parameters",
+        f"{plural(c.n_layer, 'block')}, context {c.n_ctx:,}",
+    ]
+    row("model", ", ".join(parts))
+    row("", f"{weight_types(file)}; {size(file.path.stat().st_size)}")
+
+
+def say_adapter(model: Model, adapter: Adapter) -> None:
+    n, whole = adapter.parameters.n_trained, n_parameters(model.file)
+    c = adapter.config
+    row(
+        "adapter",
+        f"rank {c.rank}, alpha {c.alpha:g}, on {plural(len(adapter.pairs), 'matrix', 'matrices')}: "
+        f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's",
+    )
+
+
+def say_data(path: Path, corpus: Corpus) -> None:
+    held_out = corpus.validation
+    parts = [
+        f"{path.name}: {_n_targets(corpus.train):,} tokens to train on",
+        f"{plural(len(corpus.train), 'window')} of {corpus.train.ctx}",
+        f"{len(held_out) if held_out else 0:,} held out",
+    ]
+    row("data", ", ".join(parts))
+
+
+def _n_targets(part: Dataset) -> int:
+    return part.n_targets(np.arange(len(part)))
+
+
+def say_memory(reserved: Reserved) -> None:
+    """ConfigError if the machine has less than what is not mapped."""
+    own = reserved.arena + reserved.parameters
+    row(
+        "memory",
+        f"{size(own)}: {size(reserved.arena)} for the graph, {size(reserved.parameters)} for "
+        f"adapter, gradient and optimiser; {size(reserved.weights)} of weights stay in the file",
+    )
+    there = _physical_memory()
+    if there is not None and own > there:
+        raise ConfigError(
+            f"the run needs {size(own)} of memory and this machine has {size(there)}: "
+            "a smaller --batch or --ctx needs less"
+        )
+
+
+def _physical_memory() -> int | None:
+    """Bytes, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def say_steps(trainer: Trainer) -> None:
+    c, done = trainer.config, trainer.progress.step
+    threads = min(c.threads or max_threads(), max_threads())
+    start = f", {done:,} of them done" if done else ""
+    row(
+        "steps",
+        f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
+        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(threads, 'thread')}",
+    )

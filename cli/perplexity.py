@@ -1,0 +1,48 @@
+"""`pyggml perplexity`: text → the running perplexity, then its final estimate and error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import click
+
+from pyggml import load
+from pyggml._jit import max_threads, set_threads
+from pyggml.cli.options import PATH, SETTINGS, model_options
+from pyggml.cli.show import plural, say, span
+from pyggml.errors import DataError
+from pyggml.lora import perplexity
+
+
+@click.command("perplexity", context_settings=SETTINGS)
+@model_options
+@click.option("-f", "--file", "text", type=PATH, required=True, help="UTF-8 text")
+@click.option(
+    "--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="tokens of a chunk"
+)
+def command(
+    model: Path, lora: Path | None, threads: int, compute: str, text: Path, ctx: int
+) -> None:
+    """How well a model predicts a text, as llama.cpp's tool of this name computes it."""
+    opened = load(model, lora, compute)
+    set_threads(threads or max_threads())
+    began = perf_counter()
+    for so_far in perplexity(opened, _read(text), ctx):
+        if so_far.chunk == 1:
+            whole = span((perf_counter() - began) * so_far.n_chunks)
+            about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens, at most {whole}"
+            print(about, file=sys.stderr, flush=True)
+        say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
+    say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 at byte {error.start}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read: {reason}") from None

@@ -1,0 +1,48 @@
+"""`pyggml quantize`: one line a tensor, then the sizes of both files."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import click
+
+from pyggml import gguf
+from pyggml._jit import max_threads, set_threads
+from pyggml.cli.options import PATH, SETTINGS, threads_option
+from pyggml.cli.paths import check_output
+from pyggml.cli.show import printable, say, size
+from pyggml.dtypes import DType
+from pyggml.quants import FILE_TYPES
+from pyggml.requantize import requantize
+
+
+@click.command("quantize", context_settings=SETTINGS)
+@click.argument("source", metavar="IN.gguf", type=PATH)
+@click.argument("target", metavar="OUT.gguf", type=PATH)
+@click.argument("file_type", metavar="TYPE")
+@threads_option
+def command(source: Path, target: Path, file_type: str, threads: int) -> None:
+    """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does."""
+    check_output(target, {"file to read from": source})
+    set_threads(threads or max_threads())
+    with gguf.open(source) as file:
+        infos = dict(file.tensors)
+    number = iter(range(1, len(infos) + 1))
+
+    def show(name: str, old: DType, new: DType) -> None:
+        shape, before = infos[name].shape, infos[name].n_bytes
+        after = prod(shape[:-1]) * new.row_bytes(shape[-1])
+        sizes = f"{size(before)} → {size(after)}"
+        kept = old is new
+        say(
+            f"[{next(number):4}/{len(infos)}] {printable(name):<32} {shape!s:<16} "
+            + (f"{old.name} kept" if kept else f"{old.name} → {new.name}, {sizes}")
+        )
+
+    requantize(source, target, file_type.upper(), show)
+    before, after = source.stat().st_size, target.stat().st_size
+    say(f"{source}: {size(before)}\n{target}: {size(after)}, {100 * after / before:.0f} %")
+
+
+command.help = f"{command.help}\n\nTYPE is one of {', '.join(FILE_TYPES)}."
