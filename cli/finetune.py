@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 import numpy as np
-
-from pyggml import load
 from pyggml.cli import demo, overview
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.options import PATH, SETTINGS, given_settings, settings_options
@@ -19,10 +17,12 @@ from pyggml.cli.paths import check_output, check_space
 from pyggml.cli.progress import Meter, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import compare, prompt_ids
-from pyggml.cli.show import row, say, size, span
-from pyggml.errors import CheckpointError, ConfigError, PyggmlError
+from pyggml.cli.show import row, say, size
 from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, read_corpus
 from pyggml.lora.checkpoint import existing
+
+from pyggml import load
+from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 
 LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes

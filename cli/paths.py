@@ -1,5 +1,4 @@
-"""Is an output possible? Asked before the work, so that no run ends without a place for its result.
-"""
+"""Is an output possible? Asked before the work, so that no run ends without a place for its result."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pyggml.cli.show import size
+
 from pyggml.errors import ConfigError
 
 
@@ -46,6 +46,4 @@ def check_space(path: Path, n_bytes: int) -> None:
     """ConfigError if the disk of `path` has less room than that."""
     free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
-        raise ConfigError(
-            f"{path}: needs {size(n_bytes)}, but its disk has {size(free)} left"
-        )
+        raise ConfigError(f"{path}: needs {size(n_bytes)}, but its disk has {size(free)} left")

@@ -7,13 +7,13 @@ from pathlib import Path
 from time import perf_counter
 
 import click
+from pyggml.cli.options import PATH, SETTINGS, model_options
+from pyggml.cli.show import plural, say, span
+from pyggml.lora import perplexity
 
 from pyggml import load
 from pyggml._jit import max_threads, set_threads
-from pyggml.cli.options import PATH, SETTINGS, model_options
-from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
-from pyggml.lora import perplexity
 
 
 @click.command("perplexity", context_settings=SETTINGS)
@@ -32,7 +32,7 @@ def command(
     for so_far in perplexity(opened, _read(text), ctx):
         if so_far.chunk == 1:
             whole = span((perf_counter() - began) * so_far.n_chunks)
-            about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens, at most {whole}"
+            about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens, some {whole}"
             print(about, file=sys.stderr, flush=True)
         say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
     say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-
 from pyggml.cli.show import printable, say
+from pyggml.lora import Corpus, Dataset
+
 from pyggml.errors import ConfigError
 from pyggml.generate import Sampling, generate
-from pyggml.lora import Corpus, Dataset
 from pyggml.model import Model
 
 N_TOKENS = 60
@@ -24,16 +24,16 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus) -> np.ndarray:
         return _from_text(model, corpus.validation or corpus.train)
     ids = model.tokenizer.encode(prompt, parse_special=True)
     if not 0 < len(ids) < model.config.n_ctx:
-        raise ConfigError(
-            f"the prompt has {len(ids)} tokens, wanted 1 to {model.config.n_ctx - 1}"
-        )
+        raise ConfigError(f"the prompt has {len(ids)} tokens, wanted 1 to {model.config.n_ctx - 1}")
     return model.checked(ids)
 
 
 def _from_text(model: Model, windows: Dataset) -> np.ndarray:
     """From the start of the first document's first whole line, if one starts in the window."""
     ids = windows.tokens[0][windows.documents[0] == windows.documents[0, 0]]
-    lines = [i for i in range(1, len(ids)) if model.tokenizer.token_bytes(int(ids[i - 1]))[-1:] == b"\n"]
+    lines = [
+        i for i in range(1, len(ids)) if model.tokenizer.token_bytes(int(ids[i - 1]))[-1:] == b"\n"
+    ]
     first = next((i for i in lines if i + N_PROMPT <= len(ids)), 0)
     return ids[first : first + N_PROMPT]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import click
 import numpy as np
+from pyggml.cli.options import SETTINGS, threads_option
+from pyggml.cli.show import say, span
+from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 
 from pyggml import gguf, load
 from pyggml._jit import max_threads, set_threads
-from pyggml.cli.options import SETTINGS, threads_option
-from pyggml.cli.show import row, span
 from pyggml.dtypes import F32
 from pyggml.generate import Session
-from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, ModelConfig
 from pyggml.models.config import RopeConfig
 from pyggml.quants import FILE_TYPES
@@ -39,18 +39,18 @@ def command(threads: int) -> None:
     """
     set_threads(threads or max_threads())
     began = perf_counter()
-    work = [(name, "F32") for name in ARCHITECTURES]
-    work += [(next(iter(ARCHITECTURES)), file_type) for file_type in FILE_TYPES]
+    first, *others = ARCHITECTURES
+    work = [(first, t) for t in FILE_TYPES] + [(name, next(iter(FILE_TYPES))) for name in others]
     with tempfile.TemporaryDirectory(prefix="pyggml-", ignore_cleanup_errors=True) as folder:
-        for number, (architecture, file_type) in enumerate(dict.fromkeys(work), 1):
+        for number, (architecture, file_type) in enumerate(work, 1):
+            say(f"{number:2}/{len(work)} {architecture:<8} {file_type:<8} ", end="")
             started = perf_counter()
             plain, packed = Path(folder, f"{architecture}.gguf"), Path(folder, f"{number}.gguf")
             _write(plain, _config(architecture))
             requantize(plain, packed, file_type)
             _use(packed, threads)
-            took = span(perf_counter() - started)
-            row(f"{number}/{len(set(work))}", f"{architecture:<8} {file_type:<8} {took:>10}")
-    row("ready", f"after {span(perf_counter() - began)}")
+            say(span(perf_counter() - started))
+    say(f"ready after {span(perf_counter() - began)}")
 
 
 def _config(architecture: str) -> ModelConfig:

@@ -13,15 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from pyggml.cli.demo import BASE, TEXT
+from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
+from pyggml.lora.optim import AdamW
 
 import pyggml
 from pyggml import Model, gguf, models
 from pyggml.alloc import plan
 from pyggml.backward import build_backward
-from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
-from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
-from pyggml.lora.optim import AdamW
 from pyggml.model import fill
 from pyggml.models import Inputs, build, build_loss
 from pyggml.runtime import Program, bind

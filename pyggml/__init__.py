@@ -4,8 +4,8 @@ stage                   verb             from → to
 pyggml.gguf             open             file → metadata + memory-mapped tensors
 pyggml.models           build            config, weights, token inputs → logits Tensor (a graph)
 pyggml.lora             attach           model → Adapter (A, B pairs) seen by every matched mul_mat
-pyggml.backward         build_backward   loss Tensor, parameters → gradient Tensors in the same graph
-pyggml.alloc            plan             Graph → Plan: offset of each tensor in one arena, peak bytes
+pyggml.backward         build_backward   loss Tensor, parameters → gradient Tensors, same graph
+pyggml.alloc            plan             Graph → Plan: offsets in one arena, peak bytes
 pyggml.runtime          compute          Plan → numbers, one bound kernel call per node
 pyggml.lora.optim       step             parameters, gradients → updated in place
 pyggml.lora.adapter     save             Adapter → GGUF that llama.cpp loads

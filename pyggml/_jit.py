@@ -26,6 +26,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba import carray, get_thread_id, prange, types
+from numba.core import config
 from numba.extending import intrinsic
 
 __all__ = [
@@ -45,7 +46,7 @@ __all__ = [
     "types",
 ]
 
-JIT: bool = not numba.config.DISABLE_JIT
+JIT: bool = not config.DISABLE_JIT
 SHARED = ("_jit.py", "_simd.py", "_tasks.py", "quants/bits.py", "gemm/microkernel.py")
 
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.
@@ -65,7 +66,7 @@ def _cache_dir() -> Path:
     digest = hashlib.sha256()
     stamp = (
         (numba.__version__, llvmlite.__version__, sys.version),
-        numba.config.BOUNDSCHECK,
+        config.BOUNDSCHECK,
         os.environ.get("PYGGML_ISA"),
     )
     digest.update(repr(stamp).encode())
@@ -76,16 +77,16 @@ def _cache_dir() -> Path:
     return _cache_root() / "pyggml" / digest.hexdigest()[:12]
 
 
-# Idle OpenMP threads sleep. If they spin, each small loop waits for a whole time slice (5 ms against
-# 7 µs, measured) whenever another process wants the core; read when OpenMP is first used.
+# Idle OpenMP threads sleep. If they spin, each small loop waits for a whole time slice (5 ms
+# against 7 µs, measured) whenever another process wants the core; read when OpenMP is first used.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 if "NUMBA_CACHE_DIR" not in os.environ:
-    numba.config.CACHE_DIR = str(_cache_dir())
+    config.CACHE_DIR = str(_cache_dir())
 if "NUMBA_THREADING_LAYER" not in os.environ:
     # OpenMP starts a loop in 2 to 14 µs, the built-in work queue in 180 µs (measured).
-    numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 _OPTIONS: dict[str, Any] = {
     "cache": True,
@@ -113,7 +114,7 @@ class Code:
     @cached_property
     def _compiled(self) -> Any:
         options = {"cache": True, "error_model": "numpy", "fastmath": _FASTMATH}
-        bounds = bool(numba.config.BOUNDSCHECK)
+        bounds = bool(config.BOUNDSCHECK)
         return numba.cfunc(self._signature, boundscheck=bounds, **options)(self.code)
 
     @property
@@ -152,12 +153,12 @@ def threads() -> int:
 
 def max_threads() -> int:
     """The most threads this process can use; per-thread scratch is planned for this many."""
-    return int(numba.config.NUMBA_NUM_THREADS)
+    return int(config.NUMBA_NUM_THREADS)
 
 
 def set_threads(n: int) -> None:
     """Use n threads from now on; n is clipped to what the process was started with."""
-    numba.set_num_threads(max(1, min(n, numba.config.NUMBA_NUM_THREADS)))
+    numba.set_num_threads(max(1, min(n, config.NUMBA_NUM_THREADS)))
 
 
 def check_threading_layer() -> None:

@@ -20,8 +20,16 @@ _ONE = np.float32(1)
 _TWO = np.float32(2)
 _HALF = np.float32(0.5)
 # Minimax polynomial of (e^r - 1 - r) / r² on |r| <= ln(2)/2 (coefficients as in Cephes' expf).
-_C5, _C4, _C3 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_C2, _C1, _C0 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_C5, _C4, _C3 = (
+    np.float32(1.9875691500e-4),
+    np.float32(1.3981999507e-3),
+    np.float32(8.3334519073e-3),
+)
+_C2, _C1, _C0 = (
+    np.float32(4.1665795894e-2),
+    np.float32(1.6666665459e-1),
+    np.float32(5.0000001201e-1),
+)
 
 # Taylor coefficients of tanh(x) / x in x².
 _T1, _T2, _T3, _T4 = (np.float32(t) for t in (-1 / 3, 2 / 15, -17 / 315, 62 / 2835))

@@ -30,7 +30,9 @@ class DType:
     def row_bytes(self, n: int) -> int:
         """Bytes of a row of n elements; QuantError if n is not a whole number of blocks."""
         if n % self.block:
-            raise QuantError(f"a row of {n} elements is not a multiple of {self.name}'s {self.block}")
+            raise QuantError(
+                f"a row of {n} elements is not a multiple of {self.name}'s {self.block}"
+            )
         return n // self.block * self.block_bytes
 
     def __repr__(self) -> str:
@@ -96,6 +98,4 @@ def dtype(name: str) -> DType:
     try:
         return DTYPES[name.upper()]
     except KeyError:
-        raise QuantError(
-            f"{name!r} is not a tensor type; known are {', '.join(DTYPES)}"
-        ) from None
+        raise QuantError(f"{name!r} is not a tensor type; known are {', '.join(DTYPES)}") from None

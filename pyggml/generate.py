@@ -76,6 +76,7 @@ class Session:
             fill(inputs, some, self.n_past)
             program()
             self.n_past += len(some)
+        assert out.data is not None
         return np.array(out.data[0])
 
     def _program(self, n_tokens: int) -> tuple[Program, Inputs, Tensor]:
@@ -111,4 +112,3 @@ def generate(
         yield token
         if i + 1 < n_tokens:
             logits = session.feed([token])
-

@@ -23,8 +23,8 @@ COMPUTE_TYPES = ("auto", "f32")
 class Model:
     """A model whose weights stay quantised and mapped. Make one with `pyggml.load`.
 
-    `adapters` are the low-rank updates that every graph built from now on sees; `pyggml.lora.attach`
-    adds to them.
+    `adapters` are the low-rank updates that every graph built from now on sees;
+    `pyggml.lora.attach` adds to them.
     """
 
     def __init__(self, file: gguf.GGUFFile, parts: Parts, compute: str) -> None:
@@ -86,7 +86,7 @@ def load(
     """Open a GGUF model, and a LoRA adapter for it.
 
     compute: "f32" multiplies exactly in float32; "auto" takes the fastest of what this CPU has.
-    Raises GGUFError, ModelError, AdapterError or ConfigError with one sentence that names the fault.
+    Raises GGUFError, ModelError, AdapterError or ConfigError: one sentence that names the fault.
     """
     if compute not in COMPUTE_TYPES:
         raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")

@@ -39,7 +39,12 @@ def requantize(
         metadata["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
         metadata["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
         tensors = [
-            (name, wanted[name], info.shape, partial(_converted, file, name, wanted[name], progress))
+            (
+                name,
+                wanted[name],
+                info.shape,
+                partial(_converted, file, name, wanted[name], progress),
+            )
             for name, info in file.tensors.items()
         ]
         gguf.write(target, metadata, tensors)

@@ -137,12 +137,9 @@ class NoGrad:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Arguments that an op must accept; tests and benchmarks draw on these.
+    """Arguments that an op must accept, as arrays or ready leaves, for tests and benchmarks."""
 
-    `grad` tells for which of the arrays a slope exists (integers and masks have none).
-    """
-
-    arrays: tuple[np.ndarray, ...]
+    arrays: tuple[np.ndarray | Tensor, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
 
 

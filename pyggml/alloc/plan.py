@@ -56,9 +56,7 @@ class _Planner:
                 self.offsets[s] = self.arena.take(s.n_bytes)
             self._scratch(node)
             self._release(i)
-        return Plan(
-            self.graph, self.offsets, self.work, self.reused, self.lives, self.arena.peak
-        )
+        return Plan(self.graph, self.offsets, self.work, self.reused, self.lives, self.arena.peak)
 
     def _place(self, node: Tensor, i: int) -> None:
         source = reusable_source(node, i, self.lives) if self.reuse else None

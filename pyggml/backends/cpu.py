@@ -25,8 +25,10 @@ class CPU:
         return None
 
     def attach(self, tensor: Tensor, arena: np.ndarray, offset: int) -> None:
-        tensor.data = arena[offset : offset + tensor.n_bytes].view(tensor.dtype.numpy).reshape(
-            _stored_shape(tensor)
+        tensor.data = (
+            arena[offset : offset + tensor.n_bytes]
+            .view(tensor.dtype.numpy)
+            .reshape(_stored_shape(tensor))
         )
 
     def bind(self, node: Tensor, work: np.ndarray) -> Call:

@@ -43,7 +43,7 @@ def _scratch(work: np.ndarray, packed: int) -> tuple[np.ndarray, np.ndarray]:
 def mul_mat(
     y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, work: np.ndarray, accumulate: bool
 ) -> Call:
-    """y (T, N) (+)= x (T, K) · wᵀ; float32, y contiguous, x with whole rows, w (N, row) of any type."""
+    """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows, w (N, row) of any type."""
     shape = (x.shape[0], w.shape[0], x.shape[1])
     return _with_weight(product.forward, twin.forward, y, x, w, dtype, shape, work, accumulate)
 
@@ -92,9 +92,7 @@ def strided(
     packed, tiles = _scratch(work, size)
     shape = (n_batches, n_rows, n_out, depth)
     flat = c.reshape(-1), _flat(a), _flat(b)
-    return product.strided(
-        *flat, _steps(a), _steps(b), repeats, shape, accumulate, packed, tiles
-    )
+    return product.strided(*flat, _steps(a), _steps(b), repeats, shape, accumulate, packed, tiles)
 
 
 def _steps(a: np.ndarray) -> tuple[int, int, int]:

@@ -58,7 +58,7 @@ def side_shapes(n_heads: int, n: int, d: int) -> tuple[tuple[int, int, int], tup
 
 
 def scratch_floats(d: int) -> int:
-    """Floats one thread needs: two packed groups, two tiles, their transpose, two sums, two rows."""
+    """Floats one thread needs: two packed groups, three tiles, two sums, two rows."""
     return MR * (2 * d + 2 * padded(d, PANEL) + 2) + 3 * (PADDED_MR * BLOCK + LANES)
 
 
@@ -230,9 +230,7 @@ def _forward_task(frame, task, thread):
 
 
 @kernel
-def _dq_group(
-    dq, q, do, span, lse, delta, scale, head, first, k_rows, k_columns, v_columns, mine
-):
+def _dq_group(dq, q, do, span, lse, delta, scale, head, first, k_rows, k_columns, v_columns, mine):
     n_queries, _, d = q.shape
     n = min(MR, n_queries - first)
     wide, size = k_rows.shape[1], PADDED_MR * BLOCK + LANES
@@ -281,16 +279,14 @@ def _dkv_tile(s, dp, low, high, lse, delta, scale, key, n_keys):
 @kernel
 def _any_sees(low, high, start, stop):
     """Whether any range [low, high) meets the keys [start, stop)."""
+    found = False
     for j in range(low.shape[0]):
-        if low[j] < stop and high[j] > start:
-            return True
-    return False
+        found |= low[j] < stop and high[j] > start
+    return found
 
 
 @kernel
-def _dkv_group(
-    dk, dv, k, v, ends, lse, delta, scale, key_head, first, q_side, do_side, mine
-):
+def _dkv_group(dk, dv, k, v, ends, lse, delta, scale, key_head, first, q_side, do_side, mine):
     d, n_queries = k.shape[2], ends.shape[1]
     wide, size = q_side[0].shape[2], PADDED_MR * BLOCK + LANES
     repeats = lse.shape[0] // k.shape[1]

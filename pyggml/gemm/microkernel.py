@@ -64,7 +64,9 @@ def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
     """
 
     @intrinsic
-    def tile_product(typing: Any, a: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, acc: Any) -> Any:
+    def tile_product(
+        typing: Any, a: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, acc: Any
+    ) -> Any:
         signature = types.void(*(types.intp,) * 7)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -6,8 +6,8 @@ strided    c[M, N]  (+)= a[M, K] · b[N, K]ᵀ   float32, any strides, batches
 
 The side that the microkernel broadcasts (x, dy, a) is packed once: groups of MR rows, interleaved
 as (depth, MR). The other side is unpacked tile by tile into a thread's scratch, once per call, and
-used for all tokens. Every sum runs in an order that depends on the shapes only, so that threads do not
-change it. Matrices of float32 come as one flat array with strides in elements.
+used for all tokens. Every sum runs in an order that depends on the shapes only, so that threads do
+not change it. Matrices of float32 come as one flat array with strides in elements.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def _pack_group(packed, x, start, row_step, column_step, n_rows, depth, group):
         return
     if column_step == 1 and first + PADDED_MR <= n_rows:
         done = (depth - 1) // LANES * LANES
-        _interleave(mine.ctypes.data, x.ctypes.data + (start + first * row_step) * 4, row_step, done)
+        _interleave(
+            mine.ctypes.data, x.ctypes.data + (start + first * row_step) * 4, row_step, done
+        )
     for i in range(MR):
         inside = first + i < n_rows
         for k in range(done, depth):

@@ -1,4 +1,4 @@
-"""The slow twins: unpack the whole matrix, let NumPy multiply. The oracle of pyggml.gemm.product."""
+"""The slow twins: unpack the whole matrix, let NumPy multiply. Oracle of pyggml.gemm.product."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from pyggml.dtypes import DType
 from pyggml.quants import dequantize
 
 
-def forward(
-    y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool
-) -> None:
+def forward(y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool) -> None:
     """y (+)= x · wᵀ."""
     _put(y, x @ dequantize(w, dtype.name).T, accumulate)
 
 
-def backward(
-    dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool
-) -> None:
+def backward(dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool) -> None:
     """dx (+)= dy · w."""
     _put(dx, dy @ dequantize(w, dtype.name), accumulate)
 

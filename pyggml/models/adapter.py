@@ -73,9 +73,7 @@ def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
     return bases
 
 
-def _misfit(
-    base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts
-) -> str | None:
+def _misfit(base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts) -> str | None:
     weight = parts.weights.get(base)
     if weight is None:
         return f"{base[:60]} is no tensor of the model"

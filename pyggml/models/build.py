@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
 from pyggml.models.architecture import Architecture
-from pyggml.models.config import ModelConfig, read_config
+from pyggml.models.config import ModelConfig, read_config, short
 from pyggml.models.llama import LLAMA
 from pyggml.models.net import Cache, Inputs, LoraPairs, Net
 from pyggml.models.qwen2 import QWEN2
@@ -43,9 +43,9 @@ def read(file: GGUFFile) -> Parts:
     of range and tensors that are missing, misshapen or of an unknown type.
     """
     name = file.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{file.path}: architecture {name!r} is not known; known are {known}")
+        raise ModelError(f"{file.path}: architecture {short(name)} is not known; known are {known}")
     split = file.get("split.count", 0)
     if isinstance(split, int) and split > 1:
         raise ModelError(f"{file.path}: is one of {split} split files, wanted a whole model")

@@ -71,7 +71,7 @@ class _Reader:
             return default
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
             return value
-        found = "missing" if value is None else _short(value)
+        found = "missing" if value is None else short(value)
         self.faults.append(f"{self.architecture}.{key} is {found}, wanted 1 to {most}")
         return 1
 
@@ -82,7 +82,7 @@ class _Reader:
             return default
         if isinstance(value, int | float) and low <= value <= high:
             return float(value)
-        found = "missing" if value is None else _short(value)
+        found = "missing" if value is None else short(value)
         self.faults.append(f"{self.architecture}.{key} is {found}, wanted {low:g} to {high:g}")
         return low
 
@@ -92,12 +92,12 @@ class _Reader:
             return default
         if value in known:
             return str(value)
-        found, wanted = _short(value), ", ".join(known)
+        found, wanted = short(value), ", ".join(known)
         self.faults.append(f"{self.architecture}.{key} is {found}, known are {wanted}")
         return default
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """A hostile value in a few characters."""
     if isinstance(value, np.ndarray | StringArray):
         return f"an array of {len(value)}"
@@ -138,7 +138,7 @@ def read_config(file: GGUFFile, architecture: str) -> ModelConfig:
             f"rope.dimension_count is {config.rope.n_dims}, wanted even and at most {n_embd_head}"
         )
     if r.faults:
-        raise ModelError(f"{file.path}: " + "; ".join(r.faults))
+        raise ModelError(f"{file.path}: " + "; ".join(dict.fromkeys(r.faults)))
     return config
 
 
@@ -167,7 +167,5 @@ def _read_rope(r: _Reader, n_embd_head: int) -> RopeConfig:
         freq_scale=freq_scale,
         ext_factor=1.0 if yarn else 0.0,
         attn_factor=attn_factor,
-        n_ctx_orig=r.count(
-            "rope.scaling.original_context_length", r.count("context_length")
-        ),
+        n_ctx_orig=r.count("rope.scaling.original_context_length", r.count("context_length")),
     )

@@ -1,10 +1,10 @@
 """Fused attention with exact gradients and no (n_queries, n_keys) matrix.
 
-flash_attn_ext(q, k, v, span)   o_i = Σ_j softmax_j(scale · q_i·k_j) v_j  over span_i0 <= j < span_i1
+flash_attn_ext(q, k, v, span)   o_i = Σ_j softmax_j(scale · q_i·k_j) v_j, span_i0 <= j < span_i1
 flash_attn_back                 dq, dk, dv; δ_i = do_i·o_i, ds = p·(do·v − δ)
 
-A query sees one range of keys. That covers causal masks, sliding windows, several sequences laid one
-after the other in a batch, and a cache that is filled so far; memory is linear in the tokens.
+A query sees one range of keys. That covers causal masks, sliding windows, several sequences laid
+one after the other in a batch, and a cache filled so far; memory is linear in the tokens.
 The unfused twin is soft_max between two mul_mats.
 """
 
@@ -183,7 +183,12 @@ def _flash_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _flash_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for t, s, h, hk, d in ((1, 3, 2, 1, 4), (5, 5, 2, 2, 8), (29, 29, 4, 2, 20), (150, 150, 2, 1, 64)):
+    for t, s, h, hk, d in (
+        (1, 3, 2, 1, 4),
+        (5, 5, 2, 2, 8),
+        (29, 29, 4, 2, 20),
+        (150, 150, 2, 1, 64),
+    ):
         q, k, v = (rng.standard_normal(x) for x in ((t, h, d), (s, hk, d), (s, hk, d)))
         last = np.arange(s - t, s) + 1
         causal = np.stack([np.zeros(t), last], axis=1)
@@ -209,7 +214,15 @@ FLASH_ATTN_EXT = op(
 
 
 def _back_spec(
-    q: Tensor, k: Tensor, v: Tensor, span: Tensor, o: Tensor, lse: Tensor, do: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    span: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    *,
+    scale: float,
 ) -> Spec:
     _flash_spec(q, k, v, span, scale=scale)
     if do.shape != q.shape or o.shape != q.shape:
@@ -233,15 +246,16 @@ def _back_work(node: Tensor) -> int:
 def _back_run(site: Site) -> Call:
     q, k, v, span, o, lse, do = site.src
     scale = np.float32(site.node.params["scale"])
-    outs = (site.out, *site.saved)
+    dk, dv = site.saved
     if not _tiled(q.shape[0]):
-        return _plain_back, (*outs, q, k, v, span, o, lse, do, scale)
+        return _plain_back, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
     carve = _Carver(site.work)
     delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
     sides = [carve.side(site.node.src[i]) for i in (0, 6, 1, 2)]
     scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
-    arrays = (*outs, q, k, v, span, o, lse, do)
-    return flash.backward(*arrays, scale, delta, ends, sides, scratch)
+    return flash.backward(
+        site.out, dk, dv, q, k, v, span, o, lse, do, scale, delta, ends, sides, scratch
+    )
 
 
 def _back_ref(
@@ -265,7 +279,7 @@ def _back_ref(
 
 def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for s in _flash_samples(rng):
-        q, k, v, span = s.arrays
+        q, k, v, span = (np.asarray(a) for a in s.arrays)
         scale = s.params["scale"]
         kk = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
         scores = np.einsum("thd,shd->hts", q, kk) * scale

@@ -134,7 +134,8 @@ def _each(calls: list[Call]) -> None:
 
 
 def _mul_mat_run(site: Site) -> Call:
-    return _mul_mat_call(site, *site.src, accumulate=False)
+    w, x = site.src
+    return _mul_mat_call(site, w, x, accumulate=False)
 
 
 def _mul_mat_work(node: Tensor) -> int:

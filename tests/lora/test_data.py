@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyggml.lora import read_corpus
 
 from pyggml.errors import DataError
-from pyggml.lora import read_corpus
 
 
 class Letters:

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from pyggml.lora import perplexity
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
-from pyggml.lora import perplexity
 
 
 class Numbers:

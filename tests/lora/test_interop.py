@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
-import pyggml
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
+
+import pyggml
 
 pytestmark = pytest.mark.interop
 

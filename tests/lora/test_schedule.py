@@ -3,7 +3,6 @@
 from math import cos, pi
 
 import pytest
-
 from pyggml.lora import TrainConfig
 from pyggml.lora.schedule import Schedule
 

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import pyggml
-from pyggml.errors import CheckpointError, ConfigError, DataError, NoGradientError, PyggmlError
 from pyggml.lora import (
     CheckpointReport,
     LoraConfig,
@@ -20,6 +17,9 @@ from pyggml.lora import (
     loss_and_grads,
 )
 from pyggml.lora.optim import AdamW
+
+import pyggml
+from pyggml.errors import CheckpointError, ConfigError, DataError, NoGradientError, PyggmlError
 
 LENGTHS = [30, 12, 7, 25, 9, 18, 22, 14]  # of documents; the last one is held out
 
@@ -59,7 +59,7 @@ def test_a_step_s_gradient_is_that_of_its_window(trainer_of):
     fresh = trainer_of(seed=3).model
     trainer.run(events.append)
     batch = next(train.batches([window], 1))
-    total, grads = 0.0, {name: 0.0 for name in trainer.parameters.tensors}
+    total, grads = 0.0, dict.fromkeys(trainer.parameters.tensors, 0.0)
     for start in np.unique(batch.span[batch.weights > 0, 0]):
         inside = np.flatnonzero((batch.span[:, 0] == start) & (batch.weights > 0))
         ids = [*batch.tokens[inside], batch.targets[inside[-1]]]

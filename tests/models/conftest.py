@@ -36,38 +36,38 @@ def golden(golden_file):
     return load
 
 
-SIZES = {"n_embd": 16, "n_ff": 24, "n_head": 4, "n_kv": 2, "d": 4, "n_vocab": 11, "n_layer": 2}
+SIZES = {"n_embd": 16, "n_ff": 24, "n_head": 4, "n_kv": 2, "n_vocab": 11, "n_layer": 2}
 
 
-def metadata(architecture):
+def metadata(architecture, sizes):
     keys = {
         "context_length": 64,
-        "embedding_length": SIZES["n_embd"],
-        "block_count": SIZES["n_layer"],
-        "feed_forward_length": SIZES["n_ff"],
-        "attention.head_count": SIZES["n_head"],
-        "attention.head_count_kv": SIZES["n_kv"],
+        "embedding_length": sizes["n_embd"],
+        "block_count": sizes["n_layer"],
+        "feed_forward_length": sizes["n_ff"],
+        "attention.head_count": sizes["n_head"],
+        "attention.head_count_kv": sizes["n_kv"],
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
     own = {f"{architecture}.{key}": value for key, value in keys.items()}
     return {"general.architecture": architecture} | own
 
 
-def shapes(architecture):
+def shapes(architecture, sizes):
     """Every tensor of a tiny model with an output matrix of its own."""
-    e, f, d = SIZES["n_embd"], SIZES["n_ff"], SIZES["d"]
-    q, kv = SIZES["n_head"] * d, SIZES["n_kv"] * d
+    e, f, d = sizes["n_embd"], sizes["n_ff"], sizes["n_embd"] // sizes["n_head"]
+    kv = sizes["n_kv"] * d
     found = {
-        "token_embd.weight": (SIZES["n_vocab"], e),
+        "token_embd.weight": (sizes["n_vocab"], e),
         "output_norm.weight": (e,),
-        "output.weight": (SIZES["n_vocab"], e),
+        "output.weight": (sizes["n_vocab"], e),
     }
-    block = {"attn_norm": (e,), "ffn_norm": (e,), "attn_q": (q, e), "attn_k": (kv, e)}
-    block |= {"attn_v": (kv, e), "attn_output": (e, q)}
+    block = {"attn_norm": (e,), "ffn_norm": (e,), "attn_q": (e, e), "attn_k": (kv, e)}
+    block |= {"attn_v": (kv, e), "attn_output": (e, e)}
     block |= {"ffn_gate": (f, e), "ffn_up": (f, e), "ffn_down": (e, f)}
     if architecture == "qwen3":
         block |= {"attn_q_norm": (d,), "attn_k_norm": (d,)}
-    for i in range(SIZES["n_layer"]):
+    for i in range(sizes["n_layer"]):
         found |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
     return found
 
@@ -76,9 +76,9 @@ def shapes(architecture):
 def tiny(tmp_path):
     """Write a tiny random model with some keys and tensors changed; None leaves one out."""
 
-    def write(architecture="llama", keys=None, tensors=None):
-        values = metadata(architecture) | (keys or {})
-        wanted = shapes(architecture) | (tensors or {})
+    def write(architecture="llama", keys=None, tensors=None, **sizes):
+        values = metadata(architecture, SIZES | sizes) | (keys or {})
+        wanted = shapes(architecture, SIZES | sizes) | (tensors or {})
         rng = np.random.default_rng(0)
         sources = []
         for name, shape in wanted.items():
