@@ -43,7 +43,7 @@ class Job:
 
 def _finetune(**given: Any) -> int:
     job = _job(given)
-    check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
+    _check_places(job)
     model = load(job.model, compute=job.train.compute)
     overview.say_model(model)
     adapter = attach(model, job.lora)
@@ -52,7 +52,7 @@ def _finetune(**given: Any) -> int:
     corpus = read_corpus(job.data, model.tokenizer, job.train.ctx, job.train.val_split)
     overview.say_data(job.data, corpus)
     prompt = prompt_ids(model, job.prompt, corpus)
-    trainer = Trainer(model, adapter.parameters, corpus, job.train, fused=not _trains_head(adapter))
+    trainer = Trainer(model, adapter.parameters, corpus, job.train)
     if job.resume is not None:
         trainer.resume(_checkpoint(job.resume))
     overview.say_memory(trainer.reserve())
@@ -74,19 +74,18 @@ def _train(
                 meter.add(event)
                 shown(event)
 
-            finished = trainer.run(report)
+            try:
+                finished = trainer.run(report)
+            except PyggmlError as error:
+                raise PyggmlError(f"{error}{_rescued(adapter, meter, job.output)}") from error
         _say_result(meter)
-        saved = _save(adapter, job.output)
+        _save(adapter, meter, job.output)
     if not finished:
         _say_how_to_resume(trainer, given)
         return STOPPED
     compare(trainer.model, prompt)
-    _say_how_to_use(job.model, saved)
+    _say_how_to_use(job.model, job.output)
     return 0
-
-
-def _trains_head(adapter: Adapter) -> bool:
-    return "output.weight" in adapter.pairs
 
 
 # -- what was asked for -------------------------------------------------------------------------
@@ -95,16 +94,26 @@ def _trains_head(adapter: Adapter) -> bool:
 def _job(given: dict[str, Any]) -> Job:
     if given["demo"]:
         demo.check()
-        defaults = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
-        defaults |= {"prompt": demo.PROMPT} | demo.SETTINGS
+        defaults: dict[str, Any] = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
+        defaults |= {"prompt": demo.PROMPT, **demo.SETTINGS}
         given |= {name: value for name, value in defaults.items() if given[name] is None}
     flags = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
     missing = [flag for name, flag in flags.items() if given[name] is None]
     if missing:
         raise ConfigError(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
-    train = TrainConfig(**given_settings(TrainConfig, {}, given))
-    lora = LoraConfig(**given_settings(LoraConfig, LORA_FLAGS, given))
-    return Job(*(given[n] for n in ("model", "data", "output", "resume", "prompt")), lora, train)
+    return Job(
+        **{name: given[name] for name in (*flags, "resume", "prompt")},
+        lora=LoraConfig(**given_settings(LoraConfig, LORA_FLAGS, given)),
+        train=TrainConfig(**given_settings(TrainConfig, {}, given)),
+    )
+
+
+def _check_places(job: Job) -> None:
+    """What would fail after hours fails now."""
+    check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
+    folder = job.train.checkpoint_dir
+    if folder is not None and Path(folder).exists():
+        check_output(Path(folder, "step.gguf"), {})
 
 
 def _checkpoint(path: Path) -> Path:
@@ -121,9 +130,9 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _say_result(meter: Meter) -> None:
-    if meter.first is None or meter.last is None:
+    if meter.last is None:
         return
-    change = f"loss {meter.first.loss:.4f} → {meter.loss:.4f}"
+    change = "loss {:.4f} → {:.4f}".format(*meter.ends())
     if len(meter.validations) > 1:
         first, last = meter.validations[0], meter.validations[-1]
         change += f", validation {first.loss:.4f} → {last.loss:.4f}"
@@ -131,20 +140,26 @@ def _say_result(meter: Meter) -> None:
     row("result", f"step {meter.last.step} of {meter.last.n_steps}: {change}")
 
 
-def _save(adapter: Adapter, path: Path) -> Path:
-    """Where the adapter was written: `path`, or if that fails a temporary folder, so that the
-    work is not lost; the error then says where."""
+def _save(adapter: Adapter, meter: Meter, path: Path) -> None:
     try:
         adapter.save(path)
     except PyggmlError as error:
-        spare = Path(tempfile.mkdtemp(prefix="pyggml-")) / path.name
-        try:
-            adapter.save(spare)
-        except PyggmlError:
-            raise error from None
-        raise PyggmlError(f"{error}; the adapter was saved as {spare}") from None
+        raise PyggmlError(f"{error}{_rescued(adapter, meter, path)}") from error
     row("adapter", f"{path}, {size(path.stat().st_size)}")
-    return path
+
+
+def _rescued(adapter: Adapter, meter: Meter, path: Path) -> str:
+    """Save the last step's adapter in a temporary folder, so that an error costs no work; a clause
+    that says where, or nothing if there was no step or no room."""
+    if meter.last is None:
+        return ""
+    spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
+    try:
+        adapter.save(spare)
+    except PyggmlError:
+        spare.parent.rmdir()
+        return ""
+    return f"; the adapter of step {meter.last.step} was saved as {spare}"
 
 
 def _say_how_to_resume(trainer: Trainer, given: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 from pyggml.cli.run import STOPPED
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NOTE = b"\nstopping after this step; Ctrl-C again ends at once, and saves nothing\n"
+_NOTE = b"\nstopping after this step; Ctrl-C again ends at once, without saving\n"
 
 
 @contextmanager

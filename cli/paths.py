@@ -1,4 +1,4 @@
-"""Is an output possible? Asked before the work, so that no run ends without a place for its result."""
+"""Whether an output is possible, asked before the work: no run ends without a place for it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ class Meter:
         self.first: StepReport | None = None
         self.last: StepReport | None = None
         self.validations: list[ValidationReport] = []
+        self._losses = array("d")
         self._began = 0.0
         self._recent: deque[StepReport] = deque(maxlen=_RECENT)
 
@@ -39,12 +41,18 @@ class Meter:
             elif self.last is self.first:
                 self._recent.clear()
             self.last = report
+            self._losses.append(report.loss)
             self._recent.append(report)
 
     @property
     def loss(self) -> float:
         """Mean of the last steps."""
         return fmean(s.loss for s in self._recent)
+
+    def ends(self) -> tuple[float, float]:
+        """Mean loss of the first and of the last steps: so many that noise does not rule."""
+        n = max(1, min(_RECENT, len(self._losses) // 2))
+        return fmean(self._losses[:n]), fmean(self._losses[-n:])
 
     @property
     def tokens_per_second(self) -> float:
@@ -60,9 +68,11 @@ class Meter:
 
 
 def _first_step(step: StepReport) -> str:
-    n_left = step.n_steps - step.step
-    whole = f"at most {span(step.seconds * n_left)} for the other {n_left:,}" if n_left else "done"
-    return f"{span(step.seconds)} for the first, compiling included; {whole}"
+    """The estimate: an upper bound where kernels had to be compiled."""
+    took, n_left = f"{span(step.seconds)} for the first step", step.n_steps - step.step
+    if not n_left:
+        return took
+    return f"{took}; at that speed {span(step.seconds * n_left)} for the other {n_left:,}"
 
 
 class Display(Protocol):

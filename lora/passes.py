@@ -61,6 +61,12 @@ class Passes:
         """The plan of the loss and its gradients."""
         return self._plans[0]
 
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Training and validation, bound."""
+        self.bind()
+        return self._programs
+
     def bind(self) -> None:
         """Take the arena and bind both graphs to it, once."""
         if not self._programs:
@@ -76,7 +82,7 @@ class Passes:
         return self._run(1, batch)
 
     def _run(self, which: int, batch: Batch) -> float:
-        self.bind()
+        program = self.programs[which]
         pairs = (
             (self._inputs.tokens, batch.tokens),
             (self._inputs.positions, batch.positions),
@@ -87,14 +93,14 @@ class Passes:
         for t, values in pairs:
             assert t.data is not None
             t.data[:] = values
-        self._programs[which]()
+        program()
         loss = self._plans[which].graph.outputs[0]
         assert loss.data is not None
         return float(loss.data)
 
     def first_not_finite(self) -> str:
         """Run the last batch again and name the first node that gives NaN or infinity."""
-        program = self._programs[0]
+        program = self.programs[0]
         for node, (kernel, arguments) in zip(program.nodes, program.calls, strict=True):
             kernel(*arguments)
             if not _is_finite(node):

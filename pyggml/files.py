@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyggml.errors import PyggmlError
@@ -18,6 +18,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     (full disk, no such folder, no permission) becomes a PyggmlError that names `path`.
     """
     target = Path(path)
+    if not target.name or "\0" in str(target):
+        raise PyggmlError(f"{str(target)!r}: cannot be written: this is no name of a file")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         yield partial
@@ -28,7 +30,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         raise PyggmlError(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # most often it is gone; where it could not be made, too
+            partial.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

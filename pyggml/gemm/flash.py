@@ -8,8 +8,8 @@ dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij d
 
 q, o, do, dq are (T, H, D), k, v, dk, dv (S, HK, D), lse and δ (H, T). Head h uses key head
 h // (H / HK). A task owns MR rows of its result, so no two threads add to the same number.
-Before the tiles, the side the microkernel reads in vectors is copied to padded panels:
-rows (n, Dp) and columns (D, n); n is a multiple of BLOCK, Dp of PANEL, the padding is zero.
+Before the tiles, the side the microkernel reads in vectors is copied, padded with zeros: as rows
+(n, Dp), and as columns in panels (n / PANEL, D · PANEL); n is a multiple of BLOCK, Dp of PANEL.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def padded(n: int, to: int) -> int:
 def side_shapes(n_heads: int, n: int, d: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Shapes of the padded copies of an (n, n_heads, d) array: by rows and by columns."""
     long = padded(n, BLOCK)
-    return (n_heads, long, padded(d, PANEL)), (n_heads, d, long)
+    return (n_heads, long, padded(d, PANEL)), (n_heads, long // PANEL, d * PANEL)
 
 
 def scratch_floats(d: int) -> int:
@@ -79,12 +79,10 @@ def _pack_head(rows, columns, x, head, used):
         _fill(rows[t, d:], ZERO)
     for t in range(used, end):
         _fill(rows[t], ZERO)
-    for first in range(0, used, 16):  # in strips, so that a cache line of `columns` fills up
+    for t in range(end):
+        panel, lane = columns[t // PANEL], t % PANEL
         for i in range(d):
-            for t in range(first, min(first + 16, used)):
-                columns[i, t] = x[t, head, i]
-    for i in range(d):
-        _fill(columns[i, used:end], ZERO)
+            panel[i * PANEL + lane] = x[t, head, i] if t < used else ZERO
 
 
 @kernel
@@ -103,11 +101,11 @@ def _pack_group(packed, x, first, head):
 
 @kernel
 def _products(tile, packed, columns, first):
-    """tile (MR, BLOCK) = packed rows · columns[:, first : first + BLOCK]."""
-    d, ldb = columns.shape
+    """tile (MR, BLOCK) = packed rows · columns first … first + BLOCK."""
+    d = columns.shape[1] // PANEL
     for j in range(0, BLOCK, PANEL):
-        b = columns.ctypes.data + (first + j) * 4
-        _tile_product(packed.ctypes.data, b, ldb, tile.ctypes.data + j * 4, BLOCK, d, 0)
+        b = columns[(first + j) // PANEL].ctypes.data
+        _tile_product(packed.ctypes.data, b, PANEL, tile.ctypes.data + j * 4, BLOCK, d, 0)
 
 
 @kernel

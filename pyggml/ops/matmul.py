@@ -176,6 +176,7 @@ def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal((n, k)), rng.standard_normal((t, k))))
     yield Sample((rng.standard_normal((2, 5, 7)), rng.standard_normal((4, 3, 7))))
     yield Sample((rng.standard_normal((5, 7)), rng.standard_normal((2, 3, 7))))
+    yield Sample((rng.standard_normal((2, 2, 5, 7)), rng.standard_normal((4, 6, 3, 7))))
 
 
 MUL_MAT = op(

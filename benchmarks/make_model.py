@@ -1,0 +1,90 @@
+"""Write a Qwen3-shaped GGUF with random weights: a model of a real size to time.
+
+usage: make_model.py OUT.gguf [--size 0.6B|1.7B] [--type Q8_0|Q4_K_M|F16]
+
+The vocabulary has the real one's 151,936 tokens but no text to them; it times training and
+products, not the tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.dtypes import F16, F32
+from pyggml.requantize import requantize
+
+N_VOCAB, N_LAYER, N_HEAD, N_HEAD_KV, HEAD = 151936, 28, 16, 8, 128
+WIDTHS = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}  # n_embd, n_ff
+
+
+def shapes(n_embd: int, n_ff: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (N_VOCAB, n_embd),
+        "output_norm.weight": (n_embd,),
+    }
+    block = {
+        "attn_norm": (n_embd,),
+        "attn_q": (N_HEAD * HEAD, n_embd),
+        "attn_k": (N_HEAD_KV * HEAD, n_embd),
+        "attn_v": (N_HEAD_KV * HEAD, n_embd),
+        "attn_q_norm": (HEAD,),
+        "attn_k_norm": (HEAD,),
+        "attn_output": (n_embd, N_HEAD * HEAD),
+        "ffn_norm": (n_embd,),
+        "ffn_gate": (n_ff, n_embd),
+        "ffn_up": (n_ff, n_embd),
+        "ffn_down": (n_embd, n_ff),
+    }
+    for i in range(N_LAYER):
+        found |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
+    return found
+
+
+def weights(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    if len(shape) == 1:
+        return (1 + 0.02 * rng.standard_normal(shape)).astype(np.float32)
+    return (0.02 * rng.standard_normal(shape, dtype=np.float32)).astype(np.float16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--size", choices=list(WIDTHS), default="0.6B")
+    parser.add_argument("--type", default="Q8_0")
+    options = parser.parse_args()
+
+    n_embd, n_ff = WIDTHS[options.size]
+    metadata = {
+        "general.architecture": "qwen3",
+        "qwen3.block_count": N_LAYER,
+        "qwen3.context_length": 40960,
+        "qwen3.embedding_length": n_embd,
+        "qwen3.feed_forward_length": n_ff,
+        "qwen3.attention.head_count": N_HEAD,
+        "qwen3.attention.head_count_kv": N_HEAD_KV,
+        "qwen3.attention.key_length": HEAD,
+        "qwen3.attention.value_length": HEAD,
+        "qwen3.rope.freq_base": 1e6,
+        "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+    }
+    rng = np.random.default_rng(0)
+    tensors = [
+        (name, F32 if len(shape) == 1 else F16, shape, partial(weights, shape, rng))
+        for name, shape in shapes(n_embd, n_ff).items()
+    ]
+    half = options.out.with_suffix(".f16.gguf")
+    gguf.write(half, metadata, tensors)
+    if options.type == "F16":
+        half.rename(options.out)
+        return
+    requantize(half, options.out, options.type)
+    half.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The same LoRA training step in PyTorch with PEFT, on the CPU, at the shape of a Qwen3 model.
+
+usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--rank 8] [--size 0.6B|1.7B] [--steps 3]
+
+Needs torch, transformers and peft; weights are random. Prints a JSON line like step.py's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from statistics import median
+from time import perf_counter
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from machine import about, peak_rss_gb
+
+WIDTHS = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}  # n_embd, n_ff
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def model_of(size: str, dtype: torch.dtype, rank: int) -> torch.nn.Module:
+    n_embd, n_ff = WIDTHS[size]
+    config = Qwen3Config(
+        vocab_size=151936,
+        hidden_size=n_embd,
+        intermediate_size=n_ff,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    torch.set_default_dtype(dtype)
+    base = Qwen3ForCausalLM(config).to(dtype)
+    return get_peft_model(base, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MODULES))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--size", choices=list(WIDTHS), default="0.6B")
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
+    model = model_of(options.size, dtype, options.rank).train()
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    times = []
+    for _ in range(1 + options.steps):
+        ids = torch.randint(0, 151936, (1, options.tokens))
+        began = perf_counter()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        times.append(perf_counter() - began)
+    seconds = median(times[1:])
+    result = {
+        "benchmark": f"peft {options.dtype}",
+        "model": f"Qwen3-{options.size} shape",
+        "tokens": options.tokens,
+        "rank": options.rank,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(options.tokens / seconds, 2),
+        "peak_rss_gb": round(peak_rss_gb(), 2),
+        **about("torch", "transformers", "peft"),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

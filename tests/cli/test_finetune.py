@@ -1,0 +1,239 @@
+"""What the command says and leaves behind, to its end and when it is stopped."""
+
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+import pyggml as library
+from pyggml.cli import __main__ as cli
+from pyggml.cli import demo
+from pyggml.lora import Trainer
+
+
+@pytest.fixture
+def signal_after(monkeypatch):
+    """signal_after(step, n): n times SIGINT when this step has just been made."""
+
+    def plant(step, n=1):
+        whole = Trainer._step
+
+        def made(self):
+            report = whole(self)
+            for _ in range(n if report.step == step else 0):
+                signal.raise_signal(signal.SIGINT)
+            return report
+
+        monkeypatch.setattr(Trainer, "_step", made)
+
+    return plant
+
+
+def words_at(out, label):
+    """The line of the table that starts with this word."""
+    (line,) = (line for line in out.splitlines() if line.startswith(label + " "))
+    return line[len(label) :].strip()
+
+
+def test_it_says_what_it_will_do_then_does_it(finetune, tiny, text, tmp_path):
+    ended = finetune("--lr", "0.01", "--val-every", 2)
+    assert (ended.code, ended.err) == (0, "")
+    out, adapter = ended.out, tmp_path / "adapter.gguf"
+    assert words_at(out, "model").startswith("tiny (llama), 31.3 k parameters, 2 blocks, context 64")
+    assert words_at(out, "adapter").startswith("rank 2, alpha 16, on 14 matrices: 2,112 parameters")
+    assert words_at(out, "data").startswith("text.txt: 416 tokens to train on, 26 windows of 16, 1 ")
+    assert words_at(out, "memory").endswith("125 kB of weights stay in the file")
+    assert words_at(out, "steps").startswith("4, 1 window each; learning rate 0.01, cosine;")
+    assert words_at(out, "time").startswith("") and "for the first step; at that speed" in out
+    for step in (0, 2, 4):
+        assert f"step {step}     validation loss" in out
+    assert "step 1/4  loss" in out and "step 4/4  loss" in out
+    first, last = words_at(out, "result").split("validation ")[1].split(" → ")
+    assert float(last) < float(first)
+    order = ["model ", "memory ", "steps ", "step 1/4", "result ", "-- before", "-- after", "use it"]
+    assert sorted(order, key=out.index) == order
+    before, after = out.split("-- before")[1].split("-- after")
+    assert "the " in before and before.split("\n", 1)[1] != after.split("\n", 1)[1]
+    given = f"-m {tiny} --lora {adapter} -p"
+    assert f"pyggml generate {given}" in out and f"llama-cli {given}" in out
+    assert len(library.load(tiny, adapter).adapters[0]) == 14
+
+
+def test_settings_reach_the_run(finetune, tiny, tmp_path):
+    ended = finetune("--lora-modules", "attn_q, output", "--skip-layers", 1, "--lora-rank", 3,
+                     "--lora-alpha", 6, "--batch", 2, "--grad-accum", 3, "--epochs", 2,
+                     "--val-split", 0, "--threads", 1, "--max-steps", 0)  # fmt: skip
+    assert ended.code == 0
+    (pairs,) = library.load(tiny, tmp_path / "adapter.gguf").adapters
+    assert list(pairs) == ["blk.1.attn_q.weight", "output.weight"]
+    assert {p.a.shape[0] for p in pairs.values()} == {3} and pairs["output.weight"].scale == 2
+    assert words_at(ended.out, "steps").startswith("10, 6 windows each;")
+    assert words_at(ended.out, "steps").endswith("1 thread")
+    assert ", 0 held out" in ended.out and "validation" not in ended.out
+
+
+def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
+    monkeypatch.setattr(Trainer, "run", lambda self, report: (_ for _ in ()).throw(MemoryError))
+    ended = finetune()
+    assert ended.code == 2 and "there is not enough memory" in ended.err
+    assert "for the graph" in words_at(ended.out, "memory")
+
+
+def test_a_run_that_this_machine_cannot_hold_is_refused(finetune, monkeypatch):
+    monkeypatch.setattr("pyggml.cli.overview._physical_memory", lambda: 1000)
+    ended = finetune()
+    assert ended.code == 2 and "this machine has 1.0 kB: a smaller --batch" in ended.err
+
+
+def test_without_a_prompt_the_text_gives_one(pyggml, tiny, text, tmp_path):
+    out = tmp_path / "adapter.gguf"
+    arguments = ("-m", tiny, "-f", text, "-o", out, "--ctx", 40, "--max-steps", 1)
+    ended = pyggml("finetune", *arguments)
+    assert ended.code == 0 and ended.out.count("\nthe path to t") == 2
+
+
+# -- the output ---------------------------------------------------------------------------------
+
+
+def test_an_older_adapter_is_replaced_only_at_the_end(finetune, tmp_path, monkeypatch):
+    path = tmp_path / "adapter.gguf"
+    path.write_bytes(b"older")
+    whole = Trainer.run
+
+    def watched(self, report):
+        assert path.read_bytes() == b"older"
+        return whole(self, report)
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    ended = finetune()
+    assert ended.code == 0 and words_at(ended.out, "output").endswith("it is replaced at the end")
+    assert path.read_bytes()[:4] == b"GGUF" and list(tmp_path.iterdir()) == [path]
+
+
+def full_disk(folder):
+    """An os.fsync for which this folder's disk is full."""
+
+    def fsync(handle):
+        if Path(os.readlink(f"/proc/self/fd/{handle}")).is_relative_to(folder):
+            raise OSError(28, "No space left on device")
+
+    return fsync
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks /proc for a handle's path")
+@pytest.mark.parametrize("spare", [True, False], ids=["elsewhere is room", "no room at all"])
+def test_a_full_disk_leaves_the_older_file_and_saves_the_work(
+    finetune, tiny, tmp_path, tmp_path_factory, monkeypatch, spare
+):
+    path, elsewhere = tmp_path / "adapter.gguf", tmp_path_factory.mktemp("elsewhere")
+    path.write_bytes(b"older")
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    monkeypatch.setattr(os, "fsync", full_disk(tmp_path if spare else "/"))
+    ended = finetune()
+    assert ended.code == 2 and f"{path}: cannot be written: No space left on device" in ended.err
+    assert path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
+    rescued = list(elsewhere.rglob("*"))
+    if spare:
+        assert f"; the adapter of step 4 was saved as {rescued[-1]}\n" in ended.err
+        assert library.load(tiny, rescued[-1]).adapters
+    else:
+        assert rescued == []
+
+
+def test_a_disk_that_is_too_small_is_noticed_before(finetune, monkeypatch):
+    class Usage:
+        free = 4000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    ended = finetune()
+    assert ended.code == 2 and "its disk has 4.0 kB left" in ended.err
+    assert "data" not in ended.out
+
+
+# -- Ctrl-C and resuming ------------------------------------------------------------------------
+
+
+def test_ctrl_c_ends_after_the_step_and_the_run_can_be_resumed(
+    finetune, signal_after, monkeypatch, tmp_path, capfd
+):
+    whole, stopped, folder = (tmp_path / n for n in ("whole.gguf", "stopped.gguf", "points"))
+    assert finetune("--lora-modules", "attn_q,ffn_up", output=whole).code == 0
+    with monkeypatch.context() as planted:
+        signal_after(2)
+        arguments = ("--lora-modules", "attn_q,ffn_up", "--checkpoint-dir", folder)
+        ended = finetune(*arguments, output=stopped)
+        planted.undo()
+    assert ended.code == 130 and "-- before" not in ended.out
+    assert "after step 2 of 4" in words_at(ended.out, "stopped")
+    assert stopped.read_bytes()[:4] == b"GGUF" != whole.read_bytes()[:4] * 0
+    assert stopped.read_bytes() != whole.read_bytes()
+    assert [p.name for p in folder.iterdir()] == ["step-00000002.gguf"]
+    monkeypatch.undo()
+    program, *arguments = shlex.split(words_at(ended.out, "resume"))
+    assert program == "pyggml-finetune" and arguments[-2:] == ["--resume", str(folder)]
+    assert cli.finetune(arguments) == 0
+    assert stopped.read_bytes() == whole.read_bytes()
+    assert "4, 2 of them done" in words_at(capfd.readouterr().out, "steps")
+
+
+def test_without_a_folder_for_checkpoints_the_adapter_is_saved_all_the_same(
+    finetune, signal_after, tmp_path
+):
+    signal_after(1)
+    ended = finetune()
+    assert ended.code == 130 and "without --checkpoint-dir this run cannot be resumed" in ended.out
+    assert (tmp_path / "adapter.gguf").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once(finetune, signal_after, tmp_path):
+    signal_after(2, n=2)
+    before = signal.getsignal(signal.SIGINT)
+    assert finetune("--checkpoint-dir", tmp_path / "points").code == 130
+    assert not (tmp_path / "adapter.gguf").exists()
+    assert list((tmp_path / "points").iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_before_the_run_is_no_traceback(finetune, monkeypatch):
+    monkeypatch.setattr(Trainer, "reserve", lambda self: signal.raise_signal(signal.SIGINT))
+    ended = finetune()
+    assert (ended.code, ended.err.strip()) == (130, "pyggml: stopped")
+
+
+# -- the demo -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planted_demo(tiny, text, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "BASE", tiny)
+    monkeypatch.setattr(demo, "TEXT", text)
+    monkeypatch.setitem(demo.SETTINGS, "ctx", 16)
+    monkeypatch.setitem(demo.SETTINGS, "max_steps", 3)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_demo_needs_nothing_and_what_is_given_wins(pyggml, planted_demo, tmp_path):
+    ended = pyggml("finetune", "--demo", "--max-steps", 2)
+    assert ended.code == 0 and words_at(ended.out, "steps").startswith("2, 4 windows each;")
+    assert ended.out.count("ROMEO:") == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["demo-adapter.gguf"]
+
+
+def test_a_demo_without_its_files_is_one_sentence(pyggml, planted_demo, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "BASE", tmp_path / "base.gguf")
+    ended = pyggml("finetune", "--demo")
+    assert ended.code == 2 and "lacks base.gguf, which --demo needs" in ended.err
+
+
+# -- the terminal -------------------------------------------------------------------------------
+
+
+def test_a_terminal_gets_a_bar(finetune, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    ended = finetune("--val-every", 2)
+    assert ended.code == 0 and "4/4" in ended.out and "tokens/s" in ended.out
+    assert "step 4/4  loss" not in ended.out and "time       " in ended.out

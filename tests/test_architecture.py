@@ -1,0 +1,260 @@
+"""The map holds: imports point one way, few files talk to Numba, private names stay at home, files
+stay short, and no kernel is made of anything whose edits the kernel cache would not notice."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pyggml._jit import SHARED
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"pyggml": "pyggml", "lora": "pyggml.lora", "cli": "pyggml.cli"}
+FILES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
+OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
+
+# A part may import itself and the parts of earlier lines; those of the first line, each other.
+LAYERS = [
+    {"errors", "ggml_enums", "dtypes", "files", "_jit", "_simd", "_tasks", "tensor", "graph"},
+    {"backends", "alloc", "gguf", "quants"},
+    {"runtime", "gemm", "tokenizer"},
+    {"ops"},
+    {"backward", "models"},
+    {"model"},
+    {"generate", "requantize"},
+    {"lora"},
+    {"cli"},
+]
+LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
+USES_NUMBA = {"pyggml/_jit.py"}
+USES_LLVM = {  # intrinsics, and the features of this CPU
+    "pyggml/_jit.py",
+    "pyggml/_tasks.py",
+    "pyggml/gemm/isa.py",
+    "pyggml/gemm/microkernel.py",
+    "pyggml/quants/bits.py",
+}
+COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}
+MOST_LINES, MOST_FUNCTION_LINES, MOST_KERNEL_LINES = 400, 40, 60
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def for_each(paths):
+    return pytest.mark.parametrize("path", paths, ids=name_of)
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_of(path):
+    """pyggml/ops/arith.py -> pyggml.ops.arith; lora/data.py -> pyggml.lora.data."""
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
+
+
+MODULES = {module_of(p): p for p in FILES}
+
+
+def imports(path):
+    """(module, name) for every `from module import name`, (module, None) for `import module`."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+
+
+def imported_modules(path):
+    """Modules of this project that a file imports, `from pyggml import gemm` included."""
+    for module, name in imports(path):
+        if f"{module}.{name}" in MODULES:
+            yield f"{module}.{name}"
+        elif module in MODULES:
+            yield module
+
+
+def part_of(module):
+    """pyggml.ops.arith -> ops; pyggml itself -> ''."""
+    return [*module.split("."), ""][1]
+
+
+# -- imports ------------------------------------------------------------------------------------
+
+
+def test_every_part_has_its_place():
+    assert {part_of(m) for m in MODULES} - {""} == LAYER.keys()
+
+
+@for_each([p for p in FILES if module_of(p) != "pyggml"])
+def test_imports_point_one_way(path):
+    mine = part_of(module_of(path))
+    for module in imported_modules(path):
+        theirs = part_of(module)
+        if theirs in ("", mine) or LAYER[theirs] == LAYER[mine] == 0:
+            continue
+        assert LAYER[theirs] < LAYER[mine], f"{mine} must not import {module}"
+
+
+@for_each(FILES)
+def test_few_files_talk_to_the_compiler(path):
+    packages = {module.split(".")[0] for module, _ in imports(path)}
+    assert "numba" not in packages or name_of(path) in USES_NUMBA
+    assert "llvmlite" not in packages or name_of(path) in USES_LLVM
+
+
+def test_no_module_imports_itself_through_others():
+    """Among the files of one part, too, imports are a tree without rings."""
+    done, open_ = set(), []
+
+    def visit(module):
+        if module in done:
+            return
+        assert module not in open_, " -> ".join([*open_[open_.index(module) :], module])
+        open_.append(module)
+        for other in top_level_imports(MODULES[module]):
+            visit(other)
+        open_.pop()
+        done.add(module)
+
+    for module in MODULES:
+        visit(module)
+
+
+def top_level_imports(path):
+    """What is imported when the file is: neither inside functions nor for type checking only."""
+    for node in tree_of(path).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in MODULES:
+                    yield inner
+                elif node.module in MODULES and node.module != module_of(path):
+                    yield node.module
+
+
+@for_each(FILES + OTHERS)
+def test_private_names_stay_home(path):
+    aliases = {}
+    for module, name in imports(path):
+        if f"{module}.{name}" in MODULES:
+            aliases[name] = f"{module}.{name}"
+        elif module.split(".")[0] == "pyggml" and name is not None:
+            assert not is_private(name), f"{name} belongs to {module}"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            stranger = node.value.id in aliases and is_private(node.attr)
+            assert not stranger, f"line {node.lineno}: {node.value.id}.{node.attr}"
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+# -- habits -------------------------------------------------------------------------------------
+
+
+@for_each([p for p in FILES if not name_of(p).startswith("cli/")])
+def test_only_the_command_line_prints(path):
+    packages = {module.split(".")[0] for module, _ in imports(path)}
+    assert not packages & {"rich", "click", "logging"}
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("print", "input", "breakpoint"), f"line {node.lineno}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            stream = node.value.id == "sys" and node.attr in ("stdout", "stderr", "stdin", "exit")
+            assert not stream, f"line {node.lineno}: sys.{node.attr}"
+
+
+@for_each(FILES + OTHERS)
+def test_files_stay_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@for_each(FILES)
+def test_functions_stay_short(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef):
+            most = MOST_KERNEL_LINES if is_compiled(node) else MOST_FUNCTION_LINES
+            length = node.end_lineno - node.lineno + 1
+            assert length <= most, f"{node.name} has {length} lines, at most {most} are allowed"
+
+
+@for_each(FILES + OTHERS)
+def test_every_file_says_what_it_is(path):
+    said = ast.get_docstring(tree_of(path))
+    assert said
+    assert not said.lower().startswith("this module")
+
+
+# -- the kernel cache ---------------------------------------------------------------------------
+
+
+def is_compiled(function):
+    return any(isinstance(d, ast.Name) and d.id in COMPILED for d in function.decorator_list)
+
+
+def names_read(node):
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def defined_in(path):
+    """Top-level name -> what defines it: a function, class or assignment."""
+    found = {}
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                found |= {n.id: node.value for n in ast.walk(target) if isinstance(n, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            found[node.target.id] = node.value
+    return found
+
+
+def kernel_sources(path):
+    """(name, module) of everything a file's kernels take from other files of this project: what a
+    kernel reads, and what the constants and helpers that it reads are made of."""
+    defined = defined_in(path)
+    came_from = {name: module for module, name in imports(path) if module in MODULES}
+    ready = [n for n in defined.values() if isinstance(n, ast.FunctionDef) and is_compiled(n)]
+    seen = set()
+    while ready:
+        for name in names_read(without_signature(ready.pop())) - seen:
+            seen.add(name)
+            if name in came_from:
+                yield name, came_from[name]
+            elif name in defined:
+                ready.append(defined[name])
+
+
+def without_signature(node):
+    """Decorators and annotations do not end up in machine code."""
+    return ast.Module(node.body, []) if isinstance(node, ast.FunctionDef) else node
+
+
+@for_each([p for p in FILES if name_of(p) != "pyggml/_jit.py"])
+def test_kernels_take_nothing_that_the_cache_does_not_watch(path):
+    """Numba looks at the kernel's own file; the cache folder is named after those in SHARED."""
+    for name, module in kernel_sources(path):
+        source = MODULES[module].relative_to(ROOT / "pyggml").as_posix()
+        assert source in SHARED, f"{name} comes from {source}, which is not in _jit.SHARED"
+
+
+def test_the_watched_files_exist():
+    for name in SHARED:
+        assert (ROOT / "pyggml" / name).is_file()
+
+
+def test_the_check_sees_kernels_and_what_they_are_made_of():
+    """That the tests above look at something: a product's kernels depend on the CPU's widths."""
+    found = dict(kernel_sources(ROOT / "pyggml/gemm/product.py"))
+    assert found["CHOSEN"] == "pyggml.gemm.isa"
+    assert found["call_block"] == "pyggml.gemm.microkernel"
+    assert dict(kernel_sources(ROOT / "pyggml/ops/softmax.py"))["exp32"] == "pyggml._simd"

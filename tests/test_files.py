@@ -1,0 +1,119 @@
+"""A file is replaced as a whole or not at all, and what goes wrong names the file."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pyggml.errors import PyggmlError
+from pyggml.files import replacing
+
+
+def write(path, text):
+    with replacing(path) as partial:
+        partial.write_text(text)
+
+
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_new_file_appears(tmp_path):
+    write(tmp_path / "new.txt", "one")
+    assert (tmp_path / "new.txt").read_text() == "one"
+    assert names(tmp_path) == ["new.txt"]
+
+
+def test_an_old_file_is_replaced_at_the_end(tmp_path):
+    path = tmp_path / "old.txt"
+    path.write_text("old")
+    with replacing(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+        assert partial.parent == path.parent, "a rename must not cross file systems"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["old.txt"]
+
+
+def test_a_path_may_be_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write("here.txt", "one")
+    assert names(tmp_path) == ["here.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, PyggmlError])
+def test_an_interrupted_write_changes_nothing(error, tmp_path):
+    path = tmp_path / "old.txt"
+    path.write_text("old")
+    with pytest.raises(error), replacing(path) as partial:
+        partial.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["old.txt"]
+
+
+def test_a_write_that_never_began_leaves_nothing(tmp_path):
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "new.txt"):
+        raise ZeroDivisionError
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    with pytest.raises(PyggmlError) as caught, replacing(path) as partial:
+        partial.write_text("half")
+        raise OSError(28, os.strerror(28))
+    assert str(caught.value) == f"{path}: cannot be written: No space left on device"
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["missing/new.txt", "file.txt/new.txt", "x" * 300, "folder", "", ".", "nul\0byte", "n\0/a"],
+    ids=[
+        "no folder",
+        "file as folder",
+        "long name",
+        "a folder",
+        "empty",
+        "dot",
+        "nul",
+        "nul folder",
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("a file")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(PyggmlError, match="cannot be written"):
+        write(name, "one")
+    assert names(tmp_path) == ["file.txt", "folder"]
+
+
+def test_a_block_that_writes_nothing_is_an_error(tmp_path):
+    with (
+        pytest.raises(PyggmlError, match=r"new\.txt: cannot be written"),
+        replacing(tmp_path / "new.txt"),
+    ):
+        pass
+
+
+def test_two_writers_do_not_share_a_partial_file(tmp_path, monkeypatch):
+    seen = []
+    for pid in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        with replacing(tmp_path / "a.txt") as partial:
+            seen.append(partial)
+            partial.write_text("x")
+    assert len(set(seen)) == 2
+
+
+def test_what_was_written_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+    calls = []
+    sync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), sync(handle))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (calls.append("rename"), rename(self, to))[1]
+    )
+    write(tmp_path / "a.txt", "one")
+    assert calls[:2] == ["fsync", "rename"]

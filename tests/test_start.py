@@ -1,0 +1,68 @@
+"""`import pyggml` costs nothing: the compiler and the tokenizers are loaded when they are used."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = [
+    "numba",
+    "llvmlite",
+    "tokenizers",
+    "sentencepiece",
+    "jinja2",
+    "rich",
+    "click",
+    "gguf",
+    "numpy",
+]
+
+
+def loaded_after(script):
+    """Top-level packages in sys.modules after a script, in a fresh process."""
+    report = "; import sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    found = subprocess.run(
+        [sys.executable, "-c", script + report], capture_output=True, text=True, check=True
+    )
+    return set(found.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    loaded = loaded_after("import pyggml")
+    assert "pyggml" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_looking_into_the_package_loads_nothing_heavy():
+    assert not loaded_after("import pyggml; dir(pyggml); pyggml.__version__") & set(HEAVY)
+
+
+def test_reading_a_file_needs_no_compiler():
+    loaded = loaded_after("import pyggml; pyggml.gguf.open")
+    assert "numpy" in loaded
+    assert not loaded & {
+        "numba",
+        "llvmlite",
+        "tokenizers",
+        "sentencepiece",
+        "jinja2",
+        "rich",
+        "click",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["load", "Model", "Sampling", "generate", "ops", "gguf", "runtime"]
+)
+def test_names_arrive_when_asked_for(name):
+    import pyggml
+
+    assert name in dir(pyggml)
+    assert getattr(pyggml, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import pyggml
+
+    with pytest.raises(AttributeError, match="no attribute 'finetune_all'"):
+        pyggml.finetune_all  # noqa: B018
