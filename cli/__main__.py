@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 import click
-from pyggml.cli.run import run
 
 from pyggml import __version__
+from pyggml.cli.run import run
 
 COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",

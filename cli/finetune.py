@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 import numpy as np
+
+from pyggml import load
 from pyggml.cli import demo, overview
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.options import PATH, SETTINGS, given_settings, settings_options
@@ -18,11 +20,9 @@ from pyggml.cli.progress import Meter, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import compare, prompt_ids
 from pyggml.cli.show import row, say, size
+from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, read_corpus
 from pyggml.lora.checkpoint import existing
-
-from pyggml import load
-from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 
 LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes

@@ -7,13 +7,13 @@ from pathlib import Path
 from time import perf_counter
 
 import click
-from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.show import printable, say
 
 from pyggml import Model, load
 from pyggml._jit import max_threads, set_threads
+from pyggml.cli.options import SETTINGS, model_options
+from pyggml.cli.show import printable, say
 from pyggml.errors import ConfigError
-from pyggml.generate import Sampling, generate
+from pyggml.generation import Sampling, generate
 
 _DEFAULT = Sampling(temperature=0.8)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 import numpy as np
+
+from pyggml import gguf, load
 from pyggml.cli.options import PATH, SETTINGS
 from pyggml.cli.show import count, plural, printable, row, say, size
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
-
-from pyggml import gguf, load
 
 _SHOWN = 60  # characters of a value
 

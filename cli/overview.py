@@ -8,12 +8,12 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from pyggml.cli.show import count, plural, printable, row, size
-from pyggml.lora import Adapter, Corpus, Dataset, Reserved, Trainer
 
 from pyggml._jit import max_threads
+from pyggml.cli.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
+from pyggml.lora import Adapter, Corpus, Dataset, Reserved, Trainer
 from pyggml.model import Model
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pyggml.cli.show import size
-
 from pyggml.errors import ConfigError
 
 

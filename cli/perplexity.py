@@ -7,13 +7,13 @@ from pathlib import Path
 from time import perf_counter
 
 import click
-from pyggml.cli.options import PATH, SETTINGS, model_options
-from pyggml.cli.show import plural, say, span
-from pyggml.lora import perplexity
 
 from pyggml import load
 from pyggml._jit import max_threads, set_threads
+from pyggml.cli.options import PATH, SETTINGS, model_options
+from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
+from pyggml.lora import perplexity
 
 
 @click.command("perplexity", context_settings=SETTINGS)

@@ -6,12 +6,12 @@ from math import prod
 from pathlib import Path
 
 import click
-from pyggml.cli.options import PATH, SETTINGS, threads_option
-from pyggml.cli.paths import check_output
-from pyggml.cli.show import printable, say, size
 
 from pyggml import gguf
 from pyggml._jit import max_threads, set_threads
+from pyggml.cli.options import PATH, SETTINGS, threads_option
+from pyggml.cli.paths import check_output
+from pyggml.cli.show import printable, say, size
 from pyggml.dtypes import DType
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import requantize

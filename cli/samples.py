@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from pyggml.cli.show import printable, say
-from pyggml.lora import Corpus, Dataset
 
+from pyggml.cli.show import printable, say
 from pyggml.errors import ConfigError
-from pyggml.generate import Sampling, generate
+from pyggml.generation import Sampling, generate
+from pyggml.lora import Corpus, Dataset
 from pyggml.model import Model
 
 N_TOKENS = 60
@@ -21,7 +21,9 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus) -> np.ndarray:
     ConfigError for a prompt that leaves no room for an answer.
     """
     if prompt is None:
-        return _from_text(model, corpus.validation or corpus.train)
+        parts = (corpus.validation, corpus.train)
+        found = [_from_text(model, part) for part in parts if part is not None]
+        return max(found, key=len)
     ids = model.tokenizer.encode(prompt, parse_special=True)
     if not 0 < len(ids) < model.config.n_ctx:
         raise ConfigError(f"the prompt has {len(ids)} tokens, wanted 1 to {model.config.n_ctx - 1}")

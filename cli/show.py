@@ -38,7 +38,9 @@ def plural(n: int, thing: str, things: str | None = None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time in its two largest units: 4 s, 3 min 20 s, 5 h 2 min."""
+    """A time in its two largest units: 40 ms, 4.2 s, 3 min 20 s, 5 h 2 min."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

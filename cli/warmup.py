@@ -13,14 +13,14 @@ from typing import Any
 
 import click
 import numpy as np
-from pyggml.cli.options import SETTINGS, threads_option
-from pyggml.cli.show import say, span
-from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 
 from pyggml import gguf, load
 from pyggml._jit import max_threads, set_threads
+from pyggml.cli.options import SETTINGS, threads_option
+from pyggml.cli.show import say, span
 from pyggml.dtypes import F32
-from pyggml.generate import Session
+from pyggml.generation import Session
+from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, ModelConfig
 from pyggml.models.config import RopeConfig
 from pyggml.quants import FILE_TYPES

@@ -20,6 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import pyggml
+from pyggml import gguf, tokenizer
+from pyggml.dtypes import F32
 from pyggml.lora import (
     Corpus,
     Dataset,
@@ -30,11 +35,6 @@ from pyggml.lora import (
     Trainer,
     ValidationReport,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-import pyggml
-from pyggml import gguf, tokenizer
-from pyggml.dtypes import F32
 from pyggml.models import ARCHITECTURES, ModelConfig
 from pyggml.models.config import RopeConfig
 from pyggml.requantize import requantize

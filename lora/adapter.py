@@ -11,12 +11,12 @@ import os
 from dataclasses import dataclass
 
 import numpy as np
-from pyggml.lora.config import LoraConfig
-from pyggml.lora.parameters import Parameters
 
 from pyggml import gguf
 from pyggml.dtypes import F32
 from pyggml.gguf import TensorSource
+from pyggml.lora.config import LoraConfig
+from pyggml.lora.parameters import Parameters
 from pyggml.models import LoraPairs
 from pyggml.tensor import Tensor
 

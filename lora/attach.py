@@ -10,11 +10,11 @@ from dataclasses import asdict
 from zlib import crc32
 
 import numpy as np
+
+from pyggml.errors import AdapterError
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
-
-from pyggml.errors import AdapterError
 from pyggml.model import Model
 from pyggml.models import LoraPair, Parts
 from pyggml.tensor import Shape

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyggml.lora.parameters import Parameters
 
 from pyggml import gguf
 from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError, GGUFError
+from pyggml.lora.parameters import Parameters
 
 KEPT = 2  # newest checkpoints that stay
 _NAME = re.compile(r"step-(\d{8})\.gguf")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from math import isfinite, sqrt
 
 import numpy as np
-from pyggml.lora.config import TrainConfig
-from pyggml.lora.parameters import Parameters
 
 from pyggml.alloc import plan
 from pyggml.dtypes import F32
 from pyggml.graph import Graph
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.parameters import Parameters
 from pyggml.ops import opt_step_adamw
 from pyggml.runtime import bind
 from pyggml.tensor import leaf, zeros

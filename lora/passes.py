@@ -6,14 +6,14 @@ Both are built and planned first, which takes no memory, then bound to one arena
 from __future__ import annotations
 
 import numpy as np
-from pyggml.lora.data import Batch
-from pyggml.lora.parameters import Parameters
 
 from pyggml.alloc import Plan, plan
 from pyggml.backends import CPU
 from pyggml.backward import build_backward
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
+from pyggml.lora.data import Batch
+from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import Inputs, build_loss
 from pyggml.runtime import Program, bind

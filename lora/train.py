@@ -15,6 +15,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+
+from pyggml._jit import max_threads, set_threads
+from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
 from pyggml.lora.config import TrainConfig
@@ -23,9 +26,6 @@ from pyggml.lora.optim import AdamW
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.lora.schedule import Schedule
-
-from pyggml._jit import max_threads, set_threads
-from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.model import Model
 
 

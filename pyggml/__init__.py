@@ -20,7 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyggml.generate import Sampling, generate
+    from pyggml.generation import Sampling, generate
     from pyggml.model import Model, load
 
 __version__ = "0.1.0"
@@ -28,8 +28,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "Model": "pyggml.model",
     "load": "pyggml.model",
-    "Sampling": "pyggml.generate",
-    "generate": "pyggml.generate",
+    "Sampling": "pyggml.generation",
+    "generate": "pyggml.generation",
 }
 _PACKAGES = frozenset(
     {"alloc", "backward", "gguf", "graph", "lora", "models", "ops", "quants", "runtime", "tensor"}

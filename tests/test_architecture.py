@@ -22,7 +22,7 @@ LAYERS = [
     {"ops"},
     {"backward", "models"},
     {"model"},
-    {"generate", "requantize"},
+    {"generation", "requantize"},
     {"lora"},
     {"cli"},
 ]

@@ -43,7 +43,9 @@ def test_walkthrough_shows_every_stage(capsys):
     example("walkthrough")["main"]()
     shown = capsys.readouterr().out
     assert re.findall(r"^(\d)  ", shown, re.M) == list("12345678")
-    slope, difference = map(float, re.search(r"length (\S+), finite .* (\S+)$", shown, re.M).groups())
+    slope, difference = map(
+        float, re.search(r"length (\S+), finite .* (\S+)$", shown, re.M).groups()
+    )
     assert difference == pytest.approx(slope, rel=0.02) and slope > 0
     losses = [float(n) for n in re.findall(r"step +\d+: loss ([\d.]+)", shown)]
     assert losses[-1] < losses[0] - 0.1

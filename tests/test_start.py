@@ -61,6 +61,16 @@ def test_names_arrive_when_asked_for(name):
     assert getattr(pyggml, name) is not None
 
 
+def test_functions_are_not_hidden_by_modules():
+    """Importing a submodule sets an attribute of that name on the package."""
+    import pyggml
+    import pyggml.generation
+    import pyggml.model
+
+    assert callable(pyggml.load)
+    assert callable(pyggml.generate)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     import pyggml
 

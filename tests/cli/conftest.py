@@ -1,4 +1,4 @@
-"""A tiny random llama model with a vocabulary of bytes, a text, and the commands in this process."""
+"""A tiny random llama model with a vocabulary of bytes, a text, and the commands, in-process."""
 
 from dataclasses import dataclass
 

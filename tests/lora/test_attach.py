@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 import pyggml
 from pyggml.errors import AdapterError, PyggmlError
+from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 TOKENS = np.arange(20) * 7 % 48
 

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from pyggml.lora import LoraConfig, TrainConfig
 
 from pyggml.errors import ConfigError
+from pyggml.lora import LoraConfig, TrainConfig
 
 WRONG = [
     (LoraConfig, "rank", 0),

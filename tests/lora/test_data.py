@@ -1,14 +1,15 @@
 """Windows and batches: every target once, nothing seen across documents; files that do not fit."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyggml.lora import read_corpus
 
 from pyggml.errors import DataError
+from pyggml.lora import read_corpus
 
 
 class Letters:
@@ -53,9 +54,7 @@ def expected_targets(documents, ctx):
     """(token, next token) pairs within a document and within a window, worked out one by one."""
     flat = [(i, t) for i, d in enumerate(documents) for t in d]
     windows = [flat[i : i + ctx + 1] for i in range(0, len(flat), ctx + 1)]
-    return sorted(
-        (a[1], b[1]) for w in windows for a, b in zip(w, w[1:], strict=False) if a[0] == b[0]
-    )
+    return sorted((a[1], b[1]) for w in windows for a, b in pairwise(w) if a[0] == b[0])
 
 
 @given(

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from pyggml.lora import perplexity
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
+from pyggml.lora import perplexity
 
 
 class Numbers:
@@ -39,8 +39,10 @@ def test_the_second_half_of_every_chunk_is_scored(tiny, add_bos, n_ctx):
         if add_bos:
             seen[0] = Numbers.bos_id
         logits = model.logits(seen).astype(np.float64)
-        for i in range(n_ctx // 2, n_ctx - 1):
-            losses.append(np.log(np.exp(logits[i]).sum()) - logits[i, chunk[i + 1]])
+        losses += [
+            np.log(np.exp(logits[i]).sum()) - logits[i, chunk[i + 1]]
+            for i in range(n_ctx // 2, n_ctx - 1)
+        ]
     assert [p.chunk for p in found] == [1, 2, 3] and found[0].n_chunks == 3
     per_chunk = n_ctx - n_ctx // 2 - 1
     for i, p in enumerate(found, 1):

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 import pyggml
 from pyggml._jit import max_threads, set_threads, threads
 from pyggml.errors import AdapterError, DataError
+from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 TOKENS = np.arange(30) * 11 % 48
 

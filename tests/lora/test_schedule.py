@@ -3,6 +3,7 @@
 from math import cos, pi
 
 import pytest
+
 from pyggml.lora import TrainConfig
 from pyggml.lora.schedule import Schedule
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import pyggml
+from pyggml.errors import CheckpointError, ConfigError, DataError, NoGradientError, PyggmlError
 from pyggml.lora import (
     CheckpointReport,
     LoraConfig,
@@ -17,9 +20,6 @@ from pyggml.lora import (
     loss_and_grads,
 )
 from pyggml.lora.optim import AdamW
-
-import pyggml
-from pyggml.errors import CheckpointError, ConfigError, DataError, NoGradientError, PyggmlError
 
 LENGTHS = [30, 12, 7, 25, 9, 18, 22, 14]  # of documents; the last one is held out
 
@@ -113,6 +113,24 @@ def test_adamw_is_the_paper_s_on_the_clipped_gradient():
     np.testing.assert_allclose(found, p, rtol=1e-4, atol=1e-6)
 
 
+def test_a_run_takes_adamw_s_steps_at_the_schedule_s_rates(trainer_of):
+    trainer = trainer_of(max_steps=5, clip=0.0, weight_decay=0.1, lr_min=1e-4)
+    p = trainer.parameters.data.astype(np.float64)
+    m, v = np.zeros_like(p), np.zeros_like(p)
+
+    def follow(event):
+        if isinstance(event, StepReport):
+            n, g = event.step, trainer.parameters.gradient.astype(np.float64)
+            assert event.lr == trainer.schedule(n - 1)
+            m[:], v[:] = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            hat = m / (1 - 0.9**n) / (np.sqrt(v / (1 - 0.999**n)) + 1e-8)
+            p[:] -= event.lr * (hat + 0.1 * p)
+            np.testing.assert_allclose(trainer.parameters.data, p, rtol=1e-4, atol=2e-6)
+
+    trainer.run(follow)
+    assert trainer.progress.step == 5
+
+
 def test_validation_is_the_mean_loss_of_what_is_held_out(trainer_of, corpus_of):
     corpus = corpus_of(10, [30, 12, 21], n_held_out=1)
     trainer = trainer_of(corpus=corpus, max_steps=1)
@@ -121,7 +139,8 @@ def test_validation_is_the_mean_loss_of_what_is_held_out(trainer_of, corpus_of):
     first = next(e for e in events if isinstance(e, ValidationReport))
     model = trainer_of().model
     total = n = 0
-    for window, documents in zip(corpus.validation.tokens, corpus.validation.documents, strict=True):
+    held_out = corpus.validation
+    for window, documents in zip(held_out.tokens, held_out.documents, strict=True):
         ids = window[documents >= 0]
         if len(ids) > 1:
             total += loss_and_grads(model, ids)[0] * (len(ids) - 1)
@@ -159,7 +178,7 @@ def test_the_number_of_threads_changes_no_bit(trainer_of):
 
 def test_all_weights_of_a_model_can_be_trained(tiny_tied, corpus_of):
     model = pyggml.load(tiny_tied)
-    weights = {n: t for n, t in model.parts.weights.items()}
+    weights = dict(model.parts.weights)
     parameters = Parameters({n: t.shape for n, t in weights.items()})
     for name, t in weights.items():
         parameters.tensors[name].data[:] = t.data

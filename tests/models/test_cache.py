@@ -5,7 +5,7 @@ import pytest
 
 import pyggml
 from pyggml.errors import DataError
-from pyggml.generate import Session
+from pyggml.generation import Session
 
 FILES = [(a, k) for a in ("llama", "mistral", "qwen2", "qwen3") for k in ("F16", "Q8_0", "Q4_K_M")]
 PORTIONS = [[1] * 20, [20], [13, 1, 1, 4, 1], [3, 7, 2, 8], [1, 19]]
@@ -40,7 +40,7 @@ def test_with_an_adapter(golden_file, golden):
 def test_a_long_prompt_goes_in_by_chunks(tiny, monkeypatch):
     model = pyggml.load(tiny("qwen3"))
     tokens = np.arange(30) % 11
-    monkeypatch.setattr("pyggml.generate.PROMPT_CHUNK", 8)
+    monkeypatch.setattr("pyggml.generation.PROMPT_CHUNK", 8)
     session = Session(model, 30)
     assert_same(session.feed(tokens), model.logits(tokens)[-1])
     assert session.n_past == 30

@@ -44,8 +44,9 @@ def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
     if how.temperature == 0:
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")[: how.top_k or None]
-    z = logits[order].astype(np.float64) / how.temperature
-    p = np.exp(z - z[0])
+    z = logits[order].astype(np.float64)
+    with np.errstate(over="ignore"):  # next to temperature 0 all but the likeliest are at -inf
+        p = np.exp((z - z[0]) / how.temperature)
     p /= p.sum()
     kept = int(np.searchsorted(np.cumsum(p), how.top_p)) + 1
     p = p[:kept] / p[:kept].sum()

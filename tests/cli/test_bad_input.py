@@ -1,0 +1,250 @@
+"""Whatever is wrong with the input: exit code 2, one sentence that names it, no output file."""
+
+import os
+
+import numpy as np
+import pytest
+
+from pyggml import gguf
+from pyggml.dtypes import DTYPES, F32
+
+
+def refused(ended, *parts):
+    """It ended with one line on stderr that has all of these in it."""
+    assert ended.code == 2, ended
+    assert ended.err.startswith("pyggml: ") and ended.err.count("\n") == 1, ended.err
+    for part in parts:
+        assert str(part) in ended.err
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def damaged(path, how, source):
+    raw = source.read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "text": b"not a model at all, but text that is long enough for a header",
+            "truncated": raw[: len(raw) * 2 // 3],
+            "cut in the header": raw[:300],
+            "a huge count": raw[:8] + (1 << 60).to_bytes(8, "little") + raw[16:],
+        }[how]
+    )
+    return path
+
+
+DAMAGES = ["empty", "text", "truncated", "cut in the header", "a huge count"]
+READERS = ["finetune", "generate", "perplexity", "inspect", "quantize"]
+
+
+def call(pyggml, command, model, text, out):
+    arguments = {
+        "finetune": ("-m", model, "-f", text, "-o", out),
+        "generate": ("-m", model, "-p", "a"),
+        "perplexity": ("-m", model, "-f", text),
+        "inspect": ("-m", model),
+        "quantize": (model, out, "Q8_0"),
+    }[command]
+    return pyggml(command, *arguments)
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_model(pyggml, tiny, text, tmp_path, command, how):
+    model, out = damaged(tmp_path / "model.gguf", how, tiny), tmp_path / "out.gguf"
+    refused(call(pyggml, command, model, text, out), model)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize("what", ["missing", "a folder", "a device"])
+def test_no_model_at_all(pyggml, text, tmp_path, command, what):
+    model = {"missing": tmp_path / "none.gguf", "a folder": tmp_path, "a device": "/dev/null"}[what]
+    refused(call(pyggml, command, model, text, tmp_path / "out.gguf"), model)
+
+
+MISFITS = {
+    "architecture": ({"general__architecture": "mamba"}, "architecture 'mamba' is not known"),
+    "no architecture": ({"general__architecture": None}, "architecture None is not known"),
+    "pre-tokenizer": ({"tokenizer__ggml__pre": "nonesuch"}, "ggml.pre is 'nonesuch', wanted one"),
+    "tokenizer": ({"tokenizer__ggml__model": "bert"}, "is 'bert', wanted one of gpt2, llama"),
+    "heads": ({"llama__attention__head_count": 0}, "head_count is 0, wanted 1 to"),
+    "blocks": ({"llama__block_count": 1000}, "block_count is 1000, but there are only"),
+    "epsilon": ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+    "split": ({"split__count": 3}, "is one of 3 split files"),
+}
+
+
+@pytest.mark.parametrize("changes, message", MISFITS.values(), ids=list(MISFITS))
+def test_a_model_that_is_not_supported(finetune, model_with, changes, message):
+    refused(finetune(model=model_with(**changes)), message)
+
+
+@pytest.mark.parametrize("command", ["finetune", "generate", "quantize"])
+def test_an_unknown_quantisation(pyggml, tiny, text, tmp_path, command):
+    """Every tensor as it was, but one of a type that cannot be unpacked."""
+    strange, tensors = DTYPES["Q8_1"], []
+    with gguf.open(tiny) as file:
+        for name, info in file.tensors.items():
+            tensors.append((name, info.dtype, info.shape, file.data(name)))
+            if name == "blk.1.ffn_up.weight":
+                data = np.zeros((*info.shape[:-1], strange.row_bytes(info.shape[-1])), np.uint8)
+                tensors[-1] = (name, strange, info.shape, data)
+        gguf.write(tmp_path / "model.gguf", file.metadata, tensors)
+    ended = call(pyggml, command, tmp_path / "model.gguf", text, tmp_path / "out.gguf")
+    refused(ended, "blk.1.ffn_up.weight has type Q8_1", "known are F32")
+
+
+def test_an_adapter_of_another_model(pyggml, tiny, tmp_path):
+    adapter = tmp_path / "adapter.gguf"
+    about = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama"}
+    pair = [("a.lora_a", F32, (2, 3), np.zeros((2, 3), np.float32))]
+    pair += [("a.lora_b", F32, (5, 2), np.zeros((5, 2), np.float32))]
+    gguf.write(adapter, about, pair)
+    refused(pyggml("generate", "-m", tiny, "--lora", adapter, "-p", "a"), adapter)
+    refused(pyggml("generate", "-m", tiny, "--lora", tiny, "-p", "a"), tiny)
+
+
+# -- texts --------------------------------------------------------------------------------------
+
+TEXTS = {
+    "empty": (b"", "is empty, wanted text"),
+    "blank": (b" \n \n", "is empty, wanted text"),
+    "not UTF-8": (b"caf\xe9 " * 50, "byte 3 is 0xe9, which is not UTF-8 there"),
+    "short": (b"a few words", "holds 11 tokens, wanted at least 17 for one window of 16"),
+}
+
+
+@pytest.mark.parametrize("raw, message", TEXTS.values(), ids=list(TEXTS))
+def test_a_text_that_cannot_be_trained_on(finetune, tmp_path, raw, message):
+    path = tmp_path / "text.txt"
+    path.write_bytes(raw)
+    refused(finetune(data=path), path, message)
+
+
+def test_lines_that_are_no_json(finetune, tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"text": "one"}\n{"words": "two"}\nthree\n')
+    refused(finetune(data=path), "line 2 is an object without", "line 3 is no JSON")
+
+
+@pytest.mark.parametrize("path", ["/none/such.txt", "/"])
+def test_no_text_at_all(finetune, pyggml, tiny, path):
+    refused(finetune(data=path), path, "cannot be read")
+    refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "cannot be read")
+
+
+def test_a_text_whose_perplexity_has_no_meaning(pyggml, tiny, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"caf\xe9")
+    refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "not UTF-8 at byte 3")
+    path.write_text("short")
+    refused(pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 64), "wanted at least 128")
+    refused(pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 65), "n_ctx is 65, wanted 4 to")
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+SETTINGS = {
+    "rank 0": (("--lora-rank", 0), "rank is 0, wanted 1 to 4096"),
+    "rank too large": (("--lora-rank", 17), "is 16 × 32, so rank is 17, wanted at most 16"),
+    "module": (("--lora-modules", "attn_q,query"), "query is no linear module of this model"),
+    "no module": (("--lora-modules", ""), "modules is"),
+    "a module twice": (("--lora-modules", "attn_q,attn_q"), "names, none of them twice"),
+    "skip all": (("--skip-layers", 2), "skip_layers is 2, wanted below the model's 2 blocks"),
+    "ctx": (("--ctx", 65), "ctx is 65, wanted at most the model's 64"),
+    "lr": (("--lr", "nan"), "lr is nan, wanted above 0"),
+    "lr is a word": (("--lr", "fast"), "'fast' is not a valid float"),
+    "scheduler": (("--lr-scheduler", "wild"), "lr_scheduler is wild, wanted one of cosine"),
+    "compute": (("--compute", "f8"), "compute is f8, wanted one of auto, f32"),
+    "threads": (("--threads", -1), "threads is -1, wanted 0 or more"),
+    "several": (("--batch", 0, "--epochs", 0), "batch is 0, wanted 1 to 65536; epochs is 0"),
+    "prompt": (("--prompt", "long" * 20), "the prompt has 80 tokens, wanted 1 to 63"),
+    "empty prompt": (("--prompt", ""), "the prompt has 0 tokens, wanted 1 to 63"),
+    "unknown": (("--lora-ranks", 3), "No such option '--lora-ranks'"),
+    "nothing to resume": (("--resume", "/none"), "/none"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", SETTINGS.values(), ids=list(SETTINGS))
+def test_a_setting_out_of_range(finetune, tmp_path, arguments, message):
+    refused(finetune(*arguments), message)
+    assert not (tmp_path / "adapter.gguf").exists()
+
+
+def test_what_is_missing_is_named(pyggml, tiny):
+    refused(pyggml("finetune"), "wanted -m MODEL.gguf, -f TEXT, -o ADAPTER.gguf, or --demo")
+    refused(pyggml("finetune", "-m", tiny), "wanted -f TEXT, -o ADAPTER.gguf, or --demo")
+    refused(pyggml("generate", "-p", "a"), "Missing option '-m'")
+    refused(pyggml("nonsense"), "No such command 'nonsense'")
+
+
+GENERATE = {
+    "ctx": (("-p", "a", "--ctx", 65), "ctx is 65, wanted at most the model's 64"),
+    "no room": (("-p", "abcd", "--ctx", 4), "the prompt has 4 tokens, wanted fewer than the 4"),
+    "no prompt": (("-p", ""), "the prompt is empty"),
+    "temperature": (("-p", "a", "--temp", -1), "temperature is -1.0, wanted 0 to 100"),
+    "threads": (("-p", "a", "--threads", -1), "-1 is not in the range"),
+    "compute": (("-p", "a", "--compute", "f8"), "'f8' is not one of 'auto', 'f32'"),
+    "half a character": (("-p", "\ud800"), "half of a surrogate pair"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", GENERATE.values(), ids=list(GENERATE))
+def test_a_prompt_or_setting_that_does_not_fit(pyggml, tiny, arguments, message):
+    refused(pyggml("generate", "-m", tiny, *arguments), message)
+
+
+def test_an_unknown_file_type(pyggml, tiny, tmp_path):
+    ended = pyggml("quantize", tiny, tmp_path / "out.gguf", "Q3_X")
+    refused(ended, "'Q3_X' is no file type; known are F32")
+
+
+# -- places -------------------------------------------------------------------------------------
+
+
+def test_an_output_that_is_an_input(finetune, pyggml, tiny, text, tmp_path):
+    before = tiny.read_bytes()
+    refused(finetune(output=tiny), tiny, "is the model, wanted another name")
+    refused(finetune(output=text), text, "is the text, wanted another name")
+    linked = tmp_path / "linked.gguf"
+    os.link(tiny, linked)
+    refused(finetune(output=linked), linked, "is the model")
+    refused(pyggml("quantize", tiny, tiny, "F16"), tiny, "wanted another name")
+    assert tiny.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "place, message",
+    [("none/out.gguf", "No such file"), ("", "is a folder"), ("file/out.gguf", "Not a directory")],
+)
+def test_an_output_that_cannot_be_made(finetune, pyggml, tiny, tmp_path, place, message):
+    (tmp_path / "file").write_text("")
+    ended = finetune(output=tmp_path / place)
+    refused(ended, tmp_path / place, message)
+    assert ended.out == ""  # before anything was done
+    refused(pyggml("quantize", tiny, tmp_path / place, "F16"), message)
+
+
+def test_an_output_in_a_folder_that_may_not_be_written(finetune, tmp_path, monkeypatch):
+    def denied(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)
+    refused(finetune(), "adapter.gguf: cannot be written:", "Permission denied")
+    monkeypatch.undo()
+    refused(finetune(output="/dev/null"), "/dev/null: is a device")
+
+
+def test_a_checkpoint_of_another_run_or_in_the_way(finetune, tmp_path, tiny):
+    folder = tmp_path / "points"
+    assert finetune("--checkpoint-dir", folder, "--max-steps", 1).code == 0
+    adapter = (tmp_path / "adapter.gguf").read_bytes()
+    other = ("--max-steps", 1, "--lora-rank", 3, "--resume")
+    refused(finetune(*other, folder), "is of another run", "adapter.rank is 2 there and 3 here")
+    refused(finetune("--resume", tiny), "wanted 'checkpoint'")
+    refused(finetune("--resume", tmp_path), "holds no checkpoint")
+    refused(finetune("--checkpoint-dir", folder), "holds checkpoints of an earlier run")
+    refused(finetune("--checkpoint-dir", tiny / "x"), "cannot be made")
+    assert (tmp_path / "adapter.gguf").read_bytes() == adapter

@@ -1,0 +1,176 @@
+"""generate, perplexity, quantize, inspect, warmup: what they print is what the library says."""
+
+import re
+
+import numpy as np
+import pytest
+
+import pyggml as library
+from pyggml import gguf
+from pyggml.cli import warmup
+from pyggml.cli.show import count, plural, printable, size, span
+from pyggml.generation import Sampling
+from pyggml.generation import generate as tokens_of
+from pyggml.lora import perplexity
+
+
+@pytest.fixture(scope="session")
+def adapter(tiny, tmp_path_factory):
+    """An adapter that changes the tiny model's mind."""
+    from pyggml.lora import attach
+
+    model = library.load(tiny)
+    made = attach(model)
+    made.parameters.data[:] = np.random.default_rng(0).normal(0, 0.2, made.parameters.data.size)
+    path = tmp_path_factory.mktemp("adapter") / "adapter.gguf"
+    made.save(path)
+    return path
+
+
+# -- generate -----------------------------------------------------------------------------------
+
+
+def test_generate_prints_the_prompt_and_what_the_library_makes_of_it(pyggml, tiny, adapter):
+    model = library.load(tiny, adapter)
+    how = Sampling(temperature=0.9, top_k=7, top_p=0.8, seed=3)
+    stream = model.tokenizer.stream()
+    made = [stream.feed(t) for t in tokens_of(model, model.tokenizer.encode("the "), 20, how)]
+    wanted = printable("the " + "".join(made) + stream.flush())
+    arguments = ("--temp", 0.9, "--top-k", 7, "--top-p", 0.8, "--seed", 3, "-n", 20)
+    ended = pyggml("generate", "-m", tiny, "--lora", adapter, "-p", "the ", *arguments)
+    assert (ended.code, ended.out, ended.err) == (0, wanted + "\n", "")
+    plain = pyggml("generate", "-m", tiny, "-p", "the ", *arguments)
+    assert plain.out.startswith("the ") and plain.out != ended.out
+
+
+def test_generate_writes_each_token_when_it_is_there(pyggml, tiny, monkeypatch):
+    heard = []
+    monkeypatch.setattr("pyggml.cli.generate.say", lambda text, end="\n": heard.append(text))
+    pyggml("generate", "-m", tiny, "-p", "the ", "-n", 5, "--temp", 0)
+    assert heard[0] == "the " and len(heard) == 1 + 5 + 1
+
+
+def test_generate_says_when_the_context_is_full(pyggml, tiny):
+    ended = pyggml("generate", "-m", tiny, "-p", "abc", "-n", 9, "--ctx", 5)
+    assert ended.code == 0 and ended.err == "note: the context of 5 tokens is full\n"
+    ended = pyggml("generate", "-m", tiny, "-p", "abc", "-n", 2, "--ctx", 5)
+    assert ended.code == 0 and ended.err == ""
+
+
+def test_a_token_that_commands_the_terminal_does_not_reach_it(pyggml, tiny):
+    ended = pyggml("generate", "-m", tiny, "-p", "a\x1b[31mb\tc\n", "-n", 1)
+    assert ended.out.startswith("a\ufffd[31mb\tc\n")
+
+
+# -- perplexity ---------------------------------------------------------------------------------
+
+
+def test_perplexity_prints_every_running_value_and_the_last(pyggml, tiny, adapter, text):
+    found = list(perplexity(library.load(tiny, adapter), text.read_text(), 32))
+    ended = pyggml("perplexity", "-m", tiny, "--lora", adapter, "-f", text, "--ctx", 32)
+    values = "".join(f"[{p.chunk}]{p.value:.4f}," for p in found)
+    last = f"Final estimate: PPL = {found[-1].value:.4f} +/- {found[-1].error:.5f}"
+    assert len(found) > 3 and (ended.code, ended.out) == (0, f"{values}\n{last}\n")
+    assert re.fullmatch(rf"{len(found)} chunks of 32 tokens, some .*s\n", ended.err)
+
+
+# -- quantize -----------------------------------------------------------------------------------
+
+
+def test_quantize_says_each_tensor_and_both_sizes(pyggml, tiny, tmp_path):
+    out = tmp_path / "out.gguf"
+    ended = pyggml("quantize", tiny, out, "q8_0")
+    lines = ended.out.splitlines()
+    with gguf.open(out) as file:
+        types = {n: t.dtype.name for n, t in file.tensors.items()}
+    assert ended.code == 0 and len(lines) == len(types) + 2
+    (line,) = (x for x in lines if "blk.0.ffn_up.weight" in x)
+    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+    assert line.endswith("(64, 32)         F32 → Q8_0, 8.2 kB → 2.2 kB")
+    (line,) = (x for x in lines if "output_norm" in x)
+    assert line.endswith("F32 kept") and types["output_norm.weight"] == "F32"
+    assert lines[-2] == f"{tiny}: {size(tiny.stat().st_size)}"
+    assert lines[-1].startswith(f"{out}: {size(out.stat().st_size)}, ")
+
+
+# -- inspect ------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_metadata_and_types(pyggml, tiny):
+    ended = pyggml("inspect", "-m", tiny)
+    assert ended.code == 0
+    for part in ("'llama'", "llama.block_count", "[258] '!', ", "21 tensors, 35.1 k", "F32 "):
+        assert part in ended.out
+    assert "blk.0" not in ended.out and "nodes" not in ended.out
+
+
+def test_inspect_lists_tensors_and_the_plan(pyggml, tiny):
+    ended = pyggml("inspect", "-m", tiny, "--tensors", "--plan", "--ctx", 16, "--batch", 2)
+    assert re.search(r"blk.1.ffn_down.weight +F32 +32 × 64 +8.2 kB", ended.out)
+    assert "one pass over 2 windows of 16 tokens, rank 8" in ended.out
+    counts = re.findall(r"^  (\w+) +(\d+)$", ended.out, re.MULTILINE)
+    assert dict(counts)["linear_cross_entropy"] == "1"
+    n_nodes = int(re.search(r"([\d,]+) nodes", ended.out)[1].replace(",", ""))
+    assert sum(int(n) for _, n in counts) == n_nodes
+
+
+def test_inspect_of_a_hostile_name_shows_no_command_to_the_terminal(pyggml, tmp_path):
+    path = tmp_path / "odd.gguf"
+    gguf.write(path, {"general.name": "a\x1b[31m", "od\x1bd": "x" * 500}, [])
+    ended = pyggml("inspect", "-m", path)
+    assert ended.code == 0 and "\x1b" not in ended.out
+    assert max(len(line) for line in ended.out.splitlines()[1:]) < 120
+
+
+# -- warmup -------------------------------------------------------------------------------------
+
+
+def test_warmup_uses_every_architecture_and_type(pyggml, monkeypatch, tmp_path):
+    used = []
+    monkeypatch.setattr(warmup, "_use", lambda path, threads: used.append(library.load(path)))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = pyggml("warmup")
+    assert ended.code == 0 and "ready after" in ended.out
+    assert {m.config.architecture for m in used} == set(warmup.ARCHITECTURES)
+    types = {t.dtype.name for m in used for t in m.parts.weights.values()}
+    assert types >= {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_warmup_trains_and_generates(tiny, monkeypatch):
+    heard = []
+    monkeypatch.setattr(warmup.Trainer, "run", lambda self: heard.append("trained"))
+    monkeypatch.setattr(warmup.Session, "feed", lambda self, ids: heard.append(len(ids)))
+    warmup._use(tiny, threads=1)
+    assert heard == ["trained", 4, 1]
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "found, wanted",
+    [
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(1000), "1.0 kB"),
+        (size(99_949), "99.9 kB"),
+        (size(123_456), "123 kB"),
+        (size(999_600), "1.0 MB"),
+        (size(18_860_992), "18.9 MB"),
+        (size(7.2e12), "7.2 TB"),
+        (count(999), "999"),
+        (count(29_400_000), "29.4 M"),
+        (count(1_720_574_976), "1.72 B"),
+        (plural(1, "window"), "1 window"),
+        (plural(1370, "window"), "1,370 windows"),
+        (plural(2, "matrix", "matrices"), "2 matrices"),
+        (span(0.04), "40 ms"),
+        (span(4.25), "4.2 s"),
+        (span(59.4), "59 s"),
+        (span(59.6), "1 min 0 s"),
+        (span(3725), "1 h 2 min"),
+    ],
+)
+def test_numbers_as_a_reader_wants_them(found, wanted):
+    assert found == wanted

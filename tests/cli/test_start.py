@@ -1,0 +1,136 @@
+"""Before and around a command: what is imported, where options come from, how a process ends."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pyggml.cli import __main__ as cli
+from pyggml.cli.finetune import LORA_FLAGS
+from pyggml.errors import PyggmlError
+from pyggml.lora import LoraConfig, TrainConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "pyggml.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+# -- imports and entry points -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"], []])
+def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
+    code = (
+        f"import sys; from pyggml.cli.__main__ import main; main({arguments!r});"
+        "sys.exit(bool({'numpy', 'numba', 'rich', 'pyggml.lora'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
+    code = "import sys, pyggml.cli.finetune; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_in_the_table_has_help(pyggml, name):
+    ended = pyggml(name, "--help")
+    assert ended.code == 0 and "--help" in ended.out
+    assert cli.COMMANDS[name] in pyggml("--help").out.replace("\n             ", " ")
+
+
+def test_the_entry_points_are_these_functions():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {
+        "pyggml": "pyggml.cli.__main__:main",
+        "pyggml-finetune": "pyggml.cli.__main__:finetune",
+    }
+    assert callable(cli.main) and callable(cli.finetune)
+
+
+# -- options ------------------------------------------------------------------------------------
+
+
+def test_every_setting_has_one_option_with_its_help_and_default():
+    options = {o.name: o for o in cli.command("finetune").params}
+    for config, flags in ((LoraConfig, LORA_FLAGS), (TrainConfig, {})):
+        for f in fields(config):
+            option = options[flags.get(f.name, f.name)]
+            assert option.default is None or "UNSET" in repr(option.default)
+            assert f.default is None or f"default: {f.default}" in option.help
+            if (config, f.name) != (LoraConfig, "seed"):  # one --seed for both
+                assert option.help.startswith(f.metadata["help"])
+
+
+def test_the_seed_is_that_of_windows_and_adapter(finetune, tmp_path):
+    found = set()
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        out = tmp_path / name
+        assert finetune("--seed", seed, "--max-steps", 1, output=out).code == 0
+        found.add(out.read_bytes())
+    assert len(found) == 2
+
+
+# -- ends ---------------------------------------------------------------------------------------
+
+
+def test_exit_codes_of_a_process(tiny, tmp_path):
+    ended = process("inspect", "-m", tmp_path / "none.gguf")
+    assert ended.returncode == 2 and ended.stdout == "" and ended.stderr.count("\n") == 1
+    ended = process("inspect", "-m", tiny)
+    assert ended.returncode == 0 and ended.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_standard_output_is_one_sentence(tiny):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == "pyggml: standard output: No space left on device\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tiny):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert ended.stderr == ""
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(pyggml, tiny, monkeypatch):
+    def broken(path):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("pyggml.gguf.open", broken)
+    with pytest.raises(ZeroDivisionError):
+        pyggml("inspect", "-m", tiny)
+
+
+def test_an_error_is_one_line_whatever_it_holds(pyggml, tiny, monkeypatch):
+    def failing(path):
+        raise PyggmlError("one\nand\ttwo")
+
+    monkeypatch.setattr("pyggml.gguf.open", failing)
+    ended = pyggml("inspect", "-m", tiny)
+    assert (ended.code, ended.err) == (2, "pyggml: one and two\n")
+
+
+def test_a_warning_is_a_note(pyggml, tiny, monkeypatch):
+    import warnings
+
+    def warning(path):
+        warnings.simplefilter("always")
+        warnings.warn("this will be slow", RuntimeWarning, stacklevel=1)
+        raise PyggmlError("over")
+
+    monkeypatch.setattr("pyggml.gguf.open", warning)
+    assert pyggml("inspect", "-m", tiny).err == "note: this will be slow\npyggml: over\n"

@@ -1,0 +1,106 @@
+"""Sampling draws from the cut and tempered softmax; generation is the model fed with itself."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import ConfigError, DataError
+from pyggml.generation import Sampling, generate, sample
+
+LOGITS = np.array([0.0, 3.0, 1.0, 2.0, -1.0], np.float32)
+
+
+def shares(how, n=4000):
+    rng = np.random.default_rng(0)
+    return np.bincount([sample(LOGITS, how, rng) for _ in range(n)], minlength=5) / n
+
+
+def softmax(z):
+    e = np.exp(z - np.max(z))
+    return e / e.sum()
+
+
+def test_temperature_0_takes_the_likeliest(rng):
+    assert sample(LOGITS, Sampling(), rng) == 1
+    assert sample(np.array([1.0, 2.0, 2.0], np.float32), Sampling(), rng) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_shares_follow_the_softmax(temperature):
+    found = shares(Sampling(temperature=temperature, top_k=0, top_p=1.0))
+    np.testing.assert_allclose(found, softmax(LOGITS / temperature), atol=0.03)
+
+
+def test_top_k_keeps_the_k_likeliest():
+    found = shares(Sampling(temperature=1.0, top_k=2, top_p=1.0))
+    wanted = softmax(np.where(LOGITS >= 2, LOGITS, -np.inf))
+    np.testing.assert_allclose(found, wanted, atol=0.03)
+    assert shares(Sampling(temperature=9.0, top_k=1), 50)[1] == 1
+
+
+def test_top_p_keeps_as_many_as_reach_p():
+    p = softmax(LOGITS)
+    assert p[1] < 0.7 < p[1] + p[3]
+    found = shares(Sampling(temperature=1.0, top_k=0, top_p=0.7))
+    assert (found > 0).tolist() == [False, True, False, True, False]
+    assert shares(Sampling(temperature=9.0, top_k=0, top_p=1e-9), 50)[1] == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-300, 5e-324])
+def test_hardly_any_temperature_is_like_none(temperature, rng):
+    assert sample(1000 * LOGITS, Sampling(temperature=temperature), rng) == 1
+
+
+def test_settings_out_of_range_are_all_named():
+    with pytest.raises(ConfigError) as caught:
+        Sampling(temperature=-1.0, top_k=-1, top_p=0.0, seed=-1)
+    for name in ("temperature is -1.0", "top_k is -1", "top_p is 0.0", "seed is -1"):
+        assert name in str(caught.value)
+
+
+# -- generation ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(golden_file):
+    return pyggml.load(golden_file("qwen3-F16.gguf"))
+
+
+PROMPT = [5, 77, 301, 9]
+
+
+def test_greedy_text_is_what_the_model_says_of_its_own_text(model):
+    text = [*PROMPT, *generate(model, PROMPT, 6)]
+    assert len(text) == 10
+    best = model.logits(text[:-1]).argmax(-1)
+    assert text[4:] == best[3:].tolist()
+
+
+def test_a_seed_gives_the_same_text_again(model):
+    def text(seed):
+        return list(generate(model, PROMPT, 8, Sampling(temperature=5.0, top_k=0, seed=seed)))
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+
+
+def test_text_ends_at_an_end_of_text(model, monkeypatch):
+    found = list(generate(model, PROMPT, 6))
+    monkeypatch.setattr(type(model.tokenizer), "is_eog", lambda self, token: token == found[2])
+    assert list(generate(model, PROMPT, 6)) == found[: found.index(found[2])]
+
+
+def test_nothing_is_asked_for(model):
+    assert list(generate(model, PROMPT, 0)) == []
+
+
+def test_a_prompt_is_needed(model):
+    with pytest.raises(DataError, match="tokens"):
+        next(generate(model, [], 3))
+
+
+def test_a_context_that_is_too_short_ends_with_an_error(model):
+    tokens = generate(model, PROMPT, 5, n_ctx=5)
+    assert len([next(tokens), next(tokens)]) == 2
+    with pytest.raises(DataError, match=r"5 \+ 1 tokens do not fit into a context of 5"):
+        next(tokens)
