@@ -15,7 +15,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path beside `path` to write to; on success it is fsynced and renamed over `path`.
 
     If the block raises, `path` is left as it was and the partial file is removed. An OSError
-    (full disk, no such folder, no permission) becomes a PyggmlError that names `path`.
+    (full disk, no such folder, no permission) becomes a PyggmlError that names `path`, and so does
+    a `path` that is a folder or a device.
     """
     target = Path(path)
     if not target.name or "\0" in str(target):

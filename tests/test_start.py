@@ -22,7 +22,7 @@ def loaded_after(script):
     """Top-level packages in sys.modules after a script, in a fresh process."""
     report = "; import sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     found = subprocess.run(
-        [sys.executable, "-c", script + report], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", script + report], capture_output=True, text=True, check=True
     )
     return set(found.stdout.split())
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def process(*arguments, **options):
-    command = [sys.executable, "-m", "pyggml.cli", *map(str, arguments)]
+    command = [sys.executable, "-P", "-m", "pyggml.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
@@ -31,12 +31,12 @@ def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
         f"import sys; from pyggml.cli.__main__ import main; main({arguments!r});"
         "sys.exit(bool({'numpy', 'numba', 'rich', 'pyggml.lora'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
 
 
 def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
     code = "import sys, pyggml.cli.finetune; sys.exit('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
@@ -91,7 +91,7 @@ def test_exit_codes_of_a_process(tiny, tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_standard_output_is_one_sentence(tiny):
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        command = [sys.executable, "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
+        command = [sys.executable, "-P", "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 2
     assert ended.stderr == "pyggml: standard output: No space left on device\n"
@@ -100,7 +100,7 @@ def test_a_full_standard_output_is_one_sentence(tiny):
 def test_a_reader_that_goes_away_is_no_traceback(tiny):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
+    command = [sys.executable, "-P", "-m", "pyggml.cli", "inspect", "-m", str(tiny)]
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert ended.stderr == ""

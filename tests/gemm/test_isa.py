@@ -12,7 +12,7 @@ from pyggml.gemm import CHOSEN
 from pyggml.gemm.isa import ENVIRONMENT, ISAS, choose
 
 HERE = Path(__file__).parent
-FILES = ["test_product.py", "test_flash.py", "test_head.py"]
+FILES = ["test_product.py", "test_flash.py"]
 
 
 def runs_here(name, monkeypatch):
