@@ -161,9 +161,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", nargs="+", type=Path, help="UTF-8 text files")
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--type", default="Q8_0", help="file type of the result: Q8_0, Q4_K_M, ...")

@@ -36,51 +36,25 @@ def main(path: str | Path = BASE) -> None:
 
     # Config, weights and inputs yet to be filled make a graph from tokens to logits.
     model = Model(file, models.read(file), compute="auto")
-    inputs = Inputs.empty(N_TOKENS)
-    forward = Graph.of(build(model.parts, inputs))
+    forward = Graph.of(build(model.parts, Inputs.empty(N_TOKENS)))
     say(2, "models.build", f"{len(forward.nodes)} nodes, from tokens to {forward.outputs[0]}:")
     show(*str(forward).splitlines()[:6])
 
     # Every linear module gets an update B(A x); B is zero, so nothing changes yet.
     adapter = attach(model, LoraConfig(rank=4, alpha=8.0))
-    parameters = adapter.parameters
-    trained = list(parameters.tensors.values())
-    say(3, "lora.attach", f"{len(adapter.pairs)} pairs, {parameters.n_trained:,} numbers to train")
-    show(*trained[:2])
+    say(3, "lora.attach", f"{len(adapter.pairs)} pairs: {adapter.parameters.n_trained:,} numbers")
+    show(*list(adapter.parameters.tensors.values())[:2])
 
-    # The loss, and a gradient for every parameter, in the same graph.
-    text = TEXT.read_text(encoding="utf-8")[:4000]
-    ids = model.checked(model.tokenizer.encode(text)[: N_TOKENS + 1])
-    targets = leaf(ids[1:], "targets")
-    weights = leaf(np.full(N_TOKENS, 1 / N_TOKENS, np.float32), "weights")
-    loss = build_loss(model.parts, inputs, targets, weights, model.adapters)
-    gradients = build_backward(loss, trained, accumulators=list(parameters.gradients.values()))
-    graph = Graph.of(loss, *gradients)
-    n_forward = len(Graph.of(loss).nodes)
-    say(4, "build_backward", f"{n_forward} nodes to the loss, {len(graph.nodes) - n_forward} back:")
-    show(*str(graph).splitlines()[-4:])
-
-    # Every tensor gets its place in one arena; a place is used again once its tensor is dead.
-    p = plan(graph)
-    apart = plan(graph, reuse=False).n_bytes
-    say(5, "alloc.plan", f"{p.n_bytes:,} bytes; without using any place twice, {apart:,}")
-    show(*(f"byte {offset:<9,} {t}" for t, offset in list(p.offsets.items())[:4]))
-
-    # Memory is taken, each node's kernel is bound to it once, and all run in order.
-    program = bind(p)
-    fill(inputs, ids[:-1])
-    value = run(program, loss, parameters)
-    say(6, "runtime.compute", f"{len(program.calls)} kernel calls; the loss is {value:.5f}")
-    check_slope(program, loss, parameters, trained[-1])
+    ids = model.checked(model.tokenizer.encode(TEXT.read_text("utf-8"))[: N_TOKENS + 1])
+    program, loss = differentiate(model, adapter.parameters, ids)
 
     # AdamW changes the parameters in place.
-    optimiser = AdamW(parameters, TrainConfig())
+    optimiser = AdamW(adapter.parameters, TrainConfig())
     say(7, "lora.optim.step", f"{N_STEPS} of them on the same {N_TOKENS} tokens:")
     for n in range(1, N_STEPS + 1):
         optimiser.clip()
         optimiser.step(5e-3, n)
-        value = run(program, loss, parameters)
-        show(f"after step {n:2}: loss {value:.5f}")
+        show(f"after step {n:2}: loss {run(program, loss, adapter.parameters):.5f}")
 
     # The adapter's file is one that llama.cpp loads; loaded here, it gives the same logits.
     with TemporaryDirectory() as folder:
@@ -91,22 +65,46 @@ def main(path: str | Path = BASE) -> None:
         show(f"loaded again: logits differ by {far:.1e} at most")
 
 
+def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program, Tensor]:
+    # The loss, and a gradient for every parameter, in the same graph.
+    inputs, targets = Inputs.empty(N_TOKENS), leaf(ids[1:], "targets")
+    weights = leaf(np.full(N_TOKENS, 1 / N_TOKENS, np.float32), "weights")
+    loss = build_loss(model.parts, inputs, targets, weights, model.adapters)
+    gradients = build_backward(loss, list(p.tensors.values()), None, list(p.gradients.values()))
+    graph, n_forward = Graph.of(loss, *gradients), len(Graph.of(loss).nodes)
+    say(4, "build_backward", f"{n_forward} nodes to the loss, {len(graph.nodes) - n_forward} back:")
+    show(*str(graph).splitlines()[-4:])
+
+    # Every tensor gets its place in one arena; a place is used again once its tensor is dead.
+    layout, apart = plan(graph), plan(graph, reuse=False)
+    say(5, "alloc.plan", f"{layout.n_bytes:,} bytes; no place used twice: {apart.n_bytes:,}")
+    show(*(f"byte {offset:<9,} {t}" for t, offset in list(layout.offsets.items())[:4]))
+
+    # Memory is taken, each node's kernel is bound to it once, and all run in order.
+    program = bind(layout)
+    fill(inputs, ids[:-1])
+    value = run(program, loss, p)
+    say(6, "runtime.compute", f"{len(program.calls)} kernel calls; the loss is {value:.5f}")
+
+    # The loss rises along a gradient as fast as the gradient is long.
+    name, t = list(p.tensors.items())[-1]
+    gradient, h = p.gradients[name].data.copy(), 0.01
+    length, ends = np.linalg.norm(gradient), []
+    for step in (h, -h):
+        t.data[:] = gradient / length * step  # a B, which was zero
+        ends.append(run(program, loss, p))
+    t.data[:] = 0
+    run(program, loss, p)
+    slope = (ends[0] - ends[1]) / (2 * h)
+    show(f"d(loss)/d({name}): length {length:.5f}, finite difference {slope:.5f}")
+    return program, loss
+
+
 def run(program: Program, loss: Tensor, parameters: Parameters) -> float:
     """Compute the whole graph: the loss, and in `parameters.gradient` its gradients."""
     parameters.gradient[:] = 0
     program()
     return float(loss.data)
-
-
-def check_slope(program: Program, loss: Tensor, parameters: Parameters, t: Tensor) -> None:
-    """The loss must rise along a gradient as fast as the gradient is long."""
-    gradient, start, h = parameters.gradients[t.name].data.copy(), t.data.copy(), 0.01
-    length, ends = np.linalg.norm(gradient), []
-    for step in (h, -h, 0):
-        t.data[:] = start + gradient / length * step
-        ends.append(run(program, loss, parameters))
-    slope = (ends[0] - ends[1]) / (2 * h)
-    show(f"d(loss)/d({t.name}): length {length:.5f}, finite difference {slope:.5f}")
 
 
 def say(number: int, verb: str, made: str) -> None:

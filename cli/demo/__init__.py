@@ -20,7 +20,7 @@ PROMPT = "ROMEO:\n"  # the base model takes it for a word of a story, the tuned 
 
 # Arguments of LoraConfig.
 DEMO_LORA = {
-    "rank": 16,  # a new form and new words to learn: a twelfth of the model's own numbers
+    "rank": 16,  # a new form and new words to learn; a tenth as many numbers as the model has
     "alpha": 32.0,  # twice the rank, as with the default settings
 }
 # Arguments of TrainConfig; a step takes 0.14 s on two cores, so all of them a minute.
