@@ -19,7 +19,7 @@ from pyggml.cli.paths import check_output, check_space
 from pyggml.cli.progress import Meter, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import compare, prompt_ids
-from pyggml.cli.show import row, say, size
+from pyggml.cli.show import row, say, size, unescaped
 from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, read_corpus
 from pyggml.lora.checkpoint import existing
@@ -51,7 +51,7 @@ def _finetune(**given: Any) -> int:
     check_space(job.output, adapter.parameters.data.nbytes + _HEADER_BYTES)
     corpus = read_corpus(job.data, model.tokenizer, job.train.ctx, job.train.val_split)
     overview.say_data(job.data, corpus)
-    prompt = prompt_ids(model, job.prompt, corpus)
+    prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
     trainer = Trainer(model, adapter.parameters, corpus, job.train)
     if job.resume is not None:
         trainer.resume(_checkpoint(job.resume))
@@ -96,7 +96,7 @@ def _job(given: dict[str, Any]) -> Job:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
         defaults |= {"prompt": demo.PROMPT, **demo.SETTINGS}
-        given |= {name: value for name, value in defaults.items() if given[name] is None}
+        given = given | {name: value for name, value in defaults.items() if given[name] is None}
     flags = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
     missing = [flag for name, flag in flags.items() if given[name] is None]
     if missing:
@@ -215,7 +215,8 @@ command = click.Command(
         ),
         click.Option(
             ["--prompt"],
-            help="answered before and after training (default: the start of the held-out text)",
+            help="answered before and after training; \\n is a new line "
+            "(default: a line of the held-out text)",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import click
 from pyggml import Model, load
 from pyggml._jit import max_threads, set_threads
 from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.show import printable, say
+from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
 from pyggml.generation import Sampling, generate
 
@@ -20,7 +20,7 @@ _DEFAULT = Sampling(temperature=0.8)
 
 @click.command("generate", context_settings=SETTINGS)
 @model_options
-@click.option("-p", "--prompt", required=True, help="text to continue")
+@click.option("-p", "--prompt", required=True, help="text to continue; \\n is a new line")
 @click.option(
     "-n", "n_tokens", type=click.IntRange(min=1), default=128, show_default=True, help="tokens"
 )
@@ -50,6 +50,7 @@ def command(
     how = Sampling(temperature=temp, top_k=top_k, top_p=top_p, seed=seed)
     opened = load(model, lora, compute)
     set_threads(threads or max_threads())
+    prompt = unescaped(prompt)
     ids = opened.tokenizer.encode(prompt, parse_special=True)
     room = _room(opened, len(ids), ctx)
     say(printable(prompt), end="")

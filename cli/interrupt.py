@@ -31,7 +31,8 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
         with suppress(OSError):
             os.write(2, _NOTE)  # print is not safe here: it may be what was interrupted
 
-    before = {s: signal.signal(s, handle) for s in _SIGNALS}
+    heard = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup, or `&`
+    before = {s: signal.signal(s, handle) for s in heard}
     try:
         yield
     finally:

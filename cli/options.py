@@ -15,6 +15,7 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+_METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _model = click.option("-m", "--model", type=PATH, required=True, help="GGUF model")
@@ -73,7 +74,7 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> click.Option:
     return click.Option(
         ["--" + parameter.replace("_", "-"), parameter],
         type=kind or _Names(),
-        metavar={int: "N", float: "X", str: "TEXT", None: "A,B"}[kind],
+        metavar="FOLDER" if parameter.endswith("_dir") else _METAVARS[kind],
         help=about,
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 def say(text: str = "", end: str = "\n") -> None:
@@ -54,3 +57,8 @@ def span(seconds: float) -> str:
 def printable(text: str) -> str:
     """Text from a file without control characters, which could command the terminal."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def unescaped(text: str) -> str:
+    r"""A prompt as llama.cpp reads it from a command line: \n, \t and \\ are one character."""
+    return re.sub(r"\\([nt\\])", lambda found: _ESCAPES[found[1]], text)

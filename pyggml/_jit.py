@@ -47,7 +47,14 @@ __all__ = [
 ]
 
 JIT: bool = not config.DISABLE_JIT
-SHARED = ("_jit.py", "_simd.py", "_tasks.py", "quants/bits.py", "gemm/microkernel.py")
+SHARED = (
+    "_jit.py",
+    "_simd.py",
+    "_tasks.py",
+    "quants/bits.py",
+    "gemm/isa.py",
+    "gemm/microkernel.py",
+)
 
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.
 _FASTMATH = {"reassoc", "contract", "nsz"}

@@ -129,6 +129,15 @@ def test_a_part_of_a_source_is_not_overwritten():
     assert overwritten(Graph.of(c), c) is None
 
 
+def test_a_transposed_source_is_not_overwritten():
+    """Its elements lie elsewhere than the result's."""
+    a = scale(zeros((4, 4)), 2.0)
+    node = mul_mat_add(transpose(a), zeros((4, 8)), zeros((4, 8)))
+    assert node.src[0].shape == node.shape
+    assert not node.src[0].is_contiguous
+    assert overwritten(Graph.of(node), node) is None
+
+
 def test_another_type_is_not_overwritten():
     q = zeros((3, 2, 4))
     span = zeros((3, 2), I32)

@@ -57,6 +57,11 @@ def test_generate_says_when_the_context_is_full(pyggml, tiny):
     assert ended.code == 0 and ended.err == ""
 
 
+def test_a_new_line_can_be_written_in_a_prompt(pyggml, tiny):
+    ended = pyggml("generate", "-m", tiny, "-p", r"a\nb\\n\t\d", "-n", 1)
+    assert ended.out.startswith("a\nb\\n\t\\d")
+
+
 def test_a_token_that_commands_the_terminal_does_not_reach_it(pyggml, tiny):
     ended = pyggml("generate", "-m", tiny, "-p", "a\x1b[31mb\tc\n", "-n", 1)
     assert ended.out.startswith("a\ufffd[31mb\tc\n")

@@ -13,6 +13,14 @@ from pyggml.cli import demo
 from pyggml.lora import Trainer
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """As in a terminal, even if the tests run in the background, where SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def signal_after(monkeypatch):
     """signal_after(step, n): n times SIGINT when this step has just been made."""
@@ -174,13 +182,14 @@ def test_ctrl_c_ends_after_the_step_and_the_run_can_be_resumed(
     assert finetune("--lora-modules", "attn_q,ffn_up", output=whole).code == 0
     signal_after(2)
     arguments = ("--lora-modules", "attn_q,ffn_up", "--checkpoint-dir", folder)
+    arguments += ("--checkpoint-every", 1)
     ended = finetune(*arguments, output=stopped)
     monkeypatch.undo()
     assert ended.code == 130 and "-- before" not in ended.out
     assert "after step 2 of 4" in words_at(ended.out, "stopped")
     assert stopped.stat().st_size == whole.stat().st_size
     assert stopped.read_bytes() != whole.read_bytes()
-    assert [p.name for p in folder.iterdir()] == ["step-00000002.gguf"]
+    assert len(list(folder.iterdir())) == 2  # of which the newest is taken
     program, *arguments = shlex.split(words_at(ended.out, "resume"))
     assert program == "pyggml-finetune"
     assert arguments[arguments.index("--resume") + 1] == str(folder)
@@ -207,6 +216,13 @@ def test_a_second_ctrl_c_ends_at_once(finetune, signal_after, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_process_that_ignores_ctrl_c_goes_on(finetune, signal_after):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal_after(2)
+    assert finetune().code == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def test_ctrl_c_before_the_run_is_no_traceback(finetune, monkeypatch):
     monkeypatch.setattr(Trainer, "reserve", lambda self: signal.raise_signal(signal.SIGINT))
     ended = finetune()
@@ -230,6 +246,13 @@ def test_the_demo_needs_nothing_and_what_is_given_wins(pyggml, planted_demo, tmp
     assert ended.code == 0 and words_at(ended.out, "steps").startswith("2, 4 windows each;")
     assert ended.out.count("ROMEO:") == 2
     assert [p.name for p in tmp_path.iterdir()] == ["demo-adapter.gguf"]
+
+
+def test_a_stopped_demo_is_resumed_as_it_was_begun(pyggml, planted_demo, signal_after, tmp_path):
+    signal_after(1)
+    ended = pyggml("finetune", "--demo", "--checkpoint-dir", "points")
+    words = "--demo --checkpoint-dir points --resume points"
+    assert (ended.code, words_at(ended.out, "resume")) == (130, f"pyggml-finetune {words}")
 
 
 def test_a_demo_without_its_files_is_one_sentence(pyggml, planted_demo, monkeypatch, tmp_path):

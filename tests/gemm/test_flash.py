@@ -117,6 +117,14 @@ def test_sliding_windows(width, rng):
     assert_same_attention(q, k, v, seed, window(n, n, width))
 
 
+@pytest.mark.parametrize("n", [5, BLOCK + MR + 1])
+def test_any_ranges(n, rng):
+    """Ranges that neither begin nor end in the order of the queries."""
+    q, k, v, seed = inputs(rng, n, 2 * n, 2, 1, 16)
+    ends = np.sort(rng.integers(0, 2 * n + 1, (n, 2)), axis=1)
+    assert_same_attention(q, k, v, seed, leaf(ends.astype(np.int32), "span"))
+
+
 @pytest.mark.parametrize("lengths", [[5, 1, 9, 30], [BLOCK, BLOCK], [100, 3, 70]])
 def test_several_sequences_in_one_row(lengths, rng):
     n = sum(lengths)

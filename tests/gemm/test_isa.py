@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pyggml.errors import ConfigError
 from pyggml.gemm import CHOSEN
 from pyggml.gemm.isa import ENVIRONMENT, ISAS, choose
 
@@ -59,6 +60,37 @@ def test_a_path_that_is_asked_for_is_taken_or_refused(name, monkeypatch):
         assert code == 1
         assert f"{ENVIRONMENT}={name}: this CPU lacks" in why
         assert why in text
+
+
+AVX2 = {"avx2", "fma"}
+AVX512 = {"avx512f", "avx512bw", "avx512vl"}
+
+
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        (set(), "generic"),
+        ({"avx2"}, "generic"),
+        (AVX2, "avx2"),
+        (AVX2 | {"avx512f"}, "avx2"),
+        (AVX2 | AVX512, "avx512"),
+        ({"neon"}, "neon"),
+    ],
+)
+def test_the_best_path_of_a_cpu_is_taken(features, best, monkeypatch):
+    monkeypatch.setattr("pyggml.gemm.isa._features", lambda: frozenset(features))
+    monkeypatch.setattr("pyggml.gemm.isa.JIT", True)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert choose().name == best
+
+
+def test_what_a_cpu_lacks_is_named(monkeypatch):
+    monkeypatch.setattr("pyggml.gemm.isa._features", lambda: frozenset(AVX2 | {"avx512f"}))
+    monkeypatch.setattr("pyggml.gemm.isa.JIT", True)
+    monkeypatch.setenv(ENVIRONMENT, "avx512")
+    with pytest.raises(ConfigError) as caught:
+        choose()
+    assert str(caught.value) == f"{ENVIRONMENT}=avx512: this CPU lacks avx512bw, avx512vl"
 
 
 def test_an_unknown_path_is_refused():

@@ -111,7 +111,7 @@ def test_rows_that_are_no_whole_vectors(n_in, rng):
         assert_close(backward(dy, w, "F32", n_in), dy, w.T)
 
 
-@pytest.mark.parametrize("n_tokens", [1, MR + 1])
+@pytest.mark.parametrize("n_tokens", sorted({1, FEW, MR + 1}))
 def test_accumulating_adds_to_what_is_there(n_tokens, rng):
     n_out, n_in = TILE + 1, DEPTH + 32
     x, w, dy = (numbers(rng, *s) for s in ((n_tokens, n_in), (n_out, n_in), (n_tokens, n_out)))
@@ -120,7 +120,7 @@ def test_accumulating_adds_to_what_is_there(n_tokens, rng):
     assert_close(backward(dy, w, "F32", n_in, dx), dy, w.T, dx)
 
 
-@pytest.mark.parametrize("n_tokens", [1, MR + 1])
+@pytest.mark.parametrize("n_tokens", sorted({1, FEW, MR + 1}))
 def test_rows_may_lie_apart(n_tokens, rng):
     """Activations that are columns of a wider matrix, weights whose rows are padded."""
     wide_x, wide_w = numbers(rng, n_tokens, 300), numbers(rng, 2 * TILE, 128)

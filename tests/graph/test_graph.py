@@ -16,6 +16,14 @@ def test_sources_stand_before_users():
     assert topological(c) == [x, a, b, c]
 
 
+def test_the_first_source_comes_first():
+    x = zeros((4,))
+    a, b = scale(x, 2.0), scale(x, 3.0)
+    assert topological(add(a, b))[:3] == [x, a, b]
+    c = add(b, a)
+    assert topological(c) == [x, b, a, c]
+
+
 def test_what_no_output_needs_is_left_out():
     x, other = zeros((4,)), zeros((4,))
     a = scale(x, 2.0)
