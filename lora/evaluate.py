@@ -15,14 +15,11 @@ from math import exp, sqrt
 
 import numpy as np
 
-from pyggml.alloc import plan
 from pyggml.dtypes import I32
 from pyggml.errors import ConfigError, DataError
-from pyggml.graph import Graph
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
-from pyggml.runtime import bind
 from pyggml.tensor import leaf, zeros
 
 _LOGITS_BYTES = 32 << 20  # of logits that exist at once
@@ -73,12 +70,12 @@ class _Scorer:
         self.inputs = Inputs.empty(n_ctx)
         net = Net(parts.config, parts.weights, self.inputs, model.adapters)
         hidden = parts.architecture.hidden(net)
-        self.forward = bind(plan(Graph.of(hidden)))
+        self.forward, _ = model.program(hidden)
         assert hidden.data is not None
         n_rows = max(1, min(n_ctx, _LOGITS_BYTES // (4 * parts.config.n_vocab)))
         self.rows = zeros((n_rows,), I32, "scored rows")
         self.logits = net.linear(parts.output_name, get_rows(leaf(hidden.data), self.rows))
-        self.head = bind(plan(Graph.of(self.logits)))
+        self.head, _ = model.program(self.logits)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """−log p of each scored token, float64 (n_ctx − n_ctx // 2 − 1,)."""

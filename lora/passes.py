@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.alloc import Plan, plan
-from pyggml.backends import CPU
 from pyggml.backward import build_backward
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
@@ -49,6 +48,7 @@ class Passes:
             accumulators=list(parameters.gradients.values()),
         )
         self._plans = (plan(Graph.of(loss, *gradients)), plan(Graph.of(alone)))
+        self._backend = model.backend
         self._programs: tuple[Program, ...] = ()
 
     @property
@@ -70,8 +70,8 @@ class Passes:
     def bind(self) -> None:
         """Take the arena and bind both graphs to it, once."""
         if not self._programs:
-            arena = CPU().alloc(self.n_bytes)
-            self._programs = tuple(bind(p, arena=arena) for p in self._plans)
+            arena = self._backend.alloc(self.n_bytes)
+            self._programs = tuple(bind(p, self._backend, arena) for p in self._plans)
 
     def train(self, batch: Batch) -> float:
         """The batch's part of the loss; its gradients have been added."""

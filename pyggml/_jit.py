@@ -26,13 +26,14 @@ from typing import Any
 import llvmlite
 import numba
 from numba import carray, get_thread_id, prange, types
-from numba.core import config
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 __all__ = [
     "JIT",
     "block_code",
     "carray",
+    "cgutils",
     "exact",
     "get_thread_id",
     "intrinsic",
@@ -54,6 +55,7 @@ SHARED = (
     "quants/bits.py",
     "gemm/isa.py",
     "gemm/microkernel.py",
+    "gemm/panels.py",
 )
 
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.

@@ -10,7 +10,9 @@ import numpy as np
 
 from pyggml import gguf, tokenizer
 from pyggml.alloc import plan
+from pyggml.backends import CPU
 from pyggml.errors import ConfigError, DataError
+from pyggml.gemm import FASTEST
 from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
 from pyggml.models.adapter import read_adapter
@@ -30,6 +32,11 @@ class Model:
     def __init__(self, file: gguf.GGUFFile, parts: Parts, compute: str) -> None:
         self.file, self.parts, self.compute = file, parts, compute
         self.adapters: list[LoraPairs] = []
+
+    @property
+    def backend(self) -> CPU:
+        """Where this model's graphs run, and how they multiply."""
+        return CPU(FASTEST if self.compute == "auto" else "f32")
 
     @property
     def config(self) -> ModelConfig:
@@ -54,7 +61,7 @@ class Model:
 
     def program(self, out: Tensor) -> tuple[Program, Tensor]:
         """A graph of this model, planned and bound to memory of its own."""
-        return bind(plan(Graph.of(out))), out
+        return bind(plan(Graph.of(out)), self.backend), out
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary."""

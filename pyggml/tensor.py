@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -163,6 +163,9 @@ class Memory(Enum):
     ALIAS = "in its first source's memory, which the kernel changes"
 
 
+Compute = Literal["f32", "bf16"]
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One node's memory, as a backend hands it to the op's `run`; arrays have the node's shapes."""
@@ -172,6 +175,7 @@ class Site:
     src: tuple[np.ndarray, ...]
     saved: tuple[np.ndarray, ...]
     work: np.ndarray  # uint8 scratch of `needs.work` bytes, 64-byte aligned
+    compute: Compute  # how packed weights are multiplied, see pyggml.gemm
 
     @property
     def scalars(self) -> tuple[Any, ...]:

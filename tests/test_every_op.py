@@ -75,7 +75,7 @@ def scratch(n_bytes):
 def call(op, node, out, src):
     """Run one kernel on arrays of our choice."""
     saved = tuple(np.empty(s.shape, s.dtype.numpy) for s in node.saved)
-    kernel, arguments = op.run(Site(node, out, src, saved, scratch(op.needs.work(node))))
+    kernel, arguments = op.run(Site(node, out, src, saved, scratch(op.needs.work(node)), "f32"))
     kernel(*arguments)
     return out
 

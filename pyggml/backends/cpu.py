@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.tensor import Call, Site, Tensor
+from pyggml.tensor import Call, Compute, Site, Tensor
 
 ALIGNMENT = 64
 
 
 class CPU:
-    """The machine this runs on, through Numba."""
+    """The machine this runs on, through Numba; `compute` is how packed weights are multiplied."""
 
     name = "cpu"
+
+    def __init__(self, compute: Compute = "f32") -> None:
+        self.compute: Compute = compute
 
     def alloc(self, n_bytes: int) -> np.ndarray:
         """n_bytes uint8, aligned; pages are taken from the system when first written."""
@@ -39,6 +42,7 @@ class CPU:
             tuple(array(s) for s in node.src),
             tuple(array(s) for s in node.saved),
             work,
+            self.compute,
         )
         return node.op.run(site)
 

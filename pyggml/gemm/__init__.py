@@ -1,29 +1,35 @@
 """Matrix products with a packed weight or with float32 of any strides, bound as kernel calls.
 
 mul_mat    y (+)= x · Wᵀ      out_prod    dx (+)= dy · W      strided    c (+)= a · bᵀ
+
+`compute` is how the numbers of a packed weight are multiplied: "f32" exactly, "bf16" after rounding
+both sides to bfloat16, with sums in float32. Float32 weights are always multiplied exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from pyggml._jit import max_threads
-from pyggml.dtypes import DType
-from pyggml.gemm import product, twin
+from pyggml.dtypes import F32, DType
+from pyggml.gemm import panels, product, twin
+from pyggml.gemm import strided as strides
 from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
-from pyggml.tensor import Call
+from pyggml.tensor import Call, Compute
 
-__all__ = ["CHOSEN", "mul_mat", "out_prod", "strided", "work_bytes"]
+__all__ = ["CHOSEN", "FASTEST", "Weight", "mul_mat", "out_prod", "strided", "work_bytes"]
 
 _NUMPY = CHOSEN.name == "numpy"
+FASTEST: Compute = "bf16" if CHOSEN.bf16 else "f32"  # what "auto" stands for on this machine
 
 
 def work_bytes(n_rows: int, depth: int, n_batches: int = 1) -> int:
     """Scratch of one product: the packed (n_rows, depth) side and every thread's tile."""
-    packed = product.packed_floats(n_rows, depth) * n_batches
+    packed = max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True)) * n_batches
     return 4 * (_rounded(packed) + max_threads() * product.SCRATCH)
 
 
@@ -40,20 +46,29 @@ def _scratch(work: np.ndarray, packed: int) -> tuple[np.ndarray, np.ndarray]:
     return floats[:packed], tiles
 
 
-def mul_mat(
-    y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, work: np.ndarray, accumulate: bool
-) -> Call:
-    """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows, w (N, row) of any type."""
-    shape = (x.shape[0], w.shape[0], x.shape[1])
-    return _with_weight(product.forward, twin.forward, y, x, w, dtype, shape, work, accumulate)
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix (N, row of bytes or numbers) of any type, and how it is to be multiplied."""
+
+    data: np.ndarray
+    dtype: DType
+    compute: Compute
+
+    @property
+    def pairs(self) -> bool:
+        return self.compute == "bf16" and self.dtype is not F32
 
 
-def out_prod(
-    dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, work: np.ndarray, accumulate: bool
-) -> Call:
-    """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows, w (N, row) of any type."""
-    shape = (dy.shape[0], w.shape[0], dx.shape[1])
-    return _with_weight(product.backward, twin.backward, dx, dy, w, dtype, shape, work, accumulate)
+def mul_mat(y: np.ndarray, x: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
+    """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows."""
+    shape = (x.shape[0], w.data.shape[0], x.shape[1])
+    return _with_weight(product.forward, twin.forward, y, x, w, shape, work, accumulate)
+
+
+def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
+    """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows."""
+    shape = (dy.shape[0], w.data.shape[0], dx.shape[1])
+    return _with_weight(product.backward, twin.backward, dx, dy, w, shape, work, accumulate)
 
 
 def _with_weight(
@@ -61,19 +76,18 @@ def _with_weight(
     slow: Callable[..., None],
     out: np.ndarray,
     x: np.ndarray,
-    w: np.ndarray,
-    dtype: DType,
+    w: Weight,
     shape: tuple[int, int, int],
     work: np.ndarray,
     accumulate: bool,
 ) -> Call:
     if _NUMPY:
-        return slow, (out, x, w, dtype, accumulate)
-    code = QUANTS[dtype.name].unpack.address
-    weight = (w.ctypes.data, w.strides[0], code, dtype.block, dtype.block_bytes)
-    packed, tiles = _scratch(work, product.packed_floats(x.shape[0], x.shape[1]))
-    step = x.strides[0] // 4
-    return fast(out.reshape(-1), _flat(x), step, weight, shape, accumulate, packed, tiles)
+        return slow, (out, x, w.data, w.dtype, accumulate, w.pairs)
+    code = QUANTS[w.dtype.name].unpack.address
+    weight = (w.data.ctypes.data, w.data.strides[0], code, w.dtype.block, w.dtype.block_bytes)
+    packed, tiles = _scratch(work, panels.packed_slots(x.shape[0], x.shape[1], w.pairs))
+    sides = out.reshape(-1), _flat(x), x.strides[0] // 4
+    return fast(*sides, weight, shape, accumulate, w.pairs, packed, tiles)
 
 
 def strided(
@@ -88,11 +102,11 @@ def strided(
     n_batches, n_rows, n_out = c.shape
     depth = a.shape[2]
     repeats = (n_batches // a.shape[0], n_batches // b.shape[0])
-    size = product.packed_floats(n_rows, depth) * n_batches
+    size = panels.packed_slots(n_rows, depth, False) * n_batches
     packed, tiles = _scratch(work, size)
     shape = (n_batches, n_rows, n_out, depth)
     flat = c.reshape(-1), _flat(a), _flat(b)
-    return product.strided(*flat, _steps(a), _steps(b), repeats, shape, accumulate, packed, tiles)
+    return strides.strided(*flat, _steps(a), _steps(b), repeats, shape, accumulate, packed, tiles)
 
 
 def _steps(a: np.ndarray) -> tuple[int, int, int]:

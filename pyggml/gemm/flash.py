@@ -32,18 +32,12 @@ from pyggml._tasks import (
     real,
     stage,
 )
-from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.microkernel import make_tile_product, make_transpose
+from pyggml.gemm.panels import LANES, MR, PADDED_MR, PANEL, fill, tile_product, transpose
 from pyggml.tensor import Call
 
-LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
-PADDED_MR = CHOSEN.padded_mr
 BLOCK = 64  # keys (or queries) that one step of the inner loop takes; a multiple of every panel
 MASKED = np.float32(-1e30)
 ZERO = np.float32(0)
-
-_tile_product = make_tile_product(MR, CHOSEN.nv, LANES)
-_transpose = make_transpose(LANES)
 
 
 def padded(n: int, to: int) -> int:
@@ -63,12 +57,6 @@ def scratch_floats(d: int) -> int:
 
 
 @kernel
-def _fill(a, value):
-    for i in range(a.shape[0]):
-        a[i] = value
-
-
-@kernel
 def _pack_head(rows, columns, x, head, used):
     """The first `used` rows of one head of x (T, H, D), and zeros up to the next whole block."""
     d = x.shape[2]
@@ -76,9 +64,9 @@ def _pack_head(rows, columns, x, head, used):
     for t in range(used):
         for i in range(d):
             rows[t, i] = x[t, head, i]
-        _fill(rows[t, d:], ZERO)
+        fill(rows[t, d:], ZERO)
     for t in range(used, end):
-        _fill(rows[t], ZERO)
+        fill(rows[t], ZERO)
     for t in range(end):
         panel, lane = columns[t // PANEL], t % PANEL
         for i in range(d):
@@ -105,7 +93,7 @@ def _products(tile, packed, columns, first):
     d = columns.shape[1] // PANEL
     for j in range(0, BLOCK, PANEL):
         b = columns[(first + j) // PANEL].ctypes.data
-        _tile_product(packed.ctypes.data, b, PANEL, tile.ctypes.data + j * 4, BLOCK, d, 0)
+        tile_product(packed.ctypes.data, b, PANEL, tile.ctypes.data + j * 4, BLOCK, d, 0)
 
 
 @kernel
@@ -117,12 +105,12 @@ def _add_weighted(total, weights, tile, rows, first):
     for j in range(0, BLOCK, LANES):
         for i in range(PADDED_MR - LANES, -1, -LANES):
             to = weights.ctypes.data + (j * MR + i) * 4
-            _transpose(to, MR, tile.ctypes.data + (i * BLOCK + j) * 4, BLOCK)
+            transpose(to, MR, tile.ctypes.data + (i * BLOCK + j) * 4, BLOCK)
     wide = rows.shape[1]
     for j in range(0, wide, PANEL):
         b = rows.ctypes.data + (first * wide + j) * 4
         c = total.ctypes.data + j * 4
-        _tile_product(weights.ctypes.data, b, wide, c, wide, BLOCK, 1)
+        tile_product(weights.ctypes.data, b, wide, c, wide, BLOCK, 1)
 
 
 @kernel
@@ -183,9 +171,9 @@ def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, min
     rest = mine[MR * d + 2 * size :]
     total, tops, norms = rest[: MR * wide], rest[MR * wide :][:MR], rest[MR * wide + MR :][:MR]
     _pack_group(packed, q, first, head)
-    _fill(total, ZERO)
-    _fill(tops, MASKED)
-    _fill(norms, ZERO)
+    fill(total, ZERO)
+    fill(tops, MASKED)
+    fill(norms, ZERO)
     low, high = _hull(span, first, n)
     for block in range(low // BLOCK * BLOCK, high, BLOCK):
         _products(tile, packed, k_columns, block)
@@ -198,8 +186,8 @@ def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, min
                     row, start, stop, scale, sums, tops[i], norms[i]
                 )
             else:
-                _fill(row, ZERO)
-        _fill(tile[n * BLOCK :], ZERO)
+                fill(row, ZERO)
+        fill(tile[n * BLOCK :], ZERO)
         _add_weighted(total, weights, tile, v_rows, block)
     for i in range(n):
         lse[head, first + i] = tops[i] + np.log(norms[i]) if norms[i] > 0 else -MASKED
@@ -237,8 +225,8 @@ def _dq_group(dq, q, do, span, lse, delta, scale, head, first, k_rows, k_columns
     total, factors = rest[3 * size :][: MR * wide], rest[3 * size + MR * wide :][:MR]
     _pack_group(q_packed, q, first, head)
     _pack_group(do_packed, do, first, head)
-    _fill(total, ZERO)
-    _fill(factors, scale)
+    fill(total, ZERO)
+    fill(factors, scale)
     low, high = _hull(span, first, n)
     for block in range(low // BLOCK * BLOCK, high, BLOCK):
         _products(s, q_packed, k_columns, block)
@@ -250,7 +238,7 @@ def _dq_group(dq, q, do, span, lse, delta, scale, head, first, k_rows, k_columns
             for j in range(BLOCK):
                 p = exp32(row[j] * scale - log_sum) if start <= j < stop else ZERO
                 row[j] = p * (other[j] - dot)
-        _fill(s[n * BLOCK :], ZERO)
+        fill(s[n * BLOCK :], ZERO)
         _add_weighted(total, weights, s, k_rows, block)
     _write_group(dq, total, first, head, factors)
 
@@ -262,16 +250,16 @@ def _dkv_tile(s, dp, low, high, lse, delta, scale, key, n_keys):
     for i in range(MR):
         row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
         if i >= n_keys:
-            _fill(row, ZERO)
-            _fill(other, ZERO)
+            fill(row, ZERO)
+            fill(other, ZERO)
             continue
         for j in range(n):
             p = exp32(row[j] * scale - lse[j])
             p = p if low[j] <= key + i < high[j] else ZERO
             row[j] = p
             other[j] = p * (other[j] - delta[j])
-        _fill(row[n:], ZERO)
-        _fill(other[n:], ZERO)
+        fill(row[n:], ZERO)
+        fill(other[n:], ZERO)
 
 
 @kernel
@@ -296,8 +284,8 @@ def _dkv_group(dk, dv, k, v, ends, lse, delta, scale, key_head, first, q_side, d
     factors = sums[2 * MR * wide :][:MR]
     _pack_group(k_packed, k, first, key_head)
     _pack_group(v_packed, v, first, key_head)
-    _fill(dk_sum, ZERO)
-    _fill(dv_sum, ZERO)
+    fill(dk_sum, ZERO)
+    fill(dv_sum, ZERO)
     for head in range(key_head * repeats, (key_head + 1) * repeats):
         for block in range(0, n_queries, BLOCK):
             n = min(BLOCK, n_queries - block)
@@ -310,9 +298,9 @@ def _dkv_group(dk, dv, k, v, ends, lse, delta, scale, key_head, first, q_side, d
             _dkv_tile(s, dp, low, high, log_sums, dots, scale, first, n_keys)
             _add_weighted(dv_sum, weights, s, do_side[0][head], block)
             _add_weighted(dk_sum, weights, dp, q_side[0][head], block)
-    _fill(factors, np.float32(1))
+    fill(factors, np.float32(1))
     _write_group(dv, dv_sum, first, key_head, factors)
-    _fill(factors, scale)
+    fill(factors, scale)
     _write_group(dk, dk_sum, first, key_head, factors)
 
 

@@ -1,6 +1,7 @@
 """Register-tiled code that Numba's own loops do not reach, as LLVM vector instructions.
 
 tile_product   C[mr, panel] (+)= Σ_k a[k, mr] ⊗ b[k, panel]: mr·nv vector sums stay in registers
+round_row      float32 to bfloat16, and round_two, which pairs two rows
 transpose      a lanes × lanes block of float32
 call_block     calls a `block_code` function through its address
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml._jit import intrinsic, types
+from pyggml._jit import cgutils, intrinsic, types
 
 _F32 = ir.FloatType()
 _I8 = ir.IntType(8)
@@ -48,20 +49,69 @@ def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     return builder.shuffle_vector(one, undefined, every)
 
 
-def _fma(builder: Any, vector: Any) -> Any:
-    name = f"llvm.fmuladd.v{vector.count}f32"
-    signature = ir.FunctionType(vector, [vector] * 3)
+def _declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """The module's declaration of one of LLVM's own functions."""
     module = builder.module
     known = module.globals.get(name)
-    return known or ir.Function(module, signature, name)
+    return known or ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
-def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
+def _fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """a·b + sums, float32."""
+    vector = sums.type
+    fma = _declared(builder, f"llvm.fmuladd.v{vector.count}f32", vector, [vector] * 3)
+    return builder.call(fma, [a, b, sums])
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+def _dpbf16(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """sums + both products of each pair of bfloat16, by AVX512-BF16's VDPBF16PS."""
+    vector = sums.type
+    pairs = ir.VectorType(_BFloat(), 2 * vector.count)
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
+    dot = _declared(builder, name, vector, [vector, pairs, pairs])
+    return builder.call(dot, [sums, builder.bitcast(b, pairs), builder.bitcast(a, pairs)])
+
+
+def _widened_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """The same with float32 arithmetic, on any CPU: a bfloat16 is the upper half of a float32."""
+    vector = sums.type
+    bits = ir.VectorType(_I32, vector.count)
+    shift, mask = _all(bits, 16), _all(bits, 0xFFFF0000)
+    a_bits, b_bits = builder.bitcast(a, bits), builder.bitcast(b, bits)
+    for take in (lambda x: builder.shl(x, shift), lambda x: builder.and_(x, mask)):
+        x, y = (builder.bitcast(take(v), vector) for v in (a_bits, b_bits))
+        sums = _fma(builder, x, y, sums)
+    return sums
+
+
+def _all(vector: Any, value: float) -> Any:
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = False) -> Any:
     """The microkernel for one register tile: (a, b, ldb, c, ldc, k, accumulate) -> None.
 
     a is (k, mr) without gaps, b is (k, nv·lanes) with rows ldb floats apart, c is (mr, nv·lanes)
     with rows ldc apart; a, b, c are addresses. C is overwritten unless accumulate is non-zero.
+    With `pairs`, a and b hold two bfloat16 in place of each float; bf16 says that the CPU has
+    AVX512-BF16.
     """
+    multiply = (_dpbf16 if bf16 else _widened_pairs) if pairs else _fma
 
     @intrinsic
     def tile_product(
@@ -70,7 +120,7 @@ def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
         signature = types.void(*(types.intp,) * 7)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile_product(builder, arguments, (mr, nv), ir.VectorType(_F32, lanes))
+            _emit_tile_product(builder, arguments, multiply, (mr, nv), ir.VectorType(_F32, lanes))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -81,10 +131,12 @@ def make_tile_product(mr: int, nv: int, lanes: int) -> Any:
 _Tile = tuple[int, int]  # mr, nv
 
 
-def _emit_tile_product(builder: Any, arguments: Any, tile: _Tile, vector: Any) -> None:
+def _emit_tile_product(
+    builder: Any, arguments: Any, multiply: Any, tile: _Tile, vector: Any
+) -> None:
     a, b, ldb, c, ldc, k, accumulate = arguments
     mr, nv = tile
-    sums = _emit_depth_loop(builder, a, b, ldb, k, tile, vector)
+    sums = _emit_depth_loop(builder, a, b, ldb, k, multiply, tile, vector)
     add, store = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
     wanted = builder.icmp_signed("!=", accumulate, ir.Constant(_I64, 0))
@@ -104,7 +156,7 @@ def _emit_tile_product(builder: Any, arguments: Any, tile: _Tile, vector: Any) -
 
 
 def _emit_depth_loop(
-    builder: Any, a: Any, b: Any, ldb: Any, k: Any, tile: _Tile, vector: Any
+    builder: Any, a: Any, b: Any, ldb: Any, k: Any, multiply: Any, tile: _Tile, vector: Any
 ) -> list[list[Any]]:
     """The loop over k with all sums in registers; returns them."""
     mr, nv = tile
@@ -119,14 +171,13 @@ def _emit_depth_loop(
     for row in sums:
         for phi in row:
             phi.add_incoming(ir.Constant(vector, [0.0] * vector.count), entry)
-    fma = _fma(builder, vector)
     b_row = builder.mul(step, ldb)
     columns = [_load(builder, _at(builder, b, b_row, j * vector.count), vector) for j in range(nv)]
     a_row = builder.mul(step, ir.Constant(_I64, mr))
     news = []
     for i in range(mr):
         scalar = _broadcast(builder, builder.load(_at(builder, a, a_row, i)), vector)
-        news.append([builder.call(fma, [scalar, columns[j], sums[i][j]]) for j in range(nv)])
+        news.append([multiply(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
     following = builder.add(step, ir.Constant(_I64, 1))
     step.add_incoming(following, loop)
     for row, new in zip(sums, news, strict=True):
@@ -167,6 +218,59 @@ def make_transpose(lanes: int) -> Any:
         return signature, codegen
 
     return transpose
+
+
+def _to_bf16(builder: Any, vector: Any, pointer: Any) -> Any:
+    """The vector at pointer, rounded to the nearest bfloat16 (ties to even), as int32."""
+    bits = ir.VectorType(_I32, vector.count)
+    x = _load(builder, pointer, vector)
+    raw = builder.bitcast(x, bits)
+    odd = builder.and_(builder.lshr(raw, _all(bits, 16)), _all(bits, 1))
+    rounded = builder.add(builder.add(raw, _all(bits, 0x7FFF)), odd)
+    quiet = builder.or_(raw, _all(bits, 0x400000))  # NaN stays NaN
+    chosen = builder.select(builder.fcmp_unordered("uno", x, x), quiet, rounded)
+    return builder.lshr(chosen, _all(bits, 16))
+
+
+def make_round(lanes: int) -> tuple[Any, Any]:
+    """Rounding to bfloat16, both (…addresses, n) for n numbers in whole vectors.
+
+    round_row(to, of, n)      n numbers in a row as n / 2 pairs
+    round_two(to, a, b, n)    n pairs (a_i, b_i)
+    """
+    vector, bits = ir.VectorType(_F32, lanes), ir.VectorType(_I32, lanes)
+    halves = ir.VectorType(ir.IntType(16), lanes)
+
+    def row(builder: Any, i: Any, to: Any, of: Any) -> None:
+        half = builder.trunc(_to_bf16(builder, vector, _at(builder, of, i)), halves)
+        _store(builder, half, _at(builder, to, builder.lshr(i, ir.Constant(_I64, 1))))
+
+    def two(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
+        low, high = (_to_bf16(builder, vector, _at(builder, x, i)) for x in (a, b))
+        pair = builder.or_(low, builder.shl(high, _all(bits, 16)))
+        _store(builder, pair, _at(builder, to, i))
+
+    @intrinsic
+    def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:
+        return types.void(*(types.intp,) * 3), _for_vectors(row, lanes)
+
+    @intrinsic
+    def round_two(typing: Any, to: Any, a: Any, b: Any, n: Any) -> Any:
+        return types.void(*(types.intp,) * 4), _for_vectors(two, lanes)
+
+    return round_row, round_two
+
+
+def _for_vectors(body: Any, lanes: int) -> Any:
+    """Code for: body(builder, i, addresses…) for i in 0, lanes, … below the last argument."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *addresses, n = arguments
+        with cgutils.for_range_slice(builder, n.type(0), n, n.type(lanes)) as (i, _):
+            body(builder, i, *addresses)
+        return context.get_dummy_value()
+
+    return codegen
 
 
 @intrinsic

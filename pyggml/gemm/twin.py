@@ -8,14 +8,27 @@ from pyggml.dtypes import DType
 from pyggml.quants import dequantize
 
 
-def forward(y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool) -> None:
-    """y (+)= x · wᵀ."""
-    _put(y, x @ dequantize(w, dtype.name).T, accumulate)
+def forward(
+    y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool
+) -> None:
+    """y (+)= x · wᵀ; with `pairs` of numbers rounded to bfloat16."""
+    _put(y, _factor(x, pairs) @ _factor(dequantize(w, dtype.name), pairs).T, accumulate)
 
 
-def backward(dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool) -> None:
-    """dx (+)= dy · w."""
-    _put(dx, dy @ dequantize(w, dtype.name), accumulate)
+def backward(
+    dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool
+) -> None:
+    """dx (+)= dy · w; with `pairs` of numbers rounded to bfloat16."""
+    _put(dx, _factor(dy, pairs) @ _factor(dequantize(w, dtype.name), pairs), accumulate)
+
+
+def _factor(x: np.ndarray, pairs: bool) -> np.ndarray:
+    """x, or the nearest bfloat16 (ties to even) as float32."""
+    if not pairs:
+        return x
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(x), x, rounded.view(np.float32))
 
 
 def strided(c: np.ndarray, a: np.ndarray, b: np.ndarray, accumulate: bool) -> None:

@@ -10,14 +10,14 @@ cross_entropy_rows, which also has a gradient for w.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pyggml import gemm
 from pyggml._jit import parallel, prange
 from pyggml._simd import exp32
-from pyggml.dtypes import F32, I32, DType
+from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.arith import mul
@@ -77,8 +77,7 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient):
 class _Head:
     """What the op keeps bound: the weight, and scratch for one chunk of rows."""
 
-    w: np.ndarray
-    w_type: DType
+    w: gemm.Weight
     h: np.ndarray  # (C, K)
     dh: np.ndarray  # (C, K)
     z: np.ndarray  # (C * V,)
@@ -86,14 +85,15 @@ class _Head:
 
     def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> float:
         """Loss of the first n gathered rows, summed in float64; fills dh."""
-        h, z = self.h[:n], self.z[: n * self.w.shape[0]].reshape(n, -1)
-        _call(gemm.mul_mat(z, h, self.w, self.w_type, self.work, False))
+        n_vocab = len(self.w.data)
+        h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
+        _call(gemm.mul_mat(z, h, self.w, self.work, False))
         losses = np.empty(n, np.float32)
         _softmax_loss_rows(z, losses, targets, weights, gradient)
-        for v in range(0, self.w.shape[0] if gradient else 0, SLICE):
+        for v in range(0, n_vocab if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
-            dz, w = z[:, rows], self.w[rows]
-            _call(gemm.out_prod(self.dh[:n], dz, w, self.w_type, self.work, v > 0))
+            w = replace(self.w, data=self.w.data[rows])
+            _call(gemm.out_prod(self.dh[:n], z[:, rows], w, self.work, v > 0))
         return float(losses.sum(dtype=np.float64))
 
 
@@ -111,7 +111,7 @@ def _compute(
     head: _Head,
 ) -> None:
     rows = np.flatnonzero(weights)
-    n_vocab = head.w.shape[0]
+    n_vocab = len(head.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
         raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
     if dh is not None:
@@ -151,7 +151,8 @@ def _run(site: Site) -> Call:
     floats = site.work[: 4 * (2 * rows + logits)].view(np.float32)
     gathered = floats[: 2 * rows].reshape(2, c, -1)
     work = site.work[4 * (2 * rows + logits) :][:products]
-    head = _Head(w, site.node.src[1].dtype, gathered[0], gathered[1], floats[2 * rows :], work)
+    weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
+    head = _Head(weight, gathered[0], gathered[1], floats[2 * rows :], work)
     dh = site.saved[0] if site.saved else None
     return _compute, (site.out, dh, h, targets, weights, head)
 

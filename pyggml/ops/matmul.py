@@ -109,10 +109,11 @@ def _mul_mat_spec(w: Tensor, x: Tensor) -> Spec:
 
 
 def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) -> Call:
-    y, w_type = site.out, site.node.src[-2].dtype
+    y = site.out
     if _is_rows(w) and x.flags.c_contiguous:
         flat_y, flat_x = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
-        return gemm.mul_mat(flat_y, flat_x, w, w_type, site.work, accumulate)
+        weight = gemm.Weight(w, site.node.src[-2].dtype, site.compute)
+        return gemm.mul_mat(flat_y, flat_x, weight, site.work, accumulate)
     return _strided(y, x, w, site.work, accumulate)
 
 
@@ -257,7 +258,8 @@ def _out_prod_run(site: Site) -> Call:
     if _is_rows(a) and rows.flags.c_contiguous:
         dx = site.out.reshape(-1, site.out.shape[-1])
         flat = rows.reshape(-1, rows.shape[-1])
-        return gemm.out_prod(dx, flat, a, site.node.src[0].dtype, site.work, False)
+        weight = gemm.Weight(a, site.node.src[0].dtype, site.compute)
+        return gemm.out_prod(dx, flat, weight, site.work, False)
     return _strided(site.out, rows, a.swapaxes(-1, -2), site.work, False)
 
 

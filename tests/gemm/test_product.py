@@ -10,7 +10,8 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
 from pyggml.gemm import CHOSEN, twin
-from pyggml.gemm.product import CHUNK, COLUMNS, DEPTH, FEW, TILE
+from pyggml.gemm.panels import DEPTH, TILE
+from pyggml.gemm.product import CHUNK, COLUMNS, FEW
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 
 MR = CHOSEN.mr
@@ -46,18 +47,22 @@ def call(bound):
     kernel(*arguments)
 
 
-def forward(x, w, kind, start=None):
+def weight(w, kind, compute="f32"):
+    return gemm.Weight(w, dtype(kind), compute)
+
+
+def forward(x, w, kind, start=None, compute="f32"):
     y, check = guarded((len(x), len(w)), None, start)
     work = scratch(len(x), x.shape[1])
-    call(gemm.mul_mat(y, x, w, dtype(kind), work, start is not None))
+    call(gemm.mul_mat(y, x, weight(w, kind, compute), work, start is not None))
     check()
     return y
 
 
-def backward(dy, w, kind, n_in, start=None):
+def backward(dy, w, kind, n_in, start=None, compute="f32"):
     dx, check = guarded((len(dy), n_in), None, start)
     work = scratch(len(dy), dy.shape[1])
-    call(gemm.out_prod(dx, dy, w, dtype(kind), work, start is not None))
+    call(gemm.out_prod(dx, dy, weight(w, kind, compute), work, start is not None))
     check()
     return dx
 
@@ -172,26 +177,68 @@ def test_rows_of_blocks_may_be_taken_from_the_middle(rng):
 # -- twins --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_the_twins_agree(accumulate, rng):
-    raw, _ = packed_weight(rng, 70, 256, "Q8_0")
-    x, dy = numbers(rng, 15, 256), numbers(rng, 15, 70)
-    y, dx = numbers(rng, 15, 70), numbers(rng, 15, 256)
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "F16"])
+@pytest.mark.parametrize("shape", [(15, 70, 256), (50, 203, 768), (4, 1, 256), (131, 257, 512)])
+def test_the_twins_agree(shape, kind, accumulate, compute, rng):
+    n_tokens, n_out, depth = shape
+    raw, _ = packed_weight(rng, n_out, depth, kind)
+    x, dy = numbers(rng, n_tokens, depth), numbers(rng, n_tokens, n_out)
+    y, dx = numbers(rng, n_tokens, n_out), numbers(rng, n_tokens, depth)
     wanted_y, wanted_dx = y.copy(), dx.copy()
-    twin.forward(wanted_y, x, raw, dtype("Q8_0"), accumulate)
-    twin.backward(wanted_dx, dy, raw, dtype("Q8_0"), accumulate)
+    pairs = compute == "bf16"
+    twin.forward(wanted_y, x, raw, dtype(kind), accumulate, pairs)
+    twin.backward(wanted_dx, dy, raw, dtype(kind), accumulate, pairs)
     start_y, start_dx = (y, dx) if accumulate else (None, None)
-    np.testing.assert_allclose(forward(x, raw, "Q8_0", start_y), wanted_y, rtol=1e-5, atol=1e-4)
-    found = backward(dy, raw, "Q8_0", 256, start_dx)
-    np.testing.assert_allclose(found, wanted_dx, rtol=1e-5, atol=1e-4)
+    found = forward(x, raw, kind, start_y, compute)
+    np.testing.assert_allclose(found, wanted_y, rtol=1e-5, atol=1e-6 * depth)
+    found = backward(dy, raw, kind, depth, start_dx, compute)
+    np.testing.assert_allclose(found, wanted_dx, rtol=1e-5, atol=1e-6 * max(n_out, 100))
+
+
+@pytest.mark.parametrize("depth", [1, 31, 33, 257])
+def test_pairs_of_an_odd_depth(depth, rng):
+    raw, _ = packed_weight(rng, 35, depth, "F16")
+    x, y = numbers(rng, 9, depth), np.empty((9, 35), np.float32)
+    twin.forward(y, x, raw, dtype("F16"), False, True)
+    np.testing.assert_allclose(forward(x, raw, "F16", None, "bf16"), y, rtol=1e-5, atol=1e-4)
+    dy, dx = numbers(rng, 9, 35), np.empty((9, depth), np.float32)
+    twin.backward(dx, dy, raw, dtype("F16"), False, True)
+    found = backward(dy, raw, "F16", depth, None, "bf16")
+    np.testing.assert_allclose(found, dx, rtol=1e-5, atol=1e-4)
+
+
+def test_pairs_keep_what_is_not_finite_and_round_to_even(rng):
+    """1 + 2⁻⁸ is half way between two bfloat16, as is 1 + 3·2⁻⁸; NaN's bits must not round up."""
+    raw = np.eye(32, dtype=np.float16)
+    x = np.ones((4, 32), np.float32)
+    x[0, :4] = 1 + 2**-8, 1 + 3 * 2**-8, np.inf, 3.4e38
+    x[1, 5] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
+    with np.errstate(invalid="ignore"):  # of the path that is NumPy's
+        y = forward(x, raw, "F16", None, "bf16")
+    assert np.isnan(y[1]).all()
+    x[0, 2:4] = 1
+    y = forward(np.repeat(x[:1], FEW + 1, axis=0), raw, "F16", None, "bf16")
+    assert y[0, 0] == 1
+    assert y[0, 1] == 1 + 2**-6
+
+
+def test_float32_weights_are_never_rounded(rng):
+    w, x = numbers(rng, 20, 40), numbers(rng, 9, 40)
+    np.testing.assert_array_equal(forward(x, w, "F32", None, "bf16"), forward(x, w, "F32"))
+
+
+# -- strided ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_the_strided_twins_agree(accumulate, rng):
     a, b, c = numbers(rng, 2, 13, 40), numbers(rng, 1, 17, 40), numbers(rng, 4, 13, 17)
     wanted = c.copy()
     twin.strided(wanted, a, b, accumulate)
     found = strided(a, b, 4, c if accumulate else None)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-# -- strided ------------------------------------------------------------------------------------
 
 
 def laid_out(rng, shape, order):

@@ -17,7 +17,7 @@ def assert_same(found, wanted):
 
 @pytest.mark.parametrize(("architecture", "kind"), FILES)
 def test_portions_give_the_logits_of_the_whole(architecture, kind, golden_file, golden):
-    model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"))
+    model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"), compute="f32")
     tokens = golden(architecture)["tokens"][:20]
     whole = model.logits(tokens)
     for portions in PORTIONS:
@@ -30,7 +30,7 @@ def test_portions_give_the_logits_of_the_whole(architecture, kind, golden_file, 
 
 def test_with_an_adapter(golden_file, golden):
     path, adapter = golden_file("qwen3-F16.gguf"), golden_file("qwen3-lora.gguf")
-    model = pyggml.load(path, adapter=adapter)
+    model = pyggml.load(path, adapter, compute="f32")
     tokens = golden("qwen3")["tokens"][:20]
     session = Session(model, 20)
     session.feed(tokens[:15])

@@ -30,7 +30,7 @@ def nmse(found, wanted):
 @pytest.mark.parametrize("kind", list(EXACT))
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits(architecture, kind, golden_file, golden):
-    model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"))
+    model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"), compute="f32")
     wanted = golden(architecture)
     found = model.logits(wanted["tokens"])
     assert found.shape == (48, 512)
@@ -41,7 +41,7 @@ def test_logits(architecture, kind, golden_file, golden):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_with_an_adapter(architecture, golden_file, golden):
     adapter = golden_file(f"{architecture}-lora.gguf")
-    model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter=adapter)
+    model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter, compute="f32")
     wanted = golden(architecture)
     found = model.logits(wanted["tokens"])[wanted["rows"]]
     assert nmse(found, wanted["f32_hf_lora"]) < 1e-10
@@ -57,8 +57,11 @@ def test_llama_cpp_is_met_at_its_own_distance(architecture, kind, golden_file, g
     if f"{kind}+lora" not in wanted:
         pytest.skip("llama.cpp's own logits are in ../shared only")
     rounding = nmse(wanted[EXACT[kind]], wanted[kind])
-    assert nmse(pyggml.load(path).logits(wanted["tokens"]), wanted[kind]) < 1.01 * rounding
-    found = pyggml.load(path, adapter=adapter).logits(wanted["tokens"])
+    assert (
+        nmse(pyggml.load(path, compute="f32").logits(wanted["tokens"]), wanted[kind])
+        < 1.01 * rounding
+    )
+    found = pyggml.load(path, adapter, compute="f32").logits(wanted["tokens"])
     assert nmse(found, wanted[f"{kind}+lora"]) < 3 * rounding
 
 
@@ -67,7 +70,7 @@ def test_llama_cpp_is_met_at_its_own_distance(architecture, kind, golden_file, g
 def test_gradients_of_an_adapter(architecture, fused, golden_file, golden):
     """d(mean next-token cross entropy over 47 targets) / d(adapter), as PyTorch has it."""
     adapter = golden_file(f"{architecture}-lora.gguf")
-    model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter=adapter)
+    model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter, compute="f32")
     wanted = golden(architecture)
     inputs = Inputs.empty(47)
     fill(inputs, wanted["tokens"][:-1])
