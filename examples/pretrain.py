@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from pyggml import gguf, load, lora, tokenizer
 from pyggml.dtypes import F32
-from pyggml.models import ARCHITECTURES, ModelConfig
-from pyggml.models.config import RopeConfig
+from pyggml.models import tensors_of
 from pyggml.requantize import requantize
 from pyggml.tensor import Shape
 from pyggml.tokenizer.bpe import splits
@@ -63,48 +62,30 @@ def train_vocabulary(text: str, n_vocab: int) -> dict[str, Any]:
     }
 
 
-def model_config(args: argparse.Namespace, n_vocab: int) -> ModelConfig:
-    """Qwen 3's shape, with half as many key heads as query heads."""
-    n_ctx, n_head = 4 * args.ctx, args.width // args.head
-    return ModelConfig(
-        architecture="qwen3",
-        n_vocab=n_vocab,
-        n_ctx=n_ctx,
-        n_embd=args.width,
-        n_layer=args.layers,
-        n_ff=args.ff,
-        n_head=n_head,
-        n_head_kv=max(n_head // 2, 1),
-        n_embd_head=args.head,
-        rms_eps=1e-6,
-        rope=RopeConfig(args.head, 10000.0, 1.0, 0.0, 1.0, n_ctx),
-    )
-
-
-def hyperparameters(c: ModelConfig) -> dict[str, Any]:
-    """The GGUF keys that say the same."""
+def hyperparameters(args: argparse.Namespace) -> dict[str, Any]:
+    """GGUF keys of Qwen 3's shape, with half as many key heads as query heads."""
+    n_head = args.width // args.head
     keys = {
-        "context_length": c.n_ctx,
-        "embedding_length": c.n_embd,
-        "block_count": c.n_layer,
-        "feed_forward_length": c.n_ff,
-        "attention.head_count": c.n_head,
-        "attention.head_count_kv": c.n_head_kv,
-        "attention.key_length": c.n_embd_head,
-        "attention.value_length": c.n_embd_head,
-        "attention.layer_norm_rms_epsilon": c.rms_eps,
-        "rope.freq_base": c.rope.freq_base,
+        "context_length": 4 * args.ctx,
+        "embedding_length": args.width,
+        "block_count": args.layers,
+        "feed_forward_length": args.ff,
+        "attention.head_count": n_head,
+        "attention.head_count_kv": max(n_head // 2, 1),
+        "attention.key_length": args.head,
+        "attention.value_length": args.head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
     }
-    own = {f"{c.architecture}.{key}": value for key, value in keys.items()}
-    return {"general.architecture": c.architecture, "general.name": "pyggml demo base"} | own
+    own = {f"qwen3.{key}": value for key, value in keys.items()}
+    return {"general.architecture": "qwen3", "general.name": "pyggml demo base"} | own
 
 
-def random_weights(config: ModelConfig, seed: int) -> Arrays:
+def random_weights(metadata: Mapping[str, Any], n_vocab: int, seed: int) -> Arrays:
     """Norms 1; matrices normal, smaller where they add to the residual stream.
 
     There is no output matrix: the token embedding serves as one.
     """
-    shapes, optional = ARCHITECTURES[config.architecture].shapes(config)
     rng = np.random.default_rng(seed)
 
     def start(name: str, shape: Shape) -> np.ndarray:
@@ -112,10 +93,11 @@ def random_weights(config: ModelConfig, seed: int) -> Arrays:
             return np.ones(shape, np.float32)
         spread = 0.02 if name == "token_embd.weight" else shape[1] ** -0.5
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
-            spread /= (2 * config.n_layer) ** 0.5
+            spread /= (2 * metadata["qwen3.block_count"]) ** 0.5
         return rng.normal(0, spread, shape).astype(np.float32)
 
-    return {name: start(name, shape) for name, shape in shapes.items() if name not in optional}
+    wanted = tensors_of(metadata, n_vocab)
+    return {name: start(name, spec.shape) for name, spec in wanted.items() if not spec.optional}
 
 
 def write(path: Path, metadata: dict[str, Any], weights: Arrays) -> None:
@@ -186,11 +168,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     rate = {"lr": args.lr, "lr_min": args.lr / 20, "warmup_steps": args.steps // 20}
     adam = {"weight_decay": args.decay, "beta2": 0.98, "seed": args.seed}
     config = lora.TrainConfig(**run, **rate, **adam, val_every=100, val_windows=1000)
-    shape = model_config(args, len(vocabulary["tokenizer.ggml.tokens"]))
-    metadata = hyperparameters(shape) | vocabulary
+    metadata = hyperparameters(args) | vocabulary
+    start = random_weights(metadata, len(vocabulary["tokenizer.ggml.tokens"]), args.seed)
     with TemporaryDirectory() as folder:
         whole = Path(folder) / "whole.gguf"
-        write(whole, metadata, random_weights(shape, args.seed))
+        write(whole, metadata, start)
         write(whole, metadata, train(whole, corpus, config, args.patience))
         requantize(whole, args.output, args.type)
 

@@ -53,7 +53,7 @@ def _start(seed: int, name: str, shape: Shape) -> np.ndarray:
 def targets(parts: Parts, config: LoraConfig) -> dict[str, Shape]:
     """The matrices that get an update: full name -> (n_out, n_in), in the model's order."""
     n_layer = parts.config.n_layer
-    modules = parts.architecture.modules if config.modules is None else config.modules
+    modules = parts.decoder.modules if config.modules is None else config.modules
     faults = [fault for m in modules if (fault := _refusal(parts, m))]
     if config.skip_layers >= n_layer and "output" not in modules:
         faults.append(
@@ -62,7 +62,7 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, Shape]:
     names = [
         f"blk.{i}.{m}.weight"
         for i in range(config.skip_layers, n_layer)
-        for m in parts.architecture.modules
+        for m in parts.decoder.modules
         if m in modules
     ]
     names += ["output.weight"] * ("output" in modules)
@@ -86,7 +86,7 @@ def _refusal(parts: Parts, module: str) -> str | None:
         return "token_embd cannot be adapted: it is a table of rows, not a linear module"
     if module.endswith("_norm"):
         return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
-    if module not in parts.architecture.modules:
+    if module not in parts.decoder.modules:
         return f"{module} is no linear module of this model, known are {', '.join(_known(parts))}"
     if not any(f"blk.{i}.{module}.weight" in parts.weights for i in range(parts.config.n_layer)):
         return f"{module} is in none of this model's blocks"
@@ -94,7 +94,7 @@ def _refusal(parts: Parts, module: str) -> str | None:
 
 
 def _known(parts: Parts) -> tuple[str, ...]:
-    return (*parts.architecture.modules, *(["output"] if parts.output_name == "output" else []))
+    return (*parts.decoder.modules, *(["output"] if parts.output_name == "output" else []))
 
 
 def _too_small(name: str, shape: Shape, rank: int) -> str | None:

@@ -68,13 +68,13 @@ class _Scorer:
         parts = model.parts
         self.bos = model.tokenizer.bos_id if model.tokenizer.add_bos else None
         self.inputs = Inputs.empty(n_ctx)
-        net = Net(parts.config, parts.weights, self.inputs, model.adapters)
-        hidden = parts.architecture.hidden(net)
+        net = Net(parts.weights, self.inputs, model.adapters)
+        hidden = parts.decoder.hidden(net)
         self.forward, _ = model.program(hidden)
         assert hidden.data is not None
         n_rows = max(1, min(n_ctx, _LOGITS_BYTES // (4 * parts.config.n_vocab)))
         self.rows = zeros((n_rows,), I32, "scored rows")
-        self.logits = net.linear(parts.output_name, get_rows(leaf(hidden.data), self.rows))
+        self.logits = parts.decoder.logits(net, get_rows(leaf(hidden.data), self.rows))
         self.head, _ = model.program(self.logits)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:

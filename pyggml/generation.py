@@ -58,7 +58,7 @@ class Session:
 
     def __init__(self, model: Model, n_ctx: int) -> None:
         self.model, self.n_ctx, self.n_past = model, n_ctx, 0
-        self.cache = Cache.empty(model.config, n_ctx)
+        self.cache = Cache.empty(model.parts.decoder.state(n_ctx), n_ctx)
         self._programs: dict[int, tuple[Program, Inputs, Tensor]] = {}
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,12 +1,18 @@
 """Config, weights and token inputs -> logits, as a graph; nothing is computed."""
 
-from pyggml.models.build import ARCHITECTURES, Parts, build, build_loss, read
+from pyggml.models.architecture import Architecture
+from pyggml.models.architectures import ARCHITECTURES
+from pyggml.models.build import Parts, build, build_loss, compose, read
 from pyggml.models.config import ModelConfig
+from pyggml.models.decoder import Decoder
 from pyggml.models.net import Cache, Inputs, LoraPair, LoraPairs, Net
+from pyggml.models.small import small_metadata, tensors_of
 
 __all__ = [
     "ARCHITECTURES",
+    "Architecture",
     "Cache",
+    "Decoder",
     "Inputs",
     "LoraPair",
     "LoraPairs",
@@ -15,5 +21,8 @@ __all__ = [
     "Parts",
     "build",
     "build_loss",
+    "compose",
     "read",
+    "small_metadata",
+    "tensors_of",
 ]

@@ -32,9 +32,10 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPa
         if not isinstance(alpha, float) or not np.isfinite(alpha):
             faults.append("adapter.lora.alpha is no finite float")
         pairs = {}
+        linear = {name for name, spec in parts.decoder.tensors().items() if spec.linear}
         for base in _bases(file, faults):
             a, b = (file.tensors[base + s] for s in SUFFIXES)
-            fault = _misfit(base, a, b, parts)
+            fault = _misfit(base, a, b, parts, linear)
             if fault:
                 faults.append(fault)
             else:
@@ -73,12 +74,12 @@ def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
     return bases
 
 
-def _misfit(base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts) -> str | None:
+def _misfit(
+    base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts, linear: set[str]
+) -> str | None:
     weight = parts.weights.get(base)
     if weight is None:
         return f"{base[:60]} is no tensor of the model"
-    linear = {f"blk.{i}.{m}.weight" for i in range(parts.config.n_layer)
-              for m in parts.architecture.modules} | {"output.weight"}  # fmt: skip
     if base not in linear:
         return f"{base[:60]} is no linear module, so an update of it would have no effect"
     fits = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1]

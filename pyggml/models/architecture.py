@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pyggml.models.config import ModelConfig
-from pyggml.models.net import Net
-from pyggml.tensor import Shape, Tensor
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """One value of `general.architecture`.
 
-    shapes    config -> (tensor name -> shape, names that may be absent)
-    hidden    net -> hidden states after the last norm, (T, n_embd)
-    modules   the linear modules of a block, which adapters target by default
+    decoder   hyperparameters -> parts; faults are collected by the reader, never raised
+    example   the keys, without the architecture's name, that a small model needs besides the common
+              ones; warm-up and tests make models of it
     """
 
     name: str
-    shapes: Callable[[ModelConfig], tuple[dict[str, Shape], set[str]]]
-    hidden: Callable[[Net], Tensor]
-    modules: tuple[str, ...]
+    decoder: Callable[[Reader], Decoder]
+    example: Mapping[str, object]

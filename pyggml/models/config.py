@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import log
 
 import numpy as np
 
-from pyggml.errors import ModelError
-from pyggml.gguf import GGUFFile, StringArray
+from pyggml.gguf import StringArray
+from pyggml.tensor import Shape
 
 # Far above any model, far below what would overflow a shape.
 _LIMITS = {
@@ -20,60 +20,70 @@ _LIMITS = {
     "attention.head_count_kv": 1 << 12,
     "attention.key_length": 1 << 12,
     "attention.value_length": 1 << 12,
+    "attention.sliding_window": 1 << 24,
+    "attention.sliding_window_pattern": 1024,
     "rope.dimension_count": 1 << 12,
     "rope.scaling.original_context_length": 1 << 24,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary positions; the names are ggml's `rope_ext` arguments."""
+class Reader:
+    """Reads `{architecture}.{key}` with bounds, and collects every fault.
 
-    n_dims: int
-    freq_base: float
-    freq_scale: float
-    ext_factor: float
-    attn_factor: float
-    n_ctx_orig: int
+    What is out of bounds is replaced by a value within them, so that reading can go on. `shapes`
+    are those of the file's tensors; where files of one architecture differ in the tensors that they
+    hold, they decide.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """What the shape of a decoder is made of; lengths are counts of elements."""
-
-    architecture: str
-    n_vocab: int
-    n_ctx: int  # longest context the model was trained for, in tokens
-    n_embd: int
-    n_layer: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
-    n_embd_head: int
-    rms_eps: float
-    rope: RopeConfig
-
-
-class _Reader:
-    """Reads `{architecture}.{key}` with bounds, and collects every fault."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self.file, self.architecture = file, architecture
+    def __init__(
+        self, architecture: str, get: Callable[[str], object], shapes: Mapping[str, Shape]
+    ) -> None:
+        self.architecture, self._get, self.shapes = architecture, get, shapes
         self.faults: list[str] = []
 
     def _value(self, key: str) -> object:
-        return self.file.get(f"{self.architecture}.{key}")
+        return self._get(f"{self.architecture}.{key}")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 to the key's limit."""
-        value, most = self._value(key), _LIMITS[key]
+    def _refuse(self, key: str, value: object, wanted: str) -> None:
+        found = "missing" if value is None else short(value)
+        self.faults.append(f"{self.architecture}.{key} is {found}, {wanted}")
+
+    def has(self, key: str) -> bool:
+        """Whether the file has this key at all."""
+        return self._value(key) is not None
+
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None
+    ) -> int:
+        """A whole number from `least` to `most`, which common keys know themselves."""
+        value, top = self._value(key), _LIMITS[key] if most is None else most
         if value is None and default is not None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= top:
             return value
-        found = "missing" if value is None else short(value)
-        self.faults.append(f"{self.architecture}.{key} is {found}, wanted 1 to {most}")
-        return 1
+        self._refuse(key, value, f"wanted {least} to {top}")
+        return least
+
+    def counts(
+        self,
+        key: str,
+        n: int,
+        default: tuple[int, ...] | None = None,
+        *,
+        least: int = 1,
+        most: int | None = None,
+    ) -> tuple[int, ...]:
+        """One whole number for each of n layers: an array of n, or a single number for all."""
+        value, top = self._value(key), _LIMITS[key] if most is None else most
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, np.ndarray):
+            return (self.count(key, least=least, most=most),) * n
+        whole = value.dtype.kind in "iu" and value.shape == (n,)
+        if whole and least <= value.min() and value.max() <= top:
+            return tuple(value.tolist())
+        self._refuse(key, value, f"wanted {n} whole numbers, each from {least} to {top}")
+        return (least,) * n
 
     def number(self, key: str, default: float | None, low: float, high: float) -> float:
         """A number with low <= number <= high."""
@@ -82,19 +92,45 @@ class _Reader:
             return default
         if isinstance(value, int | float) and low <= value <= high:
             return float(value)
-        found = "missing" if value is None else short(value)
-        self.faults.append(f"{self.architecture}.{key} is {found}, wanted {low:g} to {high:g}")
+        self._refuse(key, value, f"wanted {low:g} to {high:g}")
         return low
 
-    def word(self, key: str, default: str, known: tuple[str, ...]) -> str:
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
         value = self._value(key)
         if value is None:
             return default
-        if value in known:
-            return str(value)
-        found, wanted = short(value), ", ".join(known)
-        self.faults.append(f"{self.architecture}.{key} is {found}, known are {wanted}")
+        if isinstance(value, bool):
+            return value
+        self._refuse(key, value, "wanted true or false")
         return default
+
+    def word(self, key: str, default: str, known: tuple[str, ...]) -> str:
+        """One of the known words."""
+        value = self._value(key)
+        if value is None:
+            return default
+        if isinstance(value, str) and value in known:
+            return value
+        self._refuse(key, value, f"known are {', '.join(known)}")
+        return default
+
+    def pattern(self, n: int, period: int) -> tuple[bool, ...]:
+        """Which of n layers attend to a sliding window alone (`attention.sliding_window_pattern`).
+
+        An array says so for each layer. A number, or `period` without one, makes every such layer
+        see everything, the last of each period: layer i has a window if i mod period is less than
+        period − 1. Period 0 means that all have.
+        """
+        key = "attention.sliding_window_pattern"
+        value = self._value(key)
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.bool_ and value.shape == (n,):
+                return tuple(value.tolist())
+            self._refuse(key, value, f"wanted {n} truth values")
+            return (False,) * n
+        p = self.count(key, period, least=0)
+        return tuple(p == 0 or i % p < p - 1 for i in range(n))
 
 
 def short(value: object) -> str:
@@ -105,67 +141,56 @@ def short(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def read_config(file: GGUFFile, architecture: str) -> ModelConfig:
-    """The hyperparameters of a decoder with rotary positions and RMS norms.
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What every decoder has; lengths are counts of elements. The rest is in its parts."""
 
-    Raises ModelError with every fault: missing keys, values out of range, sizes that do not fit
-    together.
-    """
-    r = _Reader(file, architecture)
-    n_embd = r.count("embedding_length")
-    n_head = r.count("attention.head_count")
-    n_embd_head = r.count("attention.key_length", max(n_embd // n_head, 1))
-    config = ModelConfig(
-        architecture=architecture,
-        n_vocab=_vocabulary_size(file),
+    architecture: str
+    n_vocab: int  # rows of the token embedding, which is what tokens index
+    n_ctx: int  # longest context the model was trained for, in tokens
+    n_embd: int
+    n_layer: int
+
+
+def read_config(r: Reader) -> ModelConfig:
+    """The keys that every architecture has; token_embd.weight must be a matrix."""
+    return ModelConfig(
+        architecture=r.architecture,
+        n_vocab=r.shapes["token_embd.weight"][0],
         n_ctx=r.count("context_length"),
-        n_embd=n_embd,
+        n_embd=r.count("embedding_length"),
         n_layer=r.count("block_count"),
-        n_ff=r.count("feed_forward_length"),
-        n_head=n_head,
-        n_head_kv=r.count("attention.head_count_kv", n_head),
-        n_embd_head=n_embd_head,
-        rms_eps=r.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
-        rope=_read_rope(r, n_embd_head),
     )
-    value_length = r.count("attention.value_length", n_embd_head)
-    if value_length != n_embd_head:
-        r.faults.append(f"value_length {value_length} and key_length {n_embd_head} differ")
-    if config.n_head % config.n_head_kv:
-        r.faults.append(f"{config.n_head} heads cannot share {config.n_head_kv} key heads evenly")
-    if config.rope.n_dims % 2 or config.rope.n_dims > n_embd_head:
-        r.faults.append(
-            f"rope.dimension_count is {config.rope.n_dims}, wanted even and at most {n_embd_head}"
-        )
-    if r.faults:
-        raise ModelError(f"{file.path}: " + "; ".join(dict.fromkeys(r.faults)))
-    return config
 
 
-def _vocabulary_size(file: GGUFFile) -> int:
-    """Rows of the token embedding, which is what tokens index."""
-    info = file.tensors.get("token_embd.weight")
-    if info is None or len(info.shape) != 2:
-        raise ModelError(f"{file.path}: has no matrix token_embd.weight, so it is no model")
-    return info.shape[0]
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of one layer: n query heads share n_kv key and value heads, each `size` long."""
+
+    n: int
+    n_kv: int
+    size: int
 
 
-def _read_rope(r: _Reader, n_embd_head: int) -> RopeConfig:
-    """Scaling as llama.cpp's context sets it up: YaRN's own magnitude factor is cancelled."""
-    kinds = ("none", "linear", "yarn", "longrope")
-    kind = r.word("rope.scaling.type", "linear", kinds)
-    legacy = r.number("rope.scale_linear", 0.0, 0.0, 1e6)
-    factor = r.number("rope.scaling.factor", legacy, 0.0, 1e6)
-    freq_scale = 1.0 if kind == "none" or factor == 0 else 1.0 / factor
-    attn_factor = r.number("rope.scaling.attn_factor", 1.0, 1e-3, 1e3)
-    yarn = kind == "yarn"
-    if yarn and freq_scale > 1:  # no magnitude is added below a factor of 1, yet ggml divides by it
-        attn_factor /= 1.0 + 0.1 * log(1.0 / freq_scale)
-    return RopeConfig(
-        n_dims=r.count("rope.dimension_count", n_embd_head),
-        freq_base=r.number("rope.freq_base", 10000.0, 1.0, 1e12),
-        freq_scale=freq_scale,
-        ext_factor=1.0 if yarn else 0.0,
-        attn_factor=attn_factor,
-        n_ctx_orig=r.count("rope.scaling.original_context_length", r.count("context_length")),
-    )
+def read_heads(r: Reader, c: ModelConfig, least: int = 1) -> tuple[Heads, ...]:
+    """The heads of every layer. `least` is 0 where a layer may be without attention."""
+    n = r.counts("attention.head_count", c.n_layer, least=least)
+    n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
+    size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
+    value_size = r.count("attention.value_length", size)
+    if value_size != size:
+        r.faults.append(f"value_length {value_size} and key_length {size} differ")
+    for q, kv in zip(n, n_kv, strict=True):
+        if kv and q % kv:
+            r.faults.append(f"{q} heads cannot share {kv} key heads evenly")
+    return tuple(Heads(q, kv, size) for q, kv in zip(n, n_kv, strict=True))
+
+
+def rms_eps(r: Reader) -> float:
+    """What RMS norms add to the mean square."""
+    return r.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0)
+
+
+def layer_norm_eps(r: Reader) -> float:
+    """What layer norms add to the variance."""
+    return r.number("attention.layer_norm_epsilon", None, 0.0, 1.0)

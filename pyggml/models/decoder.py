@@ -1,63 +1,103 @@
-"""The pre-norm decoder that llama, Mistral, Qwen2 and Qwen3 are variants of.
-
-x += attn_output(attention(q, k, v of norm(x)))
-x += ffn_down(silu(ffn_gate norm(x)) · ffn_up norm(x))        per layer; then a last norm
-"""
+"""A whole decoder: token embeddings, blocks, the last norm and the output matrix."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
-from pyggml.ops import add
+from pyggml.models.norm import Norm
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, TensorSpec, merged
+from pyggml.ops import add, get_rows, scale, tanh
 from pyggml.tensor import Shape, Tensor
 
-# The linear modules of a block, in the order in which a block uses them.
-MODULES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """What an architecture makes of a file's hyperparameters.
+
+    norm              after the last block, or None
+    embedding_scale   of the token embeddings
+    n_positions       rows of a learned position embedding, which is added; 0 without one
+    tied              the token embedding may serve as the output matrix
+    logit_scale       of the logits
+    logit_softcap     logits become cap · tanh(logits / cap); 0 for none
+    """
+
+    config: ModelConfig
+    blocks: tuple[Part, ...]
+    norm: Norm | None
+    embedding_scale: float = 1.0
+    n_positions: int = 0
+    tied: bool = True
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+
+    def tensors(self) -> Tensors:
+        """Every tensor that a file must or may hold."""
+        c = self.config
+        outer = {"token_embd.weight": TensorSpec((c.n_vocab, c.n_embd))}
+        if self.n_positions:
+            outer["position_embd.weight"] = TensorSpec((self.n_positions, c.n_embd))
+        blocks = (block.tensors(f"blk.{i}.") for i, block in enumerate(self.blocks))
+        return merged(
+            [
+                outer,
+                *blocks,
+                self.norm.tensors("") if self.norm else {},
+                {
+                    "output.weight": TensorSpec(
+                        (c.n_vocab, c.n_embd), optional=self.tied, linear=True
+                    ),
+                    "output.bias": TensorSpec((c.n_vocab,), optional=True),
+                },
+            ]
+        )
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The linear modules of the blocks, which adapters target by default, in order of use."""
+        names = (n for n, spec in self.tensors().items() if spec.linear and n.startswith("blk."))
+        found = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
+        return tuple(dict.fromkeys(found))
+
+    def state(self, n_ctx: int) -> Mapping[str, Shape]:
+        """What a cache for n_ctx tokens must hold."""
+        found: dict[str, Shape] = {}
+        for i, block in enumerate(self.blocks):
+            found |= block.state(f"blk.{i}.", n_ctx)
+        return found
+
+    def hidden(self, net: Net) -> Tensor:
+        """Hidden states (T, n_embd) after the last norm, times logit_scale: the output matrix makes
+        logits of them."""
+        x = self._embed(net)
+        for i, block in enumerate(self.blocks):
+            x = block(net, f"blk.{i}.", x).named(f"blk.{i}.out")
+        if self.norm:
+            x = self.norm(net, "", x)
+        return x if self.logit_scale == 1 else scale(x, self.logit_scale)
+
+    def _embed(self, net: Net) -> Tensor:
+        x = get_rows(net.weights["token_embd.weight"], net.inputs.tokens).named("embeddings")
+        if self.embedding_scale != 1:
+            x = scale(x, self.embedding_scale)
+        if self.n_positions:
+            x = add(x, get_rows(net.weights["position_embd.weight"], net.inputs.positions))
+        return x
+
+    def logits(self, net: Net, h: Tensor) -> Tensor:
+        """Logits (T, n_vocab) of hidden states; the bias is output.bias, also of a tied matrix."""
+        name = output_name(net.weights)
+        z = net.linear(name, h)
+        bias = net.weights.get("output.bias") if name != "output" else None
+        z = z if bias is None else add(z, bias)
+        cap = self.logit_softcap
+        return scale(tanh(scale(z, 1 / cap)), cap) if cap else z
 
 
-def hidden(net: Net, rope_mode: str) -> Tensor:
-    """Hidden states after the last norm, (T, n_embd)."""
-    x = net.embed()
-    for i in range(net.config.n_layer):
-        prefix = f"blk.{i}"
-        x = add(x, _attention(net, i, net.norm(f"{prefix}.attn_norm", x), rope_mode))
-        x = add(x, net.feed_forward(prefix, net.norm(f"{prefix}.ffn_norm", x)))
-        x.named(f"{prefix}.out")
-    return net.norm("output_norm", x)
-
-
-def _attention(net: Net, layer: int, x: Tensor, rope_mode: str) -> Tensor:
-    prefix = f"blk.{layer}"
-    q = net.heads(net.linear(f"{prefix}.attn_q", x))
-    k = net.heads(net.linear(f"{prefix}.attn_k", x))
-    v = net.heads(net.linear(f"{prefix}.attn_v", x))
-    if f"{prefix}.attn_q_norm.weight" in net.weights:  # per head, before the rotation
-        q, k = net.norm(f"{prefix}.attn_q_norm", q), net.norm(f"{prefix}.attn_k_norm", k)
-    q, k = net.rope(q, rope_mode), net.rope(k, rope_mode)
-    return net.linear(f"{prefix}.attn_output", net.attend(layer, q, k, v))
-
-
-def shapes(c: ModelConfig, q_and_k_norms: bool = False) -> tuple[dict[str, Shape], set[str]]:
-    """The tensors that a file must or may hold, and the names of those that it may."""
-    n_q, n_kv = c.n_head * c.n_embd_head, c.n_head_kv * c.n_embd_head
-    wanted: dict[str, Shape] = {
-        "token_embd.weight": (c.n_vocab, c.n_embd),
-        "output_norm.weight": (c.n_embd,),
-        "output.weight": (c.n_vocab, c.n_embd),
-        "output.bias": (c.n_vocab,),
-        "rope_freqs.weight": (c.rope.n_dims // 2,),
-    }
-    optional = {"output.weight", "output.bias", "rope_freqs.weight"}
-    attention = [(n_q, c.n_embd), (n_kv, c.n_embd), (n_kv, c.n_embd), (c.n_embd, n_q)]
-    feed_forward = [(c.n_ff, c.n_embd), (c.n_ff, c.n_embd), (c.n_embd, c.n_ff)]
-    matrices = dict(zip(MODULES, attention + feed_forward, strict=True))
-    for i in range(c.n_layer):
-        for norm in ("attn_norm", "ffn_norm"):
-            wanted[f"blk.{i}.{norm}.weight"] = (c.n_embd,)
-        for norm in ("attn_q_norm", "attn_k_norm") if q_and_k_norms else ():
-            wanted[f"blk.{i}.{norm}.weight"] = (c.n_embd_head,)
-        for module, shape in matrices.items():
-            wanted[f"blk.{i}.{module}.weight"] = shape
-            wanted[f"blk.{i}.{module}.bias"] = shape[:1]
-            optional.add(f"blk.{i}.{module}.bias")
-    return wanted, optional
+def output_name(weights: Mapping[str, Tensor]) -> str:
+    """The output matrix: its own, or the token embedding where the two are tied."""
+    return "output" if "output.weight" in weights else "token_embd"

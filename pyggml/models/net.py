@@ -1,4 +1,4 @@
-"""The parts that decoders share: inputs, projections with adapters, attention, the feed-forward.
+"""A graph under construction: inputs, weights, adapters and a cache.
 
 A batch is one row of tokens: sequences lie one after the other, and each token carries its position
 and the range of tokens (or cache rows) it may attend to. No axis for the batch is needed.
@@ -6,27 +6,13 @@ and the range of tokens (or cache rows) it may attend to. No axis for the batch 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyggml.dtypes import F32, I32
-from pyggml.models.config import ModelConfig
 from pyggml.models.weights import Weights
-from pyggml.ops import (
-    add,
-    flash_attn_ext,
-    get_rows,
-    mul_mat,
-    mul_mat_add,
-    reshape,
-    rms_norm_mul,
-    rope_apply,
-    rope_table,
-    scale,
-    set_rows,
-    swiglu,
-)
-from pyggml.tensor import Tensor, zeros
+from pyggml.ops import add, mul_mat, mul_mat_add, reshape, scale, set_rows, window_span
+from pyggml.tensor import Shape, Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +52,30 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of earlier tokens for every layer: (n_ctx, n_head_kv · n_embd_head) F32."""
+    """What is kept of earlier tokens, by name: the state that each part of a decoder asks for.
 
-    k: Sequence[Tensor]
-    v: Sequence[Tensor]
+    Keys and values are (n_ctx, n) float32, a row for each position; a part whose memory does not
+    grow with the context asks for another shape. All start as zeros.
+    """
+
+    n_ctx: int
+    state: Mapping[str, Tensor]
 
     @classmethod
-    def empty(cls, config: ModelConfig, n_ctx: int) -> Cache:
-        shape = (n_ctx, config.n_head_kv * config.n_embd_head)
-        layers = range(config.n_layer)
-        return cls(
-            [zeros(shape, F32, f"cache_k.{i}") for i in layers],
-            [zeros(shape, F32, f"cache_v.{i}") for i in layers],
-        )
+    def empty(cls, shapes: Mapping[str, Shape], n_ctx: int) -> Cache:
+        """A cache for n_ctx tokens; `shapes` is Decoder.state(n_ctx)."""
+        return cls(n_ctx, {name: zeros(shape, F32, name) for name, shape in shapes.items()})
 
 
 @dataclass(slots=True)
 class Net:
-    """A decoder being built: what an architecture's `hidden` has at hand."""
+    """A decoder being built: what its parts have at hand."""
 
-    config: ModelConfig
     weights: Weights
     inputs: Inputs
     adapters: Sequence[LoraPairs] = ()
     cache: Cache | None = None
-    _rope: Tensor | None = field(default=None, init=False)
-
-    def embed(self) -> Tensor:
-        """Token embeddings (T, n_embd)."""
-        return get_rows(self.weights["token_embd.weight"], self.inputs.tokens).named("embeddings")
+    _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x·Wᵀ with every adapter's update and the bias, if there are any (llama.cpp's order)."""
@@ -107,44 +88,23 @@ class Net:
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else add(y, bias)
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """RMS norm with weight `name`.weight, over the last axis."""
-        return rms_norm_mul(x, self.weights[f"{name}.weight"], self.config.rms_eps).named(name)
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` gives; made for the first that asks, shared by all who use the same key."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
-    def rope(self, x: Tensor, mode: str) -> Tensor:
-        """Rotary positions on x (T, heads, n_embd_head); all layers share one table."""
-        if self._rope is None:
-            c = self.config.rope
-            self._rope = rope_table(
-                self.inputs.positions,
-                self.weights.get("rope_freqs.weight"),
-                n_dims=c.n_dims,
-                freq_base=c.freq_base,
-                freq_scale=c.freq_scale,
-                ext_factor=c.ext_factor,
-                attn_factor=c.attn_factor,
-                n_ctx_orig=c.n_ctx_orig,
-            ).named("rope table")
-        return rope_apply(x, self._rope, mode)
+    def span(self, window: int = 0) -> Tensor:
+        """The keys each token sees (T, 2); with a window, at most the last `window` of them."""
+        whole = self.inputs.span
+        if not window:
+            return whole
+        return self.once(("span", window), lambda: window_span(whole, window))
 
-    def heads(self, x: Tensor) -> Tensor:
-        """(T, heads · d) as (T, heads, d)."""
-        return reshape(x, (x.shape[0], -1, self.config.n_embd_head))
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Softmax attention over this run's keys, or over the cache after they entered it."""
-        if self.cache is not None:
-            k = self._remember(self.cache.k[layer], k)
-            v = self._remember(self.cache.v[layer], v)
-        o = flash_attn_ext(q, k, v, self.inputs.span, self.config.n_embd_head**-0.5)
-        return reshape(o.named(f"blk.{layer}.attention"), (q.shape[0], -1))
-
-    def _remember(self, cache: Tensor, rows: Tensor) -> Tensor:
-        flat = reshape(rows, (rows.shape[0], -1))
-        written = set_rows(cache, flat, self.inputs.positions)
+    def remember(self, name: str, rows: Tensor) -> Tensor:
+        """Rows (T, ...) of this run; with a cache, all of its rows after these entered theirs."""
+        if self.cache is None:
+            return rows
+        cache = self.cache.state[name]
+        written = set_rows(cache, reshape(rows, (rows.shape[0], -1)), self.inputs.positions)
         return reshape(written, (cache.shape[0], *rows.shape[1:]))
-
-    def feed_forward(self, prefix: str, x: Tensor) -> Tensor:
-        """down(silu(gate x) · up x)."""
-        gate, up = self.linear(f"{prefix}.ffn_gate", x), self.linear(f"{prefix}.ffn_up", x)
-        return self.linear(f"{prefix}.ffn_down", swiglu(gate, up))

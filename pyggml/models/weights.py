@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,20 +16,51 @@ from pyggml.tensor import Shape, Tensor, leaf
 Weights = Mapping[str, Tensor]
 
 
-def read_weights(file: GGUFFile, shapes: Mapping[str, Shape], optional: Iterable[str]) -> Weights:
-    """Leaves for the tensors named in `shapes`; matrices stay mapped, vectors are copied as F32.
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that a file must hold, or may if it is optional.
 
-    Names in `optional` may be absent. Raises ModelError with every missing tensor, wrong shape and
-    type that cannot be unpacked.
+    linear: a matrix that is used through Net.linear alone, so that adapters can update it.
     """
-    faults, weights, may_lack = [], {}, set(optional)
-    for name, shape in shapes.items():
+
+    shape: Shape
+    optional: bool = False
+    linear: bool = False
+
+
+# Full name in the file, such as "blk.0.attn_q.weight" -> what it must be.
+Tensors = Mapping[str, TensorSpec]
+
+
+def matrix(name: str, n_out: int, n_in: int) -> Tensors:
+    """A matrix for Net.linear, and the bias that it may have."""
+    return {
+        f"{name}.weight": TensorSpec((n_out, n_in), linear=True),
+        f"{name}.bias": TensorSpec((n_out,), optional=True),
+    }
+
+
+def merged(tensors: Iterable[Tensors]) -> Tensors:
+    """All of them; what several parts share is named once."""
+    found: dict[str, TensorSpec] = {}
+    for some in tensors:
+        found |= some
+    return found
+
+
+def read_weights(file: GGUFFile, tensors: Tensors) -> Weights:
+    """Leaves for the tensors a decoder needs; matrices stay mapped, vectors are copied as F32.
+
+    Raises ModelError with every missing tensor, wrong shape and type that cannot be unpacked.
+    """
+    faults, weights = [], {}
+    for name, spec in tensors.items():
         info = file.tensors.get(name)
         if info is None:
-            if name not in may_lack:
+            if not spec.optional:
                 faults.append(f"{name} is missing")
-        elif info.shape != shape:
-            faults.append(f"{name} has shape {info.shape}, wanted {shape}")
+        elif info.shape != spec.shape:
+            faults.append(f"{name} has shape {info.shape}, wanted {spec.shape}")
         elif info.dtype.name not in QUANTS:
             faults.append(f"{name} has type {info.dtype}, known are {', '.join(QUANTS)}")
         else:

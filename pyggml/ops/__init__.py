@@ -37,6 +37,7 @@ from pyggml.ops.repeat import repeat, repeat_back
 from pyggml.ops.rope import rope, rope_apply, rope_apply_back, rope_table
 from pyggml.ops.rows import get_rows, get_rows_back, set_rows
 from pyggml.ops.softmax import soft_max, soft_max_back
+from pyggml.ops.span import window_span
 from pyggml.ops.unary import (
     abs_,
     ceil,
@@ -153,4 +154,5 @@ __all__ = [
     "transpose",
     "trunc",
     "view",
+    "window_span",
 ]

@@ -6,38 +6,46 @@ import pytest
 
 from pyggml.backward import build_backward
 from pyggml.backward.check import check_gradient
-from pyggml.models import ARCHITECTURES, Inputs, LoraPair, ModelConfig, Parts, build_loss
-from pyggml.models.config import RopeConfig
+from pyggml.models import (
+    ARCHITECTURES,
+    Inputs,
+    LoraPair,
+    Parts,
+    build_loss,
+    compose,
+    small_metadata,
+)
 from pyggml.runtime import run
 from pyggml.tensor import leaf
 
-CONFIG = ModelConfig(
-    architecture="qwen3",
-    n_vocab=13,
-    n_ctx=64,
-    n_embd=16,
-    n_layer=2,
-    n_ff=24,
-    n_head=4,
-    n_head_kv=2,
-    n_embd_head=6,
-    rms_eps=1e-5,
-    rope=RopeConfig(
-        n_dims=4, freq_base=100.0, freq_scale=0.5, ext_factor=1.0, attn_factor=1.1, n_ctx_orig=32
-    ),
-)
+SIZES = {
+    "embedding_length": 16,
+    "feed_forward_length": 24,
+    "attention.key_length": 6,
+    "attention.value_length": 6,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.dimension_count": 4,
+    "rope.freq_base": 100.0,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 2.0,
+    "rope.scaling.attn_factor": 1.1,
+    "rope.scaling.original_context_length": 32,
+}
+N_VOCAB = 13
+METADATA = small_metadata(ARCHITECTURES["qwen3"], SIZES)
+DECODER = compose(METADATA.get, {"token_embd.weight": (N_VOCAB, 16)}, "test")
 N_TOKENS = 19  # more than any tile has rows; the second sequence starts at 12
 
 
 def weight_arrays(rng, tied, biases):
     """Arrays for every tensor that the architecture knows, by name."""
-    shapes, optional = ARCHITECTURES["qwen3"].shapes(CONFIG)
+    tensors = DECODER.tensors()
     left_out = {"rope_freqs.weight"} | ({"output.weight"} if tied else set())
-    left_out |= set() if biases else {n for n in optional if n.endswith(".bias")}
+    left_out |= set() if biases else {n for n in tensors if n.endswith(".bias")}
     return {
-        name: rng.uniform(0.5, 1.5, shape) if name.endswith("norm.weight")
-        else rng.standard_normal(shape) * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
-        for name, shape in shapes.items()
+        name: rng.uniform(0.5, 1.5, s.shape) if name.endswith("norm.weight")
+        else rng.standard_normal(s.shape) * (0.3 if len(s.shape) == 1 else s.shape[-1] ** -0.5)
+        for name, s in tensors.items()
         if name not in left_out
     }  # fmt: skip
 
@@ -46,17 +54,17 @@ def batch(rng):
     """Two sequences in one row of tokens; the rotation factors are an input, not a parameter."""
     inputs = Inputs.empty(N_TOKENS)
     first = np.where(np.arange(N_TOKENS) < 12, 0, 12)
-    inputs.tokens.data[:] = rng.integers(0, CONFIG.n_vocab, N_TOKENS)
+    inputs.tokens.data[:] = rng.integers(0, N_VOCAB, N_TOKENS)
     inputs.positions.data[:] = np.arange(N_TOKENS) - first
     inputs.span.data[:] = np.stack([first, np.arange(N_TOKENS) + 1], axis=1)
-    targets = leaf(rng.integers(0, CONFIG.n_vocab, N_TOKENS).astype(np.int32), "targets")
+    targets = leaf(rng.integers(0, N_VOCAB, N_TOKENS).astype(np.int32), "targets")
     share = rng.uniform(0.5, 1, N_TOKENS) * (np.arange(N_TOKENS) % 4 != 1)
     return inputs, targets, leaf((share / N_TOKENS).astype(np.float32), "share")
 
 
 def with_freqs(weights):
     factors = np.array([1.0, 3.0], np.float32)
-    return Parts(ARCHITECTURES["qwen3"], CONFIG, weights | {"rope_freqs.weight": leaf(factors)})
+    return Parts(DECODER, weights | {"rope_freqs.weight": leaf(factors)})
 
 
 @pytest.mark.parametrize("tied", [True, False])

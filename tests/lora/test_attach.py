@@ -21,7 +21,7 @@ def test_default_targets_are_all_linear_modules_of_the_blocks(tiny):
     model = pyggml.load(tiny)
     adapter = attach(model, LoraConfig(rank=3, alpha=5.0))
     assert list(adapter.pairs) == [
-        f"blk.{i}.{m}.weight" for i in range(3) for m in model.parts.architecture.modules
+        f"blk.{i}.{m}.weight" for i in range(3) for m in model.parts.decoder.modules
     ]
     pair = adapter.pairs["blk.1.ffn_down.weight"]
     assert (pair.a.shape, pair.b.shape, pair.scale) == ((3, 64), (32, 3), 5.0 / 3)

@@ -8,6 +8,7 @@ import pytest
 
 from pyggml import gguf
 from pyggml.dtypes import F32
+from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
 FULL = Path(__file__).parents[2] / "../shared/fixtures"
@@ -42,7 +43,6 @@ SIZES = {"n_embd": 16, "n_ff": 24, "n_head": 4, "n_kv": 2, "n_vocab": 11, "n_lay
 
 def metadata(architecture, sizes):
     keys = {
-        "context_length": 64,
         "embedding_length": sizes["n_embd"],
         "block_count": sizes["n_layer"],
         "feed_forward_length": sizes["n_ff"],
@@ -50,27 +50,13 @@ def metadata(architecture, sizes):
         "attention.head_count_kv": sizes["n_kv"],
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
-    own = {f"{architecture}.{key}": value for key, value in keys.items()}
-    return {"general.architecture": architecture} | own
+    return small_metadata(ARCHITECTURES[architecture], keys)
 
 
-def shapes(architecture, sizes):
-    """Every tensor of a tiny model with an output matrix of its own."""
-    e, f, d = sizes["n_embd"], sizes["n_ff"], sizes["n_embd"] // sizes["n_head"]
-    kv = sizes["n_kv"] * d
-    found = {
-        "token_embd.weight": (sizes["n_vocab"], e),
-        "output_norm.weight": (e,),
-        "output.weight": (sizes["n_vocab"], e),
-    }
-    block = {"attn_norm": (e,), "ffn_norm": (e,), "attn_q": (e, e), "attn_k": (kv, e)}
-    block |= {"attn_v": (kv, e), "attn_output": (e, e)}
-    block |= {"ffn_gate": (f, e), "ffn_up": (f, e), "ffn_down": (e, f)}
-    if architecture == "qwen3":
-        block |= {"attn_q_norm": (d,), "attn_k_norm": (d,)}
-    for i in range(sizes["n_layer"]):
-        found |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
-    return found
+def shapes(metadata, n_vocab):
+    """Every tensor of a tiny model with an output matrix of its own and no biases of matrices."""
+    tensors = tensors_of(metadata, n_vocab).items()
+    return {name: s.shape for name, s in tensors if not s.optional or name == "output.weight"}
 
 
 @pytest.fixture
@@ -78,8 +64,9 @@ def tiny(tmp_path):
     """Write a tiny random model with some keys and tensors changed; None leaves one out."""
 
     def write(architecture="llama", keys=None, tensors=None, **sizes):
-        values = metadata(architecture, SIZES | sizes) | (keys or {})
-        wanted = shapes(architecture, SIZES | sizes) | (tensors or {})
+        sizes = SIZES | sizes
+        usual = metadata(architecture, sizes)
+        values, wanted = usual | (keys or {}), shapes(usual, sizes["n_vocab"]) | (tensors or {})
         sources = []
         for name, shape in wanted.items():
             if shape is not None:  # numbers depend on the name only

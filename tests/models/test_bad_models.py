@@ -25,7 +25,7 @@ def refusal(path, error=ModelError):
 def test_the_tiny_model_is_a_model(architecture, tiny):
     model = pyggml.load(tiny(architecture))
     assert model.config.n_vocab == 11
-    assert model.config.n_embd_head == 4
+    assert model.config.n_embd == 16
     logits = model.logits([1, 2, 3])
     assert logits.shape == (3, 11)
     assert np.isfinite(logits).all()
@@ -79,7 +79,7 @@ def test_an_unknown_way_to_compute(tiny):
         ("attention.head_count", 4.0),
         ("attention.head_count", True),
         ("attention.head_count", "four"),
-        ("attention.head_count", np.full(2, 4, np.int32)),
+        ("attention.head_count", np.full(3, 4, np.int32)),
         ("attention.head_count", None),
         ("attention.head_count_kv", 0),
         ("embedding_length", 0),

@@ -1,0 +1,22 @@
+"""llama: Llama 1 to 3 and Mistral. Rotary pairs are neighbours (2i, 2i + 1)."""
+
+from __future__ import annotations
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal")
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i), b.gated(i, swiglu))
+
+    return b.decoder(block)
+
+
+LLAMA = Architecture("llama", _decoder, {})

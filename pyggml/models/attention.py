@@ -1,0 +1,84 @@
+"""Attention with grouped heads, as most decoders have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyggml.models.config import Heads
+from pyggml.models.net import Net
+from pyggml.models.norm import Norm
+from pyggml.models.part import Part
+from pyggml.models.rope import Rope
+from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.ops import flash_attn_ext, reshape, split
+from pyggml.tensor import Shape, Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Part):
+    """attn_output(softmax(scale · q·k) v) over the keys that each token's span and window allow.
+
+    packed           q, k and v come from one matrix, attn_qkv
+    q_norm, k_norm   over each head, or over all of them at once if that long; before rope
+    rope             None where a layer has no rotary positions
+    scale            of the scores; 0 means 1/√(length of a head)
+    window           how many keys are seen, 0 for all
+    """
+
+    n_embd: int
+    heads: Heads
+    rope: Rope | None
+    packed: bool = False
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    scale: float = 0.0
+    window: int = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers that a token gets as query, key and value."""
+        h = self.heads
+        return {"q": h.n * h.size, "k": h.n_kv * h.size, "v": h.n_kv * h.size}
+
+    def tensors(self, at: str) -> Tensors:
+        sizes = {"qkv": sum(self.sizes.values())} if self.packed else self.sizes
+        parts = [matrix(f"{at}attn_{part}", n, self.n_embd) for part, n in sizes.items()]
+        parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm) if norm]
+        parts += [self.rope.tensors()] if self.rope else []
+        return merged([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
+
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+        return {f"{at}cache_{part}": (n_ctx, self.sizes[part]) for part in "kv"}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        q, k, v = self.project(net, at, x)
+        if self.rope:
+            q, k = self.rope(net, q), self.rope(net, k)
+        k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
+        factor = self.scale or self.heads.size**-0.5
+        o = flash_attn_ext(q, k, v, net.span(self.window), factor).named(f"{at}attention")
+        return net.linear(f"{at}attn_output", reshape(o, (x.shape[0], -1)))
+
+    def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (T, n, size), k and v (T, n_kv, size), normalised."""
+        if self.packed:
+            q, k, v = split(net.linear(f"{at}attn_qkv", x), tuple(self.sizes.values()))
+        else:
+            q, k, v = (net.linear(f"{at}attn_{part}", x) for part in "qkv")
+        return (
+            self._normed(net, at, self.q_norm, q),
+            self._normed(net, at, self.k_norm, k),
+            self._heads(v),
+        )
+
+    def _normed(self, net: Net, at: str, norm: Norm | None, x: Tensor) -> Tensor:
+        if norm is None:
+            return self._heads(x)
+        if norm.size == self.heads.size:
+            return norm(net, at, self._heads(x))
+        return self._heads(norm(net, at, x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(T, heads · size) as (T, heads, size)."""
+        return reshape(x, (x.shape[0], -1, self.heads.size))

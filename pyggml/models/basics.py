@@ -1,0 +1,91 @@
+"""What most decoders read and are made of, so that an architecture says only where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.models.attention import Attention
+from pyggml.models.block import Chain, residual
+from pyggml.models.config import (
+    Heads,
+    ModelConfig,
+    Reader,
+    layer_norm_eps,
+    read_config,
+    read_heads,
+    rms_eps,
+)
+from pyggml.models.decoder import Decoder
+from pyggml.models.feed_forward import FeedForward, GatedFeedForward
+from pyggml.models.norm import LayerNorm, Norm, RmsNorm
+from pyggml.models.part import Part
+from pyggml.models.rope import Rope, read_rope
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Basics:
+    """The parts of an attention decoder, sized by a file's hyperparameters.
+
+    `more` are fields of the part that differ from what is usual.
+    """
+
+    config: ModelConfig
+    heads: tuple[Heads, ...]
+    n_ff: tuple[int, ...]
+    norm: Callable[[str], Norm]  # name -> a norm over n_embd
+    rope: Rope | None
+    packed: tuple[bool, ...]  # layer -> whether the file has one matrix for q, k and v
+
+    def attention(self, layer: int, **more: Any) -> Attention:
+        """Attention of one layer, with rotary positions if the model has any."""
+        usual = {"heads": self.heads[layer], "rope": self.rope, "packed": self.packed[layer]}
+        return Attention(n_embd=self.config.n_embd, **usual | more)
+
+    def head_norms(self, layer: int) -> dict[str, Norm]:
+        """q_norm and k_norm for `attention`: RMS norms over each head."""
+        size, eps = self.heads[layer].size, self.norm("").eps
+        return {f"{x}_norm": RmsNorm(f"attn_{x}_norm", size, eps) for x in "qk"}
+
+    def gated(
+        self, layer: int, unit: Callable[[Tensor, Tensor], Tensor], packed: bool = False
+    ) -> GatedFeedForward:
+        """A gated feed-forward part of one layer."""
+        return GatedFeedForward(self.config.n_embd, self.n_ff[layer], unit, packed)
+
+    def plain(self, layer: int, activation: Callable[[Tensor], Tensor]) -> FeedForward:
+        """A feed-forward part of one layer without a gate."""
+        return FeedForward(self.config.n_embd, self.n_ff[layer], activation)
+
+    def pre_norm(self, attention: Part, feed_forward: Part, factor: float = 1.0) -> Part:
+        """x += factor · attention(norm x), x += factor · feed_forward(norm x): the usual block."""
+        return Chain(
+            (
+                residual(self.norm("attn_norm"), attention, factor=factor),
+                residual(self.norm("ffn_norm"), feed_forward, factor=factor),
+            )
+        )
+
+    def decoder(self, block: Callable[[int], Part], **more: Any) -> Decoder:
+        """Blocks made from their numbers, between embedding and last norm."""
+        blocks = tuple(block(i) for i in range(self.config.n_layer))
+        return Decoder(
+            config=self.config, blocks=blocks, **{"norm": self.norm("output_norm")} | more
+        )
+
+
+def read_basics(r: Reader, *, rope: str | None, layer_norm: bool = False) -> Basics:
+    """rope: "normal", "neox" or None; layer_norm: layer norms instead of RMS norms."""
+    c = read_config(r)
+    heads = read_heads(r, c)
+    kind, eps = (LayerNorm, layer_norm_eps(r)) if layer_norm else (RmsNorm, rms_eps(r))
+    return Basics(
+        config=c,
+        heads=heads,
+        n_ff=r.counts("feed_forward_length", c.n_layer),
+        norm=lambda name: kind(name, c.n_embd, eps),
+        rope=read_rope(r, heads[0].size, rope) if rope else None,
+        packed=tuple(f"blk.{i}.attn_qkv.weight" in r.shapes for i in range(c.n_layer)),
+    )

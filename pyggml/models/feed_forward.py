@@ -1,0 +1,57 @@
+"""Feed-forward parts: a hidden layer of n_ff numbers a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyggml.models.net import Net
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.ops import halves
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GatedFeedForward(Part):
+    """ffn_down(unit(ffn_gate x, ffn_up x)); unit is swiglu, geglu, ...
+
+    packed: ffn_up holds the gate's rows, then its own.
+    """
+
+    n_embd: int
+    n_ff: int
+    unit: Callable[[Tensor, Tensor], Tensor]
+    packed: bool = False
+
+    def tensors(self, at: str) -> Tensors:
+        rows = (
+            {"ffn_up": 2 * self.n_ff}
+            if self.packed
+            else dict.fromkeys(("ffn_gate", "ffn_up"), self.n_ff)
+        )
+        ups = [matrix(f"{at}{name}", n, self.n_embd) for name, n in rows.items()]
+        return merged([*ups, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        if self.packed:
+            gate, up = halves(net.linear(f"{at}ffn_up", x))
+        else:
+            gate, up = net.linear(f"{at}ffn_gate", x), net.linear(f"{at}ffn_up", x)
+        return net.linear(f"{at}ffn_down", self.unit(gate, up))
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward(Part):
+    """ffn_down(activation(ffn_up x)); activation is gelu, relu, ..."""
+
+    n_embd: int
+    n_ff: int
+    activation: Callable[[Tensor], Tensor]
+
+    def tensors(self, at: str) -> Tensors:
+        up = matrix(f"{at}ffn_up", self.n_ff, self.n_embd)
+        return merged([up, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        return net.linear(f"{at}ffn_down", self.activation(net.linear(f"{at}ffn_up", x)))

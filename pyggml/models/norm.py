@@ -1,0 +1,56 @@
+"""Norms over the last axis."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from pyggml.models.net import Net
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, TensorSpec
+from pyggml.ops import add, mul, norm, rms_norm_mul
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Part):
+    """A norm of vectors of `size` numbers; `name` is its tensors' in the file."""
+
+    name: str
+    size: int
+    eps: float
+
+    @abstractmethod
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        """x (..., size) normalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm(Norm):
+    """x / √(mean x² + eps) · weight."""
+
+    def tensors(self, at: str) -> Tensors:
+        return {f"{at}{self.name}.weight": TensorSpec((self.size,))}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        name = f"{at}{self.name}"
+        return rms_norm_mul(x, net.weights[f"{name}.weight"], self.eps).named(name)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Norm):
+    """(x − mean x) / √(variance + eps) · weight + bias, of which the file may have none."""
+
+    def tensors(self, at: str) -> Tensors:
+        return {
+            f"{at}{self.name}.weight": TensorSpec((self.size,), optional=True),
+            f"{at}{self.name}.bias": TensorSpec((self.size,), optional=True),
+        }
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        name = f"{at}{self.name}"
+        y = norm(x, self.eps)
+        weight, bias = (net.weights.get(f"{name}.{part}") for part in ("weight", "bias"))
+        y = y if weight is None else mul(y, weight)
+        y = y if bias is None else add(y, bias)
+        return y.named(name)

@@ -1,0 +1,82 @@
+"""Rotary positions of a model: how its tables are made and where its factors lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from pyggml.models.config import Reader
+from pyggml.models.net import Net
+from pyggml.models.weights import Tensors, TensorSpec
+from pyggml.ops import rope_apply, rope_table
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary positions on the first n_dims features of a head; the names are ggml's `rope_ext`'s.
+
+    mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
+    factors   tensor (n_dims/2,) that frequencies are divided by where a file has it, or none
+    """
+
+    mode: str
+    n_dims: int
+    freq_base: float
+    freq_scale: float = 1.0
+    ext_factor: float = 0.0
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    n_ctx_orig: int = 0
+    factors: str = "rope_freqs.weight"
+
+    def tensors(self) -> Tensors:
+        """The factors, which need not be there."""
+        spec = TensorSpec((self.n_dims // 2,), optional=True)
+        return {self.factors: spec} if self.factors else {}
+
+    def __call__(self, net: Net, x: Tensor) -> Tensor:
+        """x (T, heads, d) turned; layers that turn alike share one table."""
+        return rope_apply(x, net.once(self, lambda: self._table(net)), self.mode)
+
+    def _table(self, net: Net) -> Tensor:
+        return rope_table(
+            net.inputs.positions,
+            net.weights.get(self.factors),
+            n_dims=self.n_dims,
+            freq_base=self.freq_base,
+            freq_scale=self.freq_scale,
+            ext_factor=self.ext_factor,
+            attn_factor=self.attn_factor,
+            beta_fast=self.beta_fast,
+            beta_slow=self.beta_slow,
+            n_ctx_orig=self.n_ctx_orig,
+        ).named("rope table")
+
+
+def read_rope(r: Reader, size: int, mode: str) -> Rope:
+    """The rotation of heads of `size` features, which may turn a part of them only.
+
+    Scaling as llama.cpp's context sets it up: YaRN's own magnitude factor is cancelled.
+    """
+    kind = r.word("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
+    legacy = r.number("rope.scale_linear", 0.0, 0.0, 1e6)
+    factor = r.number("rope.scaling.factor", legacy, 0.0, 1e6)
+    freq_scale = 1.0 if kind == "none" or factor == 0 else 1.0 / factor
+    attn_factor = r.number("rope.scaling.attn_factor", 1.0, 1e-3, 1e3)
+    yarn = kind == "yarn"
+    if yarn and freq_scale > 1:  # no magnitude is added below a factor of 1, yet ggml divides by it
+        attn_factor /= 1.0 + 0.1 * log(1.0 / freq_scale)
+    n_dims = r.count("rope.dimension_count", size)
+    if n_dims % 2 or n_dims > size:
+        r.faults.append(f"rope.dimension_count is {n_dims}, wanted even and at most {size}")
+    return Rope(
+        mode=mode,
+        n_dims=n_dims,
+        freq_base=r.number("rope.freq_base", 10000.0, 1.0, 1e12),
+        freq_scale=freq_scale,
+        ext_factor=1.0 if yarn else 0.0,
+        attn_factor=attn_factor,
+        n_ctx_orig=r.count("rope.scaling.original_context_length", r.count("context_length")),
+    )

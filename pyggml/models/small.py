@@ -1,0 +1,34 @@
+"""Small models of any architecture, as hyperparameters: for warm-up and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.build import compose
+from pyggml.models.weights import Tensors
+
+_COMMON: Mapping[str, object] = {
+    "context_length": 64,
+    "embedding_length": 256,  # rows of 256 are the shortest that every type can hold
+    "block_count": 2,  # so few that a mixed file type still shows both of its types
+    "feed_forward_length": 256,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.layer_norm_epsilon": 1e-6,
+}
+
+
+def small_metadata(
+    architecture: Architecture, sizes: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """GGUF keys of a small model; `sizes` replaces some of them, named without the architecture."""
+    keys = dict(_COMMON) | dict(architecture.example) | dict(sizes or {})
+    own = {f"{architecture.name}.{key}": value for key, value in keys.items()}
+    return {"general.architecture": architecture.name} | own
+
+
+def tensors_of(metadata: Mapping[str, object], n_vocab: int) -> Tensors:
+    """Every tensor that a model file with this metadata must or may hold."""
+    return compose(metadata.get, {"token_embd.weight": (n_vocab, 0)}, "metadata").tensors()
