@@ -56,6 +56,7 @@ SHARED = (
     "gemm/isa.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
+    "ops/recurrence.py",
 )
 
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.

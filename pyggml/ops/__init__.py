@@ -16,6 +16,7 @@ from pyggml.ops.activation import (
 )
 from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.attention import flash_attn_ext
+from pyggml.ops.delta_net import gated_delta_net
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
 from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy
@@ -38,6 +39,9 @@ from pyggml.ops.rope import rope, rope_apply, rope_apply_back, rope_table
 from pyggml.ops.rows import get_rows, get_rows_back, set_rows
 from pyggml.ops.softmax import soft_max, soft_max_back
 from pyggml.ops.span import window_span
+from pyggml.ops.ssm_conv import ssm_conv
+from pyggml.ops.ssm_scan import ssm_scan
+from pyggml.ops.triangular import diag, fill, solve_tri, tri
 from pyggml.ops.unary import (
     abs_,
     ceil,
@@ -56,6 +60,7 @@ from pyggml.ops.unary import (
     trunc,
 )
 from pyggml.ops.view import acc, set_, view
+from pyggml.ops.wkv import gated_linear_attn, rwkv_wkv6, rwkv_wkv7
 from pyggml.tensor import OPS
 
 __all__ = [
@@ -78,6 +83,7 @@ __all__ = [
     "cross_entropy_rows",
     "cross_entropy_rows_back",
     "cumsum",
+    "diag",
     "diag_mask_inf",
     "diag_mask_zero",
     "div",
@@ -85,8 +91,11 @@ __all__ = [
     "elu",
     "exp",
     "expm1",
+    "fill",
     "flash_attn_ext",
     "floor",
+    "gated_delta_net",
+    "gated_linear_attn",
     "geglu",
     "geglu_erf",
     "geglu_quick",
@@ -131,6 +140,8 @@ __all__ = [
     "rope_apply_back",
     "rope_table",
     "round_",
+    "rwkv_wkv6",
+    "rwkv_wkv7",
     "scale",
     "set_",
     "set_rows",
@@ -142,9 +153,12 @@ __all__ = [
     "soft_max",
     "soft_max_back",
     "softplus",
+    "solve_tri",
     "split",
     "sqr",
     "sqrt",
+    "ssm_conv",
+    "ssm_scan",
     "step",
     "sub",
     "sum_",
@@ -152,6 +166,7 @@ __all__ = [
     "swiglu",
     "tanh",
     "transpose",
+    "tri",
     "trunc",
     "view",
     "window_span",

@@ -1,0 +1,285 @@
+"""The recurrence that SSM_SCAN, GATED_DELTA_NET, RWKV_WKV6 and 7, GATED_LINEAR_ATTN are cases of.
+
+Each head has a state S (dv, dk). From token to token
+
+    S_t = S_{t-1}·diag(w_t) + (S_{t-1} a_t) b_tᵀ + v_t k_tᵀ
+    y_t = S_t r_t        or, if the op reads `early`, S_{t-1} r_t
+
+where a, b count only if the op is `coupled`. A token at position 0 begins a sequence: the state
+before it is zero. Otherwise the first token of a run goes on from the initial state.
+
+An op fills the factors of one head, f (6, T, max(dk, dv)) with rows W, A, B, K, R, V; afterwards it
+turns their gradients g, of the same layout, into those of its sources. The way back needs the state
+before each token: every √T-th is kept, and those between are computed once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import isqrt, prod
+
+import numpy as np
+
+from pyggml._jit import kernel
+from pyggml.dtypes import I32
+from pyggml.ops.expect import expect
+from pyggml.tensor import Sample, Site, Tensor
+
+N_ROLES = 6
+W, A, B, K, R, V = range(N_ROLES)
+MOST_TASKS = 16  # pieces the heads are shared out in, each with scratch of its own
+
+
+# -- kernels ------------------------------------------------------------------------------------
+
+
+@kernel
+def dot(x, y, n):
+    """Σ x·y over the first n elements."""
+    total = np.float32(0)
+    for j in range(n):
+        total += x[j] * y[j]
+    return total
+
+
+@kernel
+def copy_state(to, state):
+    for i in range(state.shape[0]):
+        for j in range(state.shape[1]):
+            to[i, j] = state[i, j]
+
+
+@kernel
+def _zero(state):
+    for i in range(state.shape[0]):
+        for j in range(state.shape[1]):
+            state[i, j] = 0
+
+
+@kernel
+def _step(s, w, a, b, k, v, coupled):
+    """S_{t-1} -> S_t in place."""
+    n = s.shape[1]
+    for i in range(s.shape[0]):
+        row = s[i]
+        if coupled:
+            along = dot(row, a, n)
+            for j in range(n):
+                row[j] = row[j] * w[j] + along * b[j] + v[i] * k[j]
+        else:
+            for j in range(n):
+                row[j] = row[j] * w[j] + v[i] * k[j]
+
+
+@kernel
+def head_forward(y, h, s, f, initial, positions, coupled, early):
+    """y[:, h] (T, H, dv) from the factors of head h; s (dv, dk) ends as the last state."""
+    n = s.shape[1]
+    copy_state(s, initial)
+    for t in range(positions.size):
+        if positions[t] == 0:
+            _zero(s)
+        r, out = f[R, t], y[t, h]
+        if early:
+            for i in range(s.shape[0]):
+                out[i] = dot(s[i], r, n)
+        _step(s, f[W, t], f[A, t], f[B, t], f[K, t], f[V, t], coupled)
+        if not early:
+            for i in range(s.shape[0]):
+                out[i] = dot(s[i], r, n)
+
+
+@kernel
+def _coupled_back(row, g, t, before, a, b):
+    """Adds to the gradients of a and b at t; returns (S a)_i and (dS b)_i for this row i."""
+    n = before.size
+    along, d_along = dot(before, a, n), dot(row, b, n)
+    ga, gb = g[A, t], g[B, t]
+    for j in range(n):
+        ga[j] += d_along * before[j]
+        gb[j] += along * row[j]
+    return along, d_along
+
+
+@kernel
+def _step_back(ds, g, f, t, s, dy, coupled, early):
+    """dS_t -> dS_{t-1} in place; s is S_{t-1}. Adds to the gradients of the factors at t."""
+    n = s.shape[1]
+    w, a, b, k, r = f[W, t], f[A, t], f[B, t], f[K, t], f[R, t]
+    gw, gk, gr, gv = g[W, t], g[K, t], g[R, t], g[V, t]
+    for i in range(s.shape[0]):
+        row, before = ds[i], s[i]
+        v, d = f[V, t, i], dy[i]
+        if not early:
+            for j in range(n):
+                row[j] += d * r[j]
+                gr[j] += d * (before[j] * w[j] + v * k[j])
+        gv[i] = dot(row, k, n)
+        along, d_along = np.float32(0), np.float32(0)
+        if coupled:
+            along, d_along = _coupled_back(row, g, t, before, a, b)
+            if not early:
+                for j in range(n):
+                    gr[j] += d * along * b[j]
+        for j in range(n):
+            gk[j] += v * row[j]
+            gw[j] += before[j] * row[j]
+            row[j] = row[j] * w[j]
+        if coupled:
+            for j in range(n):
+                row[j] += d_along * a[j]
+        if early:
+            for j in range(n):
+                gr[j] += d * before[j]
+                row[j] += d * r[j]
+
+
+@kernel
+def _keep_states(kept, s, f, initial, positions, coupled, length):
+    """kept[c] = the state before token c·length, as it is before a sequence begins there."""
+    copy_state(s, initial)
+    for t in range(positions.size):
+        if t % length == 0:
+            copy_state(kept[t // length], s)
+        if positions[t] == 0:
+            _zero(s)
+        _step(s, f[W, t], f[A, t], f[B, t], f[K, t], f[V, t], coupled)
+
+
+@kernel
+def head_backward(g, ds, f, dy, h, initial, positions, states, n_kept, coupled, early):
+    """The gradients g of the factors of head h, and ds (dv, dk), that of the initial state.
+
+    states (n_kept + length, dv, dk) is scratch; n_kept · length >= T.
+    """
+    n_tokens, length = positions.size, states.shape[0] - n_kept
+    g[:] = 0
+    _keep_states(states, states[n_kept], f, initial, positions, coupled, length)
+    _zero(ds)
+    for c in range(n_kept - 1, -1, -1):
+        first, last = c * length, min((c + 1) * length, n_tokens)
+        copy_state(states[n_kept], states[c])
+        for t in range(first, last):
+            s = states[n_kept + t - first]
+            if positions[t] == 0:
+                _zero(s)
+            if t + 1 < last:
+                after = states[n_kept + t + 1 - first]
+                copy_state(after, s)
+                _step(after, f[W, t], f[A, t], f[B, t], f[K, t], f[V, t], coupled)
+        for t in range(last - 1, first - 1, -1):
+            _step_back(ds, g, f, t, states[n_kept + t - first], dy[t, h], coupled, early)
+            if positions[t] == 0:
+                _zero(ds)
+
+
+# -- scratch ------------------------------------------------------------------------------------
+
+
+def n_tasks(n: int) -> int:
+    """In how many pieces n heads, or groups of heads, are worked on."""
+    return min(n, MOST_TASKS)
+
+
+def _shapes(tasks: int, n_tokens: int, state: tuple[int, ...], back: bool) -> list[tuple[int, ...]]:
+    dv, dk = state[1:]
+    factors = (tasks, N_ROLES, n_tokens, max(dk, dv))
+    if not back:
+        return [factors]
+    return [factors, factors, (tasks, sum(_marks(n_tokens)), dv, dk)]
+
+
+def _marks(n_tokens: int) -> tuple[int, int]:
+    """How many states are kept, and how many tokens lie from one to the next."""
+    length = isqrt(n_tokens - 1) + 1
+    return -(-n_tokens // length), length
+
+
+def scratch_bytes(tasks: int, n_tokens: int, state: Tensor, back: bool) -> int:
+    return 4 * sum(prod(s) for s in _shapes(tasks, n_tokens, state.shape, back))
+
+
+def scratch(site: Site, tasks: int, n_tokens: int, state: np.ndarray, back: bool) -> list:
+    """Factors (tasks, 6, T, max(dk, dv)); with `back` also their gradients, states, n_kept."""
+    floats, at, arrays = site.work.view(np.float32), 0, []
+    for shape in _shapes(tasks, n_tokens, state.shape, back):
+        arrays.append(floats[at : at + prod(shape)].reshape(shape))
+        at += prod(shape)
+    return [*arrays, _marks(n_tokens)[0]] if back else arrays
+
+
+def expect_positions(name: str, positions: Tensor, n_tokens: int) -> None:
+    expect(name, "positions", positions, (n_tokens,), I32)
+
+
+# -- reference ----------------------------------------------------------------------------------
+
+
+def reference(
+    state: np.ndarray,
+    positions: np.ndarray,
+    w: np.ndarray,
+    k: np.ndarray,
+    r: np.ndarray,
+    v: np.ndarray,
+    a: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    early: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """y (T, H, dv) and the last state (H, dv, dk); w, k, r, a, b (T, H, dk), v (T, H, dv)."""
+    s, y = state.astype(np.float64), np.empty(v.shape)
+    for t, position in enumerate(positions):
+        if position == 0:
+            s = np.zeros_like(s)
+        before = s
+        s = before * w[t, :, None] + v[t, :, :, None] * k[t, :, None]
+        if a is not None and b is not None:
+            s += np.einsum("hij,hj,hk->hik", before, a[t], b[t])
+        y[t] = np.einsum("hij,hj->hi", before if early else s, r[t])
+    return y, s
+
+
+def reference_dv(
+    dy: np.ndarray,
+    positions: np.ndarray,
+    w: np.ndarray,
+    k: np.ndarray,
+    r: np.ndarray,
+    a: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    early: bool = False,
+) -> np.ndarray:
+    """d(loss)/dv (T, H, dv) for dy = d(loss)/dy; it does not depend on the state."""
+    ds, dv = np.zeros((*dy.shape[1:], k.shape[2])), np.empty(dy.shape)
+    for t in reversed(range(len(positions))):
+        here = dy[t, :, :, None] * r[t, :, None]
+        ds = ds if early else ds + here
+        dv[t] = np.einsum("hij,hj->hi", ds, k[t])
+        through = (
+            np.einsum("hij,hj,hk->hik", ds, b[t], a[t]) if a is not None and b is not None else 0
+        )
+        ds = ds * w[t, :, None] + through + (here if early else 0)
+        ds = ds * (positions[t] != 0)
+    return dv
+
+
+def sample_positions(rng: np.random.Generator, n_tokens: int) -> np.ndarray:
+    """A run that goes on with one sequence and, if it is long enough, holds two more."""
+    starts = np.array([n_tokens // 3, n_tokens // 3 + 1]) if n_tokens > 4 else np.array([], int)
+    t = np.arange(n_tokens)
+    since = np.array([max([s for s in starts if s <= i], default=-3) for i in t])
+    return (t - since).astype(np.int32)
+
+
+Samples = Callable[[np.random.Generator], Iterator[Sample]]
+
+
+def with_dy(samples: Samples, which: int) -> Samples:
+    """An op's samples with a gradient of its result, shaped as its source `which`, behind them."""
+
+    def back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for s in samples(rng):
+            dy = rng.standard_normal(np.shape(s.arrays[which]))
+            yield Sample((*s.arrays, dy), s.params)
+
+    return back_samples
