@@ -11,7 +11,7 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, matrix, merged
-from pyggml.ops import flash_attn_ext, reshape, split
+from pyggml.ops import clamp, flash_attn_ext, reshape, split
 from pyggml.tensor import Shape, Tensor
 
 
@@ -22,6 +22,7 @@ class Attention(Part):
     packed           q, k and v come from one matrix, attn_qkv
     q_norm, k_norm   over each head, or over all of them at once if that long; before rope
     rope             None where a layer has no rotary positions
+    clamp            q, k and v are cut to ±clamp; 0 for none
     scale            of the scores; 0 means 1/√(length of a head)
     window           how many keys are seen, 0 for all
     """
@@ -32,6 +33,7 @@ class Attention(Part):
     packed: bool = False
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    clamp: float = 0.0
     scale: float = 0.0
     window: int = 0
 
@@ -63,9 +65,10 @@ class Attention(Part):
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size), normalised."""
         if self.packed:
-            q, k, v = split(net.linear(f"{at}attn_qkv", x), tuple(self.sizes.values()))
+            parts = split(net.linear(f"{at}attn_qkv", x), tuple(self.sizes.values()))
         else:
-            q, k, v = (net.linear(f"{at}attn_{part}", x) for part in "qkv")
+            parts = tuple(net.linear(f"{at}attn_{part}", x) for part in "qkv")
+        q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
         return (
             self._normed(net, at, self.q_norm, q),
             self._normed(net, at, self.k_norm, k),

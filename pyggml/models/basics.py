@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyggml.models.attention import Attention
@@ -68,6 +69,16 @@ class Basics:
             )
         )
 
+    def sandwiched(self, attention: Part, feed_forward: Part) -> Part:
+        """The usual block with a norm behind each of its two parts as well."""
+        n = self.norm
+        return Chain(
+            (
+                residual(n("attn_norm"), attention, n("post_attention_norm")),
+                residual(n("ffn_norm"), feed_forward, n("post_ffw_norm")),
+            )
+        )
+
     def decoder(self, block: Callable[[int], Part], **more: Any) -> Decoder:
         """Blocks made from their numbers, between embedding and last norm."""
         blocks = tuple(block(i) for i in range(self.config.n_layer))
@@ -76,16 +87,36 @@ class Basics:
         )
 
 
-def read_basics(r: Reader, *, rope: str | None, layer_norm: bool = False) -> Basics:
-    """rope: "normal", "neox" or None; layer_norm: layer norms instead of RMS norms."""
+def read_basics(
+    r: Reader,
+    *,
+    rope: str | None,
+    layer_norm: tuple[str, ...] | None = None,
+    packed: bool = False,
+) -> Basics:
+    """What a file says of the usual parts.
+
+    rope         "normal", "neox" or None
+    layer_norm   the tensors that layer norms have, None for RMS norms
+    packed       q, k and v are expected in one matrix; a file that has it the other way is obeyed
+    """
     c = read_config(r)
     heads = read_heads(r, c)
-    kind, eps = (LayerNorm, layer_norm_eps(r)) if layer_norm else (RmsNorm, rms_eps(r))
+    norm: Callable[[str], Norm]
+    if layer_norm is None:
+        norm = partial(RmsNorm, size=c.n_embd, eps=rms_eps(r))
+    else:
+        norm = partial(LayerNorm, size=c.n_embd, eps=layer_norm_eps(r), has=layer_norm)
     return Basics(
         config=c,
         heads=heads,
         n_ff=r.counts("feed_forward_length", c.n_layer),
-        norm=lambda name: kind(name, c.n_embd, eps),
+        norm=norm,
         rope=read_rope(r, heads[0].size, rope) if rope else None,
-        packed=tuple(f"blk.{i}.attn_qkv.weight" in r.shapes for i in range(c.n_layer)),
+        packed=tuple(_is_packed(r, i, packed) for i in range(c.n_layer)),
     )
+
+
+def _is_packed(r: Reader, layer: int, usual: bool) -> bool:
+    other = f"blk.{layer}.attn_{'q' if usual else 'qkv'}.weight"
+    return usual != (other in r.shapes)

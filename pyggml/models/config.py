@@ -125,8 +125,8 @@ class Reader:
         key = "attention.sliding_window_pattern"
         value = self._value(key)
         if isinstance(value, np.ndarray):
-            if value.dtype == np.bool_ and value.shape == (n,):
-                return tuple(value.tolist())
+            if value.shape == (n,) and np.isin(value, (0, 1)).all():
+                return tuple(bool(v) for v in value)
             self._refuse(key, value, f"wanted {n} truth values")
             return (False,) * n
         p = self.count(key, period, least=0)

@@ -39,13 +39,12 @@ class RmsNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Norm):
-    """(x − mean x) / √(variance + eps) · weight + bias, of which the file may have none."""
+    """(x − mean x) / √(variance + eps) · weight + bias; `has` names those of the two it has."""
+
+    has: tuple[str, ...] = ("weight", "bias")
 
     def tensors(self, at: str) -> Tensors:
-        return {
-            f"{at}{self.name}.weight": TensorSpec((self.size,), optional=True),
-            f"{at}{self.name}.bias": TensorSpec((self.size,), optional=True),
-        }
+        return {f"{at}{self.name}.{part}": TensorSpec((self.size,)) for part in self.has}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"

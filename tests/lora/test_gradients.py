@@ -8,6 +8,8 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.errors import AdapterError, DataError
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
+GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]
+GOLDEN += ["granite", "olmo2", "phi3", "smollm3"]
 TOKENS = np.arange(30) * 11 % 48
 
 
@@ -22,7 +24,7 @@ def attached(path, b_from=0, **settings):
     return model
 
 
-@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", GOLDEN)
 def test_gradients_are_pytorch_s(shared, arch):
     fixtures = shared / "fixtures"
     golden = np.load(fixtures / f"{arch}-golden.npz")
@@ -32,7 +34,7 @@ def test_gradients_are_pytorch_s(shared, arch):
     loss, grads = loss_and_grads(model, golden["tokens"])
     assert loss == pytest.approx(float(golden["lora_loss"]), abs=1e-5)
     wanted = {k.removeprefix("grad/"): golden[k] for k in golden.files if k.startswith("grad/")}
-    assert grads.keys() == wanted.keys() and len(wanted) > 20
+    assert grads.keys() == wanted.keys() and len(wanted) >= 16
     for name, want in wanted.items():
         assert grads[name].shape == want.shape
         assert np.linalg.norm(grads[name] - want) <= 1e-4 * np.linalg.norm(want), name

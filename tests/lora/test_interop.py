@@ -8,6 +8,8 @@ from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
 
 pytestmark = pytest.mark.interop
+GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]
+GOLDEN += ["granite", "olmo2", "phi3", "smollm3"]
 
 
 def trained(path, ctx=32, steps=12):
@@ -17,7 +19,7 @@ def trained(path, ctx=32, steps=12):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 400, (steps, ctx + 1)).astype(np.int32)
     corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
-    config = TrainConfig(ctx=ctx, lr=0.02, warmup_steps=0, lr_scheduler="constant")
+    config = TrainConfig(ctx=ctx, lr=0.02, warmup_steps=0, lr_scheduler="constant", compute="f32")
     Trainer(model, adapter.parameters, corpus, config).run()
     return model, adapter
 
@@ -42,7 +44,7 @@ def nmse(found, want):
     return np.mean((found - want) ** 2) / np.mean((want - want.mean()) ** 2)
 
 
-@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", GOLDEN)
 def test_llama_cpp_gives_our_logits_with_our_adapter(shared, tmp_path, arch):
     path = shared / "fixtures" / f"{arch}-F16.gguf"
     tokens = np.load(shared / "fixtures" / f"{arch}-golden.npz")["tokens"]

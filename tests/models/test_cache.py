@@ -6,6 +6,7 @@ import pytest
 import pyggml
 from pyggml.errors import DataError
 from pyggml.generation import Session
+from pyggml.models import ARCHITECTURES
 
 FILES = [(a, k) for a in ("llama", "mistral", "qwen2", "qwen3") for k in ("F16", "Q8_0", "Q4_K_M")]
 PORTIONS = [[1] * 20, [20], [13, 1, 1, 4, 1], [3, 7, 2, 8], [1, 19]]
@@ -13,6 +14,19 @@ PORTIONS = [[1] * 20, [20], [13, 1, 1, 4, 1], [3, 7, 2, 8], [1, 19]]
 
 def assert_same(found, wanted):
     assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_every_architecture_remembers(architecture, tiny):
+    """Windows and layers without rotary positions included."""
+    model = pyggml.load(tiny(architecture), compute="f32")
+    tokens = np.arange(20) * 7 % 11
+    whole = model.logits(tokens)
+    for portions in PORTIONS[1:4]:
+        session = Session(model, 24)
+        for n in portions:
+            logits = session.feed(tokens[session.n_past : session.n_past + n])
+            assert_same(logits, whole[session.n_past - 1])
 
 
 @pytest.mark.parametrize(("architecture", "kind"), FILES)

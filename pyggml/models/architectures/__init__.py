@@ -1,9 +1,15 @@
 """Every architecture that is known, by its name in `general.architecture`."""
 
 from pyggml.models.architecture import Architecture
+from pyggml.models.architectures.gemma import GEMMA, GEMMA3
+from pyggml.models.architectures.gpt2 import GPT2
+from pyggml.models.architectures.granite import GRANITE
 from pyggml.models.architectures.llama import LLAMA
+from pyggml.models.architectures.olmo import OLMO, OLMO2
+from pyggml.models.architectures.phi3 import PHI3
 from pyggml.models.architectures.qwen2 import QWEN2
 from pyggml.models.architectures.qwen3 import QWEN3
+from pyggml.models.architectures.smollm3 import SMOLLM3
 
 ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
@@ -11,5 +17,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         LLAMA,
         QWEN2,
         QWEN3,
+        GEMMA,
+        GEMMA3,
+        GPT2,
+        GRANITE,
+        OLMO,
+        OLMO2,
+        PHI3,
+        SMOLLM3,
     )
 }

@@ -1,0 +1,54 @@
+"""gemma and gemma3. Embeddings are scaled by √n_embd, gates are GELUs; the file's norm
+weights already have the 1 that the published ones lack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import Basics, read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import geglu
+
+
+def _gemma(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i), b.gated(i, geglu))
+
+    return b.decoder(block, embedding_scale=b.config.n_embd**0.5)
+
+
+def _gemma3(r: Reader) -> Decoder:
+    """Heads of q and k are normalised; layers with a window turn by a base of their own."""
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    window = r.count("attention.sliding_window", 0, least=0)
+    windowed = r.pattern(b.config.n_layer, 6) if window else (False,) * b.config.n_layer
+    base = r.number("rope.freq_base_swa", 10000.0, 1.0, 1e12)
+    local = {"rope": replace(b.rope, freq_base=base, freq_scale=1.0), "window": window}
+    scale = _score_scale(b, n_layer_largest=62)
+
+    def block(i: int) -> Part:
+        here = local if windowed[i] else {}
+        attention = b.attention(i, scale=scale, **b.head_norms(i), **here)
+        return b.sandwiched(attention, b.gated(i, geglu))
+
+    cap = r.number("final_logit_softcapping", 0.0, 0.0, 1e6)
+    return b.decoder(block, embedding_scale=b.config.n_embd**0.5, logit_softcap=cap)
+
+
+def _score_scale(b: Basics, n_layer_largest: int) -> float:
+    """1/√(length of a head); the largest model, known by its layers, takes n_embd / n_head."""
+    largest = b.config.n_layer == n_layer_largest
+    length = b.config.n_embd // b.heads[0].n if largest else b.heads[0].size
+    return float(max(length, 1) ** -0.5)
+
+
+GEMMA = Architecture("gemma", _gemma, {})
+GEMMA3 = Architecture(
+    "gemma3", _gemma3, {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
+)

@@ -1,0 +1,63 @@
+"""olmo and olmo2 (which is OLMo 3 as well, where some layers have a window).
+
+olmo has layer norms without weights and may clamp q, k and v. olmo2 has norms behind attention and
+feed-forward instead of before them, and over all heads of q and of k at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import Basics, read_basics
+from pyggml.models.block import Chain, residual
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.norm import Norm, RmsNorm
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _olmo(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal", layer_norm=())
+    limit = r.number("attention.clamp_kqv", 0.0, 0.0, 1e6)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i, clamp=limit), b.gated(i, swiglu))
+
+    return b.decoder(block)
+
+
+def _olmo2(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    window = r.count("attention.sliding_window", 0, least=0)
+    windowed = r.pattern(b.config.n_layer, 4) if window else (False,) * b.config.n_layer
+    plain = replace(b.rope, freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
+
+    def block(i: int) -> Part:
+        here = {"rope": plain, "window": window} if windowed[i] else {}
+        attention = b.attention(i, **_norms(b, i), **here)
+        return Chain(
+            (
+                residual(attention, b.norm("post_attention_norm")),
+                residual(b.gated(i, swiglu), b.norm("post_ffw_norm")),
+            )
+        )
+
+    return b.decoder(block, tied=False)
+
+
+def _norms(b: Basics, layer: int) -> dict[str, Norm]:
+    """Over all heads of q, and over all of k."""
+    h, eps = b.heads[layer], b.norm("").eps
+    return {
+        "q_norm": RmsNorm("attn_q_norm", h.n * h.size, eps),
+        "k_norm": RmsNorm("attn_k_norm", h.n_kv * h.size, eps),
+    }
+
+
+OLMO = Architecture("olmo", _olmo, {"attention.clamp_kqv": 2.0})
+OLMO2 = Architecture(
+    "olmo2", _olmo2, {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
+)
