@@ -67,7 +67,7 @@ def _say_tensors(file: gguf.GGUFFile) -> None:
 def _say_plan(path: Path, ctx: int, batch: int) -> None:
     model = load(path)
     adapter = attach(model, LoraConfig())
-    training = Passes(model, adapter.parameters, batch * ctx, fused=True).training
+    training = Passes(model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx).training
     nodes = training.graph.nodes
     row("plan", f"one pass over {plural(batch, 'window')} of {ctx} tokens, rank {LoraConfig.rank}")
     row("", f"{size(training.n_bytes)} for the graph, {size(adapter.parameters.n_bytes)} for "

@@ -22,12 +22,20 @@ from pyggml.tensor import Tensor, zeros
 class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
+    n_ctx is the length of a sequence, n_tokens unless it is given.
     fused=False makes whole logits, as needed when the output matrix itself is trained. Raises
     NoGradientError if a parameter cannot be trained.
     """
 
-    def __init__(self, model: Model, parameters: Parameters, n_tokens: int, fused: bool) -> None:
-        self._inputs = Inputs.empty(n_tokens)
+    def __init__(
+        self,
+        model: Model,
+        parameters: Parameters,
+        n_tokens: int,
+        fused: bool,
+        n_ctx: int | None = None,
+    ) -> None:
+        self._inputs = Inputs.empty(n_tokens, n_ctx)
         self._targets = zeros((n_tokens,), I32, "targets")
         self._weights = zeros((n_tokens,), F32, "weights")
         loss, alone = (

@@ -118,7 +118,9 @@ class Trainer:
         """The graphs of the run, planned."""
         if self._passes is None:
             n_tokens = self.config.batch * self.config.ctx
-            self._passes = Passes(self.model, self.parameters, n_tokens, self._fused)
+            self._passes = Passes(
+                self.model, self.parameters, n_tokens, self._fused, self.config.ctx
+            )
         return self._passes
 
     def stop(self) -> None:

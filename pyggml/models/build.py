@@ -100,15 +100,15 @@ def build_loss(
     """Σ_t weights_t · cross entropy of the logits at t and targets_t, a scalar.
 
     The fused loss makes no logits matrix; it serves unless the output matrix has an adapter or a
-    bias, or logits are capped. fused=False is its slow twin, wanted when the output matrix itself
-    is trained.
+    bias. fused=False is its slow twin, wanted when the output matrix itself is trained.
     """
     decoder, net = parts.decoder, Net(parts.weights, inputs, adapters)
     h = decoder.hidden(net)
     full = f"{parts.output_name}.weight"
-    plain = "output.bias" not in parts.weights and not decoder.logit_softcap
+    plain = "output.bias" not in parts.weights
     if fused and plain and not any(full in pairs for pairs in adapters):
-        loss = linear_cross_entropy(h, parts.weights[full], targets, weights, gradient)
+        w, cap = parts.weights[full], decoder.logit_softcap
+        loss = linear_cross_entropy(h, w, targets, weights, gradient, cap)
     else:
         loss = cross_entropy_rows(decoder.logits(net, h), targets, weights)
     return loss.named("loss")

@@ -33,20 +33,23 @@ class Inputs:
     """What a graph reads anew on every run; T tokens.
 
     tokens (T,) int32, positions (T,) int32, span (T, 2) int32: the first key a token sees and the
-    one past the last, counted in tokens of this run or, with a cache, in cache rows.
+    one past the last, counted in tokens of this run or, with a cache, in cache rows. Positions are
+    below n_ctx.
     """
 
     tokens: Tensor
     positions: Tensor
     span: Tensor
+    n_ctx: int
 
     @classmethod
-    def empty(cls, n_tokens: int) -> Inputs:
-        """Leaves to fill through `.data`."""
+    def empty(cls, n_tokens: int, n_ctx: int | None = None) -> Inputs:
+        """Leaves to fill through `.data`; n_ctx is n_tokens unless it is given."""
         return cls(
             zeros((n_tokens,), I32, "tokens"),
             zeros((n_tokens,), I32, "positions"),
             zeros((n_tokens, 2), I32, "span"),
+            n_ctx or n_tokens,
         )
 
 
@@ -76,6 +79,11 @@ class Net:
     adapters: Sequence[LoraPairs] = ()
     cache: Cache | None = None
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
+
+    @property
+    def n_ctx(self) -> int:
+        """How many tokens a sequence may have here; a model may read them by this length."""
+        return self.inputs.n_ctx if self.cache is None else self.cache.n_ctx
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x·Wᵀ with every adapter's update and the bias, if there are any (llama.cpp's order)."""

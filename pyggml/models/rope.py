@@ -11,13 +11,17 @@ from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import rope_apply, rope_table
 from pyggml.tensor import Tensor
 
+_SAME = ("rope_freqs.weight", "rope_freqs.weight")
+_SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
     """Rotary positions on the first n_dims features of a head; the names are ggml's `rope_ext`'s.
 
     mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
-    factors   tensor (n_dims/2,) that frequencies are divided by where a file has it, or none
+    factors   tensors (n_dims/2,), of which a file may have some, that frequencies are divided by:
+              one for contexts up to n_ctx_orig tokens, one for longer ones
     """
 
     mode: str
@@ -29,12 +33,12 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
-    factors: str = "rope_freqs.weight"
+    factors: tuple[str, str] = _SAME
 
     def tensors(self) -> Tensors:
-        """The factors, which need not be there."""
-        spec = TensorSpec((self.n_dims // 2,), optional=True)
-        return {self.factors: spec} if self.factors else {}
+        """The factors; those for all contexts need not be there."""
+        spec = TensorSpec((self.n_dims // 2,), optional=self.factors == _SAME)
+        return dict.fromkeys(self.factors, spec)
 
     def __call__(self, net: Net, x: Tensor) -> Tensor:
         """x (T, heads, d) turned; layers that turn alike share one table."""
@@ -43,7 +47,7 @@ class Rope:
     def _table(self, net: Net) -> Tensor:
         return rope_table(
             net.inputs.positions,
-            net.weights.get(self.factors),
+            net.weights.get(self.factors[net.n_ctx > self.n_ctx_orig]),
             n_dims=self.n_dims,
             freq_base=self.freq_base,
             freq_scale=self.freq_scale,
@@ -73,6 +77,7 @@ def read_rope(r: Reader, size: int, mode: str) -> Rope:
         r.faults.append(f"rope.dimension_count is {n_dims}, wanted even and at most {size}")
     return Rope(
         mode=mode,
+        factors=_SHORT_AND_LONG if set(_SHORT_AND_LONG) & r.shapes.keys() else _SAME,
         n_dims=n_dims,
         freq_base=r.number("rope.freq_base", 10000.0, 1.0, 1e12),
         freq_scale=freq_scale,

@@ -2,6 +2,7 @@
 
 linear_cross_entropy(h, w, targets, weights)   L = Σ_t weights_t · (log Σ_v exp z_tv − z_t,target)
 with z = h·wᵀ, and at once L's gradient with respect to h: dh = (weights · (softmax z − onehot))·w
+With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
 The full (n_tokens, n_vocab) matrix never exists. The unfused twin is mul_mat, then
 cross_entropy_rows, which also has a gradient for w.
@@ -16,32 +17,42 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml._jit import parallel, prange
-from pyggml._simd import exp32
+from pyggml._simd import exp32, tanh32
 from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.arith import mul
 from pyggml.tensor import Call, Memory, Needs, Sample, Site, Spec, Tensor, op
 
+_ONE = np.float32(1)
 LOGITS_BYTES = 96 << 20  # of logits that may exist at once
 SLICE = 8192  # vocabulary rows that one step of the backward product takes
 
 
 def linear_cross_entropy(
-    h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, gradient: bool = True
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    gradient: bool = True,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Weighted sum of the cross entropies of the rows of h·wᵀ, a scalar () float32.
 
     h (T, K) float32, w (V, K) of any type, targets (T,) int32 in [0, V), weights (T,) float32; rows
-    of weight 0 cost nothing. gradient=False leaves out what only training needs. The gradient is
-    with respect to h; w has none here. Raises ShapeError if shapes or types do not fit, and, when
-    computed, if a target is out of range.
+    of weight 0 cost nothing. gradient=False leaves out what only training needs. softcap, 0 for
+    none, caps the logits. The gradient is with respect to h; w has none here. Raises ShapeError if
+    shapes or types do not fit, and, when computed, if a target is out of range.
     """
-    return LINEAR_CROSS_ENTROPY(h, w, targets, weights, gradient=gradient)
+    return LINEAR_CROSS_ENTROPY(h, w, targets, weights, gradient=gradient, softcap=float(softcap))
 
 
-def _spec(h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool) -> Spec:
+def _spec(
+    h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool, softcap: float
+) -> Spec:
     n = h.shape[0]
+    if not 0 <= softcap < np.inf:
+        raise ShapeError(f"linear_cross_entropy: softcap is {softcap}, wanted 0 or more")
     if len(h.shape) != 2 or len(w.shape) != 2 or h.shape[1] != w.shape[1]:
         raise ShapeError(f"linear_cross_entropy: h {h.shape}, w {w.shape}, wanted (T, K), (V, K)")
     if targets.shape != (n,) or weights.shape != (n,):
@@ -54,8 +65,17 @@ def _spec(h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: b
 
 
 @parallel
-def _softmax_loss_rows(z, losses, targets, weights, gradient):
-    """Each row's loss; with gradient, z becomes weight · (softmax z − onehot)."""
+def _cap_rows(z, cap):
+    for i in prange(z.shape[0]):
+        row = z[i]
+        for j in range(row.size):
+            row[j] = cap * tanh32(row[j] / cap)
+
+
+@parallel
+def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
+    """Each row's loss; with gradient, z becomes weight · (softmax z − onehot) · slope of the cap,
+    given 1 / cap, or 0 where there is none."""
     n = z.shape[1]
     for i in prange(z.shape[0]):
         row = z[i]
@@ -67,10 +87,11 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient):
             total += exp32(row[j] - top)
         losses[i] = weights[i] * (np.log(total) + top - row[targets[i]])
         if gradient:
-            share = weights[i] / total
+            share, capped = weights[i] / total, row[targets[i]] * per_cap
             for j in range(n):
-                row[j] = exp32(row[j] - top) * share
-            row[targets[i]] -= weights[i]
+                c = row[j] * per_cap
+                row[j] = exp32(row[j] - top) * share * (_ONE - c * c)
+            row[targets[i]] -= weights[i] * (_ONE - capped * capped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,7 @@ class _Head:
     dh: np.ndarray  # (C, K)
     z: np.ndarray  # (C * V,)
     work: np.ndarray
+    softcap: np.float32
 
     def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> float:
         """Loss of the first n gathered rows, summed in float64; fills dh."""
@@ -89,7 +111,10 @@ class _Head:
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
         _call(gemm.mul_mat(z, h, self.w, self.work, False))
         losses = np.empty(n, np.float32)
-        _softmax_loss_rows(z, losses, targets, weights, gradient)
+        if self.softcap:
+            _cap_rows(z, self.softcap)
+        per_cap = _ONE / self.softcap if self.softcap else np.float32(0)
+        _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap)
         for v in range(0, n_vocab if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
             w = replace(self.w, data=self.w.data[rows])
@@ -152,22 +177,30 @@ def _run(site: Site) -> Call:
     gathered = floats[: 2 * rows].reshape(2, c, -1)
     work = site.work[4 * (2 * rows + logits) :][:products]
     weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
-    head = _Head(weight, gathered[0], gathered[1], floats[2 * rows :], work)
+    cap = np.float32(site.node.params["softcap"])
+    head = _Head(weight, gathered[0], gathered[1], floats[2 * rows :], work, cap)
     dh = site.saved[0] if site.saved else None
     return _compute, (site.out, dh, h, targets, weights, head)
 
 
 def _ref(
-    h: np.ndarray, w: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, gradient: bool
+    h: np.ndarray,
+    w: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    *,
+    gradient: bool,
+    softcap: float,
 ) -> np.ndarray:
     z = h @ w.T
+    z = softcap * np.tanh(z / softcap) if softcap else z
     top = z.max(-1, keepdims=True)
     log_sum = np.log(np.exp(z - top).sum(-1)) + top[:, 0]
     rows = np.arange(len(z))
     return np.asarray(np.sum(weights * (log_sum - z[rows, targets.astype(np.int64)])))
 
 
-def _saved(h: Tensor, *_: Tensor, gradient: bool) -> tuple[Spec, ...]:
+def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
     return (Spec(h.shape),) if gradient else ()
 
 
@@ -181,11 +214,11 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for t, v, k in ((1, 3, 2), (5, 70, 8), (30, 33, 40)):
+    for t, v, k, cap in ((1, 3, 2, 0.0), (5, 70, 8, 0.0), (30, 33, 40, 0.0), (9, 20, 8, 1.5)):
         h, w = rng.standard_normal((t, k)), rng.standard_normal((v, k))
         targets = rng.integers(0, v, t).astype(np.int32)
         weights = rng.uniform(0.1, 1, t) * (rng.random(t) < 0.7)
-        yield Sample((h, w, targets, weights), {"gradient": True})
+        yield Sample((h, w, targets, weights), {"gradient": True, "softcap": cap})
 
 
 LINEAR_CROSS_ENTROPY = op(

@@ -12,7 +12,7 @@ from pyggml.dtypes import I32, dtype
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.gemm import CHOSEN
 from pyggml.graph import Graph
-from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale
+from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale, tanh
 from pyggml.quants import quantize
 from pyggml.runtime import bind, run
 from pyggml.tensor import leaf, zeros
@@ -39,19 +39,26 @@ def case(rng, n=29, n_vocab=90, n_embd=32, kind="F32"):
     return h, w, targets, leaf(share.astype(np.float32), "share")
 
 
-def twin(h, w, targets, share):
-    return cross_entropy_rows(mul_mat(w, h), targets, share)
+def twin(h, w, targets, share, gradient=True, softcap=0.0):
+    z = mul_mat(w, h)
+    z = scale(tanh(scale(z, 1 / softcap)), softcap) if softcap else z
+    return cross_entropy_rows(z, targets, share)
 
 
-def assert_same_loss(h, w, targets, share):
+def assert_same_loss(h, w, targets, share, softcap=0.0):
     seed = leaf(np.float32(0.7).reshape(()), "seed")
     pairs = []
     for build in (linear_cross_entropy, twin):
-        loss = build(h, w, targets, share)
+        loss = build(h, w, targets, share, softcap=softcap)
         pairs.append(computed(loss, *build_backward(loss, [h], seed)))
     (loss, dh), (wanted, wanted_dh) = pairs
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)
     np.testing.assert_allclose(dh, wanted_dh, rtol=1e-4, atol=1e-6 * np.abs(wanted_dh).max())
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_capped_logits(softcap, rng):
+    assert_same_loss(*case(rng), softcap=softcap)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
