@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml._jit import max_threads
 from pyggml.dtypes import F32, DType
-from pyggml.gemm import panels, product, twin
+from pyggml.gemm import panels, product, thin, twin
 from pyggml.gemm import strided as strides
 from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
@@ -30,6 +30,7 @@ FASTEST: Compute = "bf16" if CHOSEN.bf16 else "f32"  # what "auto" stands for on
 def work_bytes(n_rows: int, depth: int, n_batches: int = 1) -> int:
     """Scratch of one product: the packed (n_rows, depth) side and every thread's tile."""
     packed = max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True)) * n_batches
+    packed = max(packed, thin.packed_floats(thin.WIDEST, depth))
     return 4 * (_rounded(packed) + max_threads() * product.SCRATCH)
 
 
@@ -62,12 +63,16 @@ class Weight:
 def mul_mat(y: np.ndarray, x: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
     """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows."""
     shape = (x.shape[0], w.data.shape[0], x.shape[1])
+    if _is_thin(w, shape[1]) and shape[0] > product.FEW:
+        return _thin_rows(y, x, w.data, work, accumulate)
     return _with_weight(product.forward, twin.forward, y, x, w, shape, work, accumulate)
 
 
 def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
     """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows."""
     shape = (dy.shape[0], w.data.shape[0], dx.shape[1])
+    if _is_thin(w, shape[2]):
+        return _thin_rows(dx, dy, w.data.T, work, accumulate)
     return _with_weight(product.backward, twin.backward, dx, dy, w, shape, work, accumulate)
 
 
@@ -90,6 +95,42 @@ def _with_weight(
     return fast(*sides, weight, shape, accumulate, w.pairs, packed, tiles)
 
 
+def _is_thin(w: Weight, n: int) -> bool:
+    """Whether a float32 matrix with a side of n serves as the thin side."""
+    return n <= thin.WIDEST and w.data.dtype == np.float32 and not _NUMPY
+
+
+def _thin_rows(
+    c: np.ndarray, x: np.ndarray, a: np.ndarray, work: np.ndarray, accumulate: bool
+) -> Call:
+    """c (T, R) (+)= x (T, K) · a (R, K)ᵀ; a with any strides."""
+    shape = (x.shape[0], a.shape[0], x.shape[1])
+    sides = _flat(x), x.strides[0] // 4, _flat(a), (a.strides[0] // 4, a.strides[1] // 4)
+    scratch = _scratch(work, thin.packed_floats(*shape[1:]))
+    return thin.rows(c.reshape(-1), *sides, shape, accumulate, *scratch)
+
+
+def _is_columns(a: np.ndarray) -> bool:
+    """A matrix that lies column by column, each without gaps."""
+    return a.strides[1] == 4
+
+
+def _thin_outer(
+    c: np.ndarray, few: np.ndarray, many: np.ndarray, work: np.ndarray, accumulate: bool,
+    transposed: bool,
+) -> Call:  # fmt: skip
+    """c (+)= few (R, K) · many (N, K)ᵀ, or its transpose; many lies column by column."""
+    shape = (few.shape[1], few.shape[0], many.shape[0])
+    sides = (
+        _flat(few),
+        (few.strides[0] // 4, few.strides[1] // 4),
+        _flat(many),
+        many.strides[1] // 4,
+    )
+    scratch = _scratch(work, thin.packed_floats(shape[1], shape[0]))
+    return thin.outer(c.reshape(-1), *sides, shape, accumulate, transposed, *scratch)
+
+
 def strided(
     c: np.ndarray, a: np.ndarray, b: np.ndarray, work: np.ndarray, accumulate: bool
 ) -> Call:
@@ -101,6 +142,10 @@ def strided(
         return twin.strided, (c, a, b, accumulate)
     n_batches, n_rows, n_out = c.shape
     depth = a.shape[2]
+    if n_batches == 1 and n_rows <= thin.WIDEST and _is_columns(b):
+        return _thin_outer(c, a[0], b[0], work, accumulate, False)
+    if n_batches == 1 and n_out <= thin.WIDEST and _is_columns(a):
+        return _thin_outer(c, b[0], a[0], work, accumulate, True)
     repeats = (n_batches // a.shape[0], n_batches // b.shape[0])
     size = panels.packed_slots(n_rows, depth, False) * n_batches
     packed, tiles = _scratch(work, size)

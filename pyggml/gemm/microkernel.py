@@ -1,6 +1,7 @@
 """Register-tiled code that Numba's own loops do not reach, as LLVM vector instructions.
 
 tile_product   C[mr, panel] (+)= Σ_k a[k, mr] ⊗ b[k, panel]: mr·nv vector sums stay in registers
+dot_tile       out[mr, mr] = x[mr, k] · a[mr, k]ᵀ: no side needs packing
 round_row      float32 to bfloat16, and round_two, which pairs two rows
 transpose      a lanes × lanes block of float32
 call_block     calls a `block_code` function through its address
@@ -186,6 +187,56 @@ def _emit_depth_loop(
     builder.cbranch(builder.icmp_signed("<", following, k), loop, after)
     builder.position_at_end(after)
     return news
+
+
+def make_dot_tile(mr: int, lanes: int) -> Any:
+    """(whole, out, x, ldx, a, lda, k) -> None: out[i, j] = Σ_k x[i, k] a[j, k], j < mr.
+
+    i < mr where `whole`, else i is 0 alone; out has rows of mr; addresses; k in whole vectors.
+    """
+    vector = ir.VectorType(_F32, lanes)
+
+    @intrinsic
+    def dot_tile(
+        typing: Any, whole: Any, out: Any, x: Any, ldx: Any, a: Any, lda: Any, k: Any
+    ) -> Any:
+        signature = types.void(types.boolean, *(types.intp,) * 6)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            with builder.if_else(arguments[0]) as (many, one):
+                with many:
+                    _emit_dot_tile(builder, arguments[1:], mr, mr, vector)
+                with one:
+                    _emit_dot_tile(builder, arguments[1:], 1, mr, vector)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return dot_tile
+
+
+def _emit_dot_tile(builder: Any, arguments: Any, rows: int, mr: int, vector: Any) -> None:
+    """`rows` rows of a dot tile."""
+    out, x, ldx, a, lda, k = arguments
+    sums = [[cgutils.alloca_once(builder, vector) for _ in range(mr)] for _ in range(rows)]
+    for row in sums:
+        for total in row:
+            builder.store(_all(vector, 0.0), total)
+    with cgutils.for_range_slice(builder, k.type(0), k, k.type(vector.count)) as (i, _):
+        at = [builder.add(i, builder.mul(lda, ir.Constant(_I64, j))) for j in range(mr)]
+        columns = [_load(builder, _at(builder, a, place), vector) for place in at]
+        for n, row in enumerate(sums):
+            place = builder.add(i, builder.mul(ldx, ir.Constant(_I64, n)))
+            values = _load(builder, _at(builder, x, place), vector)
+            for column, total in zip(columns, row, strict=True):
+                builder.store(_fma(builder, values, column, builder.load(total)), total)
+    name = f"llvm.vector.reduce.fadd.v{vector.count}f32"
+    add = _declared(builder, name, _F32, [_F32, vector])
+    for n, row in enumerate(sums):
+        for j, total in enumerate(row):
+            start = [ir.Constant(_F32, 0.0), builder.load(total)]
+            value = builder.call(add, start, fastmath=("reassoc",))
+            builder.store(value, _at(builder, out, ir.Constant(_I64, n * mr + j)))
 
 
 def make_transpose(lanes: int) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.microkernel import make_round, make_tile_product, make_transpose
+from pyggml.gemm.microkernel import make_dot_tile, make_round, make_tile_product, make_transpose
 
 LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
 PADDED_MR = CHOSEN.padded_mr
@@ -24,6 +24,10 @@ SPILL = -(-(PADDED_MR - MR) // MR)  # rows that `interleave` overwrites after it
 
 tile_product = make_tile_product(MR, CHOSEN.nv, LANES, pairs=False)
 pair_product = make_tile_product(MR, CHOSEN.nv, LANES, pairs=True, bf16=CHOSEN.bf16)
+# For a side of few rows: MR = 4 fits every register file both ways.
+THIN_MR, THIN_PANEL = 4, 2 * LANES
+thin_product = make_tile_product(THIN_MR, 2, LANES, pairs=False)
+dot_tile = make_dot_tile(THIN_MR, LANES)
 transpose = make_transpose(LANES)
 round_row, round_two = make_round(LANES)
 

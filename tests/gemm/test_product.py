@@ -15,7 +15,7 @@ from pyggml.gemm.product import CHUNK, COLUMNS, FEW
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 
 MR = CHOSEN.mr
-TOKENS = sorted({1, FEW, FEW + 1, MR - 1, MR, MR + 1, 65})
+TOKENS = sorted({1, FEW, FEW + 1, max(MR - 1, 1), MR, MR + 1, 65})
 OUT = [1, TILE - 1, TILE, TILE + 1, CHUNK + 1]
 DEPTHS = [32, 96, COLUMNS, DEPTH + 32]
 GUARD = 64
@@ -146,7 +146,11 @@ def test_every_type_is_tried(kind):
 @pytest.mark.parametrize("kind", packable())
 def test_a_packed_weight_multiplies_as_its_float32_self(kind, rng):
     block = max(dtype(kind).block, 32)
-    for n_tokens, n_out, n_in in ((1, 5, block), (MR + 1, TILE + 1, 3 * 256), (FEW + 1, 3, 256)):
+    for n_tokens, n_out, n_in in (
+        (1, 5, block),
+        (MR + 1, TILE + 1, 3 * 256),
+        (FEW + 1, 17, 256),
+    ):  # none is thin
         raw, plain = packed_weight(rng, n_out, n_in, kind)
         x, dy = numbers(rng, n_tokens, n_in), numbers(rng, n_tokens, n_out)
         y, dx = forward(x, raw, kind), backward(dy, raw, kind, n_in)
@@ -227,6 +231,31 @@ def test_pairs_keep_what_is_not_finite_and_round_to_even(rng):
 def test_float32_weights_are_never_rounded(rng):
     w, x = numbers(rng, 20, 40), numbers(rng, 9, 40)
     np.testing.assert_array_equal(forward(x, w, "F32", None, "bf16"), forward(x, w, "F32"))
+
+
+# -- thin sides: as an adapter's A and B are -----------------------------------------------------
+
+
+@given(
+    n_tokens=st.integers(1, 70),
+    rank=st.integers(1, 20),
+    depth=st.integers(1, 1100),
+    accumulate=st.booleans(),
+)
+@settings(max_examples=60)
+def test_products_with_a_thin_side(n_tokens, rank, depth, accumulate):
+    """A x, dy·B, and the gradients of A and B; ranks on both sides of what counts as thin."""
+    rng = np.random.default_rng(0)
+    a, x = numbers(rng, rank, depth), numbers(rng, n_tokens, depth)
+    u = numbers(rng, n_tokens, rank)
+    old_u, old_a = (u, a) if accumulate else (None, None)
+    assert_close(forward(x, a, "F32", old_u), x, a, u if accumulate else 0)
+    assert_close(backward(x, a.T.copy(), "F32", rank, old_u), x, a, u if accumulate else 0)
+    left, right = u.T[None], x.T[None]
+    found = strided(left, right, 1, None if old_a is None else old_a[None])
+    assert_close(found, left, right, a[None] if accumulate else 0)
+    found = strided(right, left, 1, None if old_a is None else a.T.copy()[None])
+    assert_close(found, right, left, a.T[None] if accumulate else 0)
 
 
 # -- strided ------------------------------------------------------------------------------------

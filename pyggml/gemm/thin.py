@@ -1,0 +1,157 @@
+"""Products with one thin side of R rows, as LoRA's are: too few to fill a register tile's columns.
+
+rows    c[T, R] (+)= x[T, K] · a[R, K]ᵀ    dot products along K; x is read once, as it lies
+outer   c[R, K] (+)= g[T, R]ᵀ · x[T, K]    sums over T; or its transpose, c[K, R]
+
+Only the thin side is packed. float32; all arrays flat, with steps in floats. Every number of c is
+summed by one task in an order that depends on the shapes only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import kernel, task_code
+from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
+from pyggml.gemm.panels import DEPTH, LANES, dot_tile, fill, thin_product
+from pyggml.gemm.panels import THIN_MR as MR
+from pyggml.gemm.panels import THIN_PANEL as PANEL
+from pyggml.tensor import Call
+
+WIDEST = 16  # R of what is still called thin
+ROWS = 16  # rows of x in one task of `rows`
+SPAN = 2 * DEPTH  # numbers along K in one pass of `rows`
+COLUMNS = 256  # columns of x in one task of `outer`; a multiple of every thin panel
+
+SCRATCH = max(MR * MR, MR * COLUMNS)  # floats one thread needs
+
+
+def packed_floats(n_thin: int, depth: int) -> int:
+    """Floats of the packed thin side: R rounded up to whole tiles."""
+    return -(-n_thin // MR) * MR * depth
+
+
+def _pack_task(frame, task, thread):
+    """Row r of the thin side, or zeros past its end: as (R, depth), or in groups (depth, MR)."""
+    packed, a = floats1(frame, 1), floats1(frame, 2)
+    row_step, step = integer(frame, 3), integer(frame, 4)
+    n_thin, depth = integer(frame, 5), integer(frame, 6)
+    inside = task < n_thin
+    if integer(frame, 7):
+        group, lane = packed[task // MR * MR * depth :], task % MR
+        for i in range(depth):
+            group[i * MR + lane] = a[task * row_step + i * step] if inside else np.float32(0)
+    else:
+        row = packed[task * depth : (task + 1) * depth]
+        for i in range(depth):
+            row[i] = a[task * row_step + i * step] if inside else np.float32(0)
+
+
+def _rows_task(frame, task, thread):
+    """ROWS rows of c."""
+    c, packed, x, x_step = (
+        floats1(frame, 0),
+        floats1(frame, 1),
+        floats1(frame, 8),
+        integer(frame, 9),
+    )
+    n_thin, depth, n_rows = integer(frame, 5), integer(frame, 6), integer(frame, 10)
+    sums = floats2(frame, 12)[thread]
+    to = sums.ctypes.data
+    last = min(n_rows, (task + 1) * ROWS)
+    if not integer(frame, 11):
+        fill(c[task * ROWS * n_thin : last * n_thin], np.float32(0))
+    for k0 in range(0, depth, SPAN):
+        k = min(SPAN, depth - k0)
+        whole = k // LANES * LANES
+        for t in range(task * ROWS, last, MR):
+            n = min(MR, last - t)
+            for r in range(0, n_thin, MR):
+                a = packed[r * depth + k0 :]
+                for i in range(0, n, MR if n == MR else 1):
+                    here = x.ctypes.data + ((t + i) * x_step + k0) * 4
+                    dot_tile(n == MR, to + i * MR * 4, here, x_step, a.ctypes.data, depth, whole)
+                for i in range(n):
+                    of = x[(t + i) * x_step + k0 :]
+                    _add_sums(c[(t + i) * n_thin + r :], sums[i * MR :], of, a, depth, whole, k,
+                              min(MR, n_thin - r))  # fmt: skip
+
+
+@kernel
+def _add_sums(c, sums, x, a, depth, whole, k, n):
+    """c[j] += sums[j] and what is left of the dot products after whole vectors."""
+    for j in range(n):
+        rest = sums[j]
+        for i in range(whole, k):
+            rest += x[i] * a[j * depth + i]
+        c[j] += rest
+
+
+def _outer_task(frame, task, thread):
+    """COLUMNS columns of c, or rows of its transpose."""
+    c, packed, x, x_step = (
+        floats1(frame, 0),
+        floats1(frame, 1),
+        floats1(frame, 8),
+        integer(frame, 9),
+    )
+    n_thin, depth, n_columns = integer(frame, 5), integer(frame, 6), integer(frame, 10)
+    accumulate, transposed = integer(frame, 11), integer(frame, 13)
+    sums = floats2(frame, 12)[thread]
+    first = task * COLUMNS
+    n = min(COLUMNS, n_columns - first)
+    whole = n // PANEL * PANEL
+    for r in range(0, n_thin, MR):
+        group = packed[r * depth : (r + MR) * depth]
+        fill(sums[: MR * COLUMNS], np.float32(0))
+        for t in range(0, depth, MR * MR):
+            k = min(MR * MR, depth - t)
+            a, b = group.ctypes.data + t * MR * 4, x.ctypes.data + (t * x_step + first) * 4
+            for j in range(0, whole, PANEL):
+                thin_product(a, b + j * 4, x_step, sums.ctypes.data + j * 4, COLUMNS, k, 1)
+            for i in range(t, t + k):
+                for j in range(whole, n):
+                    for lane in range(MR):
+                        sums[lane * COLUMNS + j] += group[i * MR + lane] * x[i * x_step + first + j]
+        for i in range(min(MR, n_thin - r)):
+            row = sums[i * COLUMNS : i * COLUMNS + n]
+            start = first * n_thin + r + i if transposed else (r + i) * n_columns + first
+            step = n_thin if transposed else 1
+            for j in range(n):
+                c[start + j * step] = row[j] + (
+                    c[start + j * step] if accumulate else np.float32(0)
+                )
+
+
+_PACK, _ROWS, _OUTER = task_code(_pack_task), task_code(_rows_task), task_code(_outer_task)
+
+
+def rows(
+    c: np.ndarray, x: np.ndarray, x_step: int, a: np.ndarray, a_steps: tuple[int, int],
+    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
+) -> Call:  # fmt: skip
+    """c (+)= x · aᵀ; a_steps from row to row and along a row; shape (T, R, K)."""
+    n_rows, n_thin, depth = shape
+    slots = frame(
+        c, packed, a, *a_steps, n_thin, depth, False, x, x_step, n_rows, accumulate, scratch
+    )
+    pack = stage(_PACK, slots, -(-n_thin // MR) * MR)
+    return launch, (pack, stage(_ROWS, slots, -(-n_rows // ROWS)))
+
+
+def outer(
+    c: np.ndarray, g: np.ndarray, g_steps: tuple[int, int], x: np.ndarray, x_step: int,
+    shape: tuple[int, int, int], accumulate: bool, transposed: bool,
+    packed: np.ndarray, scratch: np.ndarray,
+) -> Call:  # fmt: skip
+    """c (R, K) or its transpose (+)= gᵀ · x; shape (T, R, K).
+
+    g_steps from column to column and from row to row of g, x_step from row to row.
+    """
+    depth, n_thin, n_columns = shape
+    slots = frame(
+        c, packed, g, *g_steps, n_thin, depth, True, x, x_step, n_columns, accumulate, scratch,
+        transposed,
+    )  # fmt: skip
+    pack = stage(_PACK, slots, -(-n_thin // MR) * MR)
+    return launch, (pack, stage(_OUTER, slots, -(-n_columns // COLUMNS)))
