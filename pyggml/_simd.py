@@ -3,6 +3,7 @@
 exp32(x)      e^x, at most 2 ulp; 0 below -87.3, inf above 88.37, NaN kept
 sigmoid32(x)  1 / (1 + e^-x)
 tanh32(x)     1 - 2 / (1 + e^2x), odd, with the series x - x³/3 + … near 0
+row_max(x)    the largest of one or more numbers
 """
 
 from __future__ import annotations
@@ -59,3 +60,13 @@ def tanh32(x):
     near = x * (_ONE + s * (_T1 + s * (_T2 + s * (_T3 + s * _T4))))
     far = _ONE - _TWO / (_ONE + exp32(_TWO * x))
     return near if s < np.float32(0.1) else far
+
+
+@kernel
+def row_max(x):
+    """Sought among integers of the same order: only those are compared in lanes."""
+    bits = x.view(np.int32)
+    key = np.int32(-0x80000000)
+    for j in range(bits.size):
+        key = max(key, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)

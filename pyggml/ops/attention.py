@@ -2,6 +2,7 @@
 
 flash_attn_ext(q, k, v, span)   o_i = Σ_j softmax_j(scale · q_i·k_j) v_j, span_i0 <= j < span_i1
 flash_attn_back                 dq, dk, dv; δ_i = do_i·o_i, ds = p·(do·v − δ)
+                                (with caps, sinks or a mask: pyggml.ops.attention_dense)
 
 A query sees one range of keys. That covers causal masks, sliding windows, several sequences laid
 one after the other in a batch, and a cache filled so far; memory is linear in the tokens.
@@ -16,31 +17,49 @@ import numpy as np
 
 from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import exp32
-from pyggml.dtypes import F32, I32
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN, flash
 from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.attention_dense import attention_dense
+from pyggml.ops.expect import expect_attention
 from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
 
 
-def flash_attn_ext(q: Tensor, k: Tensor, v: Tensor, span: Tensor, scale: float) -> Tensor:
+def flash_attn_ext(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    span: Tensor,
+    scale: float,
+    *,
+    logit_softcap: float = 0.0,
+    max_bias: float = 0.0,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
     sees none yields zeros. Head h uses key head h // (H / HK). float32 only.
+    logit_softcap c > 0 makes a score s into c·tanh(s / c). mask (T, S) or (n, T, S), n dividing H,
+    is added to the scores of head h as mask[h % n]; it has no gradient. max_bias > 0 is ALiBi: it
+    weighs the mask, or without one the distance from the last key seen, by each head's slope.
+    sinks (H,) take part in the softmax's sum with a score of their own; they have a gradient.
     Raises ShapeError if the shapes do not fit together.
     """
-    return FLASH_ATTN_EXT(q, k, v, span, scale=scale)
+    if not logit_softcap and not max_bias and mask is None and sinks is None:
+        return FLASH_ATTN_EXT(q, k, v, span, scale=scale)
+    return attention_dense(
+        *(q, k, v, span, scale),
+        logit_softcap=logit_softcap,
+        max_bias=max_bias,
+        mask=mask,
+        sinks=sinks,
+    )
 
 
 def _flash_spec(q: Tensor, k: Tensor, v: Tensor, span: Tensor, *, scale: float) -> Spec:
-    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}, span {span.shape}"
-    if not len(q.shape) == len(k.shape) == 3 or k.shape != v.shape or q.shape[2] != k.shape[2]:
-        raise ShapeError(f"flash_attn_ext: {shapes}; wanted (T, H, D), (S, HK, D) twice")
-    if q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
-        raise ShapeError(f"flash_attn_ext: {shapes}; wanted HK dividing H, and span (T, 2)")
-    if not q.dtype is k.dtype is v.dtype is F32 or span.dtype is not I32:
-        raise ShapeError("flash_attn_ext: wanted q, k, v in F32 and span in I32")
+    expect_attention("flash_attn_ext", q, k, v, span)
     return Spec(q.shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyggml.dtypes import F32, DType
+from pyggml.dtypes import F32, I32, DType
 from pyggml.errors import ShapeError
 from pyggml.tensor import Shape, Tensor
 
@@ -29,3 +29,14 @@ def expect_gapless(op: str, what: str, t: Tensor) -> None:
     """ShapeError if t, which the op changes in place, is a view with gaps."""
     if not t.is_contiguous:
         raise ShapeError(f"{op}: {what} is {t!r} with strides {t.strides}, wanted one without gaps")
+
+
+def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor) -> None:
+    """ShapeError unless q is (T, H, D), k and v (S, HK, D) F32 with HK | H, span (T, 2) I32."""
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}, span {span.shape}"
+    if not len(q.shape) == len(k.shape) == 3 or k.shape != v.shape or q.shape[2] != k.shape[2]:
+        raise ShapeError(f"{op}: {shapes}; wanted (T, H, D), (S, HK, D) twice")
+    if q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
+        raise ShapeError(f"{op}: {shapes}; wanted HK dividing H, and span (T, 2)")
+    if not q.dtype is k.dtype is v.dtype is F32 or span.dtype is not I32:
+        raise ShapeError(f"{op}: wanted q, k, v in F32 and span in I32")

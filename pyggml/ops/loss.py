@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
-from pyggml._simd import exp32
+from pyggml._simd import exp32, row_max
 from pyggml.dtypes import F64, I32
 from pyggml.errors import PyggmlError
 from pyggml.ggml_enums import GGMLOp
@@ -69,12 +69,8 @@ def cross_entropy_rows_back(d: Tensor, logits: Tensor, targets: Tensor, weights:
 
 @kernel
 def _top_and_sum(x):
-    """max(x) of a row, sought among integers of the same order in lanes, and Σ e^(x − max)."""
-    bits = x.view(np.int32)
-    key = np.int32(-0x80000000)
-    for j in range(bits.size):
-        key = max(key, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    top = np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+    """max(x) of a row, and Σ e^(x − max)."""
+    top = row_max(x)
     total = _ZERO
     for j in range(x.size):
         total += exp32(x[j] - top)

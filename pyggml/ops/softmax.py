@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
-from pyggml._simd import exp32
+from pyggml._simd import exp32, row_max
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect, expect_type
@@ -82,18 +82,8 @@ def _scaled(z, x, scale):
 
 
 @kernel
-def _highest(z):
-    """The maximum of a row, found among integers of the same order: those are compared in lanes."""
-    bits = z.view(np.int32)
-    top = np.int32(-0x80000000)
-    for j in range(bits.size):
-        top = max(top, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    return np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-
-
-@kernel
 def _soft_max_row(y):
-    top = np.int32(_highest(y)).view(np.float32)
+    top = row_max(y)
     if top == _MINUS_INF:
         top = _ZERO
     total = _ZERO
@@ -119,7 +109,7 @@ def _soft_max(y, x, mask, slopes, scale, has_mask):
         _soft_max_row(y[b, h, q])
 
 
-def _slopes(n_head: int, max_bias: float) -> np.ndarray:
+def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
     """ALiBi's slope of each head (n_head,) float64; ones if max_bias is not positive."""
     if max_bias <= 0:
         return np.ones(n_head)
@@ -133,7 +123,7 @@ def _soft_max_run(site: Site) -> Call:
     x = as_four(site.src[0])
     has_mask = len(site.src) > 1
     mask = as_four(site.src[1]) if has_mask else np.zeros((1, 1, 1, 1), np.float32)
-    slopes = _slopes(x.shape[1], site.node.params["max_bias"]).astype(np.float32)
+    slopes = alibi_slopes(x.shape[1], site.node.params["max_bias"]).astype(np.float32)
     scale = site.scalars[0]
     return _soft_max, (as_four(site.out), x, mask, slopes, scale, has_mask)
 
@@ -144,7 +134,7 @@ def _soft_max_ref(x: np.ndarray, *mask: np.ndarray, scale: float, max_bias: floa
     if mask:
         m = as_four(mask[0])
         m = np.tile(m, (n_batch // m.shape[0], n_head // m.shape[1], 1, 1))
-        z = z + _slopes(n_head, max_bias)[:, None, None] * m
+        z = z + alibi_slopes(n_head, max_bias)[:, None, None] * m
     top = z.max(axis=-1, keepdims=True)
     e = np.exp(z - np.where(np.isinf(top), 0, top))
     total = e.sum(axis=-1, keepdims=True)

@@ -1,0 +1,127 @@
+"""Attention with caps, sinks, masks and ALiBi against ops that are put together."""
+
+import numpy as np
+import pytest
+
+from pyggml import ops
+from pyggml.alloc import plan
+from pyggml.backward import build_backward
+from pyggml.errors import ShapeError
+from pyggml.graph import Graph
+from pyggml.ops.attention_blocks import ROWS
+from pyggml.ops.attention_dense import attention_dense
+from pyggml.runtime import run
+from pyggml.tensor import leaf, zeros
+
+
+def numbers(rng, *shape):
+    return leaf(rng.standard_normal(shape).astype(np.float32))
+
+
+def causal(n_queries, n_keys, width=10**6):
+    last = np.arange(n_keys - n_queries, n_keys) + 1
+    span = np.stack([np.maximum(last - width, 0), last], axis=1)
+    return leaf(span.astype(np.int32), "span")
+
+
+def composed(q, k, v, span, scale, cap):
+    """softmax(cap · tanh(scale/cap · q·kᵀ) + mask)·v of ops that store every score."""
+    j = np.arange(k.shape[0])
+    seen = (span.data[:, :1] <= j) & (j < span.data[:, 1:])
+    mask = leaf(np.where(seen, 0, -np.inf).astype(np.float32))
+    q, k, v = (ops.permute(t, (1, 0, 2)) for t in (q, k, v))
+    scores = ops.scale(ops.mul_mat(k, q), scale / cap)
+    p = ops.soft_max(ops.scale(ops.tanh(scores), cap), mask)
+    return ops.permute(ops.mul_mat(ops.transpose(v), p), (1, 0, 2))
+
+
+@pytest.mark.parametrize("n, heads, width", [(3, 1, 99), (61, 2, 20), (ROWS + 9, 4, 10**6)])
+def test_a_cap_is_what_tanh_between_two_scales_is(rng, n, heads, width):
+    q, k, v = numbers(rng, n, heads, 16), numbers(rng, n, 1, 16), numbers(rng, n, 1, 16)
+    span, seed = causal(n, n, width), numbers(rng, n, heads, 16)
+    fused = ops.flash_attn_ext(q, k, v, span, 0.7, logit_softcap=1.7)
+    plain = composed(q, k, v, span, 0.7, 1.7)
+    results = [run(out, *build_backward(out, [q, k, v], seed)) for out in (fused, plain)]
+    for found, wanted in zip(*results, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_without_extras_it_is_flash_attention(rng):
+    q, k, v = numbers(rng, 70, 4, 24), numbers(rng, 70, 2, 24), numbers(rng, 70, 2, 24)
+    span, seed = causal(70, 70, 30), numbers(rng, 70, 4, 24)
+    both = (ops.flash_attn_ext(q, k, v, span, 0.2), attention_dense(q, k, v, span, 0.2))
+    results = [run(out, *build_backward(out, [q, k, v], seed)) for out in both]
+    for wanted, found in zip(*results, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_alibi_needs_no_mask_where_attention_is_causal(rng):
+    q, k, v, span = *(numbers(rng, 21, 6, 8) for _ in "qkv"), causal(21, 21)
+    far = np.arange(21)[None] - np.arange(21)[:, None]
+    mask = leaf(np.where(far <= 0, far, -np.inf).astype(np.float32))
+    found, wanted = run(
+        ops.flash_attn_ext(q, k, v, span, 0.3, max_bias=8.0),
+        ops.flash_attn_ext(q, k, v, span, 0.3, max_bias=8.0, mask=mask),
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_query_alone_gives_what_it_gives_among_others(rng):
+    """The way for few queries against the way through products, each extra in use."""
+    q, k, v = numbers(rng, 30, 4, 16), numbers(rng, 30, 2, 16), numbers(rng, 30, 2, 16)
+    mask, sinks = numbers(rng, 30, 30), numbers(rng, 4)
+    extras = {"logit_softcap": 3.0, "sinks": sinks, "max_bias": 4.0}
+    (together,) = run(ops.flash_attn_ext(q, k, v, causal(30, 30), 0.5, mask=mask, **extras))
+    for i in (0, 29):
+        own = leaf(q.data[i : i + 1]), k, v, leaf(causal(30, 30).data[i : i + 1])
+        row = leaf(mask.data[i : i + 1])
+        (alone,) = run(ops.flash_attn_ext(*own, 0.5, mask=row, **extras))
+        np.testing.assert_allclose(alone[0], together[i], atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 40])
+def test_a_sink_far_above_every_score_takes_everything_and_one_far_below_nothing(rng, n):
+    q, k, v = (numbers(rng, n, 2, 8) for _ in "qkv")
+    sinks = leaf(np.array([80, -np.inf], np.float32))
+    found, wanted = run(
+        ops.flash_attn_ext(q, k, v, causal(n, n), 1.0, sinks=sinks),
+        ops.flash_attn_ext(q, k, v, causal(n, n), 1.0),
+    )
+    np.testing.assert_allclose(found[:, 0], 0, atol=1e-20)
+    np.testing.assert_allclose(found[:, 1], wanted[:, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 40])
+def test_a_row_masked_whole_is_zero_and_has_no_gradient(rng, n):
+    q, k, v = (numbers(rng, n, 2, 8) for _ in "qkv")
+    mask = zeros((n, n))
+    mask.data[1] = -np.inf
+    out = ops.flash_attn_ext(q, k, v, causal(n, n), 1.0, mask=mask)
+    found, dq = run(out, *build_backward(out, [q]))
+    assert not found[1].any() and not dq[1].any()
+    assert np.isfinite(found).all() and np.isfinite(dq).all() and found[0].any()
+
+
+def test_scores_are_never_held_for_all_queries():
+    """2048 queries of 8 heads on 2048 keys: 128 MiB of scores, of which a few are there at once."""
+    q, k, v = zeros((2048, 8, 32)), zeros((2048, 8, 32)), zeros((2048, 8, 32))
+    out = ops.flash_attn_ext(q, k, v, causal(2048, 2048), 1.0, logit_softcap=50.0)
+    grads = build_backward(out, [q, k, v], zeros(out.shape))
+    assert plan(Graph.of(*grads)).n_bytes < 32 * 2**20
+
+
+Q, SPAN = zeros((5, 4, 8)), causal(5, 5)
+
+
+@pytest.mark.parametrize(
+    "extras, sentence",
+    [
+        ({"mask": zeros((5, 4))}, "mask is .*wanted .n, .5, 5"),
+        ({"mask": zeros((3, 5, 5))}, "n dividing 4 heads"),
+        ({"sinks": zeros((5,))}, "sinks is .*wanted F32.4."),
+        ({"logit_softcap": -1.0}, "cap -1.0"),
+    ],
+)
+def test_misfits_are_refused(extras, sentence):
+    with pytest.raises(ShapeError, match=sentence):
+        ops.flash_attn_ext(Q, Q, Q, SPAN, 1.0, **extras)
