@@ -5,7 +5,6 @@ and writes one token, so that every kernel that these need lies compiled on the 
 from __future__ import annotations
 
 import tempfile
-from math import prod
 from pathlib import Path
 from time import perf_counter
 
@@ -19,7 +18,7 @@ from pyggml.cli.show import say, span
 from pyggml.dtypes import F32
 from pyggml.generation import Session
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
-from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import requantize
 
@@ -55,12 +54,7 @@ def _write(path: Path, architecture: str) -> None:
     rng = np.random.default_rng(0)
     metadata = small_metadata(ARCHITECTURES[architecture])
     tensors = [
-        (
-            name,
-            F32,
-            spec.shape,
-            rng.standard_normal(prod(spec.shape), np.float32).reshape(spec.shape),
-        )
+        (name, F32, spec.shape, draw(name, spec.shape, rng))
         for name, spec in tensors_of(metadata, _N_VOCAB).items()
         if name != "output.bias"
     ]

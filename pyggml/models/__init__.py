@@ -6,7 +6,7 @@ from pyggml.models.build import Parts, build, build_loss, compose, read
 from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
 from pyggml.models.net import Cache, Inputs, LoraPair, LoraPairs, Net
-from pyggml.models.small import small_metadata, tensors_of
+from pyggml.models.small import draw, small_metadata, tensors_of
 
 __all__ = [
     "ARCHITECTURES",
@@ -22,6 +22,7 @@ __all__ = [
     "build",
     "build_loss",
     "compose",
+    "draw",
     "read",
     "small_metadata",
     "tensors_of",

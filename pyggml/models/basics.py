@@ -93,15 +93,17 @@ def read_basics(
     rope: str | None,
     layer_norm: tuple[str, ...] | None = None,
     packed: bool = False,
+    least_heads: int = 1,
 ) -> Basics:
     """What a file says of the usual parts.
 
     rope         "normal", "neox" or None
     layer_norm   the tensors that layer norms have, None for RMS norms
     packed       q, k and v are expected in one matrix; a file that has it the other way is obeyed
+    least_heads  0 where a layer may be without attention
     """
     c = read_config(r)
-    heads = read_heads(r, c)
+    heads = read_heads(r, c, least_heads)
     norm: Callable[[str], Norm]
     if layer_norm is None:
         norm = partial(RmsNorm, size=c.n_embd, eps=rms_eps(r))

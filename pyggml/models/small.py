@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from pyggml.models.architecture import Architecture
 from pyggml.models.build import compose
 from pyggml.models.weights import Tensors
+from pyggml.tensor import Shape
 
 _COMMON: Mapping[str, object] = {
     "context_length": 64,
@@ -32,3 +35,10 @@ def small_metadata(
 def tensors_of(metadata: Mapping[str, object], n_vocab: int) -> Tensors:
     """Every tensor that a model file with this metadata must or may hold."""
     return compose(metadata.get, {"token_embd.weight": (n_vocab, 0)}, "metadata").tensors()
+
+
+def draw(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """Random float32 for a tensor of a small model: rates of growth are negative, so that states
+    decay as they do in trained models."""
+    array = rng.standard_normal(shape, np.float32)
+    return -np.abs(array) if name.endswith("ssm_a") else array

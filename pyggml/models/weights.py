@@ -21,23 +21,25 @@ class TensorSpec:
     """A tensor that a file must hold, or may if it is optional.
 
     linear: a matrix that is used through Net.linear alone, so that adapters can update it.
+    unpacked: copied as F32 like a vector, as it is small and no matrix product uses it.
     """
 
     shape: Shape
     optional: bool = False
     linear: bool = False
+    unpacked: bool = False
 
 
 # Full name in the file, such as "blk.0.attn_q.weight" -> what it must be.
 Tensors = Mapping[str, TensorSpec]
 
 
-def matrix(name: str, n_out: int, n_in: int) -> Tensors:
-    """A matrix for Net.linear, and the bias that it may have."""
-    return {
-        f"{name}.weight": TensorSpec((n_out, n_in), linear=True),
-        f"{name}.bias": TensorSpec((n_out,), optional=True),
-    }
+def matrix(name: str, n_out: int, n_in: int, bias: bool | None = None) -> Tensors:
+    """A matrix for Net.linear, and the bias that it has, has not or (None) may have."""
+    found = {f"{name}.weight": TensorSpec((n_out, n_in), linear=True)}
+    if bias is not False:
+        found[f"{name}.bias"] = TensorSpec((n_out,), optional=bias is None)
+    return found
 
 
 def merged(tensors: Iterable[Tensors]) -> Tensors:
@@ -64,17 +66,17 @@ def read_weights(file: GGUFFile, tensors: Tensors) -> Weights:
         elif info.dtype.name not in QUANTS:
             faults.append(f"{name} has type {info.dtype}, known are {', '.join(QUANTS)}")
         else:
-            weights[name] = _leaf(file, name)
+            weights[name] = _leaf(file, name, spec.unpacked)
     if faults:
         shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" * (len(faults) > 20))
         raise ModelError(f"{file.path}: {shown}")
     return weights
 
 
-def _leaf(file: GGUFFile, name: str) -> Tensor:
+def _leaf(file: GGUFFile, name: str, unpacked: bool) -> Tensor:
     info, data = file.tensors[name], file.data(name)
-    if len(info.shape) > 1:
+    if len(info.shape) > 1 and not unpacked:
         return leaf(data, name, info.dtype)
-    if info.dtype in (F32, F16, BF16):
+    if unpacked or info.dtype in (F32, F16, BF16):
         return leaf(np.array(dequantize(data, info.dtype.name), np.float32), name)
     raise ModelError(f"{file.path}: the vector {name} has type {info.dtype}, wanted a float type")

@@ -14,6 +14,7 @@ from pyggml.ops.activation import (
     softplus,
     tanh,
 )
+from pyggml.ops.after import after
 from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.attention import flash_attn_ext
 from pyggml.ops.delta_net import gated_delta_net
@@ -70,6 +71,7 @@ __all__ = [
     "add",
     "add1",
     "add_inplace",
+    "after",
     "argmax",
     "ceil",
     "clamp",

@@ -8,7 +8,7 @@ import pytest
 
 from pyggml import gguf
 from pyggml.dtypes import F32
-from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
 FULL = Path(__file__).parents[2] / "../shared/fixtures"
@@ -50,7 +50,10 @@ def metadata(architecture, sizes):
         "attention.head_count_kv": sizes["n_kv"],
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
-    return small_metadata(ARCHITECTURES[architecture], keys)
+    own = ARCHITECTURES[architecture].example
+    return small_metadata(
+        ARCHITECTURES[architecture], {k: v for k, v in keys.items() if k not in own}
+    )
 
 
 def shapes(metadata, n_vocab):
@@ -71,8 +74,7 @@ def tiny(tmp_path):
         for name, shape in wanted.items():
             if shape is not None:  # numbers depend on the name only
                 rng = np.random.default_rng(crc32(name.encode()))
-                array = rng.standard_normal(shape).astype(np.float32)
-                sources.append((name, F32, shape, array))
+                sources.append((name, F32, shape, draw(name, shape, rng)))
         path = tmp_path / f"{architecture}.gguf"
         gguf.write(path, {k: v for k, v in values.items() if v is not None}, sources)
         return path

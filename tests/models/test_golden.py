@@ -18,7 +18,7 @@ from pyggml.runtime import run
 from pyggml.tensor import leaf
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]
-ARCHITECTURES += ["granite", "olmo2", "phi3", "smollm3"]
+ARCHITECTURES += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
 # llama.cpp computed Q8_0_exact and Q4_K_M_exact, and takes a GELU from a table of halves: with that
 # table, gpt2 in float64 comes to 1.3e-9 of it, without to 9.6e-8.
@@ -32,7 +32,7 @@ def nmse(found, wanted):
 
 
 @pytest.mark.parametrize("kind", list(EXACT))
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mamba"])
 def test_logits(architecture, kind, golden_file, golden):
     model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"), compute="f32")
     wanted = golden(architecture)
@@ -110,4 +110,4 @@ def test_the_committed_part_is_a_part_of_the_full_set(file, shared):
 
 def test_the_committed_part_is_small():
     sizes = [f.stat().st_size for f in COMMITTED.parent.rglob("*") if f.is_file()]
-    assert sum(sizes) < 6_000_000
+    assert sum(sizes) < 15_000_000

@@ -4,7 +4,10 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.architectures.gemma import GEMMA, GEMMA3
 from pyggml.models.architectures.gpt2 import GPT2
 from pyggml.models.architectures.granite import GRANITE
+from pyggml.models.architectures.lfm2 import LFM2
 from pyggml.models.architectures.llama import LLAMA
+from pyggml.models.architectures.mamba import MAMBA
+from pyggml.models.architectures.mamba2 import MAMBA2
 from pyggml.models.architectures.olmo import OLMO, OLMO2
 from pyggml.models.architectures.phi3 import PHI3
 from pyggml.models.architectures.qwen2 import QWEN2
@@ -25,5 +28,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         OLMO2,
         PHI3,
         SMOLLM3,
+        LFM2,
+        MAMBA,
+        MAMBA2,
     )
 }

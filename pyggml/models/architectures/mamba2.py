@@ -1,0 +1,122 @@
+"""mamba2: Mamba 2. No attention; heads have a state (P × N) that decays as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.block import residual
+from pyggml.models.config import Reader, read_config, rms_eps
+from pyggml.models.decoder import Decoder
+from pyggml.models.net import Net
+from pyggml.models.norm import RmsNorm
+from pyggml.models.part import Part
+from pyggml.models.recurrent import CausalConv, initial, kept
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.ops import add, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
+from pyggml.tensor import Shape, Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2(Part):
+    """ssm_out(norm(silu(z) · (scan(x) + d · x))), the norm over each of n_groups groups.
+
+    ssm_in makes the gate z, what goes through the convolution (x, B, C), and dt.
+    """
+
+    n_embd: int
+    n_inner: int
+    n_state: int
+    n_head: int
+    n_groups: int
+    width: int
+    eps: float
+
+    @property
+    def _conv(self) -> CausalConv:
+        n = self.n_inner + 2 * self.n_groups * self.n_state
+        return CausalConv("ssm_conv1d", n, self.width, bias=True)
+
+    @property
+    def _state(self) -> Shape:
+        return self.n_head, self.n_inner // self.n_head, self.n_state
+
+    def tensors(self, at: str) -> Tensors:
+        n, h, groups = self.n_inner, self.n_head, self.n_groups
+        return merged(
+            [
+                matrix(f"{at}ssm_in", n + self._conv.n + h, self.n_embd, bias=False),
+                self._conv.tensors(at),
+                {f"{at}ssm_dt.bias": TensorSpec((h,))},
+                {f"{at}ssm_{x}": TensorSpec((h, 1), unpacked=True) for x in "ad"},
+                {f"{at}ssm_norm.weight": TensorSpec((groups, n // groups), unpacked=True)},
+                matrix(f"{at}ssm_out", self.n_embd, n, bias=False),
+            ]
+        )
+
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+        return {**self._conv.state(at, n_ctx), f"{at}ssm_state": self._state}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        n_tokens, n = x.shape[0], self.n_inner
+        z, xbc, dt = split(net.linear(f"{at}ssm_in", x), (n, self._conv.n, self.n_head))
+        dt = add(dt, net.weights[f"{at}ssm_dt.bias"])
+        y = self._scan(net, at, silu(self._conv(net, at, xbc)), dt)
+        y = reshape(swiglu(z, reshape(y, (n_tokens, n))), (n_tokens, self.n_groups, -1))
+        y = mul(rms_norm(y, self.eps), net.weights[f"{at}ssm_norm.weight"])
+        return net.linear(f"{at}ssm_out", reshape(y, (n_tokens, n)))
+
+    def _scan(self, net: Net, at: str, xbc: Tensor, dt: Tensor) -> Tensor:
+        """(T, heads, P): the selective scan plus d · x."""
+        n_tokens, groups = xbc.shape[0], self.n_groups * self.n_state
+        x, b, c = split(xbc, (self.n_inner, groups, groups))
+        x = reshape(x, (n_tokens, *self._state[:2]))
+        y = ssm_scan(
+            initial(net, f"{at}ssm_state", self._state),
+            x,
+            dt,
+            net.weights[f"{at}ssm_a"],
+            reshape(b, (n_tokens, self.n_groups, self.n_state)),
+            reshape(c, (n_tokens, self.n_groups, self.n_state)),
+            net.inputs.positions,
+        ).named(f"{at}ssm_scan")
+        return add(kept(net, f"{at}ssm_state", y), mul(x, net.weights[f"{at}ssm_d"]))
+
+
+def _decoder(r: Reader) -> Decoder:
+    c, eps = read_config(r), rms_eps(r)
+    n_inner = r.count("ssm.inner_size", most=1 << 17)
+    n_head = r.count("ssm.time_step_rank", most=1 << 16)
+    groups = r.count("ssm.group_count", most=1 << 12)
+    if n_inner % n_head or n_inner % groups or n_head % groups:
+        r.faults.append(
+            f"ssm.inner_size {n_inner}, time_step_rank {n_head} and group_count {groups}: wanted "
+            "heads that divide the inner size, and groups that divide the heads"
+        )
+        n_head = groups = 1
+    mixer = Mamba2(
+        n_embd=c.n_embd,
+        n_inner=n_inner,
+        n_state=r.count("ssm.state_size", most=1 << 12),
+        n_head=n_head,
+        n_groups=groups,
+        width=r.count("ssm.conv_kernel", least=2, most=64),
+        eps=eps,
+    )
+    block = residual(RmsNorm("attn_norm", c.n_embd, eps), mixer)
+    norm = RmsNorm("output_norm", c.n_embd, eps)
+    return Decoder(config=c, blocks=(block,) * c.n_layer, norm=norm)
+
+
+MAMBA2 = Architecture(
+    "mamba2",
+    _decoder,
+    {
+        "ssm.inner_size": 512,
+        "ssm.state_size": 16,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 2,
+        "ssm.conv_kernel": 4,
+    },
+)

@@ -1,0 +1,54 @@
+"""What recurrent parts share: states that live in the cache, and the short causal convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.models.net import Net
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, TensorSpec
+from pyggml.ops import add, after, set_rows, ssm_conv
+from pyggml.tensor import Shape, Tensor, leaf, zeros
+
+
+def initial(net: Net, name: str, shape: Shape) -> Tensor:
+    """The state that a run begins with: the cache's, or zeros."""
+    if net.cache is not None:
+        return net.cache.state[name]
+    return net.once(("zeros", shape), lambda: zeros(shape, name="no state"))
+
+
+def kept(net: Net, name: str, y: Tensor) -> Tensor:
+    """y, the result of a recurrent op; with a cache, once the state it leaves is kept there."""
+    if net.cache is None:
+        return y
+    state = net.cache.state[name]
+    rows = leaf(np.arange(state.shape[0], dtype=np.int32), "all rows")
+    return after(y, set_rows(state, y.saved[0], rows))
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConv(Part):
+    """A convolution of each of n channels with the last `width` tokens, plus a bias."""
+
+    name: str
+    n: int
+    width: int
+    bias: bool
+
+    def tensors(self, at: str) -> Tensors:
+        found = {f"{at}{self.name}.weight": TensorSpec((self.n, self.width), unpacked=True)}
+        return found | ({f"{at}{self.name}.bias": TensorSpec((self.n,))} if self.bias else {})
+
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+        return {f"{at}{self.name}.state": (self.width - 1, self.n)}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        name = f"{at}{self.name}"
+        state = initial(net, f"{name}.state", (self.width - 1, self.n))
+        y = ssm_conv(state, x, net.weights[f"{name}.weight"], net.inputs.positions)
+        y = kept(net, f"{name}.state", y.named(name))
+        return add(y, net.weights[f"{name}.bias"]) if self.bias else y

@@ -1,0 +1,49 @@
+"""Order without data: a result that is only there once others are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.layout import no_kernel
+from pyggml.tensor import STRIDED, Memory, Sample, Spec, Tensor, op
+
+
+def after(x: Tensor, *done: Tensor) -> Tensor:
+    """x, a view, in a graph that computes `done` too, such as writes into a cache.
+
+    ggml has no such op: there, ggml_build_forward_expand is called for what must be done.
+    """
+    return AFTER(x, *done)
+
+
+def _after_spec(x: Tensor, *done: Tensor) -> Spec:
+    return Spec(x.shape, x.dtype, x.strides)
+
+
+def _after_ref(x: np.ndarray, *done: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _after_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return (dy, *(None for _ in node.src[1:]))
+
+
+def _after_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shapes in [((1,),), ((3, 8), (2, 2)), ((2, 3, 5), (1,), (4, 2))]:
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+AFTER = op(
+    name="after",
+    ggml=GGMLOp.VIEW,
+    spec=_after_spec,
+    run=no_kernel,
+    ref=_after_ref,
+    grad=_after_grad,
+    samples=_after_samples,
+    memory=Memory.VIEW,
+    needs=STRIDED,
+)
