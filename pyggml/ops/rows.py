@@ -1,44 +1,50 @@
 """Rows picked out of a table by number, and rows written into one.
 
-get_rows        y[i]        = table[ids[i]], unpacked to float32
-get_rows_back   dtable[j]   = Σ dy[i] over all i with ids[i] = j
-set_rows        dst[ids[i]] = src[i], in dst's own memory
+get_rows        y[b, i]             = table[b, ids[b, i]], unpacked to float32
+get_rows_back   dtable[b, j]        = Σ dy[b, i] over all i with ids[b, i] = j
+set_rows        dst[b, ids[b, i]]   = src[b, i], in dst's own memory
 
-The ids are data, known only when the graph runs: they are checked then, before any row is touched.
+b counts batches, of which there may be any number of axes or none; ids with fewer batches are used
+again for the others. Ids are data, known only when the graph runs: they are checked then, before
+any row is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
-from pyggml._jit import BlockCode
-from pyggml.dtypes import F16, F32, I32
+from pyggml._jit import JIT, BlockCode, kernel
+from pyggml.dtypes import F16, F32, I32, I64, DType
 from pyggml.errors import PyggmlError, ShapeError
+from pyggml.gemm.microkernel import call_block
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.expect import expect, expect_axes, expect_gapless, expect_type
+from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, op, zeros
+from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op, zeros
 
 
 def get_rows(table: Tensor, ids: Tensor) -> Tensor:
-    """(*ids.shape, n) F32: the rows of table (n_rows, n), of any type, that ids (I32) name.
+    """(*batch, *m, n) F32: the rows of table (*batch, n_rows, n), of any type, that ids name.
 
-    Running it raises PyggmlError if an id is not a row of the table.
+    ids (*batch, *m) I32 or I64; its first axes may also divide those of the batch (ggml GET_ROWS).
+    An I32 table gives I32 rows. Running it raises PyggmlError if an id is not a row of the table.
     """
     return GET_ROWS(table, ids)
 
 
-def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int) -> Tensor:
-    """(n_rows, n) F32: d(loss)/d(table) of get_rows, dy (*ids.shape, n); others 0."""
-    return GET_ROWS_BACK(dy, ids, n_rows=n_rows)
+def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape = ()) -> Tensor:
+    """(*batch, n_rows, n) F32: d(loss)/d(table) of get_rows, dy (*batch, *m, n); others 0."""
+    return GET_ROWS_BACK(dy, ids, n_rows=n_rows, batch=tuple(batch))
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
-    """dst (n_rows, ...) F32 or F16 with src (n, ...) F32 written to the rows ids (n,) I32 name.
+    """dst (*batch, n_rows, *row) F32 or F16 with src (*batch, m, *row) F32 in the rows ids name.
 
+    ids (*batch, m) I32 or I64 says how many axes of batches there are (ggml SET_ROWS).
     The result is dst's memory: who needs the new rows must read the result, not dst, so that it
     runs later. Running it raises PyggmlError if an id is no row of dst or is named twice.
     """
@@ -46,51 +52,107 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
     return SET_ROWS(dst, src, ids)
 
 
-def _check_ids(op_name: str, ids: np.ndarray, n_rows: int) -> None:
+def _expect_ids(name: str, ids: Tensor) -> None:
+    if ids.dtype is not I64:
+        expect_type(name, "ids", ids, I32)
+
+
+def _check_batch(name: str, ids: Tensor, batch: Shape) -> None:
+    first = ids.shape[: len(batch)]
+    if len(first) < len(batch) or any(i == 0 or n % i for n, i in zip(batch, first, strict=True)):
+        raise ShapeError(f"{name}: ids is {ids!r}, whose first axes do not divide {list(batch)}")
+
+
+def _row_numbers(op_name: str, ids: np.ndarray, batch: Shape, n_rows: int) -> np.ndarray:
+    """Which row of all batches laid one after the other each id means, (n,) int64."""
     if ids.size and (ids.min() < 0 or ids.max() >= n_rows):
         wrong = ids[(ids < 0) | (ids >= n_rows)].reshape(-1)[0]
         raise PyggmlError(f"{op_name}: id {wrong} is none of the {n_rows} rows")
+    if not batch:
+        return ids.reshape(-1).astype(np.int64)
+    counts = [n // i for n, i in zip(batch, ids.shape, strict=False)]
+    spread = np.tile(ids, (*counts, *(1,) * (ids.ndim - len(batch)))).reshape(prod(batch), -1)
+    return (spread + n_rows * np.arange(len(spread))[:, None]).reshape(-1)
 
 
 # -- get_rows -----------------------------------------------------------------------------------
 
 
 def _get_rows_spec(table: Tensor, ids: Tensor) -> Spec:
-    expect_axes("get_rows", "table", table, 2)
-    expect_type("get_rows", "ids", ids, I32)
-    if table.dtype.name not in QUANTS:
+    _expect_ids("get_rows", ids)
+    if len(table.shape) < 2:
+        raise ShapeError(f"get_rows: table is {table!r}, wanted 2 or more axes")
+    *batch, _, n = table.shape
+    _check_batch("get_rows", ids, tuple(batch))
+    if table.dtype.name not in QUANTS and table.dtype is not I32:
         raise ShapeError(f"get_rows: rows of {table!r} cannot be unpacked")
-    return Spec((*ids.shape, table.shape[1]))
+    shape = (*batch, *ids.shape[len(batch) :], n)
+    return Spec(shape, I32 if table.dtype is I32 else F32)
 
 
-def _gather(
-    out: np.ndarray, table: np.ndarray, ids: np.ndarray, unpack: BlockCode, n_blocks: int
+@kernel
+def _gather(out, table, numbers, unpack, n_blocks):
+    for i in range(numbers.size):
+        call_block(unpack, out[i].ctypes.data, table[numbers[i]].ctypes.data, n_blocks)
+
+
+def _gather_or_loop(
+    out: np.ndarray,
+    table: np.ndarray,
+    ids: np.ndarray,
+    batch: Shape,
+    unpack: BlockCode,
+    n_blocks: int,
 ) -> None:
-    _check_ids("get_rows", ids, table.shape[0])
-    for row, i in zip(out, ids, strict=True):
-        unpack(row, table[i], n_blocks)
+    numbers = _row_numbers("get_rows", ids, batch, len(table) // prod(batch))
+    if JIT:
+        _gather(out, table, numbers, unpack.address, n_blocks)
+    else:
+        for row, i in zip(out, numbers, strict=True):
+            unpack(row, table[i], n_blocks)
+
+
+def _unpacker(dtype: DType) -> BlockCode:
+    """I32 numbers are moved as the 32 bits that they are."""
+    return QUANTS["F32" if dtype is I32 else dtype.name].unpack
 
 
 def _get_rows_run(site: Site) -> Call:
     table, ids = site.src
     dtype = site.node.src[0].dtype
     n = site.node.shape[-1]
-    out, packed = site.out.reshape(ids.size, n), table.view(np.uint8)
-    return _gather, (out, packed, ids.reshape(-1), QUANTS[dtype.name].unpack, n // dtype.block)
+    packed = table.view(np.uint8).reshape(-1, dtype.row_bytes(n))
+    out = site.out.view(np.float32).reshape(-1, n)
+    return _gather_or_loop, (out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block)
+
+
+def _picked(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A table as rows of all its batches, and what ids mean in it, in the result's shape."""
+    *batch, n_rows, n = table.shape
+    shape = (*batch, *ids.shape[len(batch) :])
+    numbers = _row_numbers("get_rows", ids, tuple(batch), n_rows).reshape(shape)
+    return table.reshape(-1, n), numbers
 
 
 def _get_rows_ref(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    return np.asarray(table[ids])
+    every_row, numbers = _picked(table, ids)
+    return np.asarray(every_row[numbers])
 
 
 def _get_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     table, ids = node.src
-    return get_rows_back(dy, ids, table.shape[0]), None
+    if table.dtype is I32:
+        return None, None
+    return get_rows_back(dy, ids, table.shape[-2], table.shape[:-2]), None
 
 
 def _get_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, ids in [((1, 1), [0]), ((6, 33), [5, 0, 0, 3]), ((4, 8), [[1, 2], [1, 1]])]:
         yield Sample((rng.standard_normal(shape), np.array(ids, np.int32)))
+    batched: list[tuple[Shape, Shape]] = [((3, 5, 1), (3, 2)), ((2, 3, 4, 6), (2, 1, 7))]
+    for table, wanted in batched:
+        drawn = rng.integers(0, table[-2], wanted, np.int32)
+        yield Sample((rng.standard_normal(table), drawn))
 
 
 GET_ROWS = op(
@@ -108,28 +170,38 @@ GET_ROWS = op(
 # -- get_rows_back ------------------------------------------------------------------------------
 
 
-def _get_rows_back_spec(dy: Tensor, ids: Tensor, n_rows: int) -> Spec:
-    expect_type("get_rows_back", "ids", ids, I32)
-    expect("get_rows_back", "dy", dy, (*ids.shape, *dy.shape[-1:]))
-    return Spec((n_rows, dy.shape[-1]))
+def _get_rows_back_spec(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape) -> Spec:
+    _expect_ids("get_rows_back", ids)
+    _check_batch("get_rows_back", ids, batch)
+    expect("get_rows_back", "dy", dy, (*batch, *ids.shape[len(batch) :], *dy.shape[-1:]))
+    return Spec((*batch, n_rows, dy.shape[-1]))
 
 
-def _scatter(table: np.ndarray, dy: np.ndarray, ids: np.ndarray) -> None:
+@kernel
+def _add_rows(table, dy, numbers):
     """In the order of ids, so that the sum is the same in every run."""
-    _check_ids("get_rows_back", ids, table.shape[0])
-    table.fill(0)
-    for row, i in zip(dy, ids, strict=True):
-        table[i] += row
+    table[:] = 0
+    for i in range(numbers.size):
+        row, part = table[numbers[i]], dy[i]
+        for j in range(part.size):
+            row[j] += part[j]
+
+
+def _scatter(table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int) -> None:
+    _add_rows(table, dy, _row_numbers("get_rows_back", ids, batch, n_rows))
 
 
 def _get_rows_back_run(site: Site) -> Call:
     dy, ids = site.src
-    return _scatter, (site.out, dy.reshape(ids.size, dy.shape[-1]), ids.reshape(-1))
+    n = dy.shape[-1]
+    p = site.node.params
+    return _scatter, (site.out.reshape(-1, n), dy.reshape(-1, n), ids, p["batch"], p["n_rows"])
 
 
-def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int) -> np.ndarray:
-    table = np.zeros((n_rows, dy.shape[-1]))
-    np.add.at(table, ids, dy)
+def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int, batch: Shape) -> np.ndarray:
+    table = np.zeros((*batch, n_rows, dy.shape[-1]))
+    every_row, numbers = _picked(table, ids)
+    np.add.at(every_row, numbers, dy)
     return table
 
 
@@ -140,8 +212,9 @@ def _get_rows_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
 def _get_rows_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for s in _get_rows_samples(rng):
         table, ids = s.arrays
-        dy = rng.standard_normal((*ids.shape, table.shape[1]))
-        yield Sample((dy, ids), {"n_rows": table.shape[0]})
+        *batch, n_rows, n = table.shape
+        dy = rng.standard_normal((*batch, *ids.shape[len(batch) :], n))
+        yield Sample((dy, ids), {"n_rows": n_rows, "batch": tuple(batch)})
 
 
 GET_ROWS_BACK = op(
@@ -162,47 +235,61 @@ GET_ROWS_BACK = op(
 def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
     if dst.dtype not in (F32, F16):
         raise ShapeError(f"set_rows: dst is {dst!r}, wanted F32 or F16")
-    expect_type("set_rows", "ids", ids, I32)
-    expect_axes("set_rows", "ids", ids, 1)
-    expect("set_rows", "src", src, (*ids.shape, *dst.shape[1:]))
+    _expect_ids("set_rows", ids)
+    n_batch = len(ids.shape) - 1
+    if not 0 <= n_batch < len(dst.shape):
+        raise ShapeError(f"set_rows: ids is {ids!r}, wanted 1 to {len(dst.shape)} axes")
+    batch, row = dst.shape[:n_batch], dst.shape[n_batch + 1 :]
+    _check_batch("set_rows", ids, batch)
+    expect("set_rows", "src", src, (*batch, ids.shape[-1], *row))
     return Spec(dst.shape, dst.dtype)
 
 
-def _overwrite(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> None:
-    _check_ids("set_rows", ids, dst.shape[0])
-    numbers, counts = np.unique(ids, return_counts=True)
-    if numbers.size < ids.size:
-        raise PyggmlError(f"set_rows: id {numbers[counts > 1][0]} is named twice")
-    dst[ids] = src
+def _overwrite(
+    dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int
+) -> None:
+    numbers = _row_numbers("set_rows", ids, batch, n_rows)
+    found, counts = np.unique(numbers, return_counts=True)
+    if found.size < numbers.size:
+        raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
+    dst[numbers] = src
 
 
 def _set_rows_run(site: Site) -> Call:
     _, src, ids = site.src
-    return _overwrite, (site.out, src, ids)
+    shape = site.out.shape
+    batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
+    n = prod(batch) * ids.shape[-1]
+    return _overwrite, (site.out.reshape(-1, row), src.reshape(n, row), ids, batch, n_rows)
 
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
     out = dst.copy()
-    out[ids] = src
+    batch = dst.shape[: ids.ndim - 1]
+    for b in np.ndindex(*batch):
+        own = tuple(i % n for i, n in zip(b, ids.shape[:-1], strict=True))
+        out[b][ids[own]] = src[b]
     return out
 
 
 def _set_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """src's is what arrived at its rows, dst's what arrived at all others."""
     _, src, ids = node.src
-    n_rows = dy.shape[0]
-    flat_dy = reshape(dy, (n_rows, dy.n_elements // n_rows))
-    return (
-        set_rows(dup(dy), zeros(src.shape, F32), ids),
-        reshape(get_rows(flat_dy, ids), src.shape),
-        None,
-    )
+    kept = set_rows(dup(dy), zeros(src.shape, F32), ids)
+    first = dy.shape[: len(ids.shape)]
+    rows = reshape(dy, (*first, dy.n_elements // prod(first)))
+    return kept, reshape(get_rows(rows, ids), src.shape), None
 
 
 def _set_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, ids in [((1, 1), [0]), ((6, 33), [5, 0, 3]), ((4, 2, 8), [1, 2])]:
-        src = rng.standard_normal((len(ids), *shape[1:]))
-        yield Sample((rng.standard_normal(shape), src, np.array(ids, np.int32)))
+    cases: list[tuple[Shape, Shape]] = [((1, 1), (1,)), ((6, 33), (3,)), ((4, 2, 8), (2,))]
+    cases += [((3, 5, 4), (3, 2)), ((4, 2, 6, 3), (2, 1, 4)), ((2, 3, 7), (2, 1))]
+    for shape, n_ids in cases:
+        n_batch = len(n_ids) - 1
+        every = np.tile(np.arange(shape[n_batch], dtype=np.int32), (*n_ids[:-1], 1))
+        ids = rng.permuted(every, axis=-1)[..., : n_ids[-1]]
+        src = rng.standard_normal((*shape[:n_batch], n_ids[-1], *shape[n_batch + 1 :]))
+        yield Sample((rng.standard_normal(shape), src, ids))
 
 
 SET_ROWS = op(

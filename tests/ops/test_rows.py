@@ -80,5 +80,36 @@ def test_what_set_rows_cannot_do_is_refused():
         set_rows(cache, leaf(floats(2, 5)), numbers(0, 1))
     with pytest.raises(ShapeError, match=r"ids is .* wanted I32"):
         get_rows(cache, leaf(floats(2)))
-    with pytest.raises(ShapeError, match=r"table is .* wanted 2 axes"):
-        get_rows(leaf(floats(2, 3, 4).astype(np.float16), dtype=F16), numbers(0))
+    with pytest.raises(ShapeError, match=r"table is .* wanted 2 or more axes"):
+        get_rows(leaf(floats(4).astype(np.float16), dtype=F16), numbers(0))
+    with pytest.raises(ShapeError, match=r"ids is .* do not divide \[3\]"):
+        get_rows(leaf(floats(3, 4, 2)), leaf(np.zeros((2, 2), np.int32)))
+
+
+def test_batches_have_tables_of_their_own():
+    kind = QUANTS["Q8_0"].dtype
+    x = floats(3, 2, 5, 32)
+    packed = quantize(x, "Q8_0")
+    ids = np.random.default_rng(0).integers(0, 5, (3, 1, 4)).astype(np.int64)
+    (y,) = run(get_rows(leaf(packed, "experts", kind), leaf(ids)))
+    wanted = np.take_along_axis(dequantize(packed, "Q8_0"), ids[..., None], axis=2)
+    np.testing.assert_array_equal(y, wanted)
+    with pytest.raises(PyggmlError, match="id 5 is none of the 5 rows"):
+        run(get_rows(leaf(packed, "experts", kind), leaf(np.full((1, 1, 1), 5))))
+
+
+def test_rows_of_integers_stay_integers():
+    table = np.array([[1, -1], [2**31 - 1, -(2**31)], [0x7FC00001, 0]], np.int32)
+    (y,) = run(get_rows(leaf(table), numbers(1, 2, 0)))
+    assert y.dtype == np.int32
+    np.testing.assert_array_equal(y, table[[1, 2, 0]])
+
+
+def test_a_row_may_be_named_once_in_every_batch():
+    dst, src = leaf(np.zeros((2, 3, 4), np.float32)), floats(2, 1, 4)
+    run(set_rows(dst, leaf(src), leaf(np.array([[2], [2]], np.int64))))
+    np.testing.assert_array_equal(dst.data[:, 2], src[:, 0])
+    assert not np.any(dst.data[:, :2])
+    twice = leaf(np.array([[0, 1], [1, 1]], np.int32))
+    with pytest.raises(PyggmlError, match="id 1 is named twice"):
+        run(set_rows(dst, leaf(floats(2, 2, 4)), twice))
