@@ -22,7 +22,8 @@ def build_backward(
 
     `seed` has the loss's shape (default: ones). With `accumulators`, leaves of the parameters'
     shapes, each gradient is added to its accumulator in place instead, and the results are views
-    of those. What no parameter reaches gets no backward node.
+    of those. What no parameter reaches gets no backward node. Integers carry no gradient: what is
+    chosen by number, such as the experts of a token, counts as fixed.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient or
     a parameter does not reach the loss; ShapeError if a seed or an accumulator has another shape.
     """
@@ -57,19 +58,32 @@ def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -
 
 
 def _reached_from(parameters: Sequence[Tensor], order: list[Tensor]) -> set[Tensor]:
-    """The tensors whose value depends on a parameter."""
+    """The tensors whose value changes smoothly with a parameter."""
     reached = set(parameters)
     for t in order:
-        if any(s in reached for s in t.src):
+        if not _is_integer(t) and any(s in reached for s in t.src):
             reached.add(t)
     return reached
+
+
+def _reaching(loss: Tensor, order: list[Tensor]) -> set[Tensor]:
+    """The tensors from which a way without integers leads to the loss."""
+    reaching = {loss}
+    for t in reversed(order):
+        if t in reaching and not _is_integer(t):
+            reaching.update(t.src)
+    return reaching
+
+
+def _is_integer(t: Tensor) -> bool:
+    return t.dtype.numpy.kind == "i"
 
 
 def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: list[Tensor], reached: set[Tensor]
 ) -> None:
     """Every way from a parameter to the loss must be differentiable; all faults at once."""
-    known = set(order)
+    known = _reaching(loss, order)
     faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
     faults += [
         f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"

@@ -18,6 +18,7 @@ from pyggml.ops.after import after
 from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.attention import flash_attn_ext
 from pyggml.ops.delta_net import gated_delta_net
+from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
 from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy
@@ -39,6 +40,7 @@ from pyggml.ops.repeat import repeat, repeat_back
 from pyggml.ops.rope import rope, rope_apply, rope_apply_back, rope_table
 from pyggml.ops.rows import get_rows, get_rows_back, set_rows
 from pyggml.ops.softmax import soft_max, soft_max_back
+from pyggml.ops.sort import argsort, top_k
 from pyggml.ops.span import window_span
 from pyggml.ops.ssm_conv import ssm_conv
 from pyggml.ops.ssm_scan import ssm_scan
@@ -70,9 +72,11 @@ __all__ = [
     "acc",
     "add",
     "add1",
+    "add_id",
     "add_inplace",
     "after",
     "argmax",
+    "argsort",
     "ceil",
     "clamp",
     "concat",
@@ -119,6 +123,8 @@ __all__ = [
     "mul",
     "mul_mat",
     "mul_mat_add",
+    "mul_mat_id",
+    "mul_mat_id_back",
     "narrow",
     "neg",
     "norm",
@@ -126,6 +132,7 @@ __all__ = [
     "opt_step_adamw",
     "opt_step_sgd",
     "out_prod",
+    "out_prod_id",
     "permute",
     "reglu",
     "relu",
@@ -167,6 +174,7 @@ __all__ = [
     "sum_rows",
     "swiglu",
     "tanh",
+    "top_k",
     "transpose",
     "tri",
     "trunc",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pyggml.dtypes import F32, I32, DType
-from pyggml.errors import ShapeError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.tensor import Shape, Tensor
 
 
@@ -40,3 +42,10 @@ def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor) -> 
         raise ShapeError(f"{op}: {shapes}; wanted HK dividing H, and span (T, 2)")
     if not q.dtype is k.dtype is v.dtype is F32 or span.dtype is not I32:
         raise ShapeError(f"{op}: wanted q, k, v in F32 and span in I32")
+
+
+def check_ids(op: str, ids: np.ndarray, n_rows: int) -> None:
+    """PyggmlError if one of the ids, which are data, is none of n_rows rows; for use at run time."""
+    if ids.size and (ids.min() < 0 or ids.max() >= n_rows):
+        wrong = ids[(ids < 0) | (ids >= n_rows)].reshape(-1)[0]
+        raise PyggmlError(f"{op}: id {wrong} is none of the {n_rows} rows")

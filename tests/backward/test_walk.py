@@ -262,9 +262,26 @@ def test_an_op_without_gradient_is_named_with_its_layer():
 
 def test_a_named_node_without_gradient_is_named():
     x = filled((3, 8), 0, "x")
-    best = argmax(x).named("blk.7.choice")
-    loss = sum_(get_rows(filled((8, 2), 1), best))
-    with pytest.raises(NoGradientError, match=r"argmax at blk\.7\.choice has no gradient \(.+\)"):
+    whole = floor(x).named("blk.7.choice")
+    with pytest.raises(NoGradientError, match=r"floor at blk\.7\.choice has no gradient \(.+\)"):
+        build_backward(sum_(whole), [x])
+
+
+def test_what_is_chosen_by_number_counts_as_fixed():
+    """x chooses rows and weighs them; only the weights have a gradient."""
+    x, table = filled((3, 8), 0, "x"), filled((8, 2), 1)
+    best = argmax(x)
+    chosen = get_rows(table, best)
+    loss = sum_(mul(chosen, narrow(x, 1, 0, 2)))
+    (g,) = run(*build_backward(loss, [x]))
+    np.testing.assert_array_equal(g[:, :2], table.data[x.data.argmax(axis=1)])
+    assert not g[:, 2:].any()
+
+
+def test_a_choice_alone_is_no_way_to_the_loss():
+    x = filled((3, 8), 0, "x")
+    loss = sum_(get_rows(filled((8, 2), 1), argmax(x)))
+    with pytest.raises(NoGradientError, match="x does not reach the loss"):
         build_backward(loss, [x])
 
 

@@ -1,0 +1,124 @@
+"""Where the largest numbers of a row are.
+
+argsort    the positions of a row's numbers in rising or falling order
+top_k      the positions of its k largest, the largest first
+
+Equal numbers keep their order. NaN stands last in argsort, and is chosen by top_k only if it is
+among the first k. The results are integers, so gradients end here: an order does not change
+smoothly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml._jit import kernel
+from pyggml.dtypes import I32
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.expect import expect_type
+from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op, rows
+
+_NO_GRADIENT = NoGrad("the order of numbers does not change smoothly")
+
+
+def argsort(x: Tensor, descending: bool = False) -> Tensor:
+    """Positions (..., n) I32 that put each row of x (..., n) F32 in order (ggml's ARGSORT)."""
+    return ARGSORT(x, descending=descending)
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    """Positions (..., k) I32 of each row's k largest numbers, x (..., n) F32, in falling order.
+
+    ggml's TOP_K promises no order, its argsort_top_k does. Raises ShapeError unless 1 <= k <= n.
+    """
+    return TOP_K(x, k=k)
+
+
+# -- argsort ------------------------------------------------------------------------------------
+
+
+def _argsort_spec(x: Tensor, descending: bool) -> Spec:
+    expect_type("argsort", "x", x)
+    return Spec(x.shape, I32)
+
+
+def _argsort_ref(x: np.ndarray, descending: bool) -> np.ndarray:
+    return np.argsort(-x if descending else x, axis=-1, kind="stable").astype(np.int32)
+
+
+def _argsort(out: np.ndarray, x: np.ndarray, descending: bool) -> None:
+    out[...] = _argsort_ref(x, descending)
+
+
+def _argsort_run(site: Site) -> Call:
+    return _argsort, (site.out, site.src[0], site.node.params["descending"])
+
+
+def _argsort_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, descending in [((1, 1), False), ((3, 40), True), ((2, 3, 5), False)]:
+        yield Sample((rng.standard_normal(shape),), {"descending": descending})
+    yield Sample((np.array([[2.0, 1.0, 2.0, 1.0]]),), {"descending": True})
+
+
+ARGSORT = op(
+    name="argsort",
+    ggml=GGMLOp.ARGSORT,
+    spec=_argsort_spec,
+    run=_argsort_run,
+    ref=_argsort_ref,
+    grad=_NO_GRADIENT,
+    samples=_argsort_samples,
+    memory=Memory.FRESH,
+    needs=PLAIN,
+)
+
+# -- top_k --------------------------------------------------------------------------------------
+
+
+def _top_k_spec(x: Tensor, k: int) -> Spec:
+    expect_type("top_k", "x", x)
+    n = x.shape[-1] if x.shape else 0
+    if not 1 <= k <= n:
+        raise ShapeError(f"top_k: k is {k}, wanted 1 to the {n} numbers of a row of {x!r}")
+    return Spec((*x.shape[:-1], k), I32)
+
+
+@kernel
+def _top_k(out, x, k):
+    """Each number moves in front of the smaller ones among those chosen so far."""
+    for r in range(x.shape[0]):
+        row, chosen = x[r], out[r]
+        for j in range(row.size):
+            at = min(j, k)
+            while at > 0 and row[j] > row[chosen[at - 1]]:
+                if at < k:
+                    chosen[at] = chosen[at - 1]
+                at -= 1
+            if at < k:
+                chosen[at] = j
+
+
+def _top_k_ref(x: np.ndarray, k: int) -> np.ndarray:
+    return _argsort_ref(x, True)[..., :k]
+
+
+def _top_k_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, k in [((1, 1), 1), ((7, 40), 4), ((2, 3, 5), 5), ((6, 9), 1)]:
+        yield Sample((rng.standard_normal(shape),), {"k": k})
+    yield Sample((np.array([[1.0, 2.0, 2.0, 2.0, 0.0]]),), {"k": 2})
+
+
+TOP_K = op(
+    name="top_k",
+    ggml=GGMLOp.TOP_K,
+    spec=_top_k_spec,
+    run=rows(_top_k),
+    ref=_top_k_ref,
+    grad=_NO_GRADIENT,
+    samples=_top_k_samples,
+    memory=Memory.FRESH,
+    needs=PLAIN,
+)
