@@ -45,7 +45,7 @@ def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor) -> 
 
 
 def check_ids(op: str, ids: np.ndarray, n_rows: int) -> None:
-    """PyggmlError if one of the ids, which are data, is none of n_rows rows; for use at run time."""
+    """PyggmlError if one of the ids, known at run time, is none of n_rows rows."""
     if ids.size and (ids.min() < 0 or ids.max() >= n_rows):
         wrong = ids[(ids < 0) | (ids >= n_rows)].reshape(-1)[0]
         raise PyggmlError(f"{op}: id {wrong} is none of the {n_rows} rows")

@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml._jit import kernel
-from pyggml.dtypes import DTYPES, F32, I32
+from pyggml.dtypes import DTYPES, I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
@@ -286,9 +286,7 @@ def _out_prod_id_work(node: Tensor) -> int:
     return buffers + gemm.work_bytes(dy.shape[-1], n_tokens)
 
 
-def _out_prod_id_ref(
-    x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int
-) -> np.ndarray:
+def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:
     dw = np.zeros((n_expert, dy.shape[2], x.shape[2]))
     np.add.at(dw, ids, dy[..., :, None] * x[..., None, :])
     return dw
