@@ -24,6 +24,7 @@ class Attention(Part):
     rope             None where a layer has no rotary positions
     clamp            q, k and v are cut to ±clamp; 0 for none
     scale            of the scores; 0 means 1/√(length of a head)
+    softcap          scores become cap · tanh(scores / cap); 0 for none
     window           how many keys are seen, 0 for all
     """
 
@@ -35,6 +36,7 @@ class Attention(Part):
     k_norm: Norm | None = None
     clamp: float = 0.0
     scale: float = 0.0
+    softcap: float = 0.0
     window: int = 0
 
     @property
@@ -58,9 +60,10 @@ class Attention(Part):
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
-        factor = self.scale or self.heads.size**-0.5
-        o = flash_attn_ext(q, k, v, net.span(self.window), factor).named(f"{at}attention")
-        return net.linear(f"{at}attn_output", reshape(o, (x.shape[0], -1)))
+        factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
+        o = flash_attn_ext(q, k, v, span, factor, logit_softcap=self.softcap)
+        o = reshape(o.named(f"{at}attention"), (x.shape[0], -1))
+        return net.linear(f"{at}attn_output", o)
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size), normalised."""

@@ -8,7 +8,7 @@ from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
 
 pytestmark = pytest.mark.interop
-GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt2"]
+GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"]
 GOLDEN += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 
 

@@ -1,7 +1,7 @@
 """Every architecture that is known, by its name in `general.architecture`."""
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.architectures.gemma import GEMMA, GEMMA3
+from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.gpt2 import GPT2
 from pyggml.models.architectures.granite import GRANITE
 from pyggml.models.architectures.lfm2 import LFM2
@@ -21,6 +21,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         QWEN2,
         QWEN3,
         GEMMA,
+        GEMMA2,
         GEMMA3,
         GPT2,
         GRANITE,

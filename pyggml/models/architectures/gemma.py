@@ -1,4 +1,4 @@
-"""gemma and gemma3. Embeddings are scaled by √n_embd, gates are GELUs; the file's norm
+"""gemma, gemma2 and gemma3. Embeddings are scaled by √n_embd, gates are GELUs; the file's norm
 weights already have the 1 that the published ones lack."""
 
 from __future__ import annotations
@@ -20,6 +20,26 @@ def _gemma(r: Reader) -> Decoder:
         return b.pre_norm(b.attention(i), b.gated(i, geglu))
 
     return b.decoder(block, embedding_scale=b.config.n_embd**0.5)
+
+
+def _gemma2(r: Reader) -> Decoder:
+    """Scores and logits are capped; every other layer has a window."""
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    local = replace(b.rope, freq_base=r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12))
+    window = r.count("attention.sliding_window", 4096)
+    windowed = r.pattern(b.config.n_layer, 2)
+    usual = {
+        "scale": _score_scale(b, n_layer_largest=46),
+        "softcap": r.number("attn_logit_softcapping", 50.0, 1e-3, 1e6),
+    }
+
+    def block(i: int) -> Part:
+        here = {"rope": local, "window": window} if windowed[i] else {}
+        return b.sandwiched(b.attention(i, **usual, **here), b.gated(i, geglu))
+
+    cap = r.number("final_logit_softcapping", 30.0, 1e-3, 1e6)
+    return b.decoder(block, embedding_scale=b.config.n_embd**0.5, logit_softcap=cap)
 
 
 def _gemma3(r: Reader) -> Decoder:
@@ -49,6 +69,7 @@ def _score_scale(b: Basics, n_layer_largest: int) -> float:
 
 
 GEMMA = Architecture("gemma", _gemma, {})
+GEMMA2 = Architecture("gemma2", _gemma2, {"attention.sliding_window": 8})
 GEMMA3 = Architecture(
     "gemma3", _gemma3, {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
 )

@@ -1,0 +1,121 @@
+"""Models with random weights, a few layers of 32 numbers wide, one for each architecture and way to
+configure it: Hugging Face's class gives logits in float64, llama.cpp's converter gives the file.
+
+    python tests/golden/small/make.py PATH_OF_LLAMA_CPP [NAME ...]
+
+Matrices are exact in F16. Each file has beside it NAME.npy with the logits of TOKENS, float32.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+HERE = Path(__file__).parent
+N_VOCAB = 40
+TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
+
+USUAL = {
+    "vocab_size": N_VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GPT2 = {"vocab_size": N_VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4}
+GPT2 |= {"n_positions": 64, "n_ctx": 64, "bos_token_id": 1, "eos_token_id": 2}
+TIED = {"tie_word_embeddings": True}
+GEMMA3 = {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 16}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.5, 2.0, 4.0],
+    "long_factor": [2.0, 1.0, 0.5, 3.0],
+}
+# name -> (prefix of the class's name, what differs from USUAL; without hidden_size: all of it)
+MODELS = {
+    "gemma": ("Gemma", TIED | {"head_dim": 16}),
+    "gemma2": ("Gemma2", TIED | {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16}),
+    "gemma3": ("Gemma3", TIED | GEMMA3),
+    "gpt2": ("GPT2", GPT2),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo": ("Olmo", {"clip_qkv": 1.0}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 5, "num_hidden_layers": 5}),
+    "phi3": ("Phi3", {}),
+    "phi3-long": ("Phi3", {"rope_parameters": LONG_ROPE}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+}
+
+
+def model(kind: str, changes: dict) -> torch.nn.Module:
+    """The class with random weights; norms differ from 1, biases from 0."""
+    name = kind + ("TextConfig" if hasattr(transformers, f"{kind}TextConfig") else "Config")
+    settings = changes if "n_embd" in changes else USUAL | changes
+    made = AutoModelForCausalLM.from_config(getattr(transformers, name)(**settings)).double()
+    rng = np.random.default_rng(0)
+    for path, p in made.named_parameters():
+        if p.ndim > 1:
+            values = rng.standard_normal(p.shape) * (1.0 if "embed" in path else 1.5 / 32**0.5)
+        elif path.endswith("bias"):
+            values = 0.3 * rng.standard_normal(p.shape)
+        else:
+            values = rng.uniform(0.5, 1.5, p.shape) - (kind.startswith("Gemma"))
+        p.data[:] = torch.from_numpy(values.astype(np.float16).astype(np.float64))
+    made.tie_weights()
+    return made.eval()
+
+
+def convert(folder: Path, path: Path) -> None:
+    """llama.cpp's converter, without a vocabulary."""
+    import gguf
+    from conversion import ModelType, get_model_architecture, get_model_class
+    from conversion.base import ModelBase
+
+    def no_vocabulary(self) -> None:
+        self.gguf_writer.add_tokenizer_model("no_vocab")
+        self.gguf_writer.add_vocab_size(N_VOCAB)
+
+    hparams = ModelBase.load_hparams(folder, False)
+    found = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
+    found.set_vocab = no_vocabulary
+    found(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True).write()
+
+
+def main() -> None:
+    sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/gguf-py"]
+    for name in sys.argv[2:] or MODELS:
+        made = model(*MODELS[name])
+        with torch.no_grad():
+            logits = made(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+        np.save(HERE / f"{name}.npy", logits.astype(np.float32))
+        with tempfile.TemporaryDirectory() as folder:
+            made.float().save_pretrained(folder)
+            words = {"model": {"vocab": {str(i): i for i in range(N_VOCAB)}}, "added_tokens": []}
+            Path(folder, "tokenizer.json").write_text(json.dumps(words))
+            convert(Path(folder), HERE / f"{name}.gguf")
+        print(f"{(HERE / f'{name}.gguf').stat().st_size:>9} {name}")
+
+
+if __name__ == "__main__":
+    main()

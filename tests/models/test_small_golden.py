@@ -1,0 +1,45 @@
+"""Every way to configure an architecture, on models 32 numbers wide, against PyTorch in float64."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.generation import Session
+
+SMALL = Path(__file__).parents[1] / "golden/small"
+FILES = sorted(SMALL.glob("*.gguf"))
+TOKENS = np.random.default_rng(0).integers(0, 40, 24)  # as in make.py
+
+
+def nmse(found, wanted):
+    """Mean square error in units of the mean square."""
+    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
+def test_logits(file):
+    found = pyggml.load(file, compute="f32").logits(TOKENS)
+    assert nmse(found, np.load(file.with_suffix(".npy"))) < 1e-11
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
+def test_a_cache_changes_nothing(file):
+    model = pyggml.load(file, compute="f32")
+    session, wanted = Session(model, 24), model.logits(TOKENS)
+    for first, last in ((0, 9), (9, 10), (10, 17), (17, 24)):
+        found = session.feed(TOKENS[first:last])
+        assert nmse(found, wanted[last - 1]) < 1e-11
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
+def test_llama_cpp_has_the_same_logits(file):
+    """Its own rounding of activations to float16, and of GELUs, stays between."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    llama = llama_cpp.Llama(
+        str(file), n_ctx=24, logits_all=True, type_k=0, type_v=0, flash_attn=False, verbose=False
+    )
+    llama.eval([int(t) for t in TOKENS])
+    assert nmse(np.array(llama.scores[:24]), np.load(file.with_suffix(".npy"))) < 1e-5
