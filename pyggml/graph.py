@@ -8,19 +8,15 @@ from pyggml.tensor import Tensor
 
 
 def topological(*roots: Tensor) -> list[Tensor]:
-    """Every tensor the roots depend on, sources before users, leaves included."""
-    order: list[Tensor] = []
-    seen: set[Tensor] = set()
-    stack = [(root, False) for root in reversed(roots)]
+    """Every tensor the roots depend on, leaves included, in the order in which they were made, in
+    which sources stand before users."""
+    seen = set(roots)
+    stack = list(seen)
     while stack:
-        t, sources_done = stack.pop()
-        if sources_done:
-            order.append(t)
-        elif t not in seen:
-            seen.add(t)
-            stack.append((t, True))
-            stack.extend((s, False) for s in reversed(t.src))
-    return order
+        new = [s for s in stack.pop().src if s not in seen]
+        seen.update(new)
+        stack += new
+    return sorted(seen, key=lambda t: t.place)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from math import prod
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 
 Shape = tuple[int, ...]
 
+_places = count()
+
 _BY_NUMPY = {d.numpy: d for d in (F32, F16, F64, I8, I16, I32, I64, BF16)}
 
 
@@ -27,7 +30,8 @@ class Tensor:
     """A leaf (weight, input, constant: `op` is None) or the result of `op` on `src`.
 
     `shape` is NumPy's, outermost axis first; `ne` and `nb` give ggml's order. `strides` are bytes.
-    A view has a `base`, the tensor whose memory it looks into from byte `offset` on.
+    A view has a `base`, the tensor whose memory it looks into from byte `offset` on. Nodes run in
+    the order of their `place`, which is that in which they were made.
     """
 
     shape: Shape
@@ -41,6 +45,7 @@ class Tensor:
     offset: int = 0
     data: np.ndarray | None = None
     saved: tuple[Tensor, ...] = ()  # what the forward kernel leaves for the gradient rule
+    place: int = field(default_factory=lambda: next(_places), init=False)
 
     def __post_init__(self) -> None:
         if not self.strides:

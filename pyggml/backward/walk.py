@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,9 +22,9 @@ def build_backward(
     """One tensor for each parameter that will hold d(sum(loss · seed)) / d(parameter).
 
     `seed` has the loss's shape (default: ones). With `accumulators`, leaves of the parameters'
-    shapes, each gradient is added to its accumulator in place instead, and the results are views
-    of those. What no parameter reaches gets no backward node. Integers carry no gradient: what is
-    chosen by number, such as the experts of a token, counts as fixed.
+    shapes, each gradient is added to its accumulator in place as soon as it is complete, and the
+    results are views of those. What no parameter reaches gets no backward node. Integers carry no
+    gradient: what is chosen by number, such as the experts of a token, counts as fixed.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient or
     a parameter does not reach the loss; ShapeError if a seed or an accumulator has another shape.
     """
@@ -34,19 +35,50 @@ def build_backward(
     reached = _reached_from(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     grads = {loss: seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")}
+    sums = _Sums(parameters, accumulators, order)
     faults: list[str] = []
     for t in reversed(order):
         if t.op is not None and t in reached and t in grads:
             faults += _propagate(t, grads, reached)
+        sums.add_those_after(t, grads)
     if faults:
         raise NoGradientError("; ".join(faults))
-    found = [grads[p] for p in parameters]
-    for p, g in zip(parameters, found, strict=True):
-        if not g.name:
-            g.name = f"d({p.name})" if p.name else ""
-    if accumulators is None:
-        return found
-    return [add_inplace(a, g) for a, g in zip(accumulators, found, strict=True)]
+    return sums.of(grads)
+
+
+class _Sums:
+    """The parameters' gradients, each added to its accumulator after its last contribution."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        accumulators: Sequence[Tensor] | None,
+        order: list[Tensor],
+    ) -> None:
+        self.parameters, self.accumulators = parameters, accumulators
+        self.sums: dict[int, Tensor] = {}  # of parameter i
+        wanted = set(parameters)
+        first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
+        self.after: dict[Tensor, list[int]] = defaultdict(list)
+        for i, p in enumerate(parameters if accumulators else ()):
+            self.after[first_user.get(p, p)].append(i)
+
+    def add_those_after(self, t: Tensor, grads: Mapping[Tensor, Tensor]) -> None:
+        """Add what is complete once the walk has passed t."""
+        assert self.accumulators is not None or not self.after
+        for i in self.after.get(t, ()):
+            g = grads.get(self.parameters[i])
+            if g is not None and self.accumulators is not None:  # no gradient is a fault found
+                self.sums[i] = add_inplace(self.accumulators[i], g)
+
+    def of(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
+        """The gradients, or the accumulators with these added, in the order of the parameters."""
+        for p in self.parameters:
+            if not grads[p].name:
+                grads[p].name = f"d({p.name})" if p.name else ""
+        if self.accumulators is None:
+            return [grads[p] for p in self.parameters]
+        return [self.sums[i] for i in range(len(self.parameters))]
 
 
 def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:

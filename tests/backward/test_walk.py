@@ -232,6 +232,27 @@ def test_runs_add_up_in_the_accumulators():
         assert np.shares_memory(view.data, total.data)
 
 
+def test_a_gradient_is_added_as_soon_as_it_is_complete():
+    """So that neither it nor what it was made of waits for the end of the backward pass."""
+    loss, weights = layers(6)
+    views = build_backward(loss, weights, accumulators=[zeros((8, 8)) for _ in weights])
+    nodes = Graph.of(*views).nodes
+    places = [nodes.index(view) for view in views]
+    assert places == sorted(places, reverse=True)
+    assert places[0] - places[-1] > len(nodes) / 3
+    assert all(nodes.index(view) - nodes.index(view.src[1]) < 6 for view in views)
+
+
+def test_a_parameter_of_several_layers_is_added_once_it_has_all_its_parts():
+    w, h = filled((4, 4), 1, "w"), filled((3, 4), 2)
+    for _ in range(3):
+        h = sqr(mul_mat(w, h))
+    once = run(*build_backward(sum_(h), [w]))[0]
+    total = zeros((4, 4))
+    run(*build_backward(sum_(h), [w], accumulators=[total]))
+    np.testing.assert_array_equal(total.data, once)
+
+
 def test_parts_of_one_buffer_can_be_accumulators():
     """How a trainer keeps the gradients of all parameters flat."""
     flat = np.zeros(8, np.float32)

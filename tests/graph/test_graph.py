@@ -16,12 +16,13 @@ def test_sources_stand_before_users():
     assert topological(c) == [x, a, b, c]
 
 
-def test_the_first_source_comes_first():
+def test_nodes_stand_in_the_order_in_which_they_were_made():
     x = zeros((4,))
     a, b = scale(x, 2.0), scale(x, 3.0)
     assert topological(add(a, b))[:3] == [x, a, b]
     c = add(b, a)
-    assert topological(c) == [x, b, a, c]
+    assert topological(c) == [x, a, b, c]
+    assert topological(b, a) == [x, a, b]
 
 
 def test_what_no_output_needs_is_left_out():
