@@ -9,7 +9,7 @@ from pyggml.lora.data import Corpus, Dataset
 
 pytestmark = pytest.mark.interop
 GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"]
-GOLDEN += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
+GOLDEN += ["granite", "lfm2", "mamba", "olmo2", "phi3", "smollm3"]
 
 
 def trained(path, ctx=32, steps=12):
