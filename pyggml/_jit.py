@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import llvmlite
 import numba
@@ -116,16 +116,25 @@ _TASK_SIGNATURE = types.void(types.CPointer(types.int64), types.intp, types.intp
 
 
 class Code:
-    """A function over raw pointers, compiled when its address is first asked for."""
+    """A function over raw pointers, compiled when its address is first asked for.
 
-    def __init__(self, code: Callable, signature: Any) -> None:
-        self.code, self._signature = code, signature
+    `ready` is called before it is compiled or interpreted: it fills tables that the code reads.
+    """
+
+    def __init__(self, code: Callable, signature: Any, ready: Callable[[], None] | None) -> None:
+        self.code, self._signature, self._ready = code, signature, ready
+
+    @cached_property
+    def _interpreted(self) -> Callable:
+        if self._ready is not None:
+            self._ready()
+        return self.code
 
     @cached_property
     def _compiled(self) -> Any:
         options = {"cache": True, "error_model": "numpy", "fastmath": _FASTMATH}
         bounds = bool(config.BOUNDSCHECK)
-        return numba.cfunc(self._signature, boundscheck=bounds, **options)(self.code)
+        return numba.cfunc(self._signature, boundscheck=bounds, **options)(self._interpreted)
 
     @property
     def address(self) -> int:
@@ -143,17 +152,25 @@ class BlockCode(Code):
         if JIT:
             self._compiled.ctypes(d, s, n_blocks)
         else:
-            self.code(d, s, n_blocks)
+            self._interpreted(d, s, n_blocks)
 
 
-def block_code(code: Callable) -> BlockCode:
-    """Declare a block unpacker; `carray` turns its pointers into arrays."""
-    return BlockCode(code, _BLOCK_SIGNATURE)
+@overload
+def block_code(code: Callable) -> BlockCode: ...
+@overload
+def block_code(*, ready: Callable[[], None]) -> Callable[[Callable], BlockCode]: ...
+def block_code(
+    code: Callable | None = None, *, ready: Callable[[], None] | None = None
+) -> BlockCode | Callable[[Callable], BlockCode]:
+    """Declare a block unpacker; `carray` turns its pointers into arrays. `ready`: see Code."""
+    if code is None:
+        return lambda code: BlockCode(code, _BLOCK_SIGNATURE, ready)
+    return BlockCode(code, _BLOCK_SIGNATURE, None)
 
 
 def task_code(code: Callable) -> Code:
     """Declare `code(frame, task, thread)`: one task of a large kernel, see pyggml._tasks."""
-    return Code(code, _TASK_SIGNATURE)
+    return Code(code, _TASK_SIGNATURE, None)
 
 
 def threads() -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from pyggml import gguf
 from pyggml.dtypes import DType
 from pyggml.errors import ConfigError, ModelError, QuantError
-from pyggml.quants import FILE_TYPES, QUANTS, ModelFacts, dequantize, mix, quantize
+from pyggml.quants import FILE_TYPES, NUMBERS, QUANTS, ModelFacts, dequantize, mix, quantize
 
 QUANTISATION_VERSION = 2  # of ggml's block formats
 
@@ -25,7 +25,8 @@ def requantize(
 ) -> None:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
 
-    At most one tensor is in memory at a time; `progress` hears name, old and new type of each.
+    Tensors of integers and of F64 are kept as they are. At most one tensor is in memory at a time;
+    `progress` hears name, old and new type of each.
     Raises QuantError for an unknown file type or data that cannot be packed, ModelError if the
     source is no model, ConfigError if both paths are the same file.
     """
@@ -51,14 +52,16 @@ def requantize(
 
 
 def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
+    kept = {name: i.dtype for name, i in file.tensors.items() if i.dtype in NUMBERS}
     unknown = [
         f"{name} has type {info.dtype}"
         for name, info in file.tensors.items()
-        if info.dtype.name not in QUANTS
+        if name not in kept and info.dtype.name not in QUANTS
     ]
     if unknown:
         raise QuantError(f"{file.path}: {'; '.join(unknown[:10])}; known are {', '.join(QUANTS)}")
-    return mix(file_type, [(name, i.shape) for name, i in file.tensors.items()], _facts(file))
+    shapes = [(name, info.shape) for name, info in file.tensors.items()]
+    return mix(file_type, shapes, _facts(file)) | kept
 
 
 def _facts(file: gguf.GGUFFile) -> ModelFacts:

@@ -48,3 +48,27 @@ def rng():
     import numpy as np
 
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def some_weight():
+    """some_weight(rng, shape, type name): the bytes of normal numbers packed as this type.
+
+    Of types that nothing packs all bits are random, but for a scale that makes weights near one.
+    """
+    import numpy as np
+
+    from pyggml.quants import NoPack, quant, quantize
+
+    def make(rng, shape, name):
+        d = quant(name).dtype
+        if not isinstance(quant(name).pack, NoPack):
+            return quantize(rng.standard_normal(shape).astype(np.float32), name)
+        raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // d.block, d.block_bytes), np.uint8)
+        if name == "IQ1_M":  # the top 4 bits of four uint16 are the half 0.01
+            raw[..., 49::2] = (raw[..., 49::2] & 15) | np.array([0xF0, 0x10, 0x10, 0x20], np.uint8)
+        else:
+            raw[..., :2] = np.array([0.01], np.float16).view(np.uint8)
+        return raw.reshape(*shape[:-1], d.row_bytes(shape[-1]))
+
+    return make

@@ -1,17 +1,18 @@
 """dequantize: the bytes of a tensor → float32;  quantize: the reverse, with ggml's own bytes.
 
-QUANTS has one declaration per tensor type, `mix` says which tensor gets which type in a file.
+QUANTS has one declaration per weight type, `mix` says which tensor gets which type in a file.
 """
 
 from __future__ import annotations
 
 from pyggml.quants.base import NoPack, Quant
 from pyggml.quants.mix import FILE_TYPES, FileType, ModelFacts, mix
-from pyggml.quants.registry import QUANTS, quant
+from pyggml.quants.registry import NUMBERS, QUANTS, quant
 from pyggml.quants.whole import dequantize, quantize
 
 __all__ = [
     "FILE_TYPES",
+    "NUMBERS",
     "QUANTS",
     "FileType",
     "ModelFacts",

@@ -10,6 +10,9 @@ import numpy as np
 from pyggml._jit import BlockCode
 from pyggml.dtypes import DType
 
+# Up to here no half that is a scale overflows.
+HALF_LIMIT = 60000.0
+
 # pack(dst, src): src float32 (n_blocks, block), finite → dst uint8 (n_blocks, block_bytes).
 Pack = Callable[[np.ndarray, np.ndarray], None]
 
@@ -28,6 +31,7 @@ class Quant:
     dtype   name, number, elements and bytes of a block
     unpack  code(dst, src, n_blocks): n_blocks consecutive blocks at src to n_blocks·block float32
     pack    the reverse, equal byte for byte to ggml's `quantize_row_*_ref`, or why there is none
+    limit   magnitudes up to here are packed without overflow; above it the result is looked at
 
     Blocks of plain types (F32, F16, BF16) hold one element.
     """
@@ -35,3 +39,4 @@ class Quant:
     dtype: DType
     unpack: BlockCode
     pack: Pack | NoPack
+    limit: float

@@ -110,6 +110,21 @@ def truncate(f):
 
 
 @exact
+def round_away(v):
+    """v rounded to an integer, halves away from zero, as C's roundf; 0 where v is not finite."""
+    q = truncate(v)
+    if np.float32(0.5) <= abs(v - np.float32(q)) < np.float32(np.inf):
+        return q + np.int32(1) if v > 0 else q - np.int32(1)
+    return q
+
+
+@exact
+def inverse(d):
+    """1/d, or 0 for 0."""
+    return np.float32(1) / d if d != 0 else np.float32(0)
+
+
+@exact
 def extreme(x):
     """The element of x (n,) largest in magnitude, with its sign; the first of equals."""
     found = np.float32(0)
@@ -117,6 +132,16 @@ def extreme(x):
         if abs(v) > abs(found):
             found = v
     return found
+
+
+def two_bit_planes(q: np.ndarray) -> np.ndarray:
+    """Low 2 bits of levels (n_blocks, …) of 256 weights: bytes (n_blocks, 64).
+
+    In each half of 128 weights bits 2k and 2k + 1 of byte j belong to weight 32k + j.
+    """
+    rows = q.reshape(-1, 2, 4, 32) & 3
+    shift = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return np.bitwise_or.reduce(rows << shift, axis=2).reshape(-1, 64)
 
 
 @exact

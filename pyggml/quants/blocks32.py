@@ -1,6 +1,7 @@
 """Blocks of 32 weights with one scale d, a half:  x = d·q.
 
 Q8_0   34 bytes: d, 32 × int8 q
+Q8_1   36 bytes: d, a half with d·Σq, 32 × int8 q; ggml's form of activations
 Q4_0   18 bytes: d, 16 × uint8; byte j holds q+8 of weight j (low 4 bits) and j+16 (high)
 Q5_0   22 bytes: d, uint32 of fifth bits (bit j: weight j), 16 bytes as Q4_0 with q+16
 """
@@ -11,14 +12,17 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import Quant
-from pyggml.quants.bits import clear, extreme, half_at, lanes, put_half, truncate
-
-
-@exact
-def _inverse(d):
-    """1/d, or 0 for 0."""
-    return np.float32(1) / d if d != 0 else np.float32(0)
+from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.bits import (
+    clear,
+    extreme,
+    half_at,
+    inverse,
+    lanes,
+    put_half,
+    round_away,
+    truncate,
+)
 
 
 @block_code
@@ -34,25 +38,45 @@ def _unpack_q8_0(dst, src, n_blocks):
 
 
 @exact
-def _round(v):
-    """v rounded to an integer, halves away from zero, as C's roundf; 0 where v is not finite."""
-    q = truncate(v)
-    if np.float32(0.5) <= abs(v - np.float32(q)) < np.float32(np.inf):
-        return q + np.int32(1) if v > 0 else q - np.int32(1)
-    return q
-
-
-@exact
 def _pack_q8_0(dst, src):
     for b in range(src.shape[0]):
         d = abs(extreme(src[b])) / np.float32(127)
-        inverse = _inverse(d)
+        per_level = inverse(d)
         put_half(dst, b, 0, d)
         for j in range(32):
-            dst[b, 2 + j] = np.uint8(_round(src[b, j] * inverse) & 255)
+            dst[b, 2 + j] = np.uint8(round_away(src[b, j] * per_level) & 255)
 
 
-Q8_0 = Quant(dtype=DTYPES["Q8_0"], unpack=_unpack_q8_0, pack=_pack_q8_0)
+Q8_0 = Quant(dtype=DTYPES["Q8_0"], unpack=_unpack_q8_0, pack=_pack_q8_0, limit=HALF_LIMIT)
+
+
+@block_code
+def _unpack_q8_1(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 36))
+    q = x.view(np.int8)
+    y = carray(dst, (n_blocks, 32))
+    n = lanes(32)
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for j in range(n):
+            y[b, j] = d * np.float32(q[b, 4 + j])
+
+
+@exact
+def _pack_q8_1(dst, src):
+    for b in range(src.shape[0]):
+        d = abs(extreme(src[b])) / np.float32(127)
+        per_level = inverse(d)
+        put_half(dst, b, 0, d)
+        total = np.int32(0)
+        for j in range(32):
+            q = round_away(src[b, j] * per_level)
+            dst[b, 4 + j] = np.uint8(q & 255)
+            total += q
+        put_half(dst, b, 2, np.float32(total) * d)
+
+
+Q8_1 = Quant(dtype=DTYPES["Q8_1"], unpack=_unpack_q8_1, pack=_pack_q8_1, limit=HALF_LIMIT)
 
 
 @block_code
@@ -78,15 +102,15 @@ def _level(v, half):
 def _pack_q4_0(dst, src):
     for b in range(src.shape[0]):
         d = extreme(src[b]) / np.float32(-8)  # the extreme weight becomes level 0, exactly
-        inverse = _inverse(d)
+        per_level = inverse(d)
         put_half(dst, b, 0, d)
         for j in range(16):
-            low = _level(src[b, j] * inverse, 8)
-            high = _level(src[b, 16 + j] * inverse, 8)
+            low = _level(src[b, j] * per_level, 8)
+            high = _level(src[b, 16 + j] * per_level, 8)
             dst[b, 2 + j] = np.uint8((low | (high << 4)) & 255)
 
 
-Q4_0 = Quant(dtype=DTYPES["Q4_0"], unpack=_unpack_q4_0, pack=_pack_q4_0)
+Q4_0 = Quant(dtype=DTYPES["Q4_0"], unpack=_unpack_q4_0, pack=_pack_q4_0, limit=HALF_LIMIT)
 
 
 @exact
@@ -117,15 +141,15 @@ def _unpack_q5_0(dst, src, n_blocks):
 def _pack_q5_0(dst, src):
     for b in range(src.shape[0]):
         d = extreme(src[b]) / np.float32(-16)
-        inverse = _inverse(d)
+        per_level = inverse(d)
         put_half(dst, b, 0, d)
         clear(dst[b, 2:6])
         for j in range(16):
-            low = _level(src[b, j] * inverse, 16)
-            high = _level(src[b, 16 + j] * inverse, 16)
+            low = _level(src[b, j] * per_level, 16)
+            high = _level(src[b, 16 + j] * per_level, 16)
             dst[b, 6 + j] = np.uint8((low & 15) | ((high & 15) << 4))
             dst[b, 2 + j // 8] |= np.uint8((low >> 4) << (j % 8))
             dst[b, 4 + j // 8] |= np.uint8((high >> 4) << (j % 8))
 
 
-Q5_0 = Quant(dtype=DTYPES["Q5_0"], unpack=_unpack_q5_0, pack=_pack_q5_0)
+Q5_0 = Quant(dtype=DTYPES["Q5_0"], unpack=_unpack_q5_0, pack=_pack_q5_0, limit=HALF_LIMIT)

@@ -1,17 +1,22 @@
-"""Super-blocks of 256 weights in sub-blocks of 32, with scale and minimum:  x = d·s·q − dmin·m.
+"""Super-blocks of 256 weights in sub-blocks with scale and minimum:  x = d·s·q − dmin·m.
 
-d and dmin are halves for the super-block, s and m integers of 6 bits for each of the 8 sub-blocks.
+d and dmin are halves for the super-block, s and m whole numbers for each sub-block: 6 bits for each
+of 8 sub-blocks of 32, in Q2_K 4 bits for each of 16 sub-blocks of 16.
 
+Q2_K   84 bytes: 16 bytes of s (low 4 bits) and m, 64 bytes of q, d, dmin; in each half of 128
+       weights bits 2k and 2k+1 of byte j belong to weight 32k+j
 Q4_K   144 bytes: d, dmin, 12 bytes of s and m, 128 bytes of q; byte j of 32-byte group i holds
        weight 64i+j (low 4 bits) and 64i+32+j (high)
 Q5_K   176 bytes: d, dmin, 12 bytes of s and m, 32 bytes of fifth bits (bit k of byte j: weight
        32k+j), 128 bytes as Q4_K's
 
-s and m of sub-blocks 0 to 3 are the low 6 bits of bytes 0 to 3 and 4 to 7; those of 4 to 7 have
-their low 4 bits in the two halves of bytes 8 to 11 and their high 2 bits on top of bytes 0 to 7.
+In Q4_K and Q5_K s and m of sub-blocks 0 to 3 are the low 6 bits of bytes 0 to 3 and 4 to 7; those
+of 4 to 7 have their low 4 bits in the two halves of bytes 8 to 11 and their high 2 bits on top of
+bytes 0 to 7.
 
 Packing, as ggml: each sub-block is fitted by weighted least squares for several trial scales, the
-best kept; then its s and m are rounded to 6 bits, and every q is chosen anew for the rounded ones.
+best kept; then its s and m are rounded, and every q is chosen anew for the rounded ones. Q2_K
+measures a fit by absolute errors, the others by squares.
 """
 
 from __future__ import annotations
@@ -20,8 +25,16 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import Quant
-from pyggml.quants.bits import clear, copy, half_at, lanes, nearest_int, put_half
+from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.bits import (
+    clear,
+    copy,
+    half_at,
+    lanes,
+    nearest_int,
+    put_half,
+    two_bit_planes,
+)
 
 _ZERO = np.float32(0)
 
@@ -63,12 +76,12 @@ def _fit_weights(weights, x):
 
 
 @exact
-def _error(x, weights, q, scale, low):
-    """Weighted squared error of x ≈ scale·q + low."""
+def _error(x, weights, q, scale, low, squared):
+    """Weighted squared or absolute error of x ≈ scale·q + low."""
     total = _ZERO
     for j in range(x.size):
         diff = scale * np.float32(q[j]) + low - x[j]
-        total += weights[j] * (diff * diff)
+        total += weights[j] * (diff * diff if squared else abs(diff))
     return total
 
 
@@ -99,7 +112,7 @@ def _least_squares(x, weights, q, sum_w, sum_x):
 
 
 @exact
-def _fit(x, weights, q, trial, q_max, first, n_steps):
+def _fit(x, weights, q, trial, q_max, first, n_steps, squared):
     """The best (scale, −low) of x ≈ scale·q + low, low ≤ 0; q is written, trial is scratch.
 
     The first try spreads 0 … q_max over the range of x, the others first + q_max, then 0.1 more
@@ -120,13 +133,13 @@ def _fit(x, weights, q, trial, q_max, first, n_steps):
     inverse = np.float32(q_max) / (high - low)
     scale = np.float32(1) / inverse
     _round_levels(q, x, inverse, low, q_max)
-    best = _error(x, weights, q, scale, low)
+    best = _error(x, weights, q, scale, low, squared)
     for step in range(n_steps + 1):
         levels = np.float32(first) + np.float32(0.1) * np.float32(step) + np.float32(q_max)
         _round_levels(trial, x, levels / (high - low), low, q_max)
         try_scale, try_low, found = _least_squares(x, weights, trial, sum_w, sum_x)
         if found:
-            error = _error(x, weights, trial, try_scale, try_low)
+            error = _error(x, weights, trial, try_scale, try_low, squared)
             if error < best:
                 best, scale, low = error, try_scale, try_low
                 copy(q, trial)
@@ -168,7 +181,7 @@ def _choose_levels(q, dst, src, q_max, first, n_steps):
         for i in range(8):
             x = src[b, 32 * i : 32 * i + 32]
             _fit_weights(weights, x)
-            scales[i], lows[i] = _fit(x, weights, q[b, i], trial, q_max, first, n_steps)
+            scales[i], lows[i] = _fit(x, weights, q[b, i], trial, q_max, first, n_steps, True)
         d, dmin = _pack_scales(dst, b, scales, lows)
         for i in range(8):
             scale = d * np.float32(_scale_at(dst, b, i))
@@ -210,7 +223,7 @@ def _pack_q4_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 16:] = _nibbles(q)
 
 
-Q4_K = Quant(dtype=DTYPES["Q4_K"], unpack=_unpack_q4_k, pack=_pack_q4_k)
+Q4_K = Quant(dtype=DTYPES["Q4_K"], unpack=_unpack_q4_k, pack=_pack_q4_k, limit=HALF_LIMIT)
 
 
 @block_code
@@ -243,4 +256,66 @@ def _pack_q5_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 48:] = _nibbles(q)
 
 
-Q5_K = Quant(dtype=DTYPES["Q5_K"], unpack=_unpack_q5_k, pack=_pack_q5_k)
+Q5_K = Quant(dtype=DTYPES["Q5_K"], unpack=_unpack_q5_k, pack=_pack_q5_k, limit=HALF_LIMIT)
+
+
+@block_code
+def _unpack_q2_k(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 84))
+    y = carray(dst, (n_blocks, 256))
+    n = lanes(16)
+    for b in range(n_blocks):
+        d, dmin = half_at(x, b, 80), half_at(x, b, 82)
+        for i in range(16):
+            s = np.int32(x[b, i])
+            scale = d * np.float32(s & np.int32(15))
+            low = dmin * np.float32(s >> np.int32(4))
+            of, shift = 16 + 32 * (i // 8) + 16 * (i % 2), np.int32(2 * (i % 8 // 2))
+            for j in range(n):
+                q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
+                y[b, 16 * i + j] = scale * np.float32(q) - low
+
+
+@exact
+def _put_four_bits(dst, b, values, shift):
+    """Put round(15·values/largest) at bit `shift` of bytes 0 to 15; returns largest/15."""
+    largest = _ZERO
+    for v in values:
+        largest = max(largest, v)
+    if largest > _ZERO:
+        inverse = np.float32(15) / largest
+        for i in range(16):
+            dst[b, i] |= np.uint8((nearest_int(inverse * values[i]) << shift) & 255)
+    return largest / np.float32(15)
+
+
+@exact
+def _choose_two_bits(q, dst, src):
+    """Write s, m, d and dmin of each block to dst and its levels to q, uint8 (n_blocks, 16, 16)."""
+    scales, lows = np.empty(16, np.float32), np.empty(16, np.float32)
+    weights, trial = np.empty(16, np.float32), np.empty(16, np.uint8)
+    for b in range(src.shape[0]):
+        for i in range(16):
+            x = src[b, 16 * i : 16 * i + 16]
+            for j in range(16):
+                weights[j] = abs(x[j])
+            scales[i], lows[i] = _fit(x, weights, q[b, i], trial, 3, -0.5, 15, False)
+        clear(dst[b])
+        d = put_half(dst, b, 80, _put_four_bits(dst, b, scales, 0))
+        dmin = put_half(dst, b, 82, _put_four_bits(dst, b, lows, 4))
+        for i in range(16):
+            scale = d * np.float32(dst[b, i] & 15)
+            low = dmin * np.float32(dst[b, i] >> 4)
+            if scale != _ZERO:
+                for j in range(16):
+                    level = nearest_int((src[b, 16 * i + j] + low) / scale)
+                    q[b, i, j] = max(0, min(3, level))
+
+
+def _pack_q2_k(dst: np.ndarray, src: np.ndarray) -> None:
+    q = np.empty((len(src), 16, 16), np.uint8)
+    _choose_two_bits(q, dst, src)
+    dst[:, 16:80] = two_bit_planes(q)
+
+
+Q2_K = Quant(dtype=DTYPES["Q2_K"], unpack=_unpack_q2_k, pack=_pack_q2_k, limit=HALF_LIMIT)

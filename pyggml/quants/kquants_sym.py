@@ -1,13 +1,17 @@
 """Super-blocks of 256 weights in sub-blocks of 16, with a scale only:  x = d·s·q.
 
-d is a half for the super-block, s an int8 for each of the 16 sub-blocks.
+d is a half for the super-block, s an int8 for each of the 16 sub-blocks, in Q3_K 6 bits of s+32.
 
 Q6_K   210 bytes: 128 bytes of low 4 bits of q+32, 64 bytes of high 2 bits, 16 × s, d. Each half of
        128 weights has 64 + 32 bytes: weight 32k+j has its low bits in byte 32·(k mod 2)+j, in the
        low 4 bits if k < 2, else in the high; its high bits are bits 2k and 2k+1 of byte j
+Q3_K   110 bytes: 32 bytes of top bits of q+4 (bit k of byte j: weight 32k+j), 64 bytes of low 2
+       bits as Q2_K's, 12 bytes of s, d. s of sub-block i has its low 4 bits in byte i mod 8, in the
+       low half if i < 8; its high 2 are bits 2·(i div 4) and one more of byte 8 + i mod 4
 
-Packing, as ggml: each sub-block is fitted by least squares, weighted by x², for 19 trial scales;
-the scales are rounded to 8 bits, and every q is chosen anew for the rounded ones.
+Packing Q6_K, as ggml: each sub-block is fitted by least squares, weighted by x², for 19 trial
+scales; the scales are rounded to 8 bits, and every q is chosen anew for the rounded ones. In Q3_K
+the levels of a sub-block are changed one by one as long as that improves the fit.
 """
 
 from __future__ import annotations
@@ -16,8 +20,17 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import Quant
-from pyggml.quants.bits import clear, copy, extreme, half_at, lanes, nearest_int, put_half
+from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.bits import (
+    clear,
+    copy,
+    extreme,
+    half_at,
+    lanes,
+    nearest_int,
+    put_half,
+    two_bit_planes,
+)
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
@@ -141,8 +154,113 @@ def _pack_q6_k(dst: np.ndarray, src: np.ndarray) -> None:
     rows = q.reshape(-1, 2, 4, 32)  # two halves of four rows of 32 weights
     low, top = rows & 15, rows >> 4
     dst[:, :128] = (low[:, :, :2] | low[:, :, 2:] << 4).reshape(-1, 128)
-    shift = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    dst[:, 128:192] = np.bitwise_or.reduce(top << shift, axis=2).reshape(-1, 64)
+    dst[:, 128:192] = two_bit_planes(top)
 
 
-Q6_K = Quant(dtype=DTYPES["Q6_K"], unpack=_unpack_q6_k, pack=_pack_q6_k)
+Q6_K = Quant(dtype=DTYPES["Q6_K"], unpack=_unpack_q6_k, pack=_pack_q6_k, limit=HALF_LIMIT)
+
+
+@exact
+def _three_bit_scale(x, b, i):
+    """s of sub-block i of Q3_K."""
+    low = np.int32(x[b, 96 + i % 8]) >> np.int32(4 * (i // 8))
+    high = np.int32(x[b, 104 + i % 4]) >> np.int32(2 * (i // 4))
+    return ((low & np.int32(15)) | ((high & np.int32(3)) << np.int32(4))) - np.int32(32)
+
+
+@block_code
+def _unpack_q3_k(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 110))
+    y = carray(dst, (n_blocks, 256))
+    n = lanes(16)
+    for b in range(n_blocks):
+        d = half_at(x, b, 108)
+        for i in range(16):
+            scale = d * np.float32(_three_bit_scale(x, b, i))
+            of, shift = 32 + 32 * (i // 8) + 16 * (i % 2), np.int32(2 * (i % 8 // 2))
+            top, plane = 16 * (i % 2), np.int32(i // 2)
+            for j in range(n):
+                q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
+                q += ((np.int32(x[b, top + j]) >> plane) & np.int32(1)) << np.int32(2)
+                y[b, 16 * i + j] = scale * np.float32(q - np.int32(4))
+
+
+@exact
+def _improve(q, x, sum_xq, sum_q2):
+    """One round of new levels q + 4, each the best while the others stay; the sums afterwards."""
+    changed = False
+    for j in range(16):
+        weight = x[j] * x[j]
+        level = np.float32(np.int32(q[j]) - np.int32(4))
+        rest_xq = sum_xq - weight * x[j] * level
+        if rest_xq > _ZERO:
+            rest_q2 = sum_q2 - weight * level * level
+            new = _clip(x[j] * rest_q2 / rest_xq, 4)
+            if new + 4 != np.int32(q[j]):
+                level = np.float32(new)
+                rest_xq += weight * x[j] * level
+                rest_q2 += weight * level * level
+                better = rest_xq * rest_xq * sum_q2 > sum_xq * sum_xq * rest_q2
+                if rest_q2 > _ZERO and better:
+                    q[j] = new + 4
+                    sum_xq, sum_q2, changed = rest_xq, rest_q2, True
+    return sum_xq, sum_q2, changed
+
+
+@exact
+def _fit_by_steps(q, x):
+    """The scale of x ≈ scale·(q − 4), 16 weights; q is written."""
+    peak = extreme(x)
+    if abs(peak) < _TINY:
+        clear(q)
+        return _ZERO
+    _round_levels(q, x, np.float32(-4) / peak, 4)
+    sum_xq, sum_q2 = _least_squares(x, q, 4)
+    for _ in range(5):
+        sum_xq, sum_q2, changed = _improve(q, x, sum_xq, sum_q2)
+        if not changed:
+            break
+    return sum_xq / sum_q2 if sum_q2 > _ZERO else _ZERO
+
+
+@exact
+def _put_three_bit_scales(dst, b, scales):
+    """Write the 16 s and d of a Q3_K block, which is zeros so far; returns d as its half has it."""
+    peak = extreme(scales)
+    if peak == _ZERO:
+        return _ZERO
+    inverse = np.float32(-32) / peak
+    for i in range(16):
+        byte = nearest_int(inverse * scales[i]) & 255  # as C's int8
+        s = max(-32, min(31, byte - 256 if byte > 127 else byte)) + 32
+        dst[b, 96 + i % 8] |= np.uint8((s & 15) << (4 * (i // 8)))
+        dst[b, 104 + i % 4] |= np.uint8((s >> 4) << (2 * (i // 4)))
+    return put_half(dst, b, 108, np.float32(1) / inverse)
+
+
+@exact
+def _choose_three_bits(q, dst, src):
+    """Write s and d of each block to dst, its levels q + 4 to q, uint8 (n_blocks, 16, 16)."""
+    scales = np.empty(16, np.float32)
+    for b in range(src.shape[0]):
+        for i in range(16):
+            scales[i] = _fit_by_steps(q[b, i], src[b, 16 * i : 16 * i + 16])
+        clear(dst[b])
+        d = _put_three_bit_scales(dst, b, scales)
+        for i in range(16):
+            scale = d * np.float32(_three_bit_scale(dst, b, i))
+            if scale != _ZERO:
+                x = src[b, 16 * i : 16 * i + 16]
+                for j in range(16):
+                    q[b, i, j] = 4 + _clip(x[j] / scale, 4)
+
+
+def _pack_q3_k(dst: np.ndarray, src: np.ndarray) -> None:
+    q = np.empty((len(src), 16, 16), np.uint8)
+    _choose_three_bits(q, dst, src)
+    planes = q.reshape(-1, 8, 32) >> 2
+    dst[:, :32] = np.packbits(planes, axis=1, bitorder="little")[:, 0]
+    dst[:, 32:96] = two_bit_planes(q)
+
+
+Q3_K = Quant(dtype=DTYPES["Q3_K"], unpack=_unpack_q3_k, pack=_pack_q3_k, limit=HALF_LIMIT)

@@ -7,11 +7,13 @@ BF16   2 bytes, the upper half of a float
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pyggml._jit import block_code, carray
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import Quant
+from pyggml.quants.base import HALF_LIMIT, Quant
 from pyggml.quants.bits import bfloat_to_float, half_to_float
 
 
@@ -27,7 +29,7 @@ def _pack_f32(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = src.view(np.uint8)
 
 
-F32 = Quant(dtype=DTYPES["F32"], unpack=_unpack_f32, pack=_pack_f32)
+F32 = Quant(dtype=DTYPES["F32"], unpack=_unpack_f32, pack=_pack_f32, limit=math.inf)
 
 
 @block_code
@@ -42,7 +44,7 @@ def _pack_f16(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = src.astype(np.float16).view(np.uint8)
 
 
-F16 = Quant(dtype=DTYPES["F16"], unpack=_unpack_f16, pack=_pack_f16)
+F16 = Quant(dtype=DTYPES["F16"], unpack=_unpack_f16, pack=_pack_f16, limit=HALF_LIMIT)
 
 
 @block_code
@@ -60,4 +62,4 @@ def _pack_bf16(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = rounded.astype(np.uint16).view(np.uint8)
 
 
-BF16 = Quant(dtype=DTYPES["BF16"], unpack=_unpack_bf16, pack=_pack_bf16)
+BF16 = Quant(dtype=DTYPES["BF16"], unpack=_unpack_bf16, pack=_pack_bf16, limit=HALF_LIMIT)

@@ -8,23 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pyggml._jit import JIT, threads
-from pyggml.dtypes import DType
+from pyggml.dtypes import DType, dtype
 from pyggml.errors import QuantError
 from pyggml.quants.base import NoPack, Pack, Quant
-from pyggml.quants.registry import quant
+from pyggml.quants.registry import NUMBERS, quant
 
 _SPAN = 1 << 18  # weights per piece of work: 1 MiB of float32, some 10 ms of packing
-_OVERFLOW = 60000.0  # up to here no half scale overflows, whatever the type
 
 
 def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
     """The float32 values of a tensor of type `name`.
 
     raw: (..., row_bytes) uint8, or for plain types the native array (..., n): float32, float16,
-    or uint16 for BF16; need not be contiguous. Returns (..., n) float32, C-contiguous, equal to
-    ggml's `to_float` bit for bit (NaN payloads aside).
+    uint16 for BF16, float64, or signed integers; need not be contiguous. Returns (..., n) float32,
+    C-contiguous, equal to ggml's `to_float` bit for bit (NaN payloads aside); F64 and integers are
+    rounded to the nearest float32.
     Raises QuantError if the type is unknown, or raw's type or row length does not fit it.
     """
+    if dtype(name) in NUMBERS:
+        with np.errstate(over="ignore"):
+            return _as_blocks(raw, dtype(name)).view(dtype(name).numpy).astype(np.float32)
     q = quant(name)
     src = _as_blocks(raw, q.dtype)
     row_bytes = src.shape[-1]
@@ -65,7 +68,7 @@ def quantize(array: np.ndarray, name: str) -> np.ndarray:
         src = values[start:stop].astype(np.float32)  # a copy: one compiled kernel for all inputs
         largest = _largest(src, start * q.dtype.block, array.shape, name)
         pack(blocks[start:stop], src)
-        if largest > _OVERFLOW:
+        if largest > q.limit:
             _check_fits(q, blocks[start:stop], src, largest)
 
     _share(len(blocks), q.dtype.block, work)

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType
 from gguf import quants as reference
 
 from pyggml._jit import JIT
-from pyggml.quants import QUANTS, dequantize
+from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 from pyggml.quants.bits import float_to_half, half_to_float, nearest_int, truncate
 
 # ±0, smallest and largest subnormal, smallest normal, largest, ±infinity, quiet and signalling NaN
@@ -19,7 +19,34 @@ HALVES = np.array(
     np.uint16,
 )
 # Wherever a type has its scales: at the start of a block, or at its end.
-PLACES = (0, 2, -2)
+PLACES = (0, 2, -4, -2)
+
+
+# What the package lacks, from the layouts in ggml-common.h.
+def _q8_1(blocks: np.ndarray) -> np.ndarray:
+    return blocks[:, :2].view(np.float16).astype(np.float32) * blocks[:, 4:].view(np.int8)
+
+
+def _q1_0(blocks: np.ndarray) -> np.ndarray:
+    d = blocks[:, :2].view(np.float16).astype(np.float32)
+    return np.where(np.unpackbits(blocks[:, 2:], axis=1, bitorder="little"), d, -d)
+
+
+def _q2_0(blocks: np.ndarray) -> np.ndarray:
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little").reshape(len(blocks), 64, 2)
+    q = bits[..., 0].astype(np.float32) + 2 * bits[..., 1] - 1
+    return q * blocks[:, :2].view(np.float16).astype(np.float32)
+
+
+OWN = {"Q8_1": _q8_1, "Q1_0": _q1_0, "Q2_0": _q2_0}
+
+
+def reference_values(name: str, blocks: np.ndarray) -> np.ndarray:
+    """float32, of any shape, in the order of the weights."""
+    with np.errstate(all="ignore"):
+        if name in OWN:
+            return OWN[name](blocks)
+        return reference.dequantize(blocks, GGMLQuantizationType[name]).astype(np.float32)
 
 
 def special_blocks(block_bytes: int, rng: np.random.Generator) -> np.ndarray:
@@ -58,11 +85,52 @@ def test_equals_reference(name):
     blocks = some_blocks(name)
     before = blocks.copy()
     found = dequantize(blocks, name)
-    with np.errstate(all="ignore"):
-        wanted = reference.dequantize(blocks, GGMLQuantizationType[name])
     assert found.dtype == np.float32
-    assert_same_bits(found, wanted.astype(np.float32).reshape(found.shape))
+    assert_same_bits(found, reference_values(name, blocks).reshape(found.shape))
     np.testing.assert_array_equal(blocks, before)
+
+
+@pytest.mark.parametrize("name", [n for n in QUANTS if QUANTS[n].dtype.quantised])
+def test_every_byte_in_every_place(name):
+    """Every index of a grid's low bits, every scale, every pair of levels."""
+    places = QUANTS[name].dtype.block_bytes
+    rng = np.random.default_rng(1)
+    blocks = np.arange(256, dtype=np.uint8)[:, None] + rng.integers(0, 256, places, dtype=np.uint8)
+    blocks = blocks if JIT else blocks[::40]
+    found = dequantize(blocks, name)
+    assert_same_bits(found, reference_values(name, blocks).reshape(found.shape))
+
+
+def test_every_point_of_the_grids():
+    """All 2048 points of IQ1_S, which has the most: 64 blocks with indices in order."""
+    index = np.arange(2048).reshape(64, 8, 4)
+    top = (index >> 8 << np.array([0, 3, 6, 9])).sum(axis=-1).astype("<u2")
+    parts = [np.full((64, 1), np.float16(2)), index.astype(np.uint8), top]
+    blocks = np.concatenate([p.reshape(64, -1).view(np.uint8) for p in parts], axis=1)
+    found = dequantize(blocks, "IQ1_S")
+    assert_same_bits(found, reference_values("IQ1_S", blocks))
+    assert len(np.unique(found.reshape(-1, 8), axis=0)) == 2048
+
+
+SCALES_OF_IQ1_M = [0x0000, 0x8001, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x3C00]
+
+
+@pytest.mark.parametrize("half", SCALES_OF_IQ1_M)
+def test_the_scattered_scale_of_iq1_m(half):
+    blocks = some_blocks("IQ1_M")
+    for i in range(4):
+        blocks[:, 49 + 2 * i] = (blocks[:, 49 + 2 * i] & 15) | ((half >> (4 * i) & 15) << 4)
+    found = dequantize(blocks, "IQ1_M")
+    assert_same_bits(found, reference_values("IQ1_M", blocks))
+
+
+def test_grids_are_read_when_they_are_needed():
+    script = (
+        "import sys, numpy as np; from pyggml.quants import dequantize;"
+        "dequantize(np.zeros((1, 144), np.uint8), 'Q4_K'); assert 'gguf' not in sys.modules;"
+        "dequantize(np.zeros((1, 50), np.uint8), 'IQ1_S'); assert 'gguf' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-P", "-c", script], check=True)
 
 
 @pytest.mark.parametrize("name", list(QUANTS))
@@ -137,11 +205,11 @@ INTERPRETED = """
 import sys
 import numpy as np
 from pyggml._jit import JIT
-from pyggml.quants import QUANTS, dequantize, quantize
+from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 assert not JIT
 x = np.load(sys.argv[1])["x"]
-packed = {name: quantize(x, name) for name in QUANTS}
-values = {"=" + name: dequantize(packed[name], name) for name in QUANTS}
+packed = {n: quantize(x, n) for n, q in QUANTS.items() if not isinstance(q.pack, NoPack)}
+values = {"=" + name: dequantize(packed[name], name) for name in packed}
 special = {"!" + name: dequantize(b, name) for name, b in np.load(sys.argv[2]).items()}
 np.savez(sys.argv[3], **packed, **values, **special)
 """
@@ -149,8 +217,6 @@ np.savez(sys.argv[3], **packed, **values, **special)
 
 @pytest.mark.skipif(not JIT, reason="compares the interpreted code with the compiled")
 def test_interpreted_code_gives_the_same_bits(tmp_path):
-    from pyggml.quants import quantize
-
     x = np.random.default_rng(5).standard_t(3, (2, 256)).astype(np.float32)
     x[1, 100:] = 0
     blocks = {name: some_blocks(name)[-12:] for name in QUANTS}
@@ -163,8 +229,9 @@ def test_interpreted_code_gives_the_same_bits(tmp_path):
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
     )
     out = np.load(files[2])
-    for name in QUANTS:
-        packed = quantize(x, name)
-        np.testing.assert_array_equal(out[name], packed)
-        assert_same_bits(out["=" + name], dequantize(packed, name))
+    for name, q in QUANTS.items():
         assert_same_bits(out["!" + name], dequantize(blocks[name], name))
+        if not isinstance(q.pack, NoPack):
+            packed = quantize(x, name)
+            np.testing.assert_array_equal(out[name], packed)
+            assert_same_bits(out["=" + name], dequantize(packed, name))

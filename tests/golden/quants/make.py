@@ -1,6 +1,7 @@
 """Make ggml.npz and mix.json with llama.cpp, through llama-cpp-python.
 
-ggml.npz   `x` float32 (rows, 512) and, for each type, its bytes by `ggml_quantize_chunk`
+ggml.npz   `x` float32 (rows, 512) and, for each type, its bytes by `ggml_quantize_chunk` (Q8_1:
+           by `quantize_row_q8_1_ref`)
 mix.json   per model: what the rules ask about it, and per tensor its shape and, for each file
            type, the type that `llama_model_quantize` gave it
 
@@ -21,7 +22,9 @@ import llama_cpp
 import numpy as np
 
 TYPES = {
-    **{"F16": 1, "Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30},
+    **{"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q8_1": 9, "Q2_K": 10},
+    **{"Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30},
+    **{"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42},
 }
 FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K_S": 14, "Q4_K_M": 15},
@@ -63,11 +66,15 @@ def samples() -> np.ndarray:
 def packed(x: np.ndarray, number: int) -> np.ndarray:
     """x as ggml packs it."""
     library = next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.*"))
-    chunk = ctypes.CDLL(str(library)).ggml_quantize_chunk
-    chunk.restype = ctypes.c_size_t
+    ggml = ctypes.CDLL(str(library))
     pointer, long = ctypes.c_void_p, ctypes.c_int64
-    chunk.argtypes = [ctypes.c_int, pointer, pointer, long, long, long, pointer]
     out = np.zeros((len(x), x.shape[1] * 2), np.uint8)  # room for the longest, F16
+    if number == TYPES["Q8_1"]:
+        ggml.quantize_row_q8_1_ref(pointer(x.ctypes.data), pointer(out.ctypes.data), long(x.size))
+        return out.reshape(-1)[: x.size // 32 * 36].reshape(len(x), -1).copy()
+    chunk = ggml.ggml_quantize_chunk
+    chunk.restype = ctypes.c_size_t
+    chunk.argtypes = [ctypes.c_int, pointer, pointer, long, long, long, pointer]
     n = chunk(number, x.ctypes.data, out.ctypes.data, 0, len(x), x.shape[1], None)
     return out.reshape(-1)[:n].reshape(len(x), -1).copy()
 

@@ -1,0 +1,156 @@
+"""One or two bits and a scale d, a half:  x = d·q with few whole numbers q.
+
+Q1_0    18 bytes for 128: d, bit j: weight j is d (1) or −d (0)
+Q2_0    18 bytes for 64: d, bits 2j and 2j+1: q+1 of weight j, q from −1 to 2
+TQ2_0   66 bytes for 256: 64 bytes of q+1, d; q from −1 to 1; in each half of 128 weights bits 2k
+        and 2k+1 of byte j belong to weight 32k+j
+TQ1_0   54 bytes for 256: 32, 16 and 4 bytes of digits q+1 to the base 3, d; byte j of a group of n
+        holds weights j, n+j, 2n+j, … of it (five, in the last group four), most significant first,
+        as a fraction: digits · 256 / 243 rounded up, so that ·3 pushes the first out at the top
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import block_code, carray, exact
+from pyggml.dtypes import DTYPES
+from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.bits import clear, extreme, half_at, inverse, lanes, put_half, round_away
+
+_INFINITY = np.float32(np.inf)
+
+
+@block_code
+def _unpack_q1_0(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 18))
+    y = carray(dst, (n_blocks, 128))
+    n = lanes(8)
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(16):
+            bits = np.uint32(x[b, 2 + i])
+            for j in range(n):
+                y[b, 8 * i + j] = d if (bits >> np.uint32(j)) & np.uint32(1) else -d
+
+
+@exact
+def _pack_q1_0(dst, src):
+    for b in range(src.shape[0]):
+        total = np.float32(0)
+        clear(dst[b])
+        for j in range(128):
+            total += abs(src[b, j])
+            if src[b, j] >= 0:
+                dst[b, 2 + j // 8] |= np.uint8(1 << (j % 8))
+        put_half(dst, b, 0, total / np.float32(128))
+
+
+Q1_0 = Quant(dtype=DTYPES["Q1_0"], unpack=_unpack_q1_0, pack=_pack_q1_0, limit=65504.0)
+
+
+@block_code
+def _unpack_q2_0(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 18))
+    y = carray(dst, (n_blocks, 64))
+    n = lanes(4)
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(16):
+            bits = np.int32(x[b, 2 + i])
+            for j in range(n):
+                q = (bits >> np.int32(2 * j)) & np.int32(3)
+                y[b, 4 * i + j] = d * np.float32(q - np.int32(1))
+
+
+@exact
+def _pack_q2_0(dst, src):
+    for b in range(src.shape[0]):
+        d = abs(extreme(src[b]))
+        per_level = inverse(d)
+        clear(dst[b])
+        put_half(dst, b, 0, d)
+        for j in range(64):
+            v = src[b, j] * per_level
+            # As C converts it: what is not finite, where 1/d overflowed, becomes the lowest level.
+            q = round_away(v) + np.int32(1) if abs(v) < _INFINITY else np.int32(0)
+            dst[b, 2 + j // 4] |= np.uint8(max(0, min(3, q)) << (2 * (j % 4)))
+
+
+Q2_0 = Quant(dtype=DTYPES["Q2_0"], unpack=_unpack_q2_0, pack=_pack_q2_0, limit=HALF_LIMIT)
+
+
+@block_code
+def _unpack_tq2_0(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 66))
+    y = carray(dst, (n_blocks, 256))
+    n = lanes(32)
+    for b in range(n_blocks):
+        d = half_at(x, b, 64)
+        for k in range(8):
+            of, shift = 32 * (k // 4), np.int32(2 * (k % 4))
+            for j in range(n):
+                q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
+                y[b, 32 * k + j] = d * np.float32(q - np.int32(1))
+
+
+@exact
+def _pack_tq2_0(dst, src):
+    for b in range(src.shape[0]):
+        d = abs(extreme(src[b]))
+        per_level = inverse(d)
+        clear(dst[b])
+        put_half(dst, b, 64, d)
+        for j in range(256):
+            q = (round_away(src[b, j] * per_level) + np.int32(1)) & np.int32(3)
+            dst[b, 32 * (j // 128) + j % 32] |= np.uint8(q << (2 * (j % 128 // 32)))
+
+
+TQ2_0 = Quant(dtype=DTYPES["TQ2_0"], unpack=_unpack_tq2_0, pack=_pack_tq2_0, limit=HALF_LIMIT)
+
+
+@exact
+def _group(i):
+    """Group i of a TQ1_0 block: its first byte, first weight, bytes and digits of a byte."""
+    if i == 0:
+        return 0, 0, 32, 5
+    if i == 1:
+        return 32, 160, 16, 5
+    return 48, 240, 4, 4
+
+
+@block_code
+def _unpack_tq1_0(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 54))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 52)
+        for i in range(3):
+            of, to, size, n_digits = _group(i)
+            power = np.uint32(1)
+            for k in range(n_digits):
+                for j in range(size):
+                    fraction = (np.uint32(x[b, of + j]) * power) & np.uint32(255)
+                    q = np.int32((fraction * np.uint32(3)) >> np.uint32(8))
+                    y[b, to + size * k + j] = d * np.float32(q - np.int32(1))
+                power = np.uint32(power * np.uint32(3))
+
+
+@exact
+def _pack_tq1_0(dst, src):
+    for b in range(src.shape[0]):
+        d = abs(extreme(src[b]))
+        per_level = inverse(d)
+        put_half(dst, b, 52, d)
+        for i in range(3):
+            to, of, size, n_digits = _group(i)
+            for j in range(size):
+                digits = np.int32(0)
+                for k in range(n_digits):
+                    q = round_away(src[b, of + size * k + j] * per_level)
+                    digits = digits * np.int32(3) + q + np.int32(1)
+                digits *= np.int32(3) if n_digits == 4 else np.int32(1)
+                dst[b, to + j] = np.uint8((digits * np.int32(256) + np.int32(242)) // np.int32(243))
+
+
+TQ1_0 = Quant(dtype=DTYPES["TQ1_0"], unpack=_unpack_tq1_0, pack=_pack_tq1_0, limit=HALF_LIMIT)

@@ -1,0 +1,212 @@
+"""Groups of 8 (or 4) weights as one index into a grid of good points:  x = d·s·point, with signs.
+
+d is a half for 256 weights, s a whole number (and a half more) for a sub-block of 32 or 16.
+
+IQ2_XXS   66 bytes: d, 8 × (4 indices of 8 bits, uint32 of 4 × 7 bits of signs and 4 of s)
+IQ2_XS    74 bytes: d, 32 × uint16 of 9 bits of index and 7 of signs, 8 bytes of two s
+IQ2_S     82 bytes: d, 32 bytes of indices, 32 of signs, 8 of four times two top bits of indices,
+          8 of two s
+IQ3_XXS   98 bytes: d, 64 indices of 8 bits, for 4 weights each, 8 × uint32 as IQ2_XXS's
+IQ3_S     110 bytes: d, 64 bytes of indices, 8 of their top bits, 32 of signs, 4 of two s
+IQ1_S     50 bytes: d, 32 bytes of indices, 8 × uint16 of 4 × 3 top bits of indices, 3 bits of s,
+          1 for the sign of a shift by 1/8
+IQ1_M     56 bytes: 32 bytes of indices, 16 of two times 3 top bits and a shift's sign, 4 × uint16
+          of 4 × 3 bits of s; their top 4 bits together are d
+
+Seven bits of signs stand for eight: the last makes the number of minus signs even. The grids are
+those of the `gguf` package, read when a type is first used. Every product here is exact in float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from pyggml._jit import block_code, carray, exact
+from pyggml.dtypes import DTYPES
+from pyggml.quants.base import HALF_LIMIT, NoPack, Quant
+from pyggml.quants.bits import half_at, half_to_float
+
+# Zeros until `_load` has filled them; kernels have them as constants.
+_IQ2_XXS = np.zeros((256, 8), np.int8)
+_IQ2_XS = np.zeros((512, 8), np.int8)
+_IQ2_S = np.zeros((1024, 8), np.int8)
+_IQ3_XXS = np.zeros((256, 4), np.int8)
+_IQ3_S = np.zeros((512, 4), np.int8)
+_IQ1_S = np.zeros((2048, 8), np.int8)
+
+_HALF, _QUARTER, _EIGHTH = np.float32(0.5), np.float32(0.25), np.float32(0.125)
+_NO_PACK = NoPack("choosing points of a grid needs data on how the weights are used")
+
+
+@cache
+def _load() -> None:
+    """Fill the grids."""
+    from gguf import quants
+
+    tables = {
+        quants.IQ2_XXS: _IQ2_XXS,
+        quants.IQ2_XS: _IQ2_XS,
+        quants.IQ2_S: _IQ2_S,
+        quants.IQ3_XXS: _IQ3_XXS,
+        quants.IQ3_S: _IQ3_S,
+        quants.IQ1_S: _IQ1_S,
+    }
+    for source, table in tables.items():
+        source.init_grid()
+        table[:] = source.grid.reshape(table.shape)
+
+
+@exact
+def _word16(x, b, i):
+    """The uint16 in bytes i and i + 1 of block b."""
+    return np.uint32(x[b, i]) | (np.uint32(x[b, i + 1]) << np.uint32(8))
+
+
+@exact
+def _word32(x, b, i):
+    """The uint32 in bytes i to i + 3 of block b."""
+    return _word16(x, b, i) | (_word16(x, b, i + 2) << np.uint32(16))
+
+
+@exact
+def _eight_signs(seven):
+    """Seven bits of signs and an eighth, their parity."""
+    odd = seven ^ (seven >> np.uint32(4))
+    odd ^= odd >> np.uint32(2)
+    odd ^= odd >> np.uint32(1)
+    return seven | ((odd & np.uint32(1)) << np.uint32(7))
+
+
+@exact
+def _nibble(byte, i):
+    """The low (i = 0) or high (i = 1) 4 bits."""
+    return np.float32((np.uint32(byte) >> np.uint32(4 * i)) & np.uint32(15))
+
+
+@exact
+def _write(y, b, start, scale, point, signs):
+    """y[b, start …] = scale · point, negative where a bit of signs is 1."""
+    for j in range(point.size):
+        minus = (signs >> np.uint32(j)) & np.uint32(1)
+        y[b, start + j] = scale * np.float32(-point[j] if minus else point[j])
+
+
+@block_code(ready=_load)
+def _unpack_iq2_xxs(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 66))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(8):
+            word = _word32(x, b, 6 + 8 * i)
+            scale = d * (_HALF + np.float32(word >> np.uint32(28))) * _QUARTER
+            for k in range(4):
+                signs = _eight_signs((word >> np.uint32(7 * k)) & np.uint32(127))
+                _write(y, b, 32 * i + 8 * k, scale, _IQ2_XXS[x[b, 2 + 8 * i + k]], signs)
+
+
+@block_code(ready=_load)
+def _unpack_iq2_xs(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 74))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(32):
+            word = _word16(x, b, 2 + 2 * i)
+            scale = d * (_HALF + _nibble(x[b, 66 + i // 4], i // 2 % 2)) * _QUARTER
+            signs = _eight_signs(word >> np.uint32(9))
+            _write(y, b, 8 * i, scale, _IQ2_XS[word & np.uint32(511)], signs)
+
+
+@block_code(ready=_load)
+def _unpack_iq2_s(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 82))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(32):
+            top = (np.uint32(x[b, 66 + i // 4]) >> np.uint32(2 * (i % 4))) & np.uint32(3)
+            point = _IQ2_S[np.uint32(x[b, 2 + i]) | (top << np.uint32(8))]
+            scale = d * (_HALF + _nibble(x[b, 74 + i // 4], i // 2 % 2)) * _QUARTER
+            _write(y, b, 8 * i, scale, point, np.uint32(x[b, 34 + i]))
+
+
+@block_code(ready=_load)
+def _unpack_iq3_xxs(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 98))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(8):
+            word = _word32(x, b, 66 + 4 * i)
+            scale = d * (_HALF + np.float32(word >> np.uint32(28))) * _HALF
+            for k in range(8):
+                signs = _eight_signs((word >> np.uint32(7 * (k // 2))) & np.uint32(127))
+                signs = signs >> np.uint32(4 * (k % 2))
+                _write(y, b, 32 * i + 4 * k, scale, _IQ3_XXS[x[b, 2 + 8 * i + k]], signs)
+
+
+@block_code(ready=_load)
+def _unpack_iq3_s(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 110))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(64):
+            top = (np.uint32(x[b, 66 + i // 8]) >> np.uint32(i % 8)) & np.uint32(1)
+            point = _IQ3_S[np.uint32(x[b, 2 + i]) | (top << np.uint32(8))]
+            s = _nibble(x[b, 106 + i // 16], i // 8 % 2)
+            signs = np.uint32(x[b, 74 + i // 2]) >> np.uint32(4 * (i % 2))
+            _write(y, b, 4 * i, d * (s + s + np.float32(1)), point, signs)
+
+
+@exact
+def _write_shifted(y, b, start, scale, point, minus):
+    """y[b, start …] = scale · (point ± 1/8)."""
+    shift = -_EIGHTH if minus else _EIGHTH
+    for j in range(8):
+        y[b, start + j] = scale * (np.float32(point[j]) + shift)
+
+
+@block_code(ready=_load)
+def _unpack_iq1_s(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 50))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        d = half_at(x, b, 0)
+        for i in range(32):
+            word = _word16(x, b, 34 + 2 * (i // 4))
+            top = (word >> np.uint32(3 * (i % 4))) & np.uint32(7)
+            point = _IQ1_S[np.uint32(x[b, 2 + i]) | (top << np.uint32(8))]
+            s = np.float32((word >> np.uint32(12)) & np.uint32(7))
+            minus = word >> np.uint32(15)
+            _write_shifted(y, b, 8 * i, d * (s + s + np.float32(1)), point, minus)
+
+
+@block_code(ready=_load)
+def _unpack_iq1_m(dst, src, n_blocks):
+    x = carray(src, (n_blocks, 56))
+    y = carray(dst, (n_blocks, 256))
+    for b in range(n_blocks):
+        bits = np.uint32(0)
+        for i in range(4):
+            bits |= (_word16(x, b, 48 + 2 * i) >> np.uint32(12)) << np.uint32(4 * i)
+        d = half_to_float(bits)
+        for i in range(32):
+            extra = np.uint32(x[b, 32 + i // 2]) >> np.uint32(4 * (i % 2))
+            point = _IQ1_S[np.uint32(x[b, i]) | ((extra & np.uint32(7)) << np.uint32(8))]
+            word = _word16(x, b, 48 + 2 * (i // 8))
+            s = np.float32((word >> np.uint32(3 * (i % 8 // 2))) & np.uint32(7))
+            minus = extra & np.uint32(8)
+            _write_shifted(y, b, 8 * i, d * (s + s + np.float32(1)), point, minus)
+
+
+IQ2_XXS = Quant(dtype=DTYPES["IQ2_XXS"], unpack=_unpack_iq2_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ2_XS = Quant(dtype=DTYPES["IQ2_XS"], unpack=_unpack_iq2_xs, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ2_S = Quant(dtype=DTYPES["IQ2_S"], unpack=_unpack_iq2_s, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ3_XXS = Quant(dtype=DTYPES["IQ3_XXS"], unpack=_unpack_iq3_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ3_S = Quant(dtype=DTYPES["IQ3_S"], unpack=_unpack_iq3_s, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ1_S = Quant(dtype=DTYPES["IQ1_S"], unpack=_unpack_iq1_s, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ1_M = Quant(dtype=DTYPES["IQ1_M"], unpack=_unpack_iq1_m, pack=_NO_PACK, limit=HALF_LIMIT)
