@@ -305,6 +305,15 @@ def test_far_from_zero(build, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-30)
 
 
+def test_xielu_is_smooth_at_zero_and_linear_far_to_the_left():
+    """softplus(0) = ln 2 = a_p; a_n = 1/2 + ln 2: slope 1/2 at 0, -ln 2 towards minus infinity."""
+    x = np.array([-1e-3, 0.0, 1e-3, -50.0, 2.0], np.float32)
+    (found,) = run(ops.xielu(leaf(x), 0.0, 0.0))
+    far = (0.5 + math.log(2)) * 49 - 25
+    wanted = [-5e-4, 0, 5e-4, far, 4 * math.log(2) + 1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("build", [ops.silu, ops.gelu, ops.gelu_quick, ops.gelu_erf, ops.hardswish])
 def test_gated_functions_far_from_zero(build):
     """0 to the left and x to the right, with slopes 0 and 1, and no NaN on the way."""
@@ -347,8 +356,16 @@ def test_masks_are_exact():
     np.testing.assert_array_equal(zero, np.where(above, 0, x))
 
 
+def capped_swiglu(gate, up=None, swapped=False):
+    return ops.swiglu_clamp(gate, up, limit=1.25, swapped=swapped)
+
+
 @pytest.mark.parametrize(
-    "build", [ops.swiglu, ops.reglu, ops.geglu, ops.geglu_quick, ops.geglu_erf]
+    "build",
+    [
+        *(ops.swiglu, ops.reglu, ops.geglu, ops.geglu_quick, ops.geglu_erf),
+        *(ops.swiglu_oai, capped_swiglu),
+    ],
 )
 def test_a_packed_gate_is_the_first_half_unless_swapped(build):
     x = f32((3, 10))
@@ -376,6 +393,8 @@ REFUSED = [
     (lambda: ops.silu_back(X, zeros((8, 3))), "silu_back: dy is"),
     (lambda: ops.swiglu(X, zeros((3, 7))), "swiglu: source 1 is"),
     (lambda: ops.swiglu(zeros((3, 7))), "halves: x is .*even last axis"),
+    (lambda: ops.swiglu_oai(X, X, limit=0.0), "swiglu_oai: limit is 0.0"),
+    (lambda: ops.xielu(X, 0.0, 0.0, eps=0.1), "xielu: eps is 0.1"),
     (lambda: ops.repeat(X, (3, 12)), "repeat: x is"),
     (lambda: ops.repeat_back(X, (3, 3)), "repeat_back: x is .*multiples of"),
     (lambda: ops.cpy(X, dtype("Q8_0")), "cpy: x is .*wanted F32, F16 or BF16"),

@@ -20,6 +20,7 @@ from pyggml.ops.attention import flash_attn_ext
 from pyggml.ops.delta_net import gated_delta_net
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
+from pyggml.ops.glu_clipped import swiglu_clamp, swiglu_oai
 from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
@@ -64,6 +65,7 @@ from pyggml.ops.unary import (
 )
 from pyggml.ops.view import acc, set_, view
 from pyggml.ops.wkv import gated_linear_attn, rwkv_wkv6, rwkv_wkv7
+from pyggml.ops.xielu import xielu
 from pyggml.tensor import OPS
 
 __all__ = [
@@ -173,6 +175,8 @@ __all__ = [
     "sum_",
     "sum_rows",
     "swiglu",
+    "swiglu_clamp",
+    "swiglu_oai",
     "tanh",
     "top_k",
     "transpose",
@@ -180,4 +184,5 @@ __all__ = [
     "trunc",
     "view",
     "window_span",
+    "xielu",
 ]

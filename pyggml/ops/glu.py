@@ -10,7 +10,7 @@ Without `up`, one tensor holds both halves in its last axis: the gate first, unl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -46,37 +46,38 @@ _ROOT_HALF = np.float32(math.sqrt(0.5))
 
 def swiglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """silu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's SWIGLU)."""
-    return SWIGLU(*_parts(gate, up, swapped))
+    return SWIGLU(*parts(gate, up, swapped))
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """relu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's REGLU)."""
-    return REGLU(*_parts(gate, up, swapped))
+    return REGLU(*parts(gate, up, swapped))
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """gelu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's GEGLU)."""
-    return GEGLU(*_parts(gate, up, swapped))
+    return GEGLU(*parts(gate, up, swapped))
 
 
 def geglu_quick(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """gelu_quick(gate) · up, F32, shapes as geglu (ggml's GEGLU_QUICK)."""
-    return GEGLU_QUICK(*_parts(gate, up, swapped))
+    return GEGLU_QUICK(*parts(gate, up, swapped))
 
 
 def geglu_erf(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """gelu_erf(gate) · up, F32, shapes as geglu (ggml's GEGLU_ERF)."""
-    return GEGLU_ERF(*_parts(gate, up, swapped))
+    return GEGLU_ERF(*parts(gate, up, swapped))
 
 
-def _parts(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
+def parts(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
+    """(gate, up), cut out of a packed gate if there is no up."""
     if up is not None:
         return gate, up
     first, second = halves(gate)
     return (second, first) if swapped else (first, second)
 
 
-def _glu_op(
+def glu_op(
     name: str,
     ggml: GGMLGLUOp | GGMLOp,
     code: Callable[..., None],
@@ -84,10 +85,14 @@ def _glu_op(
     grad: GradRule | NoGrad,
     arrays: Layout = flat,
     n_sources: int = 2,
+    params: tuple[Mapping[str, float], ...] = ({},),
 ) -> Op:
-    """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources), seen as `arrays`."""
+    """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources, *params), seen as `arrays`.
 
-    def spec(gate: Tensor, *others: Tensor) -> Spec:
+    `params` are the parameters to take samples with.
+    """
+
+    def spec(gate: Tensor, *others: Tensor, **_: float) -> Spec:
         expect_type(name, "gate", gate)
         for i, t in enumerate(others, 1):
             expect(name, f"source {i}", t, gate.shape)
@@ -96,7 +101,8 @@ def _glu_op(
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
             magnitude = rng.uniform(0.1, 4.0, (n_sources, *shape))  # relu has a kink at 0
-            yield Sample(tuple(magnitude * rng.choice([-1.0, 1.0], magnitude.shape)))
+            arrays = tuple(magnitude * rng.choice([-1.0, 1.0], magnitude.shape))
+            yield from (Sample(arrays, p) for p in params)
 
     return op(
         name=name,
@@ -144,8 +150,8 @@ def _swiglu_back_gate_ref(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> n
     return np.asarray(dy * up * s * (1 + gate * (1 - s)))
 
 
-SWIGLU = _glu_op("swiglu", GGMLGLUOp.SWIGLU, _swiglu, _swiglu_ref, _swiglu_grad, strips)
-SWIGLU_BACK_GATE = _glu_op(
+SWIGLU = glu_op("swiglu", GGMLGLUOp.SWIGLU, _swiglu, _swiglu_ref, _swiglu_grad, strips)
+SWIGLU_BACK_GATE = glu_op(
     "swiglu_back_gate",
     GGMLOp.CUSTOM,
     _swiglu_back_gate,
@@ -204,16 +210,16 @@ def _geglu_erf(y, gate, up):
         y[i] = _HALF * gate[i] * (_ONE + np.float32(math.erf(gate[i] * _ROOT_HALF))) * up[i]
 
 
-REGLU = _glu_op("reglu", GGMLGLUOp.REGLU, _reglu, _product_ref("relu"), _product_grad(relu))
-GEGLU = _glu_op("geglu", GGMLGLUOp.GEGLU, _geglu, _product_ref("gelu"), _product_grad(gelu), strips)
-GEGLU_QUICK = _glu_op(
+REGLU = glu_op("reglu", GGMLGLUOp.REGLU, _reglu, _product_ref("relu"), _product_grad(relu))
+GEGLU = glu_op("geglu", GGMLGLUOp.GEGLU, _geglu, _product_ref("gelu"), _product_grad(gelu), strips)
+GEGLU_QUICK = glu_op(
     "geglu_quick",
     GGMLGLUOp.GEGLU_QUICK,
     _geglu_quick,
     _product_ref("gelu_quick"),
     _product_grad(gelu_quick),
 )
-GEGLU_ERF = _glu_op(
+GEGLU_ERF = glu_op(
     "geglu_erf",
     GGMLGLUOp.GEGLU_ERF,
     _geglu_erf,

@@ -1,0 +1,102 @@
+"""The expanded integral of ELU (arXiv:2411.13010), as Apertus has it.
+
+xielu        a_p·x² + beta·x  where x > 0,  else  a_n·(e^min(x, eps) − 1 − x) + beta·x
+xielu_back   dy times 2·a_p·x + beta, or a_n·(e^x − 1) + beta, e^x counting where x < eps only
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pyggml._jit import kernel
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
+from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.unary import draws, unary_op
+from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, flat, op
+
+_ZERO, _TWO = np.float32(0), np.float32(2)
+_SAMPLE: dict[str, Any] = {"a_n": 1.3, "a_p": 0.8, "beta": 0.5, "eps": -1e-6}
+
+
+def xielu(
+    x: Tensor, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-6
+) -> Tensor:
+    """xIELU with a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n), F32 (ggml's XIELU).
+
+    The alphas are constants, as in ggml. Raises ShapeError if eps is above 0.
+    """
+    if eps > 0:
+        raise ShapeError(f"xielu: eps is {eps}, wanted 0 or less")
+    a_n, a_p = beta + _softplus(alpha_n), _softplus(alpha_p)
+    return XIELU(x, a_n=a_n, a_p=a_p, beta=float(beta), eps=float(eps))
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+@kernel
+def _xielu(y, x, a_n, a_p, beta, eps):
+    for i in range(x.size):
+        if x[i] > _ZERO:
+            y[i] = a_p * x[i] * x[i] + beta * x[i]
+        else:
+            y[i] = a_n * (np.expm1(min(x[i], eps)) - x[i]) + beta * x[i]
+
+
+def _xielu_ref(x: np.ndarray, a_n: float, a_p: float, beta: float, eps: float) -> np.ndarray:
+    left = a_n * (np.expm1(np.minimum(x, eps)) - x)
+    return np.where(x > 0, a_p * x * x, left) + beta * x
+
+
+def _xielu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    return (XIELU_BACK(node.src[0], dy, **node.params),)
+
+
+XIELU = unary_op(
+    "xielu", GGMLUnaryOp.XIELU, _xielu, _xielu_ref, _xielu_grad, draws(0.05, 3, **_SAMPLE)
+)
+
+
+@kernel
+def _xielu_back(dx, x, dy, a_n, a_p, beta, eps):
+    for i in range(x.size):
+        left = a_n * np.expm1(x[i]) if x[i] < eps else -a_n
+        slope = _TWO * a_p * x[i] if x[i] > _ZERO else left
+        dx[i] = dy[i] * (slope + beta)
+
+
+def _xielu_back_ref(
+    x: np.ndarray, dy: np.ndarray, a_n: float, a_p: float, beta: float, eps: float
+) -> np.ndarray:
+    left = a_n * (np.where(x < eps, np.exp(np.minimum(x, 0)), 0) - 1)
+    return np.asarray(dy * (np.where(x > 0, 2 * a_p * x, left) + beta))
+
+
+def _xielu_back_spec(x: Tensor, dy: Tensor, **_: float) -> Spec:
+    expect_type("xielu_back", "x", x)
+    expect("xielu_back", "dy", dy, x.shape)
+    return Spec(x.shape)
+
+
+def _xielu_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for s in draws(0.05, 3, **_SAMPLE)(rng):
+        yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)), s.params)
+
+
+XIELU_BACK = op(
+    name="xielu_back",
+    ggml=GGMLOp.CUSTOM,
+    spec=_xielu_back_spec,
+    run=flat(_xielu_back),
+    ref=_xielu_back_ref,
+    grad=NoGrad("second derivatives are out of scope"),
+    samples=_xielu_back_samples,
+    memory=Memory.INPLACE,
+    needs=PLAIN,
+)
