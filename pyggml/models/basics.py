@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from pyggml.models.attention import Attention
-from pyggml.models.block import Chain, residual
+from pyggml.models.block import Chain, Sum, residual
 from pyggml.models.config import (
     Heads,
     ModelConfig,
@@ -68,6 +68,15 @@ class Basics:
                 residual(self.norm("ffn_norm"), feed_forward, factor=factor),
             )
         )
+
+    def parallel(
+        self, attention: Part, feed_forward: Part, norms: tuple[str, str] = ("attn_norm", "attn_norm")
+    ) -> Part:
+        """x += attention(norm x) + feed_forward(norm x); `norms` of the two, one if they agree."""
+        if norms[0] == norms[1]:
+            return residual(self.norm(norms[0]), Sum((attention, feed_forward)))
+        branches = zip(norms, (attention, feed_forward), strict=True)
+        return residual(Sum(tuple(Chain((self.norm(name), part)) for name, part in branches)))
 
     def sandwiched(self, attention: Part, feed_forward: Part) -> Part:
         """The usual block with a norm behind each of its two parts as well."""

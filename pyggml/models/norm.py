@@ -39,12 +39,18 @@ class RmsNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Norm):
-    """(x − mean x) / √(variance + eps) · weight + bias; `has` names those of the two it has."""
+    """(x − mean x) / √(variance + eps) · weight + bias; `has` names those of the two it has.
+
+    heads   of x (..., heads, size), each with numbers of its own in weight and bias; 0 if all share
+    """
 
     has: tuple[str, ...] = ("weight", "bias")
+    heads: int = 0
 
     def tensors(self, at: str) -> Tensors:
-        return {f"{at}{self.name}.{part}": TensorSpec((self.size,)) for part in self.has}
+        shape = (self.heads, self.size) if self.heads else (self.size,)
+        spec = TensorSpec(shape, unpacked=True)
+        return {f"{at}{self.name}.{part}": spec for part in self.has}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"

@@ -3,6 +3,7 @@
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.gpt2 import GPT2
+from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE
 from pyggml.models.architectures.lfm2 import LFM2
 from pyggml.models.architectures.llama import LLAMA
@@ -32,5 +33,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         LFM2,
         MAMBA,
         MAMBA2,
+        GPTNEOX,
     )
 }

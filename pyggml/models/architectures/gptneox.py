@@ -1,0 +1,29 @@
+"""gptneox: GPT-NeoX and Pythia. Attention and feed-forward see the same x, each by a norm of its own.
+
+The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
+"""
+
+from __future__ import annotations
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import gelu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"), packed=True)
+    parallel = r.flag("use_parallel_residual", True)
+
+    def block(i: int) -> Part:
+        attention, feed_forward = b.attention(i), b.plain(i, gelu)
+        if parallel:
+            return b.parallel(attention, feed_forward, ("attn_norm", "ffn_norm"))
+        return b.pre_norm(attention, feed_forward)
+
+    return b.decoder(block, tied=False)
+
+
+GPTNEOX = Architecture("gptneox", _decoder, {"rope.dimension_count": 16})

@@ -1,0 +1,128 @@
+"""Architectures against transformers' classes and llama.cpp, on the small models of `peers`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from peers import PEERS, golden
+from peers.files import GOLDEN, save, unpacked
+from peers.peer import LORA_RANK, LORA_SCALE
+
+import pyggml
+from pyggml.generation import Session
+from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
+from pyggml.lora.data import Corpus, Dataset
+
+pytestmark = pytest.mark.parametrize("name", list(PEERS))
+
+
+@pytest.fixture
+def model(name):
+    return pyggml.load(GOLDEN / f"{name}.gguf", compute="f32")
+
+
+@pytest.fixture
+def values(name):
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def adapted(model, values):
+    """The golden adapter on the modules that are the default."""
+    made = attach(model, LoraConfig(rank=LORA_RANK, alpha=LORA_RANK * LORA_SCALE))
+    wanted = {k.removeprefix("lora/"): v for k, v in values.items() if k.startswith("lora/")}
+    tensors = {t.name: t for pair in made.pairs.values() for t in (pair.a, pair.b)}
+    assert tensors.keys() == wanted.keys(), "adapters update every matrix of the blocks"
+    for name, t in tensors.items():
+        t.data[:] = wanted[name]
+
+
+def nmse(found, wanted):
+    """Mean square error in units of the mean square."""
+    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
+
+
+def test_logits(model, values):
+    assert nmse(model.logits(values["tokens"]), values["logits"]) < 1e-10
+
+
+def test_logits_with_an_adapter(model, values):
+    adapted(model, values)
+    found = model.logits(values["tokens"])
+    assert nmse(found, values["lora_logits"]) < 1e-10
+    assert nmse(found, values["logits"]) > 1e-3, "the adapter changes something"
+
+
+def test_gradients_of_an_adapter(model, values):
+    adapted(model, values)
+    loss, grads = loss_and_grads(model, values["tokens"])
+    assert loss == pytest.approx(float(values["lora_loss"]), rel=1e-6)
+    for name, g in grads.items():
+        exact = values[f"grad/{name}"]
+        assert np.linalg.norm(exact) > 1e-5, f"{name} is trained"
+        assert np.linalg.norm(g - exact) < 1e-4 * np.linalg.norm(exact), name
+
+
+def test_a_cache_changes_nothing(model, values):
+    tokens = values["tokens"]
+    session, whole = Session(model, len(tokens)), values["logits"]
+    for n in (7, 1, 1, 12, 1, 1, 1):
+        found = session.feed(tokens[session.n_past : session.n_past + n])
+        assert nmse(found, whole[session.n_past - 1]) < 1e-10
+    assert session.n_past == len(tokens)
+
+
+# -- the others ---------------------------------------------------------------------------------
+
+
+@pytest.mark.interop
+def test_the_golden_files_are_pytorch_s(name, values, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    arrays, found = golden(PEERS[name])
+    path = save(tmp_path, PEERS[name], (arrays, found))
+    assert path.read_bytes() == (GOLDEN / path.name).read_bytes()
+    assert found.keys() == values.keys()
+    for key, wanted in values.items():
+        np.testing.assert_allclose(found[key], wanted, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+def llama_cpp_logits(path: Path, tokens, adapter=None):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    llama = llama_cpp.Llama(
+        model_path=str(path),
+        lora_path=adapter and str(adapter),
+        n_ctx=len(tokens),
+        logits_all=True,
+        type_k=0,  # F32
+        type_v=0,
+        flash_attn=False,
+        verbose=False,
+    )
+    llama.eval([int(t) for t in tokens])
+    return np.array(llama.scores[: len(tokens)])
+
+
+def trained(model):
+    """A few steps on random tokens, with steps so long that they change much."""
+    made = attach(model, LoraConfig(rank=2, alpha=4.0))
+    tokens = np.random.default_rng(0).integers(0, 64, (8, 33)).astype(np.int32)
+    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+    config = TrainConfig(ctx=32, lr=0.02, warmup_steps=0, lr_scheduler="constant", compute="f32")
+    Trainer(model, made.parameters, corpus, config).run()
+    return made
+
+
+@pytest.mark.interop
+def test_llama_cpp_agrees_with_and_without_our_adapter(name, model, values, tmp_path):
+    """What is left is its table of GELUs in halves, at most."""
+    if not PEERS[name].in_llama_cpp:
+        pytest.skip("llama.cpp does not load such a small one")
+    tokens = values["tokens"]
+    path = unpacked(GOLDEN / f"{name}.gguf", tmp_path / "model.gguf")
+    assert nmse(llama_cpp_logits(path, tokens), values["logits"]) < 1e-6
+    made = trained(model)
+    made.save(tmp_path / "adapter.gguf")
+    ours = model.logits(tokens)
+    assert nmse(ours, values["logits"]) > 1e-2, "the adapter does next to nothing"
+    assert nmse(llama_cpp_logits(path, tokens, tmp_path / "adapter.gguf"), ours) < 1e-6

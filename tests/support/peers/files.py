@@ -1,0 +1,53 @@
+"""The golden files of a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from peers.peer import Arrays, Peer
+
+GOLDEN = Path(__file__).parents[2] / "golden/peers"
+
+
+def save(folder: Path, peer: Peer, found: tuple[Arrays, Arrays]) -> Path:
+    """NAME.gguf with matrices in F16, and NAME.npz; returns the path of the first."""
+    arrays, values = found
+    path = folder / f"{peer.name}.gguf"
+    halves = {n: a.astype(np.float16) if in_halves(n, a) else a for n, a in arrays.items()}
+    write(path, peer.metadata(), halves)
+    np.savez_compressed(folder / f"{peer.name}.npz", **values)
+    return path
+
+
+def in_halves(name: str, array: np.ndarray) -> bool:
+    """Whether the converter writes a tensor as F16: matrices, except those of norms."""
+    return array.ndim > 1 and not name.endswith("norm.weight")
+
+
+def write(path: Path, metadata: Mapping[str, Any], arrays: Arrays) -> None:
+    """A file by gguf's own writer, which owes nothing to pyggml's."""
+    writer = gguf.GGUFWriter(path, metadata["general.architecture"])
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in metadata.items():
+        if key != "general.architecture":
+            getattr(writer, f"add_{kinds[type(value)]}")(key, value)
+    for name, array in arrays.items():
+        writer.add_tensor(name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def unpacked(path: Path, to: Path) -> Path:
+    """The same file with every tensor in F32, so that llama.cpp rounds as little as it can."""
+    reader = gguf.GGUFReader(path)
+    arrays = {t.name: np.array(t.data, np.float32) for t in reader.tensors}
+    fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    write(to, fields, arrays)
+    return to
