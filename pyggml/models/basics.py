@@ -70,7 +70,10 @@ class Basics:
         )
 
     def parallel(
-        self, attention: Part, feed_forward: Part, norms: tuple[str, str] = ("attn_norm", "attn_norm")
+        self,
+        attention: Part,
+        feed_forward: Part,
+        norms: tuple[str, str] = ("attn_norm", "attn_norm"),
     ) -> Part:
         """x += attention(norm x) + feed_forward(norm x); `norms` of the two, one if they agree."""
         if norms[0] == norms[1]:

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peers import PEERS, golden
-from peers.files import GOLDEN, save, unpacked
-from peers.peer import LORA_RANK, LORA_SCALE
 
 import pyggml
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
 from pyggml.lora.data import Corpus, Dataset
+
+from peers import PEERS, golden
+from peers.files import GOLDEN, save, unpacked
+from peers.peer import LORA_RANK, LORA_SCALE
 
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
 

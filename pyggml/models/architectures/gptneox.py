@@ -26,4 +26,4 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
-GPTNEOX = Architecture("gptneox", _decoder, {"rope.dimension_count": 16})
+GPTNEOX = Architecture("gptneox", _decoder, {"rope.dimension_count": 2})

@@ -152,9 +152,12 @@ def adapter(peer: Peer, arrays: Arrays) -> Iterator[tuple[str, tuple[np.ndarray,
         *outer, n_out, n_in = arrays[name].shape
         rng = np.random.default_rng(crc32(name.encode()))
         a = rng.standard_normal((*outer, LORA_RANK, n_in)) / n_in**0.5
-        yield name, (
-            a.astype(np.float32),
-            rng.normal(0, 0.2, (*outer, n_out, LORA_RANK)).astype(np.float32),
+        yield (
+            name,
+            (
+                a.astype(np.float32),
+                rng.normal(0, 0.2, (*outer, n_out, LORA_RANK)).astype(np.float32),
+            ),
         )
 
 
