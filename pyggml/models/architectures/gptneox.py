@@ -1,4 +1,4 @@
-"""gptneox: GPT-NeoX and Pythia. Attention and feed-forward see the same x, each by a norm of its own.
+"""gptneox: GPT-NeoX and Pythia. Attention and feed-forward see the same x, by norms of their own.
 
 The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
 """

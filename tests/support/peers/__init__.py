@@ -2,10 +2,10 @@
 
     python -m peers gptneox phi2        (in tests/support; needs torch and transformers)
 
-writes tests/golden/peers/NAME.gguf and NAME.npz: a model with its logits, and the loss and gradients
-of an adapter, all by PyTorch in float32. tests/models/test_peers.py holds pyggml against these files
-and against llama.cpp, and these files against PyTorch. A new architecture needs no more than a Peer
-in one of the files here, entered in PEERS.
+writes tests/golden/peers/NAME.gguf and NAME.npz: a model with its logits, and the loss and
+gradients of an adapter, all by PyTorch in float32. tests/models/test_peers.py holds pyggml against
+these files and against llama.cpp, and these files against PyTorch. A new architecture needs no more
+than a Peer in one of the files here, entered in PEERS.
 """
 
 from peers.dense import DENSE

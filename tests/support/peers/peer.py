@@ -40,7 +40,7 @@ def as_it_is(name: str, array: np.ndarray) -> Iterable[tuple[str, np.ndarray]]:
 
 
 def drawn(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Matrices keep the size of what they multiply, weights of norms lie near 1, the rest near 0."""
+    """Matrices keep the size of what they multiply; weights of norms are near 1, the rest near 0."""
     x = rng.standard_normal(shape)
     if len(shape) > 1:
         return 1.2 * x / shape[-1] ** 0.5 if shape[0] != N_VOCAB else 0.5 * x
@@ -162,8 +162,8 @@ def adapter(peer: Peer, arrays: Arrays) -> Iterator[tuple[str, tuple[np.ndarray,
 
 
 def origins(peer: Peer, parameters: Mapping[str, Any]) -> Callable[[str], list]:
-    """GGUF name -> (parameter, its places, the tensor's places): found by converting numbered places
-    instead of weights, so that the conversion need not be written a second time backwards."""
+    """GGUF name -> (parameter, its places, the tensor's places): found by converting numbered
+    places instead of weights, so that no conversion is written a second time backwards."""
     sizes = [p.numel() for p in parameters.values()]
     starts = np.cumsum([0, *sizes])
     numbered = {
