@@ -38,7 +38,8 @@ from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_ba
 from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
 from pyggml.ops.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
 from pyggml.ops.repeat import repeat, repeat_back
-from pyggml.ops.rope import rope, rope_apply, rope_apply_back, rope_table
+from pyggml.ops.rope import rope, rope_apply, rope_apply_back
+from pyggml.ops.rope_table import rope_table
 from pyggml.ops.rows import get_rows, get_rows_back, set_rows
 from pyggml.ops.softmax import soft_max, soft_max_back
 from pyggml.ops.sort import argsort, top_k

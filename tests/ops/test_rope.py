@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml.errors import ShapeError
-from pyggml.ops.rope import rope, rope_apply, rope_apply_back, rope_table
+from pyggml.ops.rope import rope, rope_apply, rope_apply_back
+from pyggml.ops.rope_table import rope_table
 from pyggml.runtime import run
 from pyggml.tensor import Tensor, leaf
 
@@ -92,6 +93,40 @@ def test_yarn_leaves_fast_pairs_interpolates_slow_ones_and_scales_all():
     np.testing.assert_allclose(table[0, 1, -8:], m * np.sin(s * theta[-8:]), atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["normal", "neox", "mrope"])
+def test_an_offset_turns_the_features_behind_it_only(mode):
+    x = floats(3, 2, 16)
+    at = places(1, 2, 30)
+    if mode == "mrope":
+        at = leaf(np.tile(at.data, (4, 1)))
+    several = {"sections": (2, 1, 1, 0)} if mode == "mrope" else {}
+    whole, part = run(
+        rope(leaf(x), at, mode=mode, n_dims=8, offset=6, **several),
+        rope(leaf(x[..., 6:14]), at, mode=mode, n_dims=8, **several),
+    )
+    np.testing.assert_array_equal(whole[..., 6:14], part)
+    np.testing.assert_array_equal(whole[..., :6], x[..., :6])
+    np.testing.assert_array_equal(whole[..., 14:], x[..., 14:])
+
+
+@pytest.mark.parametrize("mode, sections", [("mrope", (3, 3, 2, 0)), ("imrope", (3, 3, 2, 0))])
+def test_text_has_four_equal_positions_and_turns_as_neox_does(mode, sections):
+    x, at = leaf(floats(4, 2, 16)), places(0, 5, 6, 200)
+    four = leaf(np.tile(at.data, (4, 1)))
+    several, one = run(
+        rope(x, four, mode=mode, n_dims=16, sections=sections),
+        rope(x, at, mode="neox", n_dims=16),
+    )
+    np.testing.assert_array_equal(several, one)
+
+
+def test_vision_turns_half_the_pairs_by_the_row_and_half_by_the_column():
+    at = leaf(np.array([[7], [9], [0], [0]], np.int32))
+    (table,) = run(rope_table(at, n_dims=8, mode="vision", sections=(4, 4, 4, 4)))
+    fast = 10000.0 ** (-np.arange(4) / 4)
+    np.testing.assert_allclose(table[0, 0], np.cos(np.concatenate([7 * fast, 9 * fast])), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -105,11 +140,22 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         rope_table(places(0, 1), **settings)
 
 
+def test_four_positions_need_four_sections():
+    four = leaf(np.zeros((4, 2), np.int32))
+    for sections in ((), (1, 2, 3), (0, 0, 0, 4), (4, -1, 2, 0)):
+        with pytest.raises(ShapeError, match="sections .* wanted 4 numbers"):
+            rope_table(four, n_dims=8, mode="mrope", sections=sections)
+    with pytest.raises(ShapeError, match="wanted 4 rows for 'vision'"):
+        rope_table(leaf(np.zeros((2, 2), np.int32)), n_dims=8, mode="vision", sections=(1, 1, 1, 1))
+    with pytest.raises(ShapeError, match="freq_factors is .* wanted 8 or more"):
+        rope_table(four, leaf(floats(4)), n_dims=8, mode="vision", sections=(4, 4, 0, 0))
+
+
 def test_sources_that_do_not_fit_are_refused():
     x, at = leaf(floats(2, 3, 8)), places(0, 1)
     with pytest.raises(ShapeError, match="mode is 'glm'"):
         rope(x, at, mode="glm", n_dims=8)
-    with pytest.raises(ShapeError, match=r"wanted \(2, 2, at most 4\)"):
+    with pytest.raises(ShapeError, match=r"wanted \(2, 2, at most 4\) for .* from feature 0 on"):
         rope(x, at, mode="neox", n_dims=10)
     with pytest.raises(ShapeError, match=r"freq_factors is .* wanted 4 or more"):
         rope(x, at, leaf(floats(3)), mode="neox", n_dims=8)
