@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyggml.errors import ConfigError
 from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
@@ -85,6 +86,11 @@ class Decoder:
         if self.embedding_scale != 1:
             x = scale(x, self.embedding_scale)
         if self.n_positions:
+            if net.n_ctx > self.n_positions:
+                raise ConfigError(
+                    f"a context of {net.n_ctx} tokens, wanted at most {self.n_positions}: the "
+                    "model has learned no further positions"
+                )
             x = add(x, get_rows(net.weights["position_embd.weight"], net.inputs.positions))
         return x
 

@@ -53,9 +53,11 @@ def merged(tensors: Iterable[Tensors]) -> Tensors:
 def read_weights(file: GGUFFile, tensors: Tensors) -> Weights:
     """Leaves for the tensors a decoder needs; matrices stay mapped, vectors are copied as F32.
 
-    Raises ModelError with every missing tensor, wrong shape and type that cannot be unpacked.
+    Raises ModelError with every missing tensor, wrong shape and type that cannot be unpacked, and
+    every tensor that the decoder would not use, as its logits could not be the file's.
     """
-    faults, weights = [], {}
+    faults = [f"{n} is not used by this architecture" for n in file.tensors if n not in tensors]
+    weights = {}
     for name, spec in tensors.items():
         info = file.tensors.get(name)
         if info is None:

@@ -65,7 +65,7 @@ def test_no_model_at_all(pyggml, text, tmp_path, command, what):
 
 
 MISFITS = {
-    "architecture": ({"general__architecture": "mamba"}, "architecture 'mamba' is not known"),
+    "architecture": ({"general__architecture": "gptzilla"}, "architecture 'gptzilla' is not known"),
     "no architecture": ({"general__architecture": None}, "architecture None is not known"),
     "pre-tokenizer": ({"tokenizer__ggml__pre": "nonesuch"}, "ggml.pre is 'nonesuch', wanted one"),
     "tokenizer": ({"tokenizer__ggml__model": "bert"}, "is 'bert', wanted one of gpt2, llama"),

@@ -7,6 +7,7 @@ import pyggml
 from pyggml import gguf
 from pyggml.dtypes import F16, F32, F64, dtype
 from pyggml.errors import ConfigError, GGUFError, ModelError
+from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES
 from pyggml.quants import quantize
 
@@ -171,6 +172,13 @@ def test_an_embedding_that_is_no_matrix(shape, tiny):
     assert "no matrix token_embd.weight" in refusal(tiny(tensors={"token_embd.weight": shape}))
 
 
+def test_tensors_without_a_use(tiny):
+    """A scale or norm that was left out would change the logits without a word."""
+    text = refusal(tiny(tensors={"blk.0.attn_q.scale": (1,), "blk.1.post_ffw_norm.weight": (16,)}))
+    for name in ("blk.0.attn_q.scale", "blk.1.post_ffw_norm.weight"):
+        assert f"{name} is not used by this architecture" in text
+
+
 def test_a_hundred_faults_are_cut_short(tiny):
     text = refusal(tiny(keys={"llama.block_count": 20}, tensors={"blk.0.attn_q.weight": (1, 1)}))
     assert "; and " in text
@@ -255,3 +263,18 @@ def test_matrices_stay_mapped_and_packed(tiny, tmp_path):
     assert not w.data.flags.owndata
     assert not w.data.flags.writeable
     assert np.isfinite(model.logits([1, 2])).all()
+
+
+# -- learned positions --------------------------------------------------------------------------
+
+
+def test_a_context_beyond_the_learned_positions(tiny):
+    model = pyggml.load(
+        tiny("gpt2", keys={"gpt2.context_length": 8}, tensors={"position_embd.weight": (8, 16)})
+    )
+    model.logits(range(8))
+    Session(model, 8).feed([1, 2])
+    with pytest.raises(ConfigError, match="a context of 9 tokens, wanted at most 8"):
+        model.logits(range(9))
+    with pytest.raises(ConfigError, match="a context of 9 tokens, wanted at most 8"):
+        Session(model, 9).feed([1])
