@@ -1,6 +1,6 @@
 """Softmax of each row (the last axis), with scale, mask and ALiBi slopes (Press et al. 2022).
 
-soft_max        y  = e^z / Σ e^z,  z = scale·x + slope·mask
+soft_max        y  = e^z / (Σ e^z + e^sink),  z = scale·x + slope·mask
 soft_max_back   dx = scale·y·(dy − Σ y·dy)
 
 slope is 1 without ALiBi (max_bias = 0), else 2^(−max_bias·(h + 1)/m) for head h < m and
@@ -11,6 +11,7 @@ A mask of −inf gives exactly 0; a row that is masked whole becomes zeros, wher
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +19,24 @@ from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import exp32, row_max
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.arith import mul, neg
+from pyggml.ops.broadcast import padded
 from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.layout import reshape
+from pyggml.ops.reduce import sum_rows
+from pyggml.ops.repeat import repeat_back
 from pyggml.tensor import (
     PLAIN,
     Call,
     Memory,
+    Needs,
     NoGrad,
     Sample,
     Site,
     Spec,
     Tensor,
     as_four,
+    leaf,
     op,
     rows,
 )
@@ -39,15 +47,20 @@ _MINUS_INF = np.float32(-np.inf)
 
 
 def soft_max(
-    x: Tensor, mask: Tensor | None = None, scale: float = 1.0, max_bias: float = 0.0
+    x: Tensor,
+    mask: Tensor | None = None,
+    scale: float = 1.0,
+    max_bias: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax over the last axis of x ([[n_batch,] n_head,] n_q, n_k) F32 (ggml's SOFT_MAX).
 
     mask is F32, has x's last two sizes, and is repeated over heads and batch. max_bias > 0 weighs
-    it by ALiBi's slope of each head. Raises ShapeError if the mask does not fit.
+    it by ALiBi's slope of each head. sinks (n_head,) F32 are one more score for each row, which
+    gets a share but no place. Mask and sinks have gradients. Raises ShapeError if one does not fit.
     """
-    sources = (x,) if mask is None else (x, mask)
-    return SOFT_MAX(*sources, scale=scale, max_bias=max_bias)
+    sources = (t for t in (x, mask, sinks) if t is not None)
+    return SOFT_MAX(*sources, scale=scale, max_bias=max_bias, masked=mask is not None)
 
 
 def soft_max_back(dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
@@ -58,14 +71,22 @@ def soft_max_back(dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
 # -- soft_max -----------------------------------------------------------------------------------
 
 
-def _soft_max_spec(x: Tensor, *mask: Tensor, scale: float, max_bias: float) -> Spec:
+def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
+    """(mask, sinks) of the sources after x, None for what is absent."""
+    return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
+
+
+def _soft_max_spec(x: Tensor, *extras: Tensor, scale: float, max_bias: float, masked: bool) -> Spec:
     expect_type("soft_max", "x", x)
-    for m in mask:
+    m, sinks = _extras(extras, masked)
+    if m is not None:
         expect_type("soft_max", "mask", m)
         outer = tuple(zip(reversed(x.shape[:-2]), reversed(m.shape[:-2]), strict=False))
         fits = m.shape[-2:] == x.shape[-2:] and all(n % k == 0 for n, k in outer)
         if not fits or len(m.shape) > len(x.shape):
             raise ShapeError(f"soft_max: mask {m!r} cannot be repeated to the shape of {x!r}")
+    if sinks is not None:
+        expect("soft_max", "sinks", sinks, padded(x.shape)[1:2])
     return Spec(x.shape)
 
 
@@ -82,22 +103,29 @@ def _scaled(z, x, scale):
 
 
 @kernel
-def _soft_max_row(y):
-    top = row_max(y)
+def _soft_max_row(y, sink):
+    """y becomes its share of the sum; the share of the sink."""
+    top = max(row_max(y), sink)
     if top == _MINUS_INF:
         top = _ZERO
     total = _ZERO
     for j in range(y.size):
         y[j] = exp32(y[j] - top)
         total += y[j]
+    lost = exp32(sink - top)
+    total += lost
     share = _ONE / total if total > _ZERO else total
     for j in range(y.size):
         y[j] *= share
+    return lost * share
 
 
 @parallel
-def _soft_max(y, x, mask, slopes, scale, has_mask):
-    """y, x (n_batch, n_head, n_q, n_k); mask has divisors of the first two sizes."""
+def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
+    """y, x (n_batch, n_head, n_q, n_k); mask has divisors of the first two sizes.
+
+    lost is what the sinks get of each row, or empty.
+    """
     n_head, n_q = x.shape[1], x.shape[2]
     for row in prange(x.shape[0] * n_head * n_q):
         b, h, q = row // (n_head * n_q), row // n_q % n_head, row % n_q
@@ -106,7 +134,9 @@ def _soft_max(y, x, mask, slopes, scale, has_mask):
             _masked(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
         else:
             _scaled(y[b, h, q], x[b, h, q], scale)
-        _soft_max_row(y[b, h, q])
+        share = _soft_max_row(y[b, h, q], sinks[h])
+        if lost.size > 0:
+            lost[row] = share
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
@@ -119,41 +149,73 @@ def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
     return np.asarray(np.exp2(-max_bias * exponent))
 
 
+def _soft_max_saved(x: Tensor, *extras: Tensor, masked: bool, **_: float) -> tuple[Spec, ...]:
+    """With sinks: the part of each row that they take."""
+    return (Spec((*x.shape[:-1], 1)),) if len(extras) > masked else ()
+
+
 def _soft_max_run(site: Site) -> Call:
     x = as_four(site.src[0])
-    has_mask = len(site.src) > 1
-    mask = as_four(site.src[1]) if has_mask else np.zeros((1, 1, 1, 1), np.float32)
-    slopes = alibi_slopes(x.shape[1], site.node.params["max_bias"]).astype(np.float32)
-    scale = site.scalars[0]
-    return _soft_max, (as_four(site.out), x, mask, slopes, scale, has_mask)
+    params = site.node.params
+    mask, sinks = _extras(site.src[1:], params["masked"])
+    n_head = x.shape[1]
+    slopes = alibi_slopes(n_head, params["max_bias"]).astype(np.float32)
+    arguments = (
+        as_four(np.zeros((1, 1), np.float32) if mask is None else mask),
+        np.full(n_head, _MINUS_INF) if sinks is None else sinks,
+        site.saved[0].reshape(-1) if site.saved else np.zeros(0, np.float32),
+        *(slopes, site.scalars[0], mask is not None),
+    )
+    return _soft_max, (as_four(site.out), x, *arguments)
 
 
-def _soft_max_ref(x: np.ndarray, *mask: np.ndarray, scale: float, max_bias: float) -> np.ndarray:
+def _soft_max_ref(
+    x: np.ndarray, *extras: np.ndarray, scale: float, max_bias: float, masked: bool
+) -> np.ndarray:
+    mask, sinks = _extras(extras, masked)
     z = as_four(x) * scale
     n_batch, n_head = z.shape[:2]
-    if mask:
-        m = as_four(mask[0])
+    if mask is not None:
+        m = as_four(mask)
         m = np.tile(m, (n_batch // m.shape[0], n_head // m.shape[1], 1, 1))
         z = z + alibi_slopes(n_head, max_bias)[:, None, None] * m
+    sink = np.full(n_head, -np.inf) if sinks is None else sinks
+    sink = np.broadcast_to(sink[:, None, None], (*z.shape[:3], 1))
+    z = np.concatenate([z, sink], axis=-1)
     top = z.max(axis=-1, keepdims=True)
     e = np.exp(z - np.where(np.isinf(top), 0, top))
     total = e.sum(axis=-1, keepdims=True)
-    return np.asarray((e / np.where(total == 0, 1, total)).reshape(x.shape))
+    return np.asarray((e / np.where(total == 0, 1, total))[..., :-1].reshape(x.shape))
 
 
 def _soft_max_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    dx = soft_max_back(dy, node, node.params["scale"])
-    return (dx, *(None for _ in node.src[1:]))
+    x, *extras = node.src
+    p = node.params
+    parts = [soft_max_back(dy, node, p["scale"])]
+    mask, sinks = _extras(tuple(extras), p["masked"])
+    n_head = padded(x.shape)[1]
+    if mask is not None:
+        slopes = alibi_slopes(n_head, p["max_bias"]).astype(np.float32).reshape(-1, 1, 1)
+        dz = reshape(soft_max_back(dy, node), padded(x.shape))
+        parts.append(reshape(repeat_back(mul(dz, leaf(slopes)), padded(mask.shape)), mask.shape))
+    if sinks is not None:  # a sink has no value, so its score loses what the others get
+        lost = reshape(mul(node.saved[0], sum_rows(mul(dy, node))), (*padded(x.shape)[:3], 1))
+        parts.append(neg(reshape(repeat_back(lost, (1, n_head, 1, 1)), (n_head,))))
+    return tuple(parts)
 
 
 def _soft_max_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    plain = {"scale": 1.0, "max_bias": 0.0}
+    plain: dict[str, Any] = {"scale": 1.0, "max_bias": 0.0, "masked": False}
     for shape in [(1, 1), (3, 40)]:
         yield Sample((rng.standard_normal(shape),), plain)
+        yield Sample((rng.standard_normal(shape), rng.standard_normal(1)), plain)
+    masked = {"scale": 0.3, "max_bias": 0.0, "masked": True}
     causal = np.where(np.tri(5, 7, 2, dtype=bool), 0, -np.inf)
-    x = rng.standard_normal((2, 6, 5, 7))
-    yield Sample((x, causal), {"scale": 0.3, "max_bias": 0.0})
-    yield Sample((x, -rng.uniform(0, 3, (2, 3, 5, 7))), {"scale": 0.3, "max_bias": 8.0})
+    x, sinks = rng.standard_normal((2, 6, 5, 7)), rng.standard_normal(6)
+    yield Sample((x, causal), masked)
+    yield Sample((x, causal, sinks), masked)
+    yield Sample((x[0], sinks), plain)
+    yield Sample((x, -rng.uniform(0, 3, (2, 3, 5, 7)), sinks), {**masked, "max_bias": 8.0})
 
 
 SOFT_MAX = op(
@@ -165,7 +227,7 @@ SOFT_MAX = op(
     grad=_soft_max_grad,
     samples=_soft_max_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
+    needs=Needs(saved=_soft_max_saved),
 )
 
 # -- soft_max_back ------------------------------------------------------------------------------
