@@ -6,7 +6,8 @@ QUANTS has one declaration per weight type, `mix` says which tensor gets which t
 from __future__ import annotations
 
 from pyggml.quants.base import NoPack, Quant
-from pyggml.quants.mix import FILE_TYPES, FileType, ModelFacts, mix
+from pyggml.quants.file_types import FILE_TYPES, FileType
+from pyggml.quants.mix import ModelFacts, mix
 from pyggml.quants.registry import NUMBERS, QUANTS, quant
 from pyggml.quants.whole import dequantize, quantize
 

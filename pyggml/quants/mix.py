@@ -6,17 +6,18 @@ matrix (or the embedding, where it serves as output), and in a share of the laye
 blocks falls back to a type of shorter blocks.
 
 Source: llama.cpp, src/llama-quant.cpp (`llama_tensor_get_type_impl`, `tensor_allows_quantization`,
-`tensor_type_fallback`). The rules of the Falcon and GLM 5 architectures are not included.
+`tensor_type_fallback`). The rules of Falcon, GLM 5 and BailingMoE 3 are not included.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyggml.dtypes import DTYPES, DType
 from pyggml.errors import QuantError
+from pyggml.quants.file_types import FILE_TYPES, Choice, FileType
 
 Shape = tuple[int, ...]
 
@@ -35,97 +36,6 @@ class ModelFacts:
     n_expert: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upgrade:
-    """The type of the layers i of n for which `where(i, n)` holds, in place of the base."""
-
-    to: str
-    where: Callable[[int, int], bool]
-
-
-def _nowhere(i: int, n: int) -> bool:
-    return False
-
-
-def _some(i: int, n: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
-    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
-
-
-def _first_eighth(i: int, n: int) -> bool:
-    return i < n // 8
-
-
-def _first_four(i: int, n: int) -> bool:
-    return i < 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileType:
-    """One row of the table.
-
-    number          of `general.file_type` (llama.cpp's LLAMA_FTYPE_*)
-    base            the type of most matrices
-    attn_v          upgrade of `attn_v`, `attn_qkv` and `attn_kv_b`, counted over those tensors
-    ffn_down        upgrade of `ffn_down`, counted over layers
-    attn_output_8   type of `attn_output` in a model of 8 experts
-    """
-
-    name: str
-    number: int
-    base: str
-    attn_v: Upgrade
-    ffn_down: Upgrade
-    attn_output_8: str
-
-
-def _plain(name: str, number: int) -> FileType:
-    """A file type without upgrades within the layers."""
-    never = Upgrade(to=name, where=_nowhere)
-    return FileType(
-        name=name, number=number, base=name, attn_v=never, ffn_down=never, attn_output_8=name
-    )
-
-
-_SOME_Q6 = Upgrade(to="Q6_K", where=_some)
-
-FILE_TYPES: dict[str, FileType] = {
-    f.name: f
-    for f in (
-        _plain("F32", 0),
-        _plain("F16", 1),
-        _plain("Q4_0", 2),
-        _plain("Q8_0", 7),
-        _plain("Q5_0", 8),
-        FileType(
-            name="Q4_K_S",
-            number=14,
-            base="Q4_K",
-            attn_v=Upgrade(to="Q5_K", where=_first_four),
-            ffn_down=Upgrade(to="Q5_K", where=_first_eighth),
-            attn_output_8="Q5_K",
-        ),
-        FileType(
-            name="Q4_K_M",
-            number=15,
-            base="Q4_K",
-            attn_v=_SOME_Q6,
-            ffn_down=_SOME_Q6,
-            attn_output_8="Q5_K",
-        ),
-        FileType(
-            name="Q5_K_M",
-            number=17,
-            base="Q5_K",
-            attn_v=_SOME_Q6,
-            ffn_down=_SOME_Q6,
-            attn_output_8="Q5_K",
-        ),
-        _plain("Q6_K", 18),
-        _plain("BF16", 32),
-    )
-}
-
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 _ATTN_V = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
@@ -142,7 +52,10 @@ _KEPT_PARTS = (
 # Models in which 8 query heads share an attn_v: it is small, and more bits cost little.
 _SEVENTY_B = {"qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 # A row that is no multiple of 256 gets a type of 32-blocks with about as many bits.
-_SHORTER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_SHORTER = {
+    **{"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "IQ4_XS": "IQ4_NL"},
+    **dict.fromkeys(("Q3_K", "Q2_K", "Q2_0", "TQ2_0", "TQ1_0"), "Q4_0"),
+}
 
 
 def mix(
@@ -166,7 +79,8 @@ def mix(
         elif not DTYPES[row.base].quantised:
             found[name] = DTYPES[row.base]
         else:
-            wanted = _wanted(row, name, "output.weight" not in shapes, model, count)
+            tied = "output.weight" not in shapes
+            wanted = _wanted(row, name, shape, tied, model, count)
             found[name] = DTYPES[_fitting(wanted, shape[-1])]
     return found
 
@@ -196,30 +110,38 @@ def _is_packed(name: str, shape: Shape) -> bool:
     return n_dims >= 2 and name.endswith("weight") and not kept
 
 
-def _wanted(row: FileType, name: str, tied: bool, model: ModelFacts, count: _Count) -> str:
+def _wanted(
+    row: FileType, name: str, shape: Shape, tied: bool, model: ModelFacts, count: _Count
+) -> str:
     """The type by importance, before its block is held against the row."""
     if name == "output.weight" or (tied and name in _EMBEDDINGS):
-        return "Q8_0" if row.base == "Q8_0" else "Q6_K"
+        return row.output
+    if row.experts != row.base:  # the only thing that this file type tells apart
+        return row.experts if len(shape) > 2 and shape[-3] > 1 else row.base
     if name in _EMBEDDINGS:
-        return row.base
+        return row.embedding
     if _is_attn_v(name):
         return _attn_v(row, model, count)
     if model.n_expert == 8 and "attn_k.weight" in name:
         return "Q8_0"
-    if model.n_expert == 8 and "attn_output.weight" in name:
-        return row.attn_output_8
+    if "attn_output.weight" in name:
+        return row.attn_output_8 if model.n_expert == 8 else row.attn_output
     if "ffn_down" in name:
         return _ffn_down(row, name, model, count)
     return row.base
+
+
+def _chosen(choice: Choice, base: str, i: int, n: int, model: ModelFacts) -> str:
+    n_gqa = model.n_head // model.n_head_kv if model.n_head_kv else 0
+    return next((to for to, where in choice if where(i, n, n_gqa)), base)
 
 
 def _attn_v(row: FileType, model: ModelFacts, count: _Count) -> str:
     i, count.attn_v = count.attn_v, count.attn_v + 1
     if model.n_expert == 8:
         return "Q8_0"
-    if row.attn_v.where(i, count.n_attn_v):
-        return row.attn_v.to
-    return "Q5_K" if row.base == "Q4_K" and _is_seventy_b(model) else row.base
+    wanted = _chosen(row.attn_v, row.base, i, count.n_attn_v, model)
+    return "Q5_K" if wanted in ("Q3_K", "Q4_K") and _is_seventy_b(model) else wanted
 
 
 def _ffn_down(row: FileType, name: str, model: ModelFacts, count: _Count) -> str:
@@ -228,7 +150,7 @@ def _ffn_down(row: FileType, name: str, model: ModelFacts, count: _Count) -> str
         i = _layer(name)
         if not 0 <= i < model.n_layer:
             raise QuantError(f"{name} is in none of the model's {model.n_layer} layers")
-    return row.ffn_down.to if row.ffn_down.where(i, model.n_layer) else row.base
+    return _chosen(row.ffn_down, row.base, i, model.n_layer, model)
 
 
 def _is_seventy_b(model: ModelFacts) -> bool:

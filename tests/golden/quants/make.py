@@ -21,14 +21,18 @@ import gguf
 import llama_cpp
 import numpy as np
 
+import pyggml.gguf
+
 TYPES = {
     **{"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q8_1": 9, "Q2_K": 10},
     **{"Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30},
     **{"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42},
 }
 FILE_TYPES = {
-    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K_S": 14, "Q4_K_M": 15},
-    **{"Q5_K_M": 17, "Q6_K": 18, "BF16": 32},
+    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10},
+    **{"Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16},
+    **{"Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "TQ1_0": 36},
+    **{"TQ2_0": 37, "MXFP4_MOE": 38, "Q2_0": 41},
 }
 # architecture, layers, heads, KV heads, length of a row, experts, whether output.weight is there
 SYNTHETIC = {
@@ -116,7 +120,8 @@ def quantised_types(path: Path, file_type: int) -> dict[str, str]:
         out = Path(folder) / "out.gguf"
         if llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), params):
             raise RuntimeError(f"llama.cpp could not quantise {path}")
-        return {t.name: t.tensor_type.name for t in gguf.GGUFReader(out).tensors}
+        with pyggml.gguf.open(out) as file:  # the gguf package does not know every type
+            return {name: info.dtype.name for name, info in file.tensors.items()}
 
 
 def record(path: Path) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""The types that a file as a whole can have: a base for most matrices, and who gets another one.
+
+Source: llama.cpp, src/llama-quant.cpp (`llama_ftype_get_default_type`, and the branches on `ftype`
+in `llama_tensor_get_type_impl`). Left out are file types that need an importance matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# where(i, n, n_gqa): whether tensor i of n is meant; n_gqa query heads share a key head.
+Where = Callable[[int, int, int], bool]
+# The first pair whose `where` holds gives the type; the base if none does.
+Choice = tuple[tuple[str, Where], ...]
+
+
+def _all(i: int, n: int, n_gqa: int) -> bool:
+    return True
+
+
+def _some(i: int, n: int, n_gqa: int) -> bool:
+    """The first and the last eighth of the layers, and every third between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+def _first_sixteenth(i: int, n: int, n_gqa: int) -> bool:
+    return i < n // 16
+
+
+def _first_eighth(i: int, n: int, n_gqa: int) -> bool:
+    return i < n // 8
+
+
+def _first_two(i: int, n: int, n_gqa: int) -> bool:
+    return i < 2
+
+
+def _first_four(i: int, n: int, n_gqa: int) -> bool:
+    return i < 4
+
+
+def _shared_by_four(i: int, n: int, n_gqa: int) -> bool:
+    return n_gqa >= 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileType:
+    """One row of the table.
+
+    number          of `general.file_type` (llama.cpp's LLAMA_FTYPE_*)
+    base            the type of most matrices
+    output          type of the output matrix, or of the embedding where it is the output
+    embedding       type of a token embedding of its own
+    experts         type of tensors of three axes
+    attn_v          choice for `attn_v`, `attn_qkv` and `attn_kv_b`, counted over those tensors
+    ffn_down        choice for `ffn_down`, counted over layers
+    attn_output     type of `attn_output`
+    attn_output_8   the same in a model of 8 experts
+    """
+
+    name: str
+    number: int
+    base: str
+    output: str
+    embedding: str
+    experts: str
+    attn_v: Choice
+    ffn_down: Choice
+    attn_output: str
+    attn_output_8: str
+
+
+def _row(
+    name: str,
+    number: int,
+    base: str,
+    attn_v: Choice = (),
+    ffn_down: Choice = (),
+    output: str = "Q6_K",
+    embedding: str | None = None,
+    experts: str | None = None,
+    attn_output: str | None = None,
+    attn_output_8: str | None = None,
+) -> FileType:
+    """A row in which everything unsaid is the base."""
+    return FileType(
+        name=name,
+        number=number,
+        base=base,
+        output=output,
+        embedding=embedding or base,
+        experts=experts or base,
+        attn_v=attn_v,
+        ffn_down=ffn_down,
+        attn_output=attn_output or base,
+        attn_output_8=attn_output_8 or base,
+    )
+
+
+_Q6_SOME = (("Q6_K", _some),)
+_Q5_FIRST = (("Q5_K", _first_eighth),)
+_Q5_SHARED = (("Q5_K", _shared_by_four),)
+_Q3_M_V = (("Q5_K", _first_two), ("Q4_K", _all))
+_Q3_M_DOWN = (("Q5_K", _first_sixteenth), ("Q4_K", _all))
+_Q2_V = (("Q4_K", _shared_by_four), ("Q3_K", _all))
+
+FILE_TYPES: dict[str, FileType] = {
+    f.name: f
+    for f in (
+        _row("F32", 0, "F32"),
+        _row("F16", 1, "F16"),
+        _row("BF16", 32, "BF16"),
+        _row("Q8_0", 7, "Q8_0", output="Q8_0"),
+        _row("Q6_K", 18, "Q6_K"),
+        _row("Q5_K_M", 17, "Q5_K", _Q6_SOME, _Q6_SOME),
+        _row("Q5_K_S", 16, "Q5_K"),
+        _row("Q5_1", 9, "Q5_1"),
+        _row("Q5_0", 8, "Q5_0"),
+        _row("Q4_K_M", 15, "Q4_K", _Q6_SOME, _Q6_SOME, attn_output_8="Q5_K"),
+        _row("Q4_K_S", 14, "Q4_K", (("Q5_K", _first_four),), _Q5_FIRST, attn_output_8="Q5_K"),
+        _row("IQ4_NL", 25, "IQ4_NL", _Q5_SHARED, _Q5_FIRST, attn_output_8="Q5_K"),
+        _row("IQ4_XS", 30, "IQ4_XS", _Q5_SHARED, _Q5_FIRST, attn_output_8="Q5_K"),
+        _row("Q4_1", 3, "Q4_1"),
+        _row("Q4_0", 2, "Q4_0"),
+        _row("MXFP4_MOE", 38, "Q8_0", output="Q8_0", experts="MXFP4"),
+        _row("Q3_K_L", 13, "Q3_K", (("Q5_K", _all),), (("Q5_K", _all),), attn_output="Q5_K"),
+        _row(
+            *("Q3_K_M", 12, "Q3_K", _Q3_M_V, _Q3_M_DOWN),
+            attn_output="Q4_K",
+            attn_output_8="Q5_K",
+        ),
+        _row("Q3_K_S", 11, "Q3_K", attn_output_8="Q5_K"),
+        _row(
+            *("Q2_K", 10, "Q2_K", _Q2_V, (("Q3_K", _all),)),
+            attn_output="Q3_K",
+            attn_output_8="Q5_K",
+        ),
+        _row("Q2_0", 41, "Q2_0", embedding="Q4_K"),
+        _row("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
+        _row("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
+    )
+}

@@ -1,0 +1,110 @@
+"""Whole files of every file type: what they hold, how near they stay, and that llama.cpp agrees."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml import gguf
+from pyggml.dtypes import DTYPES, F32, I32
+from pyggml.quants import FILE_TYPES, dequantize
+from pyggml.requantize import requantize
+
+# Error of the matrices of a file, as a share of their root mean square.
+ERRORS = {
+    **{"F32": 0, "F16": 0, "BF16": 2e-3, "Q8_0": 7e-3, "Q6_K": 0.02, "Q5_K_M": 0.04},
+    **{"Q5_K_S": 0.04, "Q5_1": 0.05, "Q5_0": 0.05, "Q4_K_M": 0.08, "Q4_K_S": 0.08, "IQ4_NL": 0.08},
+    **{"IQ4_XS": 0.08, "Q4_1": 0.09, "Q4_0": 0.09, "MXFP4_MOE": 7e-3, "Q3_K_L": 0.16},
+    **{"Q3_K_M": 0.16, "Q3_K_S": 0.16, "Q2_K": 0.3, "Q2_0": 0.75, "TQ2_0": 0.85, "TQ1_0": 0.85},
+}
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """A model in F16 that every clone has."""
+    return Path(__file__).parents[1] / "golden/models/qwen3-F16.gguf"
+
+
+def values(path):
+    with gguf.open(path) as file:
+        return {n: dequantize(file.data(n), i.dtype.name) for n, i in file.tensors.items()}
+
+
+@pytest.mark.parametrize("file_type", list(FILE_TYPES))
+def test_a_file_of_every_type(file_type, golden, tmp_path):
+    requantize(golden, tmp_path / "out.gguf", file_type)
+    with gguf.open(tmp_path / "out.gguf") as file:
+        assert file.get("general.file_type") == FILE_TYPES[file_type].number
+        assert file.tensors["blk.1.attn_q.weight"].dtype.name == FILE_TYPES[file_type].base
+    before, after = values(golden), values(tmp_path / "out.gguf")
+    for name, x in before.items():
+        error = np.sqrt(np.mean((after[name] - x) ** 2) / np.mean(x**2))
+        assert error <= (ERRORS[file_type] if x.ndim > 1 else 0), name
+    logits = pyggml.load(tmp_path / "out.gguf").logits(np.arange(8))
+    assert np.isfinite(logits).all()
+
+
+def test_numbers_are_kept(golden, tmp_path):
+    table = np.arange(512, dtype=np.int32).reshape(2, 256)
+    exact = np.linspace(0, 1, 7)
+    with gguf.open(golden) as file:
+        tensors = [(n, i.dtype, i.shape, file.data(n)) for n, i in file.tensors.items()]
+        tensors += [("blk.0.table.weight", I32, (2, 256), table)]
+        tensors += [("blk.0.exact", DTYPES["F64"], (7,), exact)]
+        gguf.write(tmp_path / "in.gguf", file.metadata, tensors)
+    requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
+    with gguf.open(tmp_path / "out.gguf") as file:
+        np.testing.assert_array_equal(file.data("blk.0.table.weight"), table)
+        np.testing.assert_array_equal(file.data("blk.0.exact"), exact)
+        assert file.tensors["blk.0.attn_norm.weight"].dtype is F32
+
+
+# -- llama.cpp ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama_cpp():
+    """The library, told to be quiet."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    quiet = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(quiet, None)
+    yield llama_cpp
+    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(), None)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("file_type", list(FILE_TYPES))
+def test_the_file_is_the_one_that_llama_cpp_makes(llama_cpp, file_type, golden, tmp_path):
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    requantize(golden, ours, file_type)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = FILE_TYPES[file_type].number
+    paths = str(golden).encode(), str(theirs).encode()
+    assert not llama_cpp.llama_model_quantize(*paths, params)
+    with gguf.open(ours) as a, gguf.open(theirs) as b:
+        assert {n: i.dtype for n, i in a.tensors.items()} == {
+            n: i.dtype for n, i in b.tensors.items()
+        }
+        for key in ("general.file_type", "general.quantization_version"):
+            assert a.metadata[key] == b.metadata[key]
+        for name, info in a.tensors.items():
+            block = info.dtype.block_bytes
+            pair = (x.data(name).reshape(-1).view(np.uint8).reshape(-1, block) for x in (a, b))
+            # A C compiler may fuse a multiplication with an addition where this code must not.
+            assert np.not_equal(*pair).any(axis=1).mean() <= 1e-3, name
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("file_type", list(FILE_TYPES))
+def test_llama_cpp_gives_our_logits(llama_cpp, file_type, golden, tmp_path):
+    requantize(golden, tmp_path / "out.gguf", file_type)
+    tokens = np.random.default_rng(1).integers(0, 400, 24)
+    ours = pyggml.load(tmp_path / "out.gguf", compute="f32").logits(tokens)
+    llama = llama_cpp.Llama(
+        str(tmp_path / "out.gguf"), n_ctx=24, logits_all=True, type_k=0, type_v=0, verbose=False
+    )
+    llama.eval([int(t) for t in tokens])
+    theirs = np.array(llama.scores[:24])
+    error = np.mean((theirs - ours) ** 2) / np.var(ours)
+    assert error < 2e-3  # it rounds activations to 8 bits before it multiplies
