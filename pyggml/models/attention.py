@@ -56,14 +56,17 @@ class Attention(Part):
         return {f"{at}cache_{part}": (n_ctx, self.sizes[part]) for part in "kv"}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        q, k, v = self.project(net, at, x)
+        o = self.attend(net, at, *self.project(net, at, x))
+        return net.linear(f"{at}attn_output", o)
+
+    def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The attention's result (T, n · size) for q (T, n, size), k and v (T, n_kv, size)."""
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
         o = flash_attn_ext(q, k, v, span, factor, logit_softcap=self.softcap)
-        o = reshape(o.named(f"{at}attention"), (x.shape[0], -1))
-        return net.linear(f"{at}attn_output", o)
+        return reshape(o.named(f"{at}attention"), (q.shape[0], -1))
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size), normalised."""
@@ -72,6 +75,12 @@ class Attention(Part):
         else:
             parts = tuple(net.linear(f"{at}attn_{part}", x) for part in "qkv")
         q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
+        return self.normed(net, at, q, k, v)
+
+    def normed(
+        self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads of q, k and v, normalised; each (T, ...) of heads · size numbers a token."""
         return (
             self._normed(net, at, self.q_norm, q),
             self._normed(net, at, self.k_norm, k),

@@ -40,10 +40,10 @@ class Basics:
     rope: Rope | None
     packed: tuple[bool, ...]  # layer -> whether the file has one matrix for q, k and v
 
-    def attention(self, layer: int, **more: Any) -> Attention:
+    def attention(self, layer: int, kind: type[Attention] = Attention, /, **more: Any) -> Attention:
         """Attention of one layer, with rotary positions if the model has any."""
         usual = {"heads": self.heads[layer], "rope": self.rope, "packed": self.packed[layer]}
-        return Attention(n_embd=self.config.n_embd, **usual | more)
+        return kind(n_embd=self.config.n_embd, **usual | more)
 
     def head_norms(self, layer: int) -> dict[str, Norm]:
         """q_norm and k_norm for `attention`: RMS norms over each head."""

@@ -105,6 +105,16 @@ class Reader:
         self._refuse(key, value, "wanted true or false")
         return default
 
+    def flags(self, key: str, n: int, default: tuple[bool, ...]) -> tuple[bool, ...]:
+        """An array of n truth values."""
+        value = self._value(key)
+        if value is None:
+            return default
+        if isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (n,):
+            return tuple(value.tolist())
+        self._refuse(key, value, f"wanted {n} truth values")
+        return default
+
     def word(self, key: str, default: str, known: tuple[str, ...]) -> str:
         """One of the known words."""
         value = self._value(key)
@@ -153,13 +163,17 @@ class ModelConfig:
 
 
 def read_config(r: Reader) -> ModelConfig:
-    """The keys that every architecture has; token_embd.weight must be a matrix."""
+    """The keys that every architecture has; token_embd.weight must be a matrix.
+
+    The last blocks of a file may predict further tokens; they are not part of the decoder.
+    """
+    n_blocks = r.count("block_count")
     return ModelConfig(
         architecture=r.architecture,
         n_vocab=r.shapes["token_embd.weight"][0],
         n_ctx=r.count("context_length"),
         n_embd=r.count("embedding_length"),
-        n_layer=r.count("block_count"),
+        n_layer=n_blocks - r.count("nextn_predict_layers", 0, least=0, most=n_blocks - 1),
     )
 
 

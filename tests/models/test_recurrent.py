@@ -22,6 +22,13 @@ SSM = {"ssm.inner_size": 12, "ssm.state_size": 3, "ssm.conv_kernel": 4}
 SIZES = {
     "lfm2": {},
     "mamba": SSM | {"ssm.time_step_rank": 2, "ssm.dt_b_c_rms": True},
+    "qwen35": {
+        "attention.key_length": 8,
+        "attention.value_length": 8,
+        "ssm.inner_size": 24,
+        "ssm.state_size": 4,
+        "ssm.time_step_rank": 6,
+    },
     "mamba2": SSM | {"ssm.time_step_rank": 6, "ssm.group_count": 2},
 }
 N_VOCAB, N_EMBD = 13, 16

@@ -13,6 +13,7 @@ from pyggml.models.architectures.olmo import OLMO, OLMO2
 from pyggml.models.architectures.phi3 import PHI3
 from pyggml.models.architectures.qwen2 import QWEN2
 from pyggml.models.architectures.qwen3 import QWEN3
+from pyggml.models.architectures.qwen35 import QWEN35
 from pyggml.models.architectures.smollm3 import SMOLLM3
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -34,5 +35,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         MAMBA,
         MAMBA2,
         GPTNEOX,
+        QWEN35,
     )
 }

@@ -44,6 +44,25 @@ LONG_ROPE = {
     "short_factor": [1.0, 1.5, 2.0, 4.0],
     "long_factor": [2.0, 1.0, 0.5, 3.0],
 }
+MAMBA = {"state_size": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+MAMBA2 = MAMBA | {"state_size": 6, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
+DELTA_NET = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    },
+}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
 # name -> (prefix of the class's name, what differs from USUAL; without hidden_size: all of it)
 MODELS = {
     "gemma": ("Gemma", TIED | {"head_dim": 16}),
@@ -59,6 +78,11 @@ MODELS = {
             "logits_scaling": 2.0,
         },
     ),
+    "falcon-mamba": ("FalconMamba", MAMBA | {"layer_norm_epsilon": 1e-5, "mixer_rms_eps": 1e-5}),
+    "lfm2": ("Lfm2", TIED | LFM2),
+    "mamba": ("Mamba", MAMBA),
+    "mamba2": ("Mamba2", MAMBA2),
+    "qwen35": ("Qwen3_5", DELTA_NET),
     "olmo": ("Olmo", {"clip_qkv": 1.0}),
     "olmo2": ("Olmo2", {}),
     "olmo3": ("Olmo3", {"sliding_window": 5, "num_hidden_layers": 5}),
@@ -66,6 +90,12 @@ MODELS = {
     "phi3-long": ("Phi3", {"rope_parameters": LONG_ROPE}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
 }
+
+
+def is_zero_centred(kind: str, path: str) -> bool:
+    """Whether this is a norm's weight w where the class multiplies by 1 + w."""
+    is_qwen = kind.startswith("Qwen3_") and "linear_attn" not in path and "norm" in path
+    return kind.startswith("Gemma") or is_qwen
 
 
 def model(kind: str, changes: dict) -> torch.nn.Module:
@@ -80,7 +110,7 @@ def model(kind: str, changes: dict) -> torch.nn.Module:
         elif path.endswith("bias"):
             values = 0.3 * rng.standard_normal(p.shape)
         else:
-            values = rng.uniform(0.5, 1.5, p.shape) - (kind.startswith("Gemma"))
+            values = rng.uniform(0.5, 1.5, p.shape) - is_zero_centred(kind, path)
         p.data[:] = torch.from_numpy(values.astype(np.float16).astype(np.float64))
     made.tie_weights()
     return made.eval()
@@ -99,6 +129,7 @@ def convert(folder: Path, path: Path) -> None:
     hparams = ModelBase.load_hparams(folder, False)
     found = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     found.set_vocab = no_vocabulary
+    found.no_mtp = True  # Qwen's blocks that predict further tokens, which no class makes
     found(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True).write()
 
 

@@ -1,0 +1,171 @@
+"""The mixers of Qwen 3 Next and 3.5: gated delta nets, and attention with a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyggml.models.attention import Attention
+from pyggml.models.config import Reader
+from pyggml.models.net import Net
+from pyggml.models.norm import RmsNorm
+from pyggml.models.part import Part
+from pyggml.models.recurrent import CausalConv, initial, kept
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.ops import (
+    add,
+    gated_delta_net,
+    halves,
+    mul,
+    repeat,
+    reshape,
+    rms_norm,
+    scale,
+    sigmoid,
+    silu,
+    softplus,
+    split,
+    swiglu,
+)
+from pyggml.tensor import Shape, Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedAttention(Attention):
+    """attn_output(sigmoid(gate) · attention); attn_q holds each head's query, then its gate."""
+
+    def tensors(self, at: str) -> Tensors:
+        wide = matrix(f"{at}attn_q", 2 * self.sizes["q"], self.n_embd)
+        return {**Attention.tensors(self, at), **wide}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        size, n_tokens = self.heads.size, x.shape[0]
+        q, gate = halves(reshape(net.linear(f"{at}attn_q", x), (n_tokens, -1, 2 * size)))
+        k, v = (net.linear(f"{at}attn_{part}", x) for part in "kv")
+        o = self.attend(net, at, *self.normed(net, at, q, k, v))
+        return net.linear(f"{at}attn_output", mul(o, sigmoid(reshape(gate, o.shape))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet(Part):
+    """ssm_out(silu(z) · norm(delta rule over q, k, v)), q, k, v behind a short convolution.
+
+    n_keys, n_values   heads of q and k, and of v; each is `size` long
+    grouped            heads of v with the same key lie together, and one matrix, ssm_ba, makes the
+                       strengths and decays of all; else key h mod n_keys is head h's, and ssm_beta
+                       and ssm_alpha make them
+    """
+
+    n_embd: int
+    n_keys: int
+    n_values: int
+    size: int
+    width: int
+    eps: float
+    grouped: bool
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Numbers that a token gets as query, key and value."""
+        keys = self.n_keys * self.size
+        return keys, keys, self.n_values * self.size
+
+    @property
+    def _conv(self) -> CausalConv:
+        return CausalConv("ssm_conv1d", sum(self._sizes), self.width, bias=False)
+
+    @property
+    def _norm(self) -> RmsNorm:
+        return RmsNorm("ssm_norm", self.size, self.eps)
+
+    @property
+    def _state(self) -> Shape:
+        return self.n_values, self.size, self.size
+
+    def tensors(self, at: str) -> Tensors:
+        n, n_values = self.n_embd, self.n_values
+        rates = {"ba": 2 * n_values} if self.grouped else {"beta": n_values, "alpha": n_values}
+        return merged(
+            [
+                matrix(f"{at}attn_qkv", sum(self._sizes), n, bias=False),
+                matrix(f"{at}attn_gate", self._sizes[2], n, bias=False),
+                self._conv.tensors(at),
+                *(matrix(f"{at}ssm_{name}", rows, n, bias=False) for name, rows in rates.items()),
+                {f"{at}ssm_{name}": TensorSpec((n_values,)) for name in ("dt.bias", "a")},
+                self._norm.tensors(at),
+                matrix(f"{at}ssm_out", n, self._sizes[2], bias=False),
+            ]
+        )
+
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+        return {**self._conv.state(at, n_ctx), f"{at}delta_state": self._state}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        qkv = silu(self._conv(net, at, net.linear(f"{at}attn_qkv", x)))
+        q, k, v = (reshape(t, (x.shape[0], -1, self.size)) for t in split(qkv, self._sizes))
+        beta, alpha = self._rates(net, at, x)
+        decay = mul(
+            softplus(add(alpha, net.weights[f"{at}ssm_dt.bias"])), net.weights[f"{at}ssm_a"]
+        )
+        y = gated_delta_net(
+            initial(net, f"{at}delta_state", self._state),
+            self._key(q),
+            self._key(k),
+            v,
+            decay,
+            sigmoid(beta),
+            net.inputs.positions,
+        ).named(f"{at}delta_net")
+        y = self._norm(net, at, kept(net, f"{at}delta_state", y))
+        z = reshape(net.linear(f"{at}attn_gate", x), y.shape)
+        return net.linear(f"{at}ssm_out", reshape(swiglu(z, y), (x.shape[0], -1)))
+
+    def _rates(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What makes the strengths and the decays, (T, n_values) each."""
+        if not self.grouped:
+            return net.linear(f"{at}ssm_beta", x), net.linear(f"{at}ssm_alpha", x)
+        both = reshape(net.linear(f"{at}ssm_ba", x), (x.shape[0], self.n_keys, -1))
+        beta, alpha = (reshape(t, (x.shape[0], self.n_values)) for t in halves(both))
+        return beta, alpha
+
+    def _key(self, x: Tensor) -> Tensor:
+        """x (T, n_keys, size) of length 1; if grouped, once for every head of v."""
+        unit = scale(rms_norm(x, self.eps / self.size), self.size**-0.5)
+        if not self.grouped:
+            return unit
+        n_tokens, n, size = x.shape
+        each = (n_tokens, n, self.n_values // n, size)
+        return reshape(repeat(reshape(unit, (n_tokens, n, 1, size)), each), (n_tokens, -1, size))
+
+
+def read_delta_net(r: Reader, n_embd: int, eps: float, grouped: bool) -> DeltaNet:
+    """The delta net of a file; its heads of keys and values must be equally long."""
+    size = r.count("ssm.state_size", most=1 << 12)
+    n_values = r.count("ssm.time_step_rank", most=1 << 12)
+    n_keys = r.count("ssm.group_count", most=1 << 12)
+    n_inner = r.count("ssm.inner_size", most=1 << 24)
+    if n_inner != n_values * size or n_values % n_keys:
+        r.faults.append(
+            f"ssm.inner_size {n_inner}, state_size {size}, time_step_rank {n_values} and "
+            f"group_count {n_keys}: wanted {n_values} × {size}, and keys that divide the heads"
+        )
+        n_values = n_keys
+    return DeltaNet(
+        n_embd=n_embd,
+        n_keys=n_keys,
+        n_values=n_values,
+        size=size,
+        width=r.count("ssm.conv_kernel", least=2, most=64),
+        eps=eps,
+        grouped=grouped,
+    )
+
+
+def is_recurrent(r: Reader, n_layer: int) -> tuple[bool, ...]:
+    """Which layers have a delta net: all but every fourth, unless the file says otherwise.
+
+    The file's list also counts the blocks that predict further tokens.
+    """
+    period = r.count("full_attention_interval", 4, most=1024)
+    usual = tuple((i + 1) % period != 0 for i in range(n_layer))
+    return r.flags("attention.recurrent_layers", r.count("block_count"), usual)[:n_layer]
