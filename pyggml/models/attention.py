@@ -25,6 +25,7 @@ class Attention(Part):
     clamp            q, k and v are cut to ±clamp; 0 for none
     scale            of the scores; 0 means 1/√(length of a head)
     softcap          scores become cap · tanh(scores / cap); 0 for none
+    max_bias         of ALiBi, which lowers scores by the distance of their tokens; 0 for none
     window           how many keys are seen, 0 for all
     """
 
@@ -37,6 +38,7 @@ class Attention(Part):
     clamp: float = 0.0
     scale: float = 0.0
     softcap: float = 0.0
+    max_bias: float = 0.0
     window: int = 0
 
     @property
@@ -65,8 +67,16 @@ class Attention(Part):
             q, k = self.rope(net, q), self.rope(net, k)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
+<<<<<<< Updated upstream
         o = flash_attn_ext(q, k, v, span, factor, logit_softcap=self.softcap)
         return reshape(o.named(f"{at}attention"), (q.shape[0], -1))
+=======
+        o = flash_attn_ext(
+            *(q, k, v, span, factor), logit_softcap=self.softcap, max_bias=self.max_bias
+        )
+        o = reshape(o.named(f"{at}attention"), (x.shape[0], -1))
+        return net.linear(f"{at}attn_output", o)
+>>>>>>> Stashed changes
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size), normalised."""

@@ -50,6 +50,15 @@ class Basics:
         size, eps = self.heads[layer].size, self.norm("").eps
         return {f"{x}_norm": RmsNorm(f"attn_{x}_norm", size, eps) for x in "qk"}
 
+    def norms_of_each_head(self, r: Reader, layer: int) -> dict[str, Norm]:
+        """q_norm and k_norm for `attention`: layer norms with weights for each head, if any."""
+        h, eps = self.heads[layer], self.norm("").eps
+        return {
+            f"{x}_norm": LayerNorm(f"attn_{x}_norm", h.size, eps, ("weight",), n)
+            for x, n in (("q", h.n), ("k", h.n_kv))
+            if f"blk.{layer}.attn_{x}_norm.weight" in r.shapes
+        }
+
     def gated(
         self, layer: int, unit: Callable[[Tensor, Tensor], Tensor], packed: bool = False
     ) -> GatedFeedForward:

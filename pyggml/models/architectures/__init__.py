@@ -1,20 +1,27 @@
 """Every architecture that is known, by its name in `general.architecture`."""
 
 from pyggml.models.architecture import Architecture
+from pyggml.models.architectures.baichuan import BAICHUAN
+from pyggml.models.architectures.command_r import COMMAND_R
+from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.gpt2 import GPT2
 from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE
 from pyggml.models.architectures.lfm2 import LFM2
 from pyggml.models.architectures.llama import LLAMA
+from pyggml.models.architectures.llama_like import EXAONE, INTERNLM2
 from pyggml.models.architectures.mamba import MAMBA
 from pyggml.models.architectures.mamba2 import MAMBA2
 from pyggml.models.architectures.olmo import OLMO, OLMO2
+from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3
 from pyggml.models.architectures.qwen2 import QWEN2
 from pyggml.models.architectures.qwen3 import QWEN3
 from pyggml.models.architectures.qwen35 import QWEN35
 from pyggml.models.architectures.smollm3 import SMOLLM3
+from pyggml.models.architectures.stablelm import STABLELM
+from pyggml.models.architectures.starcoder2 import STARCODER2
 
 ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
@@ -35,6 +42,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         MAMBA,
         MAMBA2,
         GPTNEOX,
+<<<<<<< Updated upstream
         QWEN35,
+=======
+        PHI2,
+        STARCODER2,
+        STABLELM,
+        FALCON,
+        COMMAND_R,
+        INTERNLM2,
+        BAICHUAN,
+        EXAONE,
+>>>>>>> Stashed changes
     )
 }

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import chain
+import re
+from collections.abc import Callable
 
 import numpy as np
 
-from peers.peer import Peer
-
-Parts = Iterable[tuple[str, np.ndarray]]
+from peers.peer import Arrays, Peer
 
 TANH = "gelu_pytorch_tanh"  # llama.cpp has no other for these
 LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
 RMS_NORM = {"attention.layer_norm_rms_epsilon": 1e-6}
+SLOW = {"rope.freq_base": 500000.0}
+WIDE = {"feed_forward_length": 128}
 
 
-def rows_beside(n_head: dict[str, int]) -> Callable[[str, np.ndarray], Parts]:
+def each(endings: tuple[str, ...], change: Callable[[str, np.ndarray], np.ndarray]):
+    """A conversion of the weights and biases whose names end so."""
+    full = tuple(f"{e}.{part}" for e in endings for part in ("weight", "bias"))
+
+    def convert(state: Arrays) -> Arrays:
+        return {n: change(n, a) if n.endswith(full) else a for n, a in state.items()}
+
+    return convert
+
+
+def rows_beside(n_head: dict[str, int]) -> Callable[[Arrays], Arrays]:
     """Rows of q and k in the order of "normal" rotary pairs: ending of a name -> heads."""
 
-    def convert(name: str, array: np.ndarray) -> Parts:
-        for ending, n in n_head.items():
-            if name.endswith((f"{ending}.weight", f"{ending}.bias")):
-                pairs = array.reshape(n, 2, -1, *array.shape[1:])
-                return [(name, pairs.swapaxes(1, 2).reshape(array.shape))]
-        return [(name, array)]
+    def change(name: str, array: np.ndarray) -> np.ndarray:
+        n = next(n for ending, n in n_head.items() if ending in name)
+        pairs = array.reshape(n, 2, -1, *array.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(array.shape)
 
-    return convert
+    return each(tuple(n_head), change)
 
 
-def grouped(ending: str, n_kv: int, n_q: int) -> Callable[[str, np.ndarray], Parts]:
+def grouped(ending: str, n_kv: int, n_q: int) -> Callable[[Arrays], Arrays]:
     """Rows of a packed matrix that lie by groups of n_q queries, a key and a value -> q, k, v."""
 
-    def convert(name: str, array: np.ndarray) -> Parts:
-        if not name.endswith((f"{ending}.weight", f"{ending}.bias")):
-            return [(name, array)]
+    def change(_: str, array: np.ndarray) -> np.ndarray:
         groups = array.reshape(n_kv, n_q + 2, -1, *array.shape[1:])
         parts = (groups[:, :n_q], groups[:, n_q], groups[:, n_q + 1])
-        return [(name, np.concatenate([p.reshape(-1, *array.shape[1:]) for p in parts]))]
+        return np.concatenate([p.reshape(-1, *array.shape[1:]) for p in parts])
 
-    return convert
+    return each((ending,), change)
+
+
+def norms_of_heads(state: Arrays) -> Arrays:
+    """Norms that have a tensor for each head, as one matrix."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name, array in state.items():
+        found.setdefault(re.sub(r"\.norms\.\d+\.", ".", name), []).append(array)
+    return {n: np.stack(a) if len(a) > 1 else a[0] for n, a in found.items()}
 
 
 QK_BESIDE = rows_beside({"q_proj": 4, "k_proj": 2})
@@ -58,4 +72,96 @@ GPTNEOX = [
     for name, parallel in (("", True), ("-sequential", False))
 ]
 
-DENSE: list[Peer] = list(chain(GPTNEOX))
+PHI2 = Peer(
+    name="phi2",
+    architecture="phi2",
+    model="PhiForCausalLM",
+    config={"intermediate_size": 128, "num_key_value_heads": 4, "partial_rotary_factor": 0.5},
+    keys=LAYER_NORM | WIDE | {"rope.dimension_count": 4, "attention.head_count_kv": 4},
+)
+
+STARCODER2 = Peer(
+    name="starcoder2",
+    architecture="starcoder2",
+    model="Starcoder2ForCausalLM",
+    config={"tie_word_embeddings": True, "sliding_window": None},
+    keys=LAYER_NORM,
+)
+
+STABLELM = [
+    Peer(
+        name=f"stablelm{name}",
+        architecture="stablelm",
+        model="StableLmForCausalLM",
+        config={"partial_rotary_factor": 0.5} | changes,
+        keys=LAYER_NORM | {"rope.dimension_count": 4, "use_parallel_residual": name == "-parallel"},
+        convert=norms_of_heads,
+    )
+    for name, changes in (
+        ("", {"use_qkv_bias": True}),
+        ("-parallel", {"use_parallel_residual": True, "qk_layernorm": True}),
+    )
+]
+
+FALCON = [
+    Peer(
+        name=f"falcon{name}",
+        architecture="falcon",
+        model="FalconForCausalLM",
+        config={"activation": TANH, "tie_word_embeddings": True, "intermediate_size": None}
+        | {"num_key_value_heads": None, "num_kv_heads": n_kv, "new_decoder_architecture": n_kv > 1},
+        keys=LAYER_NORM | WIDE | {"attention.head_count_kv": n_kv},
+        convert=grouped("query_key_value", n_kv, 4 // n_kv),
+    )
+    for name, n_kv in (("", 1), ("-two-norms", 2))
+]
+
+COMMAND_R = [
+    Peer(
+        name=f"command-r{name}",
+        architecture="command-r",
+        model="CohereForCausalLM",
+        config={"tie_word_embeddings": True, "logit_scale": 0.25, "use_qk_norm": bool(name)},
+        keys=LAYER_NORM | SLOW | {"logit_scale": 0.25, "rope.scaling.type": "none"},
+        in_llama_cpp=not name,  # which expects these norms from 64 layers on
+    )
+    for name in ("", "-norms")
+]
+
+# Their own classes are not part of transformers. What llama.cpp's converter writes is a llama with
+# rotary pairs beside each other (internlm2, baichuan) or halves apart (exaone).
+LLAMAS = [
+    Peer(
+        name=name,
+        architecture=name,
+        model="LlamaForCausalLM",
+        config={"num_key_value_heads": n_kv, "rms_norm_eps": 1e-6},
+        keys=RMS_NORM | {"rope.dimension_count": 8, "attention.head_count_kv": n_kv},
+        convert=dict if name == "exaone" else rows_beside({"q_proj": 4, "k_proj": n_kv}),
+        in_llama_cpp=name != "baichuan",  # which knows those of 32 and 40 layers only
+    )
+    for name, n_kv in (("internlm2", 2), ("baichuan", 4), ("exaone", 2))
+]
+
+OLMO = [
+    Peer(
+        name="olmo",
+        architecture="olmo",
+        model="OlmoForCausalLM",
+        config={"clip_qkv": 1.0},
+        keys=LAYER_NORM | {"attention.clamp_kqv": 1.0},
+        convert=QK_BESIDE,
+    ),
+    Peer(
+        name="olmo3",
+        architecture="olmo2",
+        model="Olmo3ForCausalLM",
+        config={"sliding_window": 8, "rms_norm_eps": 1e-6}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        keys=RMS_NORM
+        | SLOW
+        | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False]},
+    ),
+]
+
+DENSE = [*GPTNEOX, PHI2, STARCODER2, *STABLELM, *FALCON, *COMMAND_R, *LLAMAS, *OLMO]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -34,15 +34,10 @@ KEYS = {
 LORA_RANK, LORA_SCALE = 2, 3.0
 
 
-def as_it_is(name: str, array: np.ndarray) -> Iterable[tuple[str, np.ndarray]]:
-    """Most tensors are renamed only."""
-    return [(name, array)]
-
-
 def drawn(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Matrices keep the size of what they multiply; weights of norms are near 1, the rest near 0."""
+    """Matrices keep the size of what they multiply; weights of norms are near 1, others near 0."""
     x = rng.standard_normal(shape)
-    if len(shape) > 1:
+    if len(shape) > 1 and "norm" not in name:
         return 1.2 * x / shape[-1] ** 0.5 if shape[0] != N_VOCAB else 0.5 * x
     return 1 + 0.2 * x if name.endswith("weight") else 0.2 * x
 
@@ -54,8 +49,8 @@ class Peer:
     name      of the golden files; the architecture's, with a word more where there are several
     model     transformers' class; `config` are arguments of its config class, besides SIZES
     keys      of the GGUF file without the architecture's name, besides KEYS; None leaves one out
-    convert   name and array in transformers -> names there or in GGUF, without .weight, and arrays:
-              what the converter does besides renaming. It may reorder matrices, not compute.
+    convert   name in transformers -> array, to the same or to GGUF names: what the converter does
+              besides renaming. It may reorder, split and stack matrices, but not compute.
     draw      name, shape and generator -> the numbers of a tensor
     fixed     endings of GGUF names of matrices that no adapter can update
     """
@@ -65,7 +60,7 @@ class Peer:
     model: str
     config: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Any] = field(default_factory=dict)
-    convert: Callable[[str, np.ndarray], Iterable[tuple[str, np.ndarray]]] = as_it_is
+    convert: Callable[[Arrays], Arrays] = dict
     draw: Callable[[str, tuple[int, ...], np.random.Generator], np.ndarray] = drawn
     fixed: tuple[str, ...] = ("norm.weight",)
     in_llama_cpp: bool = True
@@ -76,16 +71,15 @@ class Peer:
         own = {f"{self.architecture}.{k}": v for k, v in keys.items()}
         return {"general.architecture": self.architecture, "tokenizer.ggml.model": "no_vocab"} | own
 
-    def converted(self, state: Mapping[str, np.ndarray]) -> Arrays:
+    def converted(self, state: Arrays) -> Arrays:
         """GGUF name -> array."""
         arch = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == self.architecture)
         names = gguf.get_tensor_name_map(arch, self.metadata()[f"{self.architecture}.block_count"])
-        found = {}
-        for name, array in state.items():
-            for new, part in self.convert(name, array):
-                known = names.get_name(new, try_suffixes=(".weight", ".bias"))
-                found[known or new] = part
-        return found
+        suffixes = (".weight", ".bias")
+        return {
+            names.get_name(name, try_suffixes=suffixes) or name: array
+            for name, array in self.convert(state).items()
+        }
 
     def linear(self, arrays: Arrays) -> list[str]:
         """The matrices of blocks, which adapters update."""

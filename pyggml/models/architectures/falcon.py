@@ -1,0 +1,26 @@
+"""falcon: Falcon 7B and 40B. Attention and feed-forward see the same x; the 40B norms it twice.
+
+The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
+"""
+
+from __future__ import annotations
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import gelu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"), packed=True)
+
+    def block(i: int) -> Part:
+        own = "attn_norm_2" if f"blk.{i}.attn_norm_2.weight" in r.shapes else "attn_norm"
+        return b.parallel(b.attention(i), b.plain(i, gelu), (own, "attn_norm"))
+
+    return b.decoder(block)
+
+
+FALCON = Architecture("falcon", _decoder, {})

@@ -1,0 +1,25 @@
+"""internlm2 and exaone (3 and 3.5): as llama; rotary pairs of exaone are halves apart."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader, rope: str) -> Decoder:
+    b = read_basics(r, rope=rope)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i), b.gated(i, swiglu))
+
+    return b.decoder(block)
+
+
+INTERNLM2 = Architecture("internlm2", partial(_decoder, rope="normal"), {})
+EXAONE = Architecture("exaone", partial(_decoder, rope="neox"), {})

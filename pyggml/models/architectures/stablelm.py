@@ -1,0 +1,29 @@
+"""stablelm: StableLM 3B and StableLM 2.
+
+A file without ffn_norm has attention and feed-forward beside each other, as llama.cpp takes it; its
+key use_parallel_residual is not asked. The 12B has norms of q and k, with weights for each head.
+"""
+
+from __future__ import annotations
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"))
+
+    def block(i: int) -> Part:
+        attention = b.attention(i, **b.norms_of_each_head(r, i))
+        if f"blk.{i}.ffn_norm.weight" in r.shapes:
+            return b.pre_norm(attention, b.gated(i, swiglu))
+        return b.parallel(attention, b.gated(i, swiglu))
+
+    return b.decoder(block, tied=False)
+
+
+STABLELM = Architecture("stablelm", _decoder, {"rope.dimension_count": 2})
