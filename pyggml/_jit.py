@@ -56,6 +56,7 @@ SHARED = (
     "gemm/isa.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
+    "gemm/attend.py",
     "ops/recurrence.py",
 )
 

@@ -20,6 +20,7 @@ from pyggml._jit import cgutils, intrinsic, types
 
 _F32 = ir.FloatType()
 _I8 = ir.IntType(8)
+_I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
 _VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing extra within a line
@@ -271,35 +272,44 @@ def make_transpose(lanes: int) -> Any:
     return transpose
 
 
-def _to_bf16(builder: Any, vector: Any, pointer: Any) -> Any:
-    """The vector at pointer, rounded to the nearest bfloat16 (ties to even), as int32."""
-    bits = ir.VectorType(_I32, vector.count)
-    x = _load(builder, pointer, vector)
+def _to_bf16(builder: Any, x: Any) -> Any:
+    """x rounded to the nearest bfloat16 (ties to even), as int16."""
+    bits, halves = ir.VectorType(_I32, x.type.count), ir.VectorType(_I16, x.type.count)
     raw = builder.bitcast(x, bits)
     odd = builder.and_(builder.lshr(raw, _all(bits, 16)), _all(bits, 1))
     rounded = builder.add(builder.add(raw, _all(bits, 0x7FFF)), odd)
     quiet = builder.or_(raw, _all(bits, 0x400000))  # NaN stays NaN
     chosen = builder.select(builder.fcmp_unordered("uno", x, x), quiet, rounded)
-    return builder.lshr(chosen, _all(bits, 16))
+    return builder.trunc(builder.lshr(chosen, _all(bits, 16)), halves)
 
 
-def make_round(lanes: int) -> tuple[Any, Any]:
+def _cvtneps2bf16(builder: Any, x: Any) -> Any:
+    """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
+    halves = ir.VectorType(_BFloat(), x.type.count)
+    name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
+    rounded = builder.call(_declared(builder, name, halves, [x.type]), [x])
+    return builder.bitcast(rounded, ir.VectorType(_I16, x.type.count))
+
+
+def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     """Rounding to bfloat16, both (…addresses, n) for n numbers in whole vectors.
 
     round_row(to, of, n)      n numbers in a row as n / 2 pairs
     round_two(to, a, b, n)    n pairs (a_i, b_i)
     """
-    vector, bits = ir.VectorType(_F32, lanes), ir.VectorType(_I32, lanes)
-    halves = ir.VectorType(ir.IntType(16), lanes)
+    vector = ir.VectorType(_F32, lanes)
+    beside = ir.Constant(
+        ir.VectorType(_I32, 2 * lanes), [x for i in range(lanes) for x in (i, lanes + i)]
+    )
+    to_bf16 = _cvtneps2bf16 if bf16 else _to_bf16
 
     def row(builder: Any, i: Any, to: Any, of: Any) -> None:
-        half = builder.trunc(_to_bf16(builder, vector, _at(builder, of, i)), halves)
+        half = to_bf16(builder, _load(builder, _at(builder, of, i), vector))
         _store(builder, half, _at(builder, to, builder.lshr(i, ir.Constant(_I64, 1))))
 
     def two(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
-        low, high = (_to_bf16(builder, vector, _at(builder, x, i)) for x in (a, b))
-        pair = builder.or_(low, builder.shl(high, _all(bits, 16)))
-        _store(builder, pair, _at(builder, to, i))
+        low, high = (to_bf16(builder, _load(builder, _at(builder, x, i), vector)) for x in (a, b))
+        _store(builder, builder.shuffle_vector(low, high, beside), _at(builder, to, i))
 
     @intrinsic
     def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:

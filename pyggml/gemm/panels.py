@@ -29,7 +29,7 @@ THIN_MR, THIN_PANEL = 4, 2 * LANES
 thin_product = make_tile_product(THIN_MR, 2, LANES, pairs=False)
 dot_tile = make_dot_tile(THIN_MR, LANES)
 transpose = make_transpose(LANES)
-round_row, round_two = make_round(LANES)
+round_row, round_two = make_round(LANES, CHOSEN.bf16)
 
 
 def slots(depth: int, pairs: bool) -> int:

@@ -12,13 +12,14 @@ The unfused twin is soft_max between two mul_mats.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
 from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import exp32
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, flash
+from pyggml.gemm import CHOSEN, attend, flash
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
@@ -144,8 +145,8 @@ def _tiled(n_queries: int) -> bool:
 class _Carver:
     """Cuts a node's scratch into float32 arrays."""
 
-    def __init__(self, work: np.ndarray) -> None:
-        self.floats, self.at = work.view(np.float32), 0
+    def __init__(self, work: np.ndarray, pairs: bool) -> None:
+        self.floats, self.at, self.pairs = work.view(np.float32), 0, pairs
 
     def take(self, *shape: int) -> np.ndarray:
         n = int(np.prod(shape))
@@ -154,13 +155,15 @@ class _Carver:
         return piece
 
     def side(self, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        rows, columns = flash.side_shapes(x.shape[1], x.shape[0], x.shape[2])
+        rows, columns = attend.side_shapes(x.shape[1], x.shape[0], x.shape[2], self.pairs)
         return self.take(*rows), self.take(*columns)
 
 
 def _side_floats(x: Tensor) -> int:
-    shapes = flash.side_shapes(x.shape[1], x.shape[0], x.shape[2])
-    return sum(int(np.prod(s)) for s in shapes)
+    """Of both copies of x, however it is computed."""
+    t, h, d = x.shape
+    sizes = (attend.side_shapes(h, t, d, pairs) for pairs in (False, True))
+    return max(prod(rows) + prod(columns) for rows, columns in sizes)
 
 
 # -- flash_attn_ext -----------------------------------------------------------------------------
@@ -170,7 +173,7 @@ def _flash_work(node: Tensor) -> int:
     q, k = node.src[:2]
     if not _tiled(q.shape[0]):
         return 0
-    return 4 * (2 * _side_floats(k) + max_threads() * flash.scratch_floats(q.shape[2]))
+    return 4 * (2 * _side_floats(k) + max_threads() * attend.scratch_floats(q.shape[2]))
 
 
 def _flash_run(site: Site) -> Call:
@@ -179,10 +182,11 @@ def _flash_run(site: Site) -> Call:
     scale = np.float32(site.node.params["scale"])
     if not _tiled(q.shape[0]):
         return _few_queries, (site.out, lse, q, k, v, span, scale)
-    carve = _Carver(site.work)
+    pairs = site.compute == "bf16"
+    carve = _Carver(site.work, pairs)
     sides = carve.side(site.node.src[1]), carve.side(site.node.src[2])
-    scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
-    return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)
+    scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
+    return flash.forward(site.out, lse, q, k, v, span, scale, pairs, *sides, scratch)
 
 
 def _flash_ref(
@@ -259,7 +263,7 @@ def _back_work(node: Tensor) -> int:
         return 0
     sides = 2 * _side_floats(q) + 2 * _side_floats(k)
     per_query = q.shape[0] * (q.shape[1] + 2)  # delta, and the ends of the spans
-    return 4 * (sides + per_query + max_threads() * flash.scratch_floats(q.shape[2]))
+    return 4 * (sides + per_query + max_threads() * attend.scratch_floats(q.shape[2]))
 
 
 def _back_run(site: Site) -> Call:
@@ -268,12 +272,13 @@ def _back_run(site: Site) -> Call:
     dk, dv = site.saved
     if not _tiled(q.shape[0]):
         return _plain_back, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
-    carve = _Carver(site.work)
+    pairs = site.compute == "bf16"
+    carve = _Carver(site.work, pairs)
     delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
     sides = [carve.side(site.node.src[i]) for i in (0, 6, 1, 2)]
-    scratch = carve.take(max_threads(), flash.scratch_floats(q.shape[2]))
+    scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
     return flash.backward(
-        site.out, dk, dv, q, k, v, span, o, lse, do, scale, delta, ends, sides, scratch
+        site.out, dk, dv, q, k, v, span, o, lse, do, scale, pairs, delta, ends, sides, scratch
     )
 
 

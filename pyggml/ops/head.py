@@ -82,15 +82,25 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
         top = row[0]
         for j in range(1, n):
             top = max(top, row[j])
-        total = np.float32(0)
-        for j in range(n):
-            total += exp32(row[j] - top)
-        losses[i] = weights[i] * (np.log(total) + top - row[targets[i]])
-        if gradient:
-            share, capped = weights[i] / total, row[targets[i]] * per_cap
+        target, total = row[targets[i]], np.float32(0)
+        keep = gradient and per_cap == 0  # a cap's slope needs the logits once more
+        if keep:
+            for j in range(n):
+                row[j] = exp32(row[j] - top)
+                total += row[j]
+        else:
+            for j in range(n):
+                total += exp32(row[j] - top)
+        losses[i] = weights[i] * (np.log(total) + top - target)
+        share, capped = weights[i] / total, target * per_cap
+        if keep:
+            for j in range(n):
+                row[j] *= share
+        elif gradient:
             for j in range(n):
                 c = row[j] * per_cap
                 row[j] = exp32(row[j] - top) * share * (_ONE - c * c)
+        if gradient:
             row[targets[i]] -= weights[i] * (_ONE - capped * capped)
 
 

@@ -1,0 +1,127 @@
+"""The microkernels against this machine's limit, and the products of every type against them.
+
+usage: gemm.py [--tokens 512] [--rows 3072] [--depth 1024] [--rounds 7] [--types Q8_0,Q4_K,…]
+
+The limit is the microkernel's own rate on a tile that stays in the first cache, on all threads at
+once. A product also unpacks, packs, and goes through memory: its share of the limit is what is lost
+there. Medians over the rounds; every round takes all of them in turn. Prints JSON lines, then a
+table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pyggml import gemm
+from pyggml._jit import kernel, max_threads, parallel, prange
+from pyggml.backends import CPU
+from pyggml.dtypes import dtype
+from pyggml.gemm.panels import DEPTH, HALF, MR, PANEL, pair_product, tile_product
+from pyggml.quants import quantize
+from pyggml.tensor import Call, Compute
+
+from machine import about
+
+REPEATS = 4000
+
+
+@kernel
+def _repeat(a, b, c, k, pairs, n):
+    for _ in range(n):
+        if pairs:
+            pair_product(a.ctypes.data, b.ctypes.data, PANEL, c.ctypes.data, PANEL, k, 1)
+        else:
+            tile_product(a.ctypes.data, b.ctypes.data, PANEL, c.ctypes.data, PANEL, k, 1)
+
+
+@parallel
+def _on_every_thread(a, b, c, k, pairs, n):
+    for i in prange(len(a)):
+        _repeat(a[i], b[i], c[i], k, pairs, n)
+
+
+def limit(compute: Compute) -> Call:
+    """The microkernel alone, REPEATS times on every thread."""
+    n, pairs = max_threads(), compute == "bf16"
+    k = HALF if pairs else DEPTH // 2
+    a, b, c = (np.zeros((n, m), np.float32) for m in (k * MR, k * PANEL, MR * PANEL))
+    return _on_every_thread, (a, b, c, k, pairs, REPEATS)
+
+
+def limit_flop(compute: Compute) -> int:
+    k = DEPTH if compute == "bf16" else DEPTH // 2
+    return 2 * MR * PANEL * k * REPEATS * max_threads()
+
+
+def product(
+    which: str, kind: str, compute: Compute, shape: tuple[int, int, int], keep: list[Any]
+) -> Call:
+    """mul_mat or out_prod of a random weight; its arrays go to `keep`, as calls hold addresses."""
+    n_tokens, n_rows, depth = shape
+    rng = np.random.default_rng(0)
+    w = gemm.Weight(quantize(rng.standard_normal((n_rows, depth)), kind), dtype(kind), compute)
+    x = rng.standard_normal((n_tokens, depth), np.float32)
+    y = rng.standard_normal((n_tokens, n_rows), np.float32)
+    work = CPU().alloc(gemm.work_bytes(n_tokens, max(depth, n_rows)))
+    keep += [w, x, y, work]
+    return (
+        gemm.mul_mat(y, x, w, work, False)
+        if which == "mul_mat"
+        else gemm.out_prod(x, y, w, work, False)
+    )
+
+
+def seconds(call: Call) -> float:
+    kernel, arguments = call
+    began = perf_counter()
+    kernel(*arguments)
+    return perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=3072)
+    parser.add_argument("--depth", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--types", default="F16,Q8_0,Q4_0,Q5_0,Q4_K,Q5_K,Q6_K")
+    options = parser.parse_args()
+    shape = (options.tokens, options.rows, options.depth)
+    computes: list[Compute] = ["f32"] if gemm.FASTEST == "f32" else ["f32", "bf16"]
+
+    keep: list[Any] = []
+    calls: dict[tuple[Compute, str, str], Call] = {}
+    for compute in computes:
+        calls[compute, "limit", ""] = limit(compute)
+        for kind in options.types.split(","):
+            for which in ("mul_mat", "out_prod"):
+                calls[compute, which, kind] = product(which, kind, compute, shape, keep)
+    found: dict[tuple[Compute, str, str], list[float]] = defaultdict(list)
+    for one in calls.values():
+        seconds(one)  # compiles
+    for _ in range(options.rounds):
+        for key, one in calls.items():
+            found[key].append(seconds(one))
+
+    flop = 2 * shape[0] * shape[1] * shape[2]
+    print(f"{'':<6}{'':<10}{'':<8}{'GFLOP/s':>9}{'share':>8}")
+    for (compute, which, kind), times in found.items():
+        most = limit_flop(compute) / median(found[compute, "limit", ""])
+        rate = (limit_flop(compute) if which == "limit" else flop) / median(times)
+        result: dict[str, Any] = {
+            "benchmark": "gemm", "compute": compute, "op": which, "type": kind, "shape": shape,
+            "gflops": round(rate / 1e9, 1), "share": round(rate / most, 3), "isa": gemm.CHOSEN.name,
+        }  # fmt: skip
+        print(json.dumps(result | about("pyggml", "numba", "numpy")))
+        print(f"{compute:<6}{which:<10}{kind:<8}{rate / 1e9:>9.1f}{rate / most:>8.2f}")
+
+
+if __name__ == "__main__":
+    main()
