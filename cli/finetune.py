@@ -55,7 +55,7 @@ def _finetune(**given: Any) -> int:
     trainer = Trainer(model, adapter.parameters, corpus, job.train)
     if job.resume is not None:
         trainer.resume(_checkpoint(job.resume))
-    overview.say_memory(trainer.reserve())
+    overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     overview.say_steps(trainer)
     if job.output.exists():
         row("output", f"{job.output} exists; it is replaced at the end")

@@ -70,6 +70,13 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> click.Option:
         notes.append(field.metadata["wanted"])
     if field.default is not None:
         notes.append(f"default: {field.default}")
+    if hint is bool:
+        return click.Option(
+            ["--" + parameter.replace("_", "-"), parameter],
+            is_flag=True,
+            default=None,
+            help=field.metadata["help"],
+        )
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     return click.Option(
         ["--" + parameter.replace("_", "-"), parameter],

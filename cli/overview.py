@@ -67,19 +67,21 @@ def _n_targets(part: Dataset) -> int:
     return part.n_targets(np.arange(len(part)))
 
 
-def say_memory(reserved: Reserved) -> None:
+def say_memory(reserved: Reserved, checkpointing: bool) -> None:
     """ConfigError if the machine has less than what is not mapped."""
     own = reserved.arena + reserved.parameters
+    graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing
     row(
         "memory",
-        f"{size(own)}: {size(reserved.arena)} for the graph, {size(reserved.parameters)} for "
-        f"adapter, gradient and optimiser; {size(reserved.weights)} of weights stay in the file",
+        f"{size(own)}: {graph}, {size(reserved.parameters)} for adapter, gradient and optimiser; "
+        f"{size(reserved.weights)} of weights stay in the file",
     )
     there = _physical_memory()
     if there is not None and own > there:
+        less = "a smaller --batch or --ctx" + " or --grad-checkpointing" * (not checkpointing)
         raise ConfigError(
-            f"the run needs {size(own)} of memory and this machine has {size(there)}: "
-            "a smaller --batch or --ctx needs less"
+            f"the run needs {size(own)} of memory and this machine has {size(there)}: {less} "
+            "needs less"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.alloc import Plan, plan
-from pyggml.backward import build_backward
+from pyggml.backward import Keep, build_backward
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
 from pyggml.lora.data import Batch
@@ -34,6 +34,7 @@ class Passes:
         n_tokens: int,
         fused: bool,
         n_ctx: int | None = None,
+        keep: Keep = Keep.COSTLY,
     ) -> None:
         self._inputs = Inputs.empty(n_tokens, n_ctx)
         self._targets = zeros((n_tokens,), I32, "targets")
@@ -54,6 +55,7 @@ class Passes:
             loss,
             list(parameters.tensors.values()),
             accumulators=list(parameters.gradients.values()),
+            keep=keep,
         )
         self._plans = (plan(Graph.of(loss, *gradients)), plan(Graph.of(alone)))
         self._backend = model.backend

@@ -22,6 +22,12 @@ Shape = tuple[int, ...]
 
 _places = count()
 
+
+def next_place() -> int:
+    """A place behind all nodes that have been made."""
+    return next(_places)
+
+
 _BY_NUMPY = {d.numpy: d for d in (F32, F16, F64, I8, I16, I32, I64, BF16)}
 
 
@@ -45,7 +51,8 @@ class Tensor:
     offset: int = 0
     data: np.ndarray | None = None
     saved: tuple[Tensor, ...] = ()  # what the forward kernel leaves for the gradient rule
-    place: int = field(default_factory=lambda: next(_places), init=False)
+    boundary: bool = False  # between two layers: always kept for the backward pass
+    place: int = field(default_factory=next_place, init=False)
 
     def __post_init__(self) -> None:
         if not self.strides:
@@ -209,11 +216,18 @@ class Needs:
               source with gaps
     saved     (*src, **params) -> what else the forward kernel writes, for the gradient rule
     work      (node) -> bytes of scratch
+    costly    far more than a few operations for each number read or written
     """
 
     strided: bool = False
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
     work: Callable[[Tensor], int] = _no_work
+    costly: bool = False
+
+    @property
+    def cheap(self) -> bool:
+        """Whether to compute a result again for the backward pass costs less than to keep it."""
+        return not self.costly and self.work is _no_work and self.saved is _nothing_saved
 
 
 PLAIN = Needs()

@@ -4,6 +4,7 @@
 """
 
 from pyggml.backward.check import Slope, check_gradient, evaluate
+from pyggml.backward.recompute import Keep
 from pyggml.backward.walk import build_backward
 
-__all__ = ["Slope", "build_backward", "check_gradient", "evaluate"]
+__all__ = ["Keep", "Slope", "build_backward", "check_gradient", "evaluate"]

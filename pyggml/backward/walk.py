@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pyggml.backward.recompute import Keep, Recompute, dropped_by
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import topological
 from pyggml.ops import add, add_inplace, repeat_back
-from pyggml.tensor import NoGrad, Tensor, leaf
+from pyggml.tensor import NoGrad, Tensor, leaf, next_place
 
 
 def build_backward(
@@ -18,6 +19,7 @@ def build_backward(
     parameters: Sequence[Tensor],
     seed: Tensor | None = None,
     accumulators: Sequence[Tensor] | None = None,
+    keep: Keep = Keep.ALL,
 ) -> list[Tensor]:
     """One tensor for each parameter that will hold d(sum(loss · seed)) / d(parameter).
 
@@ -25,6 +27,7 @@ def build_backward(
     shapes, each gradient is added to its accumulator in place as soon as it is complete, and the
     results are views of those. What no parameter reaches gets no backward node. Integers carry no
     gradient: what is chosen by number, such as the experts of a token, counts as fixed.
+    `keep` trades memory for time and changes no bit of a gradient.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient or
     a parameter does not reach the loss; ShapeError if a seed or an accumulator has another shape.
     """
@@ -34,12 +37,21 @@ def build_backward(
     order = topological(loss)
     reached = _reached_from(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
-    grads = {loss: seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")}
-    sums = _Sums(parameters, accumulators, order)
+    seed = seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")
+    plain = Recompute(set())
+    if keep is not Keep.ALL:
+        gradients = _walk(_Sums(parameters, None, order), seed, reached, plain)
+        plain = Recompute(dropped_by(keep, loss, gradients))
+    return _walk(_Sums(parameters, accumulators, order), seed, reached, plain)
+
+
+def _walk(sums: _Sums, seed: Tensor, reached: set[Tensor], again: Recompute) -> list[Tensor]:
+    """Every node's gradient rule, from the loss, which comes last in the order, to the start."""
+    grads = {sums.order[-1]: seed}
     faults: list[str] = []
-    for t in reversed(order):
+    for t in reversed(sums.order):
         if t.op is not None and t in reached and t in grads:
-            faults += _propagate(t, grads, reached)
+            faults += _propagate(t, grads, reached, again)
         sums.add_those_after(t, grads)
     if faults:
         raise NoGradientError("; ".join(faults))
@@ -55,7 +67,7 @@ class _Sums:
         accumulators: Sequence[Tensor] | None,
         order: list[Tensor],
     ) -> None:
-        self.parameters, self.accumulators = parameters, accumulators
+        self.parameters, self.accumulators, self.order = parameters, accumulators, order
         self.sums: dict[int, Tensor] = {}  # of parameter i
         wanted = set(parameters)
         first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
@@ -136,10 +148,13 @@ def _place(t: Tensor) -> str:
     return repr(t)
 
 
-def _propagate(t: Tensor, grads: dict[Tensor, Tensor], reached: set[Tensor]) -> list[str]:
+def _propagate(
+    t: Tensor, grads: dict[Tensor, Tensor], reached: set[Tensor], again: Recompute
+) -> list[str]:
     """Add t's contribution to the gradients of its sources; what is wrong with that."""
     assert t.op is not None and not isinstance(t.op.grad, NoGrad)
-    parts = t.op.grad(t, grads[t])
+    before = next_place()
+    parts = again.redirect(t.op.grad(t, grads[t]), before)
     if len(parts) != len(t.src):
         raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
     faults = []

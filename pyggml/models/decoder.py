@@ -74,9 +74,9 @@ class Decoder:
     def hidden(self, net: Net) -> Tensor:
         """Hidden states (T, n_embd) after the last norm, times logit_scale: the output matrix makes
         logits of them."""
-        x = self._embed(net)
+        x = net.boundary(self._embed(net))
         for i, block in enumerate(self.blocks):
-            x = block(net, f"blk.{i}.", x).named(f"blk.{i}.out")
+            x = net.boundary(block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
         if self.norm:
             x = self.norm(net, "", x)
         return x if self.logit_scale == 1 else scale(x, self.logit_scale)

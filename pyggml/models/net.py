@@ -96,6 +96,11 @@ class Net:
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else add(y, bias)
 
+    def boundary(self, x: Tensor) -> Tensor:
+        """x, marked as what one layer hands to the next: kept where layers are computed again."""
+        x.boundary = True
+        return x
+
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """What `make` gives; made for the first that asks, shared by all who use the same key."""
         if key not in self._made:

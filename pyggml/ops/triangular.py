@@ -24,6 +24,7 @@ from pyggml.tensor import (
     PLAIN,
     Call,
     Memory,
+    Needs,
     NoGrad,
     Sample,
     Site,
@@ -212,7 +213,7 @@ SOLVE_TRI = op(
     grad=_solve_grad,
     samples=_solve_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
+    needs=Needs(costly=True),
 )
 SOLVE_TRI_T = op(
     name="solve_tri_t",
@@ -223,7 +224,7 @@ SOLVE_TRI_T = op(
     grad=_solve_t_grad,
     samples=_solve_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
+    needs=Needs(costly=True),
 )
 
 # -- diag ---------------------------------------------------------------------------------------

@@ -101,6 +101,13 @@ def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
     assert "for the graph" in words_at(ended.out, "memory")
 
 
+def test_grad_checkpointing_says_what_it_takes_and_can_be_resumed(finetune, signal_after, tmp_path):
+    signal_after(2)
+    ended = finetune("--grad-checkpointing", "--checkpoint-dir", tmp_path / "points")
+    assert "for the graph, layers computed again," in words_at(ended.out, "memory")
+    assert " --grad-checkpointing " in words_at(ended.out, "resume") + " "
+
+
 def test_a_run_that_this_machine_cannot_hold_is_refused(finetune, monkeypatch):
     monkeypatch.setattr("pyggml.cli.overview._physical_memory", lambda: 1000)
     ended = finetune()

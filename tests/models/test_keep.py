@@ -1,0 +1,140 @@
+"""Whatever a training pass keeps or computes again, its gradients have the same bits."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.alloc import plan
+from pyggml.backward import Keep, build_backward
+from pyggml.graph import Graph
+from pyggml.lora import LoraConfig, attach
+from pyggml.lora.data import Batch
+from pyggml.lora.passes import Passes
+from pyggml.models import ARCHITECTURES, Inputs, build_loss
+from pyggml.tensor import leaf, zeros
+
+CTX, N_VOCAB = 12, 11
+STARTS = np.repeat([0, 7, 12], [7, 5, 12])  # of the sequence a token is in: two, then one
+
+
+def batch(seed):
+    """Two windows, of which the first holds two sequences; some targets do not count."""
+    rng, at = np.random.default_rng(seed), np.arange(2 * CTX, dtype=np.int32)
+    tokens, targets = rng.integers(0, N_VOCAB, (2, 2 * CTX)).astype(np.int32)
+    weights = (rng.random(2 * CTX) < 0.8).astype(np.float32) / 20
+    span = np.stack([STARTS, at + 1], axis=1).astype(np.int32)
+    return Batch(tokens, at - STARTS.astype(np.int32), span, targets, weights)
+
+
+def adapted(path):
+    """A model with an adapter whose B is not zero, and whose alpha is not its rank."""
+    model = pyggml.load(path)
+    adapter = attach(model, LoraConfig(rank=3, alpha=5.0))
+    for pair in adapter.pairs.values():
+        rng = np.random.default_rng(list(pair.b.name.encode()))
+        pair.b.data[:] = rng.normal(0, 0.1, pair.b.shape)
+    return model, adapter.parameters
+
+
+def passes_of(path, keep, fused=True):
+    model, parameters = adapted(path)
+    return Passes(model, parameters, 2 * CTX, fused, CTX, keep), parameters
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_what_is_kept_changes_no_bit(architecture, tiny):
+    path, found = tiny(architecture), {}
+    for keep in Keep:
+        passes, parameters = passes_of(path, keep)
+        losses = [passes.train(batch(seed)) for seed in (1, 2)]
+        found[keep] = losses, parameters.gradient.copy()
+    losses, gradient = found.pop(Keep.ALL)
+    assert np.isfinite(gradient).all() and np.count_nonzero(gradient) > 100
+    for keep, (others, again) in found.items():
+        assert others == losses, keep
+        np.testing.assert_array_equal(again, gradient, err_msg=str(keep))
+
+
+def test_nor_does_it_with_whole_logits(tiny):
+    found = []
+    for keep in Keep:
+        passes, parameters = passes_of(tiny("qwen3"), keep, fused=False)
+        passes.train(batch(1))
+        found.append(parameters.gradient.copy())
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_the_inside_of_a_layer_is_not_kept(architecture, tiny):
+    path = tiny(architecture)
+    nodes = passes_of(path, Keep.LAYERS)[0].training.graph.nodes
+    end = next(i for i, t in enumerate(nodes) if t.name == "loss")
+    boundaries = [t for t in nodes[:end] if t.boundary]
+    assert len(boundaries) == 1 + pyggml.load(path).config.n_layer
+    behind = set()
+    for t in nodes[:end]:
+        if any(s.boundary or s in behind for s in t.src):
+            behind.add(t)
+    inside = {t for t in behind if t.place < boundaries[-1].place and not t.boundary}
+    roots = {t.root for t in inside if not t.root.boundary}
+    assert len(roots) > 10
+    assert not [t for t in nodes[end:] if any(s.root in roots for s in t.src)]
+
+
+def planned(path, keep, n_tokens=2048):
+    model, parameters = adapted(path)
+    return Passes(model, parameters, n_tokens, True, keep=keep).n_bytes
+
+
+def test_memory_grows_by_one_boundary_a_layer(tiny):
+    sizes = {keep: [planned(tiny("qwen3", n_layer=n), keep) for n in (6, 10)] for keep in Keep}
+    growth = {keep: (large - small) / 4 for keep, (small, large) in sizes.items()}
+    boundary = 2048 * 16 * 4
+    assert growth[Keep.LAYERS] == boundary
+    assert growth[Keep.COSTLY] < 0.75 * growth[Keep.ALL]
+    assert growth[Keep.COSTLY] > 5 * boundary
+
+
+def test_cheap_results_are_made_twice_and_costly_ones_once(tiny):
+    graphs = {k: passes_of(tiny("qwen3"), k)[0].training.graph for k in (Keep.ALL, Keep.COSTLY)}
+    counts = [
+        {name: sum(t.op.name == name for t in g.nodes) for name in ("mul_mat", "flash_attn_ext")}
+        for g in graphs.values()
+    ]
+    assert counts[0] == counts[1]
+    norms = [sum(t.op.name == "rms_norm_mul" for t in g.nodes) for g in graphs.values()]
+    assert norms == [2 * 4 + 1, 2 * 2 * 4 + 1]
+
+
+def test_a_node_that_changes_memory_is_not_run_twice(tiny):
+    """With a cache, whose rows are written in place; here of another graph than training's."""
+    from pyggml.backward.recompute import dropped_by
+    from pyggml.ops import mul, scale, set_rows, sqr, sum_
+
+    x, table, ids = (
+        leaf(np.ones((2, 4), np.float32)),
+        zeros((8, 4)),
+        leaf(np.array([1, 5], np.int32)),
+    )
+    doubled = scale(table, 2.0)
+    written = set_rows(doubled, scale(x, 3.0), ids)
+    loss = sum_(mul(sqr(written), sqr(scale(written, 2.0))))
+    gradients = build_backward(loss, [x])
+    dropped = dropped_by(Keep.COSTLY, loss, gradients)
+    assert doubled not in dropped
+    assert dropped
+    assert plan(Graph.of(loss, *build_backward(loss, [x], keep=Keep.COSTLY)))
+
+
+def test_an_unknown_model_without_boundaries_can_be_trained(tiny):
+    model, parameters = adapted(tiny("llama"))
+    inputs, targets = Inputs.empty(8), zeros((8,), pyggml.dtypes.I32)
+    loss = build_loss(model.parts, inputs, targets, zeros((8,)), model.adapters)
+    for t in Graph.of(loss).nodes:
+        t.boundary = False
+    found = [
+        len(Graph.of(*build_backward(loss, list(parameters.tensors.values()), keep=k)).nodes)
+        for k in Keep
+    ]
+    assert found[0] < found[1] == found[2]
