@@ -21,6 +21,7 @@ from pyggml.ops.delta_net import gated_delta_net
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
 from pyggml.ops.glu_clipped import swiglu_clamp, swiglu_oai
+from pyggml.ops.group_norm import group_norm, group_norm_back
 from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
@@ -114,6 +115,8 @@ __all__ = [
     "gelu_quick",
     "get_rows",
     "get_rows_back",
+    "group_norm",
+    "group_norm_back",
     "halves",
     "hardsigmoid",
     "hardswish",

@@ -2,6 +2,7 @@
 
 cross_entropy_loss        L  = mean over rows of Σ l·(ln Σ e^x − x), l the row's label weights
 cross_entropy_loss_back   dx = d·(softmax(x)·Σ l − l) / n_rows      (ggml takes Σ l to be 1)
+                          with a mask: of the rows where it is above 1/2; 0 if there are none
 cross_entropy_rows        L  = Σ over rows i of w_i·(ln Σ e^x − x[target_i])
 cross_entropy_rows_back   dx = d·w_i·(softmax(x) − onehot(target_i))
 
@@ -38,19 +39,23 @@ from pyggml.tensor import (
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
+_HALF = np.float32(0.5)
 
 
-def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_loss(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean over the rows of the cross entropy, a scalar of shape () (ggml's CROSS_ENTROPY_LOSS).
 
-    logits and labels (..., n_vocab) F32; labels are weights, commonly probabilities.
+    logits and labels (..., n_vocab) F32; labels are weights, commonly probabilities. With a mask
+    (...) F32 only the rows where it is above 1/2 count. A constant: it has no gradient.
     """
-    return CROSS_ENTROPY_LOSS(logits, labels)
+    return CROSS_ENTROPY_LOSS(logits, labels, *(() if mask is None else (mask,)))
 
 
-def cross_entropy_loss_back(d: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_loss_back(
+    d: Tensor, logits: Tensor, labels: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """d(loss)/d(logits) of cross_entropy_loss, given the scalar d = d(loss)/d(its result)."""
-    return CROSS_ENTROPY_LOSS_BACK(d, logits, labels)
+    return CROSS_ENTROPY_LOSS_BACK(d, logits, labels, *(() if mask is None else (mask,)))
 
 
 def cross_entropy_rows(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -107,10 +112,35 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 # -- cross_entropy_loss -------------------------------------------------------------------------
 
 
-def _cross_entropy_loss_spec(logits: Tensor, labels: Tensor) -> Spec:
-    expect_type("cross_entropy_loss", "logits", logits)
-    expect("cross_entropy_loss", "labels", labels, logits.shape)
+def _labels_fit(name: str, logits: Tensor, labels: Tensor, *mask: Tensor) -> None:
+    expect_type(name, "logits", logits)
+    expect(name, "labels", labels, logits.shape)
+    for m in mask:
+        expect(name, "mask", m, logits.shape[:-1])
+
+
+def _cross_entropy_loss_spec(logits: Tensor, labels: Tensor, *mask: Tensor) -> Spec:
+    _labels_fit("cross_entropy_loss", logits, labels, *mask)
     return Spec(())
+
+
+def _mask_array(site_src: tuple[np.ndarray, ...], n_rows: int) -> np.ndarray:
+    """The mask as one axis, ones if there is none."""
+    return site_src[0].reshape(-1) if site_src else np.ones(n_rows, np.float32)
+
+
+def _counting(logits: np.ndarray, *mask: np.ndarray) -> np.ndarray:
+    """Each row's part in the mean, float64."""
+    counts = (mask[0] if mask else np.ones(logits.shape[:-1])) > 0.5
+    return np.asarray(counts / max(counts.sum(), 1))
+
+
+@kernel
+def _n_counting(mask):
+    n = 0
+    for i in range(mask.size):
+        n += mask[i] > _HALF
+    return max(n, 1)
 
 
 @kernel
@@ -126,23 +156,27 @@ def _label_row(x, labels):
 
 
 @parallel
-def _cross_entropy_loss(out, x, labels, parts):
+def _cross_entropy_loss(out, x, labels, mask, parts):
     for i in prange(x.shape[0]):
-        parts[i] = _label_row(x[i], labels[i])
-    _sum(out, parts, x.shape[0])
+        parts[i] = _label_row(x[i], labels[i]) if mask[i] > _HALF else np.float64(0)
+    _sum(out, parts, _n_counting(mask))
 
 
 def _cross_entropy_loss_run(site: Site) -> Call:
-    x, labels = (as_rows(a) for a in site.src)
-    return _cross_entropy_loss, (site.out.reshape(1), x, labels, site.work.view(np.float64))
+    x, labels = (as_rows(a) for a in site.src[:2])
+    mask = _mask_array(site.src[2:], len(x))
+    return _cross_entropy_loss, (site.out.reshape(1), x, labels, mask, site.work.view(np.float64))
 
 
-def _cross_entropy_loss_ref(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return np.asarray(-np.mean(np.sum(labels * _log_softmax(logits), axis=-1)))
+def _cross_entropy_loss_ref(
+    logits: np.ndarray, labels: np.ndarray, *mask: np.ndarray
+) -> np.ndarray:
+    losses = -np.sum(labels * _log_softmax(logits), axis=-1)
+    return np.asarray(np.sum(_counting(logits, *mask) * losses))
 
 
 def _cross_entropy_loss_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
-    return cross_entropy_loss_back(d, *node.src), None
+    return cross_entropy_loss_back(d, *node.src), *(None for _ in node.src[1:])
 
 
 def _cross_entropy_loss_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -150,6 +184,8 @@ def _cross_entropy_loss_samples(rng: np.random.Generator) -> Iterator[Sample]:
         logits = 3 * rng.standard_normal(shape)
         yield Sample((logits, rng.dirichlet(np.ones(shape[-1]), shape[:-1])))
         yield Sample((logits, rng.uniform(0, 1, shape)))  # sums other than 1
+        mask = rng.choice([0.0, 0.4, 0.6, 1.0], shape[:-1])
+        yield Sample((logits, rng.uniform(0, 1, shape), mask))
 
 
 CROSS_ENTROPY_LOSS = op(
@@ -167,10 +203,9 @@ CROSS_ENTROPY_LOSS = op(
 # -- cross_entropy_loss_back --------------------------------------------------------------------
 
 
-def _cross_entropy_loss_back_spec(d: Tensor, logits: Tensor, labels: Tensor) -> Spec:
+def _cross_entropy_loss_back_spec(d: Tensor, logits: Tensor, labels: Tensor, *mask: Tensor) -> Spec:
     expect("cross_entropy_loss_back", "d", d, ())
-    expect_type("cross_entropy_loss_back", "logits", logits)
-    expect("cross_entropy_loss_back", "labels", labels, logits.shape)
+    _labels_fit("cross_entropy_loss_back", logits, labels, *mask)
     return Spec(logits.shape)
 
 
@@ -185,23 +220,23 @@ def _label_row_back(dx, x, labels, d):
 
 
 @parallel
-def _cross_entropy_loss_back(dx, d, x, labels):
+def _cross_entropy_loss_back(dx, d, x, labels, mask):
+    share = d[0] / np.float32(_n_counting(mask))
     for i in prange(x.shape[0]):
-        _label_row_back(dx[i], x[i], labels[i], d[0] / np.float32(x.shape[0]))
+        _label_row_back(dx[i], x[i], labels[i], share if mask[i] > _HALF else _ZERO)
 
 
 def _cross_entropy_loss_back_run(site: Site) -> Call:
-    d, x, labels = site.src
+    d, x, labels, *mask = site.src
     arrays = (as_rows(site.out), d.reshape(1), as_rows(x), as_rows(labels))
-    return _cross_entropy_loss_back, arrays
+    return _cross_entropy_loss_back, (*arrays, _mask_array(tuple(mask), len(as_rows(x))))
 
 
 def _cross_entropy_loss_back_ref(
-    d: np.ndarray, logits: np.ndarray, labels: np.ndarray
+    d: np.ndarray, logits: np.ndarray, labels: np.ndarray, *mask: np.ndarray
 ) -> np.ndarray:
-    softmax = np.exp(_log_softmax(logits))
-    n_rows = logits.size // logits.shape[-1]
-    return np.asarray(d / n_rows * (softmax * labels.sum(axis=-1, keepdims=True) - labels))
+    slope = np.exp(_log_softmax(logits)) * labels.sum(axis=-1, keepdims=True) - labels
+    return np.asarray(d * _counting(logits, *mask)[..., None] * slope)
 
 
 def _with_d(

@@ -184,7 +184,7 @@ def _centred(out, x, mean, r):
 
 
 @parallel
-def _norm(out, x, eps):
+def norm_rows(out, x, eps):
     for i in prange(x.shape[0]):
         mean, r = _mean_and_rate(x[i], eps)
         _centred(out[i], x[i], mean, r)
@@ -203,7 +203,7 @@ NORM = op(
     name="norm",
     ggml=GGMLOp.NORM,
     spec=_one("norm"),
-    run=rows(_norm),
+    run=rows(norm_rows),
     ref=_norm_ref,
     grad=_norm_grad,
     samples=_one_samples,
@@ -225,7 +225,7 @@ def _norm_back_row(dx, x, dy, mean, r):
 
 
 @parallel
-def _norm_back(dx, x, dy, eps):
+def norm_back_rows(dx, x, dy, eps):
     for i in prange(x.shape[0]):
         mean, r = _mean_and_rate(x[i], eps)
         _norm_back_row(dx[i], x[i], dy[i], mean, r)
@@ -242,7 +242,7 @@ NORM_BACK = op(
     name="norm_back",
     ggml=GGMLOp.CUSTOM,
     spec=_two("norm_back"),
-    run=rows(_norm_back),
+    run=rows(norm_back_rows),
     ref=_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,

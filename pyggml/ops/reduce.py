@@ -20,6 +20,8 @@ from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.repeat import repeat
 from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, as_rows, flat, op
 
+_HALF = np.float32(0.5)
+
 
 def sum_(x: Tensor) -> Tensor:
     """The sum of all elements of x F32, shape () (ggml's SUM)."""
@@ -46,9 +48,12 @@ def argmax(x: Tensor) -> Tensor:
     return ARGMAX(x)
 
 
-def count_equal(a: Tensor, b: Tensor) -> Tensor:
-    """At how many places two I32 tensors of one shape agree, I64 of shape () (COUNT_EQUAL)."""
-    return COUNT_EQUAL(a, b)
+def count_equal(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
+    """At how many places two I32 tensors of one shape agree, I64 of shape () (COUNT_EQUAL).
+
+    With a mask of that shape, F32, only the places where it is above 1/2 count.
+    """
+    return COUNT_EQUAL(a, b, *(() if mask is None else (mask,)))
 
 
 def _expect_rows(name: str, x: Tensor) -> None:
@@ -286,33 +291,42 @@ ARGMAX = op(
 
 
 @kernel
-def _count_equal(out, a, b):
+def _count_equal(out, a, b, mask):
     total = 0
     for i in range(a.size):
-        total += a[i] == b[i]
+        total += a[i] == b[i] and mask[i % mask.size] > _HALF
     out[0] = total
 
 
-def _count_equal_spec(a: Tensor, b: Tensor) -> Spec:
+def _count_equal_run(site: Site) -> Call:
+    arrays = [a.reshape(-1) for a in (site.out, *site.src)]
+    return _count_equal, tuple(arrays if len(arrays) > 3 else [*arrays, np.ones(1, np.float32)])
+
+
+def _count_equal_spec(a: Tensor, b: Tensor, *mask: Tensor) -> Spec:
     expect_type("count_equal", "a", a, I32)
     expect("count_equal", "b", b, a.shape, I32)
+    for m in mask:
+        expect("count_equal", "mask", m, a.shape)
     return Spec((), I64)
 
 
-def _count_equal_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sum(a == b))
+def _count_equal_ref(a: np.ndarray, b: np.ndarray, *mask: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sum((a == b) & (mask[0] > 0.5 if mask else True)))
 
 
 def _count_equal_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in [(1,), (3, 8), (40,)]:
-        yield Sample(tuple(rng.integers(0, 3, shape).astype(np.int32) for _ in range(2)))
+        pair = tuple(rng.integers(0, 3, shape).astype(np.int32) for _ in range(2))
+        yield Sample(pair)
+        yield Sample((*pair, rng.uniform(0, 1, shape)))
 
 
 COUNT_EQUAL = op(
     name="count_equal",
     ggml=GGMLOp.COUNT_EQUAL,
     spec=_count_equal_spec,
-    run=flat(_count_equal),
+    run=_count_equal_run,
     ref=_count_equal_ref,
     grad=NoGrad("a count does not change smoothly"),
     samples=_count_equal_samples,
