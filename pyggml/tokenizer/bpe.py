@@ -1,67 +1,148 @@
-"""Byte-level BPE, GPT-2's: text → regex pieces → UTF-8 bytes, each as one character → merges.
+"""BPE by merges: text → regex pieces → bytes or characters → merges; library `tokenizers`.
 
-A byte that prints keeps its character (U+0021 to U+007E, U+00A1 to U+00FF but U+00AD), the 68
-others get U+0100 and on, in order: a space is "Ġ". The library `tokenizers` does the work.
+Of bytes, GPT-2's: a byte that prints is written as its character (U+0021 to U+007E, U+00A1 to
+U+00FF but U+00AD), the 68 others as U+0100 and on, in order: a space is "Ġ".
+Of characters, Gemma 4's: one without a token is given as its bytes' tokens, <0x00> to <0xFF>.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import shown
+from pyggml.tokenizer import spm
+from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.pretokenizers import Pretokenizer
-from pyggml.tokenizer.vocabulary import Vocabulary
+from pyggml.tokenizer.vocabulary import Vocabulary, pairs
 
 _PRINTING = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTING)
 BYTE_OF = {chr(b): b for b in _PRINTING} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
+_NEWLINE_RUNS = re.compile("(\n+)")
 
 
-def encoder(
-    vocabulary: Vocabulary, pretokenizer: Pretokenizer
-) -> Callable[[list[str]], list[list[int]]]:
-    """Texts → ids of each. A byte that the vocabulary lacks gives no id, as in llama.cpp."""
+def codec(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
+    """A byte that the vocabulary lacks gives no id, as in llama.cpp. TokenizerError if there are no
+    merges; merges that do not fit the vocabulary are found when a text is first encoded, because
+    half a million of them take a second."""
     if vocabulary.merges is None:
-        raise TokenizerError("tokenizer.ggml.merges is missing, which kind 'gpt2' needs")
-    from tokenizers import Tokenizer
+        raise TokenizerError("tokenizer.ggml.merges is missing, which BPE needs")
+    return (_of_characters if pretokenizer.characters else _of_bytes)(vocabulary, pretokenizer)
 
+
+def _of_bytes(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
     n = len(vocabulary.tokens)
     # The library would join the neighbours of a byte without a token; an id past the end keeps
     # them apart and is dropped afterwards.
     missing = [char for char in BYTE_OF if char not in vocabulary.ids]
     ids = vocabulary.ids | {char: n + i for i, char in enumerate(missing)}
-    whole: Any = Tokenizer(_model(ids, vocabulary.merges, pretokenizer.ignore_merges))
-    whole.pre_tokenizer = splits(pretokenizer.patterns)
+    library = _Late(partial(_library, ids, vocabulary.merges or [], pretokenizer))
 
     def encode(texts: list[str]) -> list[list[int]]:
-        found = [e.ids for e in whole.encode_batch_fast(texts, add_special_tokens=False)]
+        found = [e.ids for e in library().encode_batch_fast(texts, add_special_tokens=False)]
         return [[id for id in ids if id < n] for ids in found] if missing else found
 
-    return encode
+    return Codec(encode, piece)
 
 
-def _model(ids: dict[str, int], merges: list[tuple[str, str]], ignore_merges: bool) -> Any:
+def _of_characters(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
+    how = _OfCharacters(vocabulary.ids, vocabulary.merges or [], pretokenizer)
+    return Codec(how.encode, spm.piece if pretokenizer.marks_spaces else str.encode)
+
+
+class _OfCharacters:
+    """The library gives one unknown token, n, for each character without a token, in order."""
+
+    def __init__(self, ids: dict[str, int], merges: list[str], pretokenizer: Pretokenizer) -> None:
+        self._ids, self._n, self._pretokenizer = ids, len(ids), pretokenizer
+        unknown = "-" * (2 * max(map(len, ids)) + 1)  # longer than what any merge makes
+        build = partial(_library, ids | {unknown: self._n}, merges, pretokenizer)
+        self._library = _Late(partial(build, unk_token=unknown))
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        cut = [self._pieces(text) for text in texts]
+        batch = [piece for parts in cut for piece in parts if isinstance(piece, str)]
+        found = iter(self._library().encode_batch_fast(batch, add_special_tokens=False))
+        encoded = []
+        for parts in cut:
+            ids: list[int] = []
+            for part in parts:
+                known = isinstance(part, int)
+                ids.extend([part] if known else self._spelled(part, next(found).ids))
+            encoded.append(ids)
+        return encoded
+
+    def _pieces(self, text: str) -> list[Any]:
+        """Texts and ids of newlines in a row that are a token together."""
+        if self._pretokenizer.marks_spaces:
+            text = text.replace(" ", spm.SPACE)
+        if not self._pretokenizer.whole_newlines:
+            return [text]
+        runs = (piece for piece in _NEWLINE_RUNS.split(text) if piece)
+        return [self._ids.get(run, run) if run[0] == "\n" else run for run in runs]
+
+    def _spelled(self, text: str, found: list[int]) -> list[int]:
+        if self._n not in found:
+            return found
+        strangers = (char for char in text if char not in self._ids)
+        ids: list[int] = []
+        for id in found:
+            ids.extend([id] if id != self._n else self._byte_ids(next(strangers)))
+        return ids
+
+    def _byte_ids(self, char: str) -> list[int]:
+        names = (f"<0x{byte:02X}>" for byte in char.encode())
+        return [self._ids[name] for name in names if name in self._ids]
+
+
+class _Late:
+    """Made when first called; then what it was made from is let go."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make: Callable[[], Any] | None = make
+        self._made: Any = None
+
+    def __call__(self) -> Any:
+        if self._make is not None:
+            self._made = self._make()
+            self._make = None
+        return self._made
+
+
+def _library(
+    ids: dict[str, int], merges: list[str], pretokenizer: Pretokenizer, **settings: Any
+) -> Any:
+    from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
+    settings |= {"ignore_merges": pretokenizer.ignore_merges}
+    cut = pairs(merges)
     try:
-        return BPE(ids, merges, ignore_merges=ignore_merges)
+        whole: Any = Tokenizer(BPE(ids, cut, **settings))
     except Exception as error:  # the library has no narrower type
         raise TokenizerError(f"a merge does not fit the vocabulary: {shown(str(error))}") from None
+    whole.pre_tokenizer = splits(pretokenizer)
+    return whole
 
 
-def splits(patterns: tuple[str, ...]) -> Any:
+def splits(pretokenizer: Pretokenizer) -> Any:
     """The library's pre-tokenizer: each pattern cuts what the one before has left."""
     from tokenizers import Regex, pre_tokenizers
 
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*splits, byte_level])
+    steps: list[Any] = [
+        pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pretokenizer.patterns
+    ]
+    if not pretokenizer.characters:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(steps)
 
 
 def piece(text: str) -> bytes:
-    """The bytes that a normal token stands for.
+    """The bytes that a normal token of byte-level BPE stands for.
 
     A character that stands for no byte is given as it is, where llama.cpp writes [UNK_BYTE_...].
     """

@@ -49,6 +49,19 @@ class Metadata:
             return list(value)
         raise _wrong(key, value, "an array of strings")
 
+    def raw(self, key: str) -> bytes | None:
+        """An array of bytes, signed or not."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if (
+            isinstance(value, np.ndarray)
+            and value.ndim == 1
+            and value.dtype.str[1:] in ("i1", "u1")
+        ):
+            return value.tobytes()
+        raise _wrong(key, value, "an array of int8 or uint8")
+
     def numbers(self, key: str, *dtypes: type[np.generic], n: int) -> np.ndarray | None:
         """Exactly n numbers of one of the types."""
         value = self._values.get(key)

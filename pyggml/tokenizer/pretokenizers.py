@@ -20,13 +20,20 @@ from pyggml.gguf.fields import shown
 class Pretokenizer:
     """`ignore_merges`: a piece that is a token as a whole is taken without looking at merges.
 
-    `add_bos` is the default where a file does not say; without `has_bos` there is no default BOS.
+    `add_bos` is the default where a file does not say; with `always_bos` a file has no say; without
+    `has_bos` there is no default BOS. `characters`: merges work on characters, not on bytes, after
+    spaces became "▁" if `marks_spaces`; `whole_newlines`: newlines in a row that are a token as a
+    whole are taken without looking at merges.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
     has_bos: bool = True
+    always_bos: bool = False
+    characters: bool = False
+    marks_spaces: bool = False
+    whole_newlines: bool = False
 
 
 SUFFIX = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
@@ -196,6 +203,14 @@ _GROUPS: tuple[tuple[Pretokenizer, str], ...] = (
     (Pretokenizer((r"\p{N}+", r"\p{N}+?(?=(?:[0-9]{3})+(?![0-9]))")), "superbpe"),
     (Pretokenizer((JAIS2,)), "jais-2"),
     (Pretokenizer(CHAMELEON, add_bos=True), "chameleon"),
+    (
+        Pretokenizer(
+            (NEWLINES,), always_bos=True, characters=True, marks_spaces=True, whole_newlines=True
+        ),
+        "gemma4 granite-embed-multi-311m",
+    ),
+    (Pretokenizer((NEWLINES,), characters=True, marks_spaces=True), "sarvam-moe"),
+    (Pretokenizer((r"\S+",), characters=True), "whitespace"),
 )
 PRETOKENIZERS = {name: pre for pre, names in _GROUPS for name in names.split()}
 

@@ -8,14 +8,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pyggml.errors import TokenizerError
 from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.partition import Special, in_order
 from pyggml.tokenizer.vocabulary import Attr, Vocabulary
 
-DEFAULTS = {"llama": {"bos": 1, "eos": 2, "unk": 0}, "gpt2": {"bos": 11, "eos": 11}}
+DEFAULTS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+    "whitespace": {"bos": 11, "eos": 11},
+    "gemma4": {},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+    "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
+    "rwkv": {},
+}
 
 KEYS = {
     "bos": ("bos_token_id",),
@@ -24,6 +34,8 @@ KEYS = {
     "eom": ("eom_token_id",),
     "unk": ("unknown_token_id",),
     "pad": ("padding_token_id",),
+    "sep": ("seperator_token_id",),
+    "mask": ("mask_token_id",),
     "fim_pre": ("fim_pre_token_id", "prefix_token_id"),
     "fim_suf": ("fim_suf_token_id", "suffix_token_id"),
     "fim_mid": ("fim_mid_token_id", "middle_token_id"),
@@ -69,15 +81,18 @@ ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # g
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """`roles` holds an id or None for each of KEYS; `ends` the ids that end a generation."""
+    """`roles` holds an id or None for each of KEYS; `ends` the ids that end a generation; `attrs`
+    are the vocabulary's after rule 3."""
 
+    attrs: np.ndarray
     roles: dict[str, int | None]
     ends: frozenset[int]
     matched: tuple[Special, ...]
 
 
 def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos: bool) -> Specials:
-    """Find roles and ends; changes `vocabulary.attrs` of tokens whose name says what they are."""
+    """TokenizerError for a role that cannot be."""
+    vocabulary = replace(vocabulary, attrs=vocabulary.attrs.copy())
     roles: dict[str, int | None] = {}
     for role, keys in KEYS.items():
         default = None if role == "bos" and not has_bos else DEFAULTS[kind].get(role)
@@ -87,7 +102,8 @@ def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos
             roles[role] = next((vocabulary.ids[n] for n in names if n in vocabulary.ids), None)
             _mark(vocabulary, roles[role], Attr.CONTROL)
     ends = _ends(vocabulary, roles)
-    return Specials(roles, frozenset(ends), _matched(metadata, vocabulary))
+    matched = _matched(metadata, vocabulary)
+    return Specials(vocabulary.attrs, roles, frozenset(ends), matched)
 
 
 def _role(

@@ -12,10 +12,10 @@ Every token is made a normal piece, because llama.cpp's merges look at the text 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import shown
+from pyggml.tokenizer.codec import Codec
+from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.vocabulary import Vocabulary
 
 SPACE = "\u2581"
@@ -26,8 +26,8 @@ TRAINER = b"\x18\x02" + BYTE_FALLBACK
 VERBATIM = b"\x18\x00\x20\x00"  # no dummy prefix, no collapsing of spaces
 
 
-def encoder(vocabulary: Vocabulary) -> Callable[[list[str]], list[list[int]]]:
-    """Texts → ids of each. TokenizerError if not all byte tokens are there: text could get lost."""
+def codec(metadata: Metadata, vocabulary: Vocabulary) -> Codec:
+    """TokenizerError if not all byte tokens are there: text could get lost."""
     missing = sorted(BYTE_TOKENS - vocabulary.ids.keys())
     if missing:
         raise TokenizerError(
@@ -40,10 +40,12 @@ def encoder(vocabulary: Vocabulary) -> Callable[[list[str]], list[list[int]]]:
     except RuntimeError as error:
         raise TokenizerError(f"sentencepiece refuses the vocabulary: {shown(str(error))}") from None
 
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [processor.encode(text) for text in texts]
+    leads = metadata.flag("tokenizer.ggml.add_space_prefix", True)
 
-    return encode
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [processor.encode(" " + text if leads else text) for text in texts]
+
+    return Codec(encode, piece, leads=leads)
 
 
 def model_proto(vocabulary: Vocabulary) -> bytes:

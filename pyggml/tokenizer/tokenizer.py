@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyggml import gguf
 from pyggml.errors import TokenizerError
 from pyggml.gguf.fields import shown
-from pyggml.tokenizer import bpe, spm
+from pyggml.tokenizer.codec import Codec
+from pyggml.tokenizer.kinds import KINDS, Frame, read_codec, read_frame, read_pretokenizer
 from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.partition import partition
-from pyggml.tokenizer.pretokenizers import Pretokenizer, pretokenizer
 from pyggml.tokenizer.special import Specials, read_specials
 from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocabulary
-
-KINDS = ("gpt2", "llama")
 
 
 class Tokenizer:
@@ -29,7 +27,7 @@ class Tokenizer:
 
     n_vocab                                 number of tokens
     bos_id, eos_id, eot_id, pad_id, unk_id  int, or None where the vocabulary has none
-    add_bos, add_eos                        whether `encode` adds them
+    add_bos, add_eos                        whether `encode` adds them (`bert`: [CLS] and [SEP])
     chat_template                           Jinja2 source, or None
     """
 
@@ -38,8 +36,8 @@ class Tokenizer:
         metadata: Metadata,
         vocabulary: Vocabulary,
         specials: Specials,
-        encode: Callable[[list[str]], list[list[int]]],
-        pre: Pretokenizer | None,
+        codec: Codec,
+        frame: Frame,
     ) -> None:
         self.n_vocab = len(vocabulary.tokens)
         self.bos_id = specials.roles["bos"]
@@ -47,17 +45,12 @@ class Tokenizer:
         self.eot_id = specials.roles["eot"]
         self.pad_id = specials.roles["pad"]
         self.unk_id = specials.roles["unk"]
-        self.add_bos = metadata.flag("tokenizer.ggml.add_bos_token", pre is None or pre.add_bos)
-        self.add_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
+        self.add_bos, self.add_eos = frame.adds_before, frame.adds_after
         self.chat_template = metadata.text("tokenizer.chat_template")
-        spaced = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-        self._prefix = " " if pre is None and spaced else ""
-        self._before = _added("bos", self.add_bos, self.bos_id)
-        self._after = _added("eos", self.add_eos, self.eos_id)
-        self._encode = encode
+        self._before, self._after = frame.ids(specials.roles)
+        self._codec = codec
         self._matched, self._ends = specials.matched, specials.ends
-        self._tokens, self._attrs = vocabulary.tokens, vocabulary.attrs.tolist()
-        self._piece = spm.piece if pre is None else bpe.piece
+        self._tokens, self._attrs = vocabulary.tokens, specials.attrs.tolist()
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids that llama_tokenize gives.
@@ -71,8 +64,8 @@ class Tokenizer:
         """
         _check_text(text)
         parts = partition(text, self._matched, parse_special)
-        texts = [self._prefix + part for part in parts if isinstance(part, str)]
-        encoded = iter(self._encode(texts))
+        texts = [part for part in parts if isinstance(part, str)]
+        encoded = iter(self._codec.encode(texts))
         ids = list(self._before) if add_special else []
         for part in parts:
             ids.extend(next(encoded) if isinstance(part, str) else (part,))
@@ -81,10 +74,11 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD.
 
-        `special` shows control tokens. The one space that `encode` puts before a text of kind
-        `llama` is taken off, also after a leading BOS, so that decode(encode(text)) == text
-        (but U+2581 comes back as the space it stands for). llama_detokenize leaves that space
-        after a BOS, and cleans " ." to "." for some vocabularies; this does not.
+        `special` shows control tokens. The one space that `encode` puts before a text is taken off,
+        also after a leading BOS, so that decode(encode(text)) == text (but U+2581 comes back as
+        the space it stands for, and `bert` and `t5` keep no more than a normalised text).
+        llama_detokenize leaves that space after a BOS, and cleans " ." to "." for some
+        vocabularies; this does not.
         TokenizerError for an id out of range.
         """
         ids = list(ids)
@@ -93,7 +87,9 @@ class Tokenizer:
             start += 1
         head = b"".join([self.token_bytes(id, special) for id in ids[:start]])
         tail = b"".join([self.token_bytes(id, special) for id in ids[start:]])
-        return (head + tail.removeprefix(self._prefix.encode())).decode("utf-8", "replace")
+        if self._codec.leads:
+            tail = tail.removeprefix(b" ")
+        return (head + tail).decode("utf-8", "replace")
 
     def token_bytes(self, id: int, special: bool = False) -> bytes:
         """The bytes of one token, as llama_token_to_piece; a token may hold part of a character.
@@ -102,12 +98,15 @@ class Tokenizer:
         TokenizerError if there is no such token.
         """
         attr, text = self._attr(id), self._tokens[id]
-        if attr & (Attr.CONTROL | Attr.UNKNOWN):
-            return text.encode() if special else b""
-        if attr & Attr.USER_DEFINED:
+        hidden = attr & (Attr.CONTROL | Attr.UNKNOWN)
+        if hidden and not special:
+            return b""
+        if self._codec.for_all_types:
+            return self._codec.piece(text)
+        if hidden or attr & Attr.USER_DEFINED:
             return text.encode()
         if attr & Attr.NORMAL:
-            return self._piece(text)
+            return self._codec.piece(text)
         byte = BYTE_TOKEN.fullmatch(text) if attr & Attr.BYTE else None
         return bytes.fromhex(byte[1]) if byte else b""
 
@@ -140,12 +139,6 @@ class Stream:
     def flush(self) -> str:
         """At the end: U+FFFD if a character was left unfinished. The next `feed` starts anew."""
         return self._decoder.decode(b"", final=True)
-
-
-def _added(role: str, added: bool, id: int | None) -> list[int]:
-    if added and id is None:
-        raise TokenizerError(f"tokenizer.ggml.add_{role}_token is true, but there is no {role}")
-    return [id] if added and id is not None else []
 
 
 def _check_text(text: str) -> None:
@@ -184,8 +177,8 @@ def from_metadata(values: Mapping[str, Any]) -> Tokenizer:
             "tokenizer.ggml.model, the kind of tokenizer, is"
             f" {'missing' if kind is None else shown(kind)}, wanted one of {', '.join(KINDS)}"
         )
-    pre = pretokenizer(metadata.text("tokenizer.ggml.pre")) if kind == "gpt2" else None
+    pre = read_pretokenizer(kind, metadata)
     vocabulary = read_vocabulary(metadata)
     specials = read_specials(metadata, vocabulary, kind, has_bos=pre is None or pre.has_bos)
-    encode = spm.encoder(vocabulary) if pre is None else bpe.encoder(vocabulary, pre)
-    return Tokenizer(metadata, vocabulary, specials, encode, pre)
+    codec = read_codec(kind, metadata, vocabulary, specials.roles, pre)
+    return Tokenizer(metadata, vocabulary, specials, codec, read_frame(kind, metadata, pre))

@@ -2,9 +2,10 @@
 
 tokens   n texts, all different; an empty one is called [EMPTY_i], as llama.cpp calls it
 attrs    (n,) uint8 of Attr; NORMAL where the file has no token types
-scores   (n,) float32, kind `llama`: of two adjacent pairs, that with the higher score merges first
-merges   pairs (a, b), kind `gpt2`: of two adjacent pairs, that which stands first merges first;
-         None where the file has none
+scores   (n,) float32; kind `llama`: of two adjacent pairs, that with the higher score merges first;
+         kind `t5`: the logarithm of the token's probability
+merges   "a b", BPE: of two adjacent pairs, that which stands first merges first; None where the
+         file has none; not looked at before `pairs` is called
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Attr:
-    """What a token is, in bits; none: unused or undefined. (Plain integers: IntFlag is slow.)"""
+    """What a token is, in bits; none: undefined. (Plain integers: IntFlag is slow.)"""
 
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 4
     USER_DEFINED = 8
     BYTE = 16
+    UNUSED = 32
 
 
 # By token type: undefined, normal, unknown, control, user defined, unused, byte.
 _OF_TYPE = np.array(
-    [0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL, Attr.USER_DEFINED, 0, Attr.BYTE], np.uint8
+    [
+        *(0, Attr.NORMAL, Attr.UNKNOWN, Attr.CONTROL),
+        *(Attr.USER_DEFINED, Attr.UNUSED, Attr.BYTE),
+    ],
+    np.uint8,
 )
 
 
@@ -42,7 +48,7 @@ class Vocabulary:
     tokens: list[str]
     attrs: np.ndarray
     scores: np.ndarray
-    merges: list[tuple[str, str]] | None
+    merges: list[str] | None
     ids: dict[str, int] = field(repr=False)
 
     def having(self, attr: int) -> list[int]:
@@ -66,8 +72,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
     attrs = _attrs(metadata, len(tokens))
     _check_byte_tokens(tokens, attrs)
     merges = metadata.texts("tokenizer.ggml.merges")
-    pairs = None if merges is None else _pairs(merges)
-    return Vocabulary(tokens, attrs, _scores(metadata, len(tokens)), pairs, ids)
+    return Vocabulary(tokens, attrs, _scores(metadata, len(tokens)), merges, ids)
 
 
 def _attrs(metadata: Metadata, n: int) -> np.ndarray:
@@ -95,12 +100,15 @@ def _scores(metadata: Metadata, n: int) -> np.ndarray:
     return scores.astype(np.float32)
 
 
-def _pairs(merges: list[str]) -> list[tuple[str, str]]:
-    """Cut at the first space after the first character; of two equal merges the first counts."""
-    pairs = [(m[:at], m[at + 1 :]) for m in merges if 0 < (at := m.find(" ", 1)) < len(m) - 1]
-    if len(pairs) != len(merges):
+def pairs(merges: list[str]) -> list[tuple[str, str]]:
+    """Cut at the first space after the first character; of two equal merges the first counts.
+
+    TokenizerError for a merge that is no pair.
+    """
+    found = [(m[:at], m[at + 1 :]) for m in merges if 0 < (at := m.find(" ", 1)) < len(m) - 1]
+    if len(found) != len(merges):
         i = next(i for i, m in enumerate(merges) if not 0 < m.find(" ", 1) < len(m) - 1)
         raise TokenizerError(
             f"merge {i} is {shown(merges[i])}, wanted two tokens and a space between"
         )
-    return pairs if len(set(merges)) == len(merges) else list(dict.fromkeys(pairs))
+    return found if len(set(merges)) == len(merges) else list(dict.fromkeys(found))

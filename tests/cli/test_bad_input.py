@@ -68,7 +68,7 @@ MISFITS = {
     "architecture": ({"general__architecture": "gptzilla"}, "architecture 'gptzilla' is not known"),
     "no architecture": ({"general__architecture": None}, "architecture None is not known"),
     "pre-tokenizer": ({"tokenizer__ggml__pre": "nonesuch"}, "ggml.pre is 'nonesuch', wanted one"),
-    "tokenizer": ({"tokenizer__ggml__model": "bert"}, "is 'bert', wanted one of gpt2, llama"),
+    "tokenizer": ({"tokenizer__ggml__model": "plamo2"}, "is 'plamo2', wanted one of gpt2, llama"),
     "heads": ({"llama__attention__head_count": 0}, "head_count is 0, wanted 1 to"),
     "blocks": ({"llama__block_count": 1000}, "block_count is 1000, but there are only"),
     "epsilon": ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from pyggml import gguf
 from pyggml.errors import GGUFError, PyggmlError, TokenizerError
 from pyggml.tokenizer import from_gguf, from_metadata
+from pyggml.tokenizer.charsmap import Charsmap
 from pyggml.tokenizer.pretokenizers import PRETOKENIZERS
+
+
+def octets(*values):
+    return np.array(values, np.uint8)
 
 
 def floats(*values):
@@ -16,7 +21,7 @@ def floats(*values):
 
 
 REFUSED = {
-    "kind": ("bpe", {"model": "bert"}, "'bert', wanted one of gpt2, llama"),
+    "kind": ("bpe", {"model": "plamo2"}, "'plamo2', wanted one of gpt2, llama, gemma4, t5, bert"),
     "no kind": ("bpe", {"model": None}, "model.* is missing"),
     "kind is a number": ("bpe", {"model": 7}, "model is 7, wanted a string"),
     "pre": ("bpe", {"pre": "nonesuch"}, "pre is 'nonesuch', wanted one of .*llama-bpe.*qwen2"),
@@ -46,6 +51,30 @@ REFUSED = {
     "no bos to add": (
         "bpe", {"pre": "glm4", "bos_token_id": None, "add_bos_token": True}, "there is no bos",
     ),
+    "t5 without unknown": ("t5", {"unknown_token_id": None, "tokens": lambda t: t[:2],
+                                  "token_type": None, "scores": None}, "'t5' needs an unknown"),
+    "t5 of controls": ("t5", {"token_type": lambda t: np.full(len(t), 3, np.int32)},
+                       "'t5' needs normal tokens"),
+    "no table": ("t5", {"precompiled_charsmap": "text"}, "is 'text', wanted an array of int8"),
+    "table of floats": ("t5", {"precompiled_charsmap": floats(1)}, "wanted an array of int8 or"),
+    "empty table": ("t5", {"precompiled_charsmap": octets()}, "damaged: it has 0 bytes"),
+    "trie beyond its table": ("t5", {"precompiled_charsmap": octets(*[255] * 8)},
+                              "8 bytes, of which"),
+    "trie without texts": ("t5", {"precompiled_charsmap": lambda t: t[: 4 + int(t[1]) * 256]},
+                           "damaged: it has"),
+    "texts without an end": ("t5", {"precompiled_charsmap": lambda t: octets(*t[:-1], 65)},
+                             "damaged: its last replacement has no end"),
+    "prefix is a number": ("t5", {"add_space_prefix": 1}, "add_space_prefix is 1, wanted true"),
+    "bert without unknown": ("bert", {"unknown_token_id": None}, "'bert' needs an unknown token"),
+    "bert without separator": ("bert", {"seperator_token_id": None}, "sep .*there is no sep"),
+    "bert without start": ("bert", {"bos_token_id": None}, "there is no bos"),
+    "rwkv without a byte": ("rwkv", {"tokens": lambda t: ["a" * 9 if x == "b" else x for x in t]},
+                            "1 of the 256 bytes have no token, the first is 0x62"),
+    "half an escape": ("rwkv", {"tokens": lambda t: [*t[:-1], "a\\"]}, "an escape that is none"),
+    "strange escape": ("rwkv", {"tokens": lambda t: [*t[:-1], "\\xZ1"]}, "an escape that is none"),
+    "gemma without merges": ("gemma4", {"merges": None}, "merges is missing"),
+    "gemma without start": ("gemma4", {"bos_token_id": None}, "there is no bos"),
+    "gemma's merge of strangers": ("gemma4", {"merges": ["q q"]}, "merge does not fit"),
     "nul": ("spm", {"tokens": lambda t: [*t[:-1], "a\0b"]}, "sentencepiece refuses"),
     "byte tokens": (
         "spm", {"tokens": lambda t: [x.replace("<0x0", "<0y0") for x in t],
@@ -54,17 +83,21 @@ REFUSED = {
 }  # fmt: skip
 
 
+def as_list(value):
+    return value if isinstance(value, np.ndarray) and value.dtype == np.uint8 else list(value)
+
+
 @pytest.mark.parametrize(("kind", "changes", "message"), REFUSED.values(), ids=list(REFUSED))
 def test_refused_with_the_reason(kind, changes, message, tiny):
     base = tiny(kind)
     changes = {
-        key: value(list(base[f"tokenizer.ggml.{key}"])) if callable(value) else value
+        key: value(as_list(base[f"tokenizer.ggml.{key}"])) if callable(value) else value
         for key, value in changes.items()
     }
     if isinstance(changes.get("scores"), list):
         changes["scores"] = floats(*changes["scores"])
     with pytest.raises(TokenizerError, match=message) as caught:
-        from_metadata(tiny(kind, **changes))
+        from_metadata(tiny(kind, **changes)).encode("")  # which looks at merges
     assert "\n" not in str(caught.value)
     from_metadata(base)
 
@@ -107,8 +140,8 @@ def test_text_that_is_not_utf8(tiny, tmp_path):
 
 def test_the_path_is_named_and_a_broken_file_is_a_gguf_error(tiny, tmp_path):
     path = tmp_path / "v.gguf"
-    gguf.write(path, tiny("bpe", model="rwkv"), [])
-    with pytest.raises(TokenizerError, match=r"v.gguf: .*'rwkv'"):
+    gguf.write(path, tiny("bpe", model="plamo2"), [])
+    with pytest.raises(TokenizerError, match=r"v.gguf: .*'plamo2'"):
         from_gguf(path)
     path.write_bytes(b"GGUF")
     with pytest.raises(GGUFError, match=r"v\.gguf"):
@@ -136,23 +169,52 @@ VALUES = st.one_of(
     st.text(max_size=5),
     st.lists(NAMES, max_size=6),
     st.lists(st.integers(-9, 9), max_size=6).map(lambda n: np.array(n, np.int32)),
+    st.binary(max_size=40).map(lambda raw: np.frombuffer(raw, np.uint8)),
     st.lists(st.floats(width=32), max_size=6).map(lambda n: np.array(n, np.float32)),
 )
 KEYS = ["tokens", "merges", "scores", "token_type", "pre", "bos_token_id", "eos_token_id"]
-KEYS += ["padding_token_id", "add_bos_token", "add_space_prefix", "fim_pad_token_id"]
+KEYS += ["precompiled_charsmap", "remove_extra_whitespaces", "normalizer.lowercase"]
+KEYS += [
+    "unknown_token_id",
+    "padding_token_id",
+    "add_bos_token",
+    "add_space_prefix",
+    "fim_pad_token_id",
+]
 
 
 @given(
-    kind=st.sampled_from(["bpe", "spm"]),
+    kind=st.sampled_from(["bpe", "spm", "gemma4", "whitespace", "t5", "bert", "rwkv"]),
     changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3),
     text=st.text(),
 )
 def test_any_metadata_works_or_is_refused(tiny, kind, changes, text):
     try:
         tokenizer = from_metadata(tiny(kind, **changes))
+        tokenizer.encode("")
     except PyggmlError as error:
         assert isinstance(error, TokenizerError)
         return
     ids = tokenizer.encode(text, parse_special=True)
     assert all(0 <= id < tokenizer.n_vocab for id in ids)
     tokenizer.decode(range(tokenizer.n_vocab), special=True)
+
+
+@given(st.data())
+def test_a_damaged_table_of_replacements_works_or_is_refused(tiny, data):
+    table = tiny("t5")["tokenizer.ggml.precompiled_charsmap"].copy()
+    for _ in range(data.draw(st.integers(1, 4))):
+        table[data.draw(st.integers(0, len(table) - 1))] = data.draw(st.integers(0, 255))
+    table = table[: data.draw(st.integers(0, len(table)) | st.just(len(table)))]
+    try:
+        from_metadata(tiny("t5", precompiled_charsmap=table)).encode("ae\u0301b\u00a0①½ <\u0338")
+    except TokenizerError as error:
+        assert "precompiled_charsmap is damaged" in str(error)
+
+
+def test_a_trie_that_leads_back_into_itself_ends():
+    """Every unit is a child of every other and has a value, of which the text is its own trie."""
+    units = [c | 1 << 8 | c << 10 for c in range(256)]
+    raw = np.array(units, "<u4").tobytes()
+    table = Charsmap(len(raw).to_bytes(4, "little") + raw + b"x" * 300 + b"\0", ())
+    assert table.apply("a" * 200) == "x" * 4 * 44  # 64 characters at once, of the value 256

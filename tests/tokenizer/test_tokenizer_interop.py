@@ -1,10 +1,15 @@
 """The ids of llama.cpp itself, on random text, for every vocabulary and pre-tokenizer there is."""
 
 import ctypes
+import io
 import os
 import random
+import re
+from collections import Counter
 
+import numpy as np
 import pytest
+import sentencepiece
 
 from pyggml import gguf
 from pyggml.tokenizer import from_gguf
@@ -12,7 +17,8 @@ from pyggml.tokenizer.pretokenizers import PRETOKENIZERS
 
 pytestmark = pytest.mark.interop
 
-REAL = ["deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "refact"]
+REAL = ["deepseek-llm", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2"]
+REAL += ["refact"]
 WORDS = [
     *["the", "The", "THE", "don't", "DON'T", "we'll", "it'S", "ça", "Übergröße", "fooBar", "!!!"],
     *[
@@ -54,6 +60,18 @@ def a_text(rng):
     return "".join(rng.choice(WORDS) + rng.choice(GAPS) for _ in range(rng.randrange(1, 30)))
 
 
+def charsmap_of(model):
+    """The table in a ModelProto: its length and its bytes follow the normalizer's name."""
+    start = model.index(b"nmt_nfkc\x12") + 9
+    n = shift = 0
+    while True:
+        byte, start = model[start], start + 1
+        n |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return model[start : start + n]
+
+
 class Theirs:
     """llama.cpp's view of a vocabulary."""
 
@@ -83,7 +101,7 @@ class Theirs:
         return buffer.raw[:n]
 
 
-def compare_texts(path, n):
+def compare_texts(path, n, a_text=a_text):
     ours, theirs, rng = from_gguf(path), Theirs(path), random.Random(str(path.name))
     for _ in range(n):
         text, add, parse = a_text(rng), rng.random() < 0.5, rng.random() < 0.5
@@ -94,19 +112,94 @@ def compare_texts(path, n):
 @pytest.mark.parametrize("name", REAL)
 def test_real_vocabularies(name, shared):
     ours, theirs = compare_texts(shared / f"vocab/ggml-vocab-{name}.gguf", 100)
-    for id in range(ours.n_vocab):
-        for special in (False, True):
-            assert ours.token_bytes(id, special) == theirs.piece(id, special), id
-        assert ours.is_eog(id) == theirs.lib.llama_vocab_is_eog(theirs.vocabulary, id), id
+    compare_tokens(ours, theirs)
     for role in ("bos", "eos", "pad"):
         id = getattr(theirs.lib, f"llama_vocab_{role}")(theirs.vocabulary)
         assert getattr(ours, f"{role}_id") == (None if id < 0 else id)
 
 
-@pytest.mark.parametrize("name", sorted(PRETOKENIZERS))
+def compare_tokens(ours, theirs):
+    for id in range(ours.n_vocab):
+        for special in (False, True):
+            assert ours.token_bytes(id, special) == theirs.piece(id, special), id
+        assert ours.is_eog(id) == theirs.lib.llama_vocab_is_eog(theirs.vocabulary, id), id
+
+
+# Where white space is left between the pieces of characters, llama.cpp aborts on two in a row.
+@pytest.mark.parametrize("name", sorted(n for n, p in PRETOKENIZERS.items() if not p.characters))
 def test_every_pretokenizer_with_a_real_vocabulary(name, shared, tmp_path):
     with gguf.open(shared / "vocab/ggml-vocab-gpt-2.gguf") as file:
         roles = {"tokenizer.ggml.bos_token_id": 5, "tokenizer.ggml.eos_token_id": 6}
         metadata = {**file.metadata, **roles, "tokenizer.ggml.pre": name}
         gguf.write(tmp_path / f"{name}.gguf", metadata, [])
     compare_texts(tmp_path / f"{name}.gguf", 40)
+
+
+GENERAL = {"general.architecture": "llama", "general.name": "probe"}
+TINY = ["whitespace", "whitespace lower", "t5", "t5 bare", "t5 merging spaces", "bert"]
+
+
+@pytest.mark.parametrize("name", [*TINY, "bert cased", "rwkv"])
+def test_tiny_vocabularies_of_every_kind(name, tiny, tmp_path):
+    gguf.write(tmp_path / f"{name}.gguf", GENERAL | tiny(name), [])
+    pieces = [t for t in tiny(name)["tokenizer.ggml.tokens"] if "\\" not in t]
+
+    def a_near_text(rng):
+        if rng.random() < 0.5:
+            return a_text(rng)
+        some = rng.choices([*pieces, *" \n<é", "e\u0301"], k=rng.randrange(1, 30))
+        return "".join(some).replace("\u2581", rng.choice(["\u2581", " ", ""]))
+
+    ours, theirs = compare_texts(tmp_path / f"{name}.gguf", 400, a_near_text)
+    if not name.startswith("whitespace"):  # whose pieces llama.cpp takes for bytes
+        compare_tokens(ours, theirs)
+
+
+@pytest.mark.parametrize("spaces", [False, True])
+def test_a_unigram_model_with_the_usual_normalisation(spaces, shared, tmp_path):
+    """Trained here; its table of replacements is NFKC with T5's changes, 240 kB."""
+    lines = (shared / "data/wikitext2-valid.txt").read_text().splitlines()[:2000]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=2000, minloglevel=2,
+        normalization_rule_name="nmt_nfkc", model_type="unigram", pad_id=3,
+    )  # fmt: skip
+    learned = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    n = learned.get_piece_size()
+    kinds = [3 if learned.is_control(i) else 2 if learned.is_unknown(i) else 1 for i in range(n)]
+    ggml = {
+        "model": "t5",
+        "tokens": [learned.id_to_piece(i) for i in range(n)] + ["[PAD9]", "<extra>"],
+        "scores": np.array([learned.get_score(i) for i in range(n)] + [-1e4, 0], np.float32),
+        "token_type": np.array([*kinds, 5, 4], np.int32),
+        "precompiled_charsmap": np.frombuffer(charsmap_of(model.getvalue()), np.int8),
+        "unknown_token_id": learned.unk_id(), "eos_token_id": learned.eos_id(),
+        "add_space_prefix": True, "remove_extra_whitespaces": spaces,
+    }  # fmt: skip
+    path = tmp_path / f"unigram-{spaces}.gguf"
+    gguf.write(path, GENERAL | {f"tokenizer.ggml.{k}": v for k, v in ggml.items()}, [])
+    compare_tokens(*compare_texts(path, 300))
+    ours, theirs = from_gguf(path), Theirs(path)
+    text = "\n".join(lines[:500])
+    assert ours.encode(text, True, False) == theirs.encode(text, True, False)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_vocabulary_of_words(lower, shared, tmp_path):
+    """WordPiece with the words of a text, their ends, and all characters of the text."""
+    text = (shared / "data/tinyshakespeare.txt").read_text()[:200_000]
+    words = re.findall(r"\w+|[^\w\s]", text.lower() if lower else text)
+    common = [word for word, _ in Counter(words).most_common(1500)]
+    ends = [word[n:] for word in common for n in (1, 2, 3) if len(word) > n]
+    special, firsts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], ["\u2581" + w for w in common]
+    tokens = dict.fromkeys([*special, *firsts, *ends, *map(chr, range(33, 0x250))])
+    ggml = {
+        "model": "bert", "tokens": list(tokens), "normalizer.lowercase": lower,
+        "token_type": np.array([3, 2, 3, 3, 3] + [1] * (len(tokens) - 5), np.int32),
+        "bos_token_id": 2, "seperator_token_id": 3, "unknown_token_id": 1,
+    }  # fmt: skip
+    path = tmp_path / f"words-{lower}.gguf"
+    gguf.write(path, GENERAL | {f"tokenizer.ggml.{k}": v for k, v in ggml.items()}, [])
+    compare_tokens(*compare_texts(path, 300))
+    ours, theirs = from_gguf(path), Theirs(path)
+    assert ours.encode(text, True, False) == theirs.encode(text, True, False)

@@ -1,0 +1,84 @@
+"""tokenizer.ggml.model → how text is cut, and what is put around it.
+
+llama       BPE by scores                    BOS
+gpt2        BPE by merges, mostly on bytes   BOS with some pre-tokenizers
+whitespace  the same of words                the same
+gemma4      BPE by merges, on characters     BOS, whatever the file says
+t5          unigram                          EOS
+bert        WordPiece                        BOS ([CLS]) and SEP, whatever the file says
+rwkv        the longest token at each place  nothing, whatever the file says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyggml.errors import TokenizerError
+from pyggml.tokenizer import bpe, rwkv, spm, unigram, whitespace, wordpiece
+from pyggml.tokenizer.codec import Codec
+from pyggml.tokenizer.metadata import Metadata
+from pyggml.tokenizer.pretokenizers import Pretokenizer, pretokenizer
+from pyggml.tokenizer.vocabulary import Vocabulary
+
+KINDS = ("gpt2", "llama", "gemma4", "t5", "bert", "rwkv", "whitespace")
+_PRETOKENIZED = ("gpt2", "whitespace")
+Roles = Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What `encode` puts before a text, the BOS, and after it."""
+
+    adds_before: bool
+    adds_after: bool
+    after: str = "eos"
+
+    def ids(self, roles: Roles) -> tuple[list[int], list[int]]:
+        """TokenizerError if there is no such token."""
+        before = [_needed(roles, "bos")] if self.adds_before else []
+        after = [_needed(roles, self.after)] if self.adds_after else []
+        return before, after
+
+
+def _needed(roles: Roles, role: str) -> int:
+    id = roles[role]
+    if id is None:
+        raise TokenizerError(f"a text is to have a {role} token added, but there is no {role}")
+    return id
+
+
+def read_pretokenizer(kind: str, metadata: Metadata) -> Pretokenizer | None:
+    """TokenizerError for a name that is not known; None for kinds that have none."""
+    if kind == "gemma4":
+        return pretokenizer("gemma4")
+    return pretokenizer(metadata.text("tokenizer.ggml.pre")) if kind in _PRETOKENIZED else None
+
+
+def read_codec(
+    kind: str, metadata: Metadata, vocabulary: Vocabulary, roles: Roles, pre: Pretokenizer | None
+) -> Codec:
+    """TokenizerError if the vocabulary does not serve this kind."""
+    match kind:
+        case "llama":
+            return spm.codec(metadata, vocabulary)
+        case "t5":
+            return unigram.codec(metadata, vocabulary, roles["unk"])
+        case "bert":
+            return wordpiece.codec(metadata, vocabulary, roles["unk"])
+        case "rwkv":
+            return rwkv.codec(vocabulary)
+    assert pre is not None
+    if kind == "whitespace":
+        return whitespace.codec(metadata, vocabulary, pre)
+    return bpe.codec(vocabulary, pre)
+
+
+def read_frame(kind: str, metadata: Metadata, pre: Pretokenizer | None) -> Frame:
+    if kind == "rwkv":
+        return Frame(False, False)
+    if kind == "bert":
+        return Frame(True, True, "sep")
+    before = metadata.flag("tokenizer.ggml.add_bos_token", pre.add_bos if pre else kind == "llama")
+    after = metadata.flag("tokenizer.ggml.add_eos_token", kind == "t5")
+    return Frame(before or (pre is not None and pre.always_bos), after)

@@ -1,0 +1,66 @@
+r"""RWKV's tokenizer: at each place of the UTF-8 bytes the longest token, wherever a word may end.
+
+A file spells its tokens, which are any bytes, with the escapes \t, \n, \r, \xHH; a backslash before
+another character stands for that character. A control token is matched in any text, as its
+spelling is in the table too.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyggml.errors import TokenizerError
+from pyggml.gguf.fields import shown
+from pyggml.tokenizer.codec import Codec
+from pyggml.tokenizer.longest import Longest
+from pyggml.tokenizer.vocabulary import Vocabulary
+
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|([^x])|)", re.DOTALL)
+_NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
+
+
+def codec(vocabulary: Vocabulary) -> Codec:
+    """TokenizerError if a byte has no token of its own: a text with it could not be cut."""
+    ids = {_spelled(i, text): i for i, text in enumerate(vocabulary.tokens)}
+    missing = [byte for byte in range(256) if bytes([byte]) not in ids]
+    if missing:
+        raise TokenizerError(
+            f"{len(missing)} of the 256 bytes have no token, the first is 0x{missing[0]:02X}"
+        )
+    longest = Longest(ids)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [_cut(text.encode(), longest) for text in texts]
+
+    return Codec(encode, piece, for_all_types=True)
+
+
+def _cut(data: bytes, longest: Longest[bytes]) -> list[int]:
+    ids, at = [], 0
+    while at < len(data):
+        found = longest.at(data, at)
+        assert found is not None  # every byte is a token
+        ids.append(found[0])
+        at += found[1]
+    return ids
+
+
+def _spelled(id: int, text: str) -> bytes:
+    raw = piece(text)
+    if not raw:
+        raise TokenizerError(f"token {id} is {shown(text)}, which spells no byte")
+    return raw
+
+
+def piece(text: str) -> bytes:
+    """The bytes that a token spells. TokenizerError for an escape that is none."""
+
+    def meant(found: re.Match[bytes]) -> bytes:
+        if found[1]:
+            return bytes.fromhex(found[1].decode())
+        if not found[2]:
+            raise TokenizerError(f"the token {shown(text)} holds an escape that is none")
+        return _NAMED.get(found[2], found[2])
+
+    raw = text.encode()
+    return _ESCAPE.sub(meant, raw) if b"\\" in raw else raw

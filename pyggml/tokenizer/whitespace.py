@@ -1,0 +1,37 @@
+"""BPE of what stands between white space, which itself is dropped (jina-embeddings-v2-base-zh)."""
+
+from __future__ import annotations
+
+from pyggml.tokenizer import bpe
+from pyggml.tokenizer.characters import SPACES, lowered
+from pyggml.tokenizer.codec import Codec
+from pyggml.tokenizer.metadata import Metadata
+from pyggml.tokenizer.pretokenizers import Pretokenizer
+from pyggml.tokenizer.vocabulary import Vocabulary
+
+
+def codec(metadata: Metadata, vocabulary: Vocabulary, pre: Pretokenizer) -> Codec:
+    """TokenizerError as from `bpe.codec`."""
+    inner = bpe.codec(vocabulary, pre)
+    lower = metadata.flag("tokenizer.ggml.normalizer.lowercase", not pre.characters)
+    table = _Table(lower)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        cut = [text.translate(table).split(" ") for text in texts]
+        found = iter(inner.encode([word for words in cut for word in words]))
+        return [[id for _ in words for id in next(found)] for words in cut]
+
+    return Codec(encode, inner.piece)
+
+
+class _Table(dict[int, str]):
+    """Code point → itself, its lower case, or a space."""
+
+    def __init__(self, lower: bool) -> None:
+        self._lower = lower
+
+    def __missing__(self, point: int) -> str:
+        char = chr(point)
+        found = " " if char in SPACES else lowered(char) if self._lower else char
+        self[point] = found
+        return found
