@@ -67,16 +67,10 @@ class Attention(Part):
             q, k = self.rope(net, q), self.rope(net, k)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
-<<<<<<< Updated upstream
-        o = flash_attn_ext(q, k, v, span, factor, logit_softcap=self.softcap)
-        return reshape(o.named(f"{at}attention"), (q.shape[0], -1))
-=======
         o = flash_attn_ext(
             *(q, k, v, span, factor), logit_softcap=self.softcap, max_bias=self.max_bias
         )
-        o = reshape(o.named(f"{at}attention"), (x.shape[0], -1))
-        return net.linear(f"{at}attn_output", o)
->>>>>>> Stashed changes
+        return reshape(o.named(f"{at}attention"), (q.shape[0], -1))
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size), normalised."""

@@ -42,9 +42,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         MAMBA,
         MAMBA2,
         GPTNEOX,
-<<<<<<< Updated upstream
         QWEN35,
-=======
         PHI2,
         STARCODER2,
         STABLELM,
@@ -53,6 +51,5 @@ ARCHITECTURES: dict[str, Architecture] = {
         INTERNLM2,
         BAICHUAN,
         EXAONE,
->>>>>>> Stashed changes
     )
 }
