@@ -18,6 +18,7 @@ from pyggml.ops.after import after
 from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.attention import flash_attn_ext
 from pyggml.ops.delta_net import gated_delta_net
+from pyggml.ops.embedding import arange, timestep_embedding
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
 from pyggml.ops.glu_clipped import swiglu_clamp, swiglu_oai
@@ -37,6 +38,7 @@ from pyggml.ops.narrow import concat, halves, narrow, split
 from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
+from pyggml.ops.pad import pad, pad_reflect_1d, roll
 from pyggml.ops.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
 from pyggml.ops.repeat import repeat, repeat_back
 from pyggml.ops.rope import rope, rope_apply, rope_apply_back
@@ -65,6 +67,7 @@ from pyggml.ops.unary import (
     step,
     trunc,
 )
+from pyggml.ops.upscale import upscale
 from pyggml.ops.view import acc, set_, view
 from pyggml.ops.wkv import gated_linear_attn, rwkv_wkv6, rwkv_wkv7
 from pyggml.ops.xielu import xielu
@@ -79,6 +82,7 @@ __all__ = [
     "add_id",
     "add_inplace",
     "after",
+    "arange",
     "argmax",
     "argsort",
     "ceil",
@@ -139,6 +143,8 @@ __all__ = [
     "opt_step_sgd",
     "out_prod",
     "out_prod_id",
+    "pad",
+    "pad_reflect_1d",
     "permute",
     "reglu",
     "relu",
@@ -150,6 +156,7 @@ __all__ = [
     "rms_norm_mul",
     "rms_norm_mul_back",
     "rms_norm_mul_back_w",
+    "roll",
     "rope",
     "rope_apply",
     "rope_apply_back",
@@ -182,10 +189,12 @@ __all__ = [
     "swiglu_clamp",
     "swiglu_oai",
     "tanh",
+    "timestep_embedding",
     "top_k",
     "transpose",
     "tri",
     "trunc",
+    "upscale",
     "view",
     "window_span",
     "xielu",

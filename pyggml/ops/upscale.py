@@ -1,0 +1,110 @@
+"""Axes made longer or shorter by interpolation, as PyTorch's interpolate places the samples.
+
+Result i lies at (i + 1/2)·n/m − 1/2 of the source, from n to m elements, or with align_corners at
+i·(n − 1)/(m − 1). The cubic is Keys' with a = −3/4; beyond an end its element is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.resample import Axis, picked, resampling_op
+from pyggml.tensor import Sample, Shape, Tensor
+
+_MODES = ("nearest", "bilinear", "bicubic")
+_A = -0.75
+
+
+def upscale(
+    x: Tensor, sizes: Sequence[int], mode: str = "nearest", align_corners: bool = False
+) -> Tensor:
+    """x F32 with axes of these sizes (ggml's UPSCALE, also called INTERPOLATE; no antialiasing).
+
+    "nearest" works on every axis, "bilinear" and "bicubic" on the last two and as nearest on the
+    others. Raises ShapeError for another mode or number of axes, or a size below 1.
+    """
+    return UPSCALE(x, sizes=tuple(map(int, sizes)), mode=mode, align_corners=align_corners)
+
+
+def _ratio(n: int, m: int, align_corners: bool) -> float:
+    return (n - 1) / (m - 1) if align_corners and n > 1 and m > 1 else n / m
+
+
+def _places(n: int, m: int, align_corners: bool) -> np.ndarray:
+    half = 0.0 if align_corners else 0.5
+    return (np.arange(m) + half) * _ratio(n, m, align_corners) - half
+
+
+def _cubic(t: np.ndarray) -> np.ndarray:
+    """The weight of an element at distance t from a place, 0 from 2 on."""
+    t = np.abs(t)
+    near = ((_A + 2) * t - (_A + 3)) * t * t + 1
+    far = ((_A * t - 5 * _A) * t + 8 * _A) * t - 4 * _A
+    return np.where(t <= 1, near, np.where(t < 2, far, 0))
+
+
+def _axis(n: int, m: int, mode: str, align_corners: bool) -> Axis:
+    if mode == "nearest":
+        ratio = _ratio(n, m, align_corners)
+        return picked(np.minimum((np.arange(m) * ratio + 1e-9).astype(np.int64), n - 1))
+    places = _places(n, m, align_corners)[:, None]
+    if mode == "bilinear":
+        places = np.clip(places, 0, n - 1)
+        taps = np.floor(places) + np.arange(2)
+        weights = np.maximum(0, 1 - np.abs(places - taps))
+    else:
+        taps = np.floor(places) + np.arange(-1, 3)
+        weights = _cubic(places - taps)
+    return np.clip(taps, 0, n - 1).astype(np.int64), weights.astype(np.float32)
+
+
+def _axes(shape: Shape, sizes: Shape, mode: str, align_corners: bool) -> list[Axis]:
+    if mode not in _MODES:
+        raise ShapeError(f"upscale: mode is {mode!r}, wanted one of {', '.join(_MODES)}")
+    if len(sizes) != len(shape) or min(sizes, default=1) < 1:
+        raise ShapeError(f"upscale: sizes {sizes}, wanted {len(shape)} numbers of 1 or more")
+    first = len(shape) - 2
+    pairs = enumerate(zip(shape, sizes, strict=True))
+    return [_axis(n, m, mode if i >= first else "nearest", align_corners) for i, (n, m) in pairs]
+
+
+def _ref(x: np.ndarray, sizes: Shape, mode: str, align_corners: bool) -> np.ndarray:
+    """Axis after axis, element after element."""
+    for axis, m in enumerate(sizes):
+        own = mode if axis >= x.ndim - 2 else "nearest"
+        lines = np.moveaxis(x, axis, -1)
+        columns = [_at(lines, i, m, own, align_corners) for i in range(m)]
+        x = np.moveaxis(np.stack(columns, -1), -1, axis)
+    return x
+
+
+def _at(lines: np.ndarray, i: int, m: int, mode: str, align_corners: bool) -> np.ndarray:
+    n = lines.shape[-1]
+    if mode == "nearest":
+        corners = align_corners and n > 1 and m > 1
+        i_source = i * (n - 1) // (m - 1) if corners else i * n // m
+        return np.asarray(lines[..., i_source])
+    place = _places(n, m, align_corners)[i]
+    if mode == "bilinear":
+        weights = np.interp(place, np.arange(n), np.arange(n))
+        low = int(weights)
+        part = weights - low
+        return np.asarray((1 - part) * lines[..., low] + part * lines[..., min(low + 1, n - 1)])
+    reach = range(int(np.floor(place)) - 1, int(np.floor(place)) + 3)
+    terms = (_cubic(np.array(place - t)) * lines[..., min(max(t, 0), n - 1)] for t in reach)
+    return np.asarray(sum(terms))
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, sizes in [((1, 1), (1, 3)), ((3, 4), (6, 9)), ((2, 1, 5, 7), (2, 2, 8, 3))]:
+        for mode in _MODES:
+            for align_corners in (False, True):
+                params = {"sizes": sizes, "mode": mode, "align_corners": align_corners}
+                yield Sample((rng.standard_normal(shape),), params)
+
+
+UPSCALE = resampling_op("upscale", GGMLOp.UPSCALE, _axes, _ref, _samples)
