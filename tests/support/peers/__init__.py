@@ -10,7 +10,8 @@ than a Peer in one of the files here, entered in PEERS.
 
 from peers.dense import DENSE
 from peers.peer import Peer, golden
+from peers.variants import VARIANTS
 
-PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DENSE,)}
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DENSE, *VARIANTS)}
 
 __all__ = ["PEERS", "Peer", "golden"]

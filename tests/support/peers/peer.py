@@ -52,6 +52,7 @@ class Peer:
     convert   name in transformers -> array, to the same or to GGUF names: what the converter does
               besides renaming. It may reorder, split and stack matrices, but not compute.
     draw      name, shape and generator -> the numbers of a tensor
+    extra     tensors of the file that no parameter becomes, by GGUF name
     fixed     endings of GGUF names of matrices that no adapter can update
     """
 
@@ -62,6 +63,7 @@ class Peer:
     keys: Mapping[str, Any] = field(default_factory=dict)
     convert: Callable[[Arrays], Arrays] = dict
     draw: Callable[[str, tuple[int, ...], np.random.Generator], np.ndarray] = drawn
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("norm.weight",)
     in_llama_cpp: bool = True
 
@@ -113,6 +115,7 @@ def golden(peer: Peer) -> tuple[Arrays, Arrays]:
     model = torch_model(peer)
     parameters = dict(model.named_parameters())
     arrays = peer.converted({n: p.detach().numpy().copy() for n, p in parameters.items()})
+    arrays |= peer.extra
     tokens = np.random.default_rng(7).integers(0, N_VOCAB, N_TOKENS).astype(np.int32)
     ids = torch.from_numpy(tokens)[None].long()
     with torch.no_grad():
