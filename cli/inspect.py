@@ -35,7 +35,7 @@ def command(model: Path, tensors: bool, plan: bool, ctx: int, batch: int) -> Non
 
 
 def _say_file(file: gguf.GGUFFile) -> None:
-    row("file", f"{file.path}, GGUF version {file.version}, {size(file.path.stat().st_size)}")
+    row("file", f"{file.path}, GGUF version {file.version}, {size(file.n_bytes)}")
     for key, field in file.metadata.items():
         say(f"  {printable(key):<44} {_value(field)}")
     by_type: dict[str, list[int]] = {}

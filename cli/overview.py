@@ -40,7 +40,7 @@ def say_model(model: Model) -> None:
         f"{plural(c.n_layer, 'block')}, context {c.n_ctx:,}",
     ]
     row("model", ", ".join(parts))
-    row("", f"{weight_types(file)}; {size(file.path.stat().st_size)}")
+    row("", f"{weight_types(file)}; {size(file.n_bytes)}")
 
 
 def say_adapter(model: Model, adapter: Adapter) -> None:

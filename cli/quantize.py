@@ -27,7 +27,7 @@ def command(source: Path, target: Path, file_type: str, threads: int) -> None:
     check_output(target, {"file to read from": source})
     set_threads(threads or max_threads())
     with gguf.open(source) as file:
-        infos = dict(file.tensors)
+        infos, n_before = dict(file.tensors), file.n_bytes
     number = iter(range(1, len(infos) + 1))
 
     def show(name: str, old: DType, new: DType) -> None:
@@ -41,8 +41,9 @@ def command(source: Path, target: Path, file_type: str, threads: int) -> None:
         )
 
     requantize(source, target, file_type.upper(), show)
-    before, after = source.stat().st_size, target.stat().st_size
-    say(f"{source}: {size(before)}\n{target}: {size(after)}, {100 * after / before:.0f} %")
+    n_after = target.stat().st_size
+    share = f"{100 * n_after / n_before:.0f} %"
+    say(f"{source}: {size(n_before)}\n{target}: {size(n_after)}, {share}")
 
 
 command.help = f"{command.help}\n\nTYPE is one of {', '.join(FILE_TYPES)}."

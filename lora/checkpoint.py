@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,19 +49,22 @@ class Progress:
         return Progress(self.step + 1, self.epoch + 1, 0)
 
 
-def identity(path: Path) -> str:
-    """A model file's size and the SHA-256 of its first and last MiB.
+def identity(paths: Iterable[Path]) -> str:
+    """The size of a model's files and the SHA-256 of the first and last MiB of each.
 
-    Raises CheckpointError if it cannot be read.
+    Raises CheckpointError if one cannot be read.
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest = hashlib.sha256(file.read(_EDGE))
-            file.seek(max(size - _EDGE, 0))
-            digest.update(file.read(_EDGE))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    size, digest = 0, hashlib.sha256()
+    for path in paths:
+        try:
+            n = path.stat().st_size
+            with path.open("rb") as file:
+                digest.update(file.read(_EDGE))
+                file.seek(max(n - _EDGE, 0))
+                digest.update(file.read(_EDGE))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        size += n
     return f"{size} bytes, {digest.hexdigest()[:32]}"
 
 

@@ -243,7 +243,7 @@ class Trainer:
     def _identity(self) -> Mapping[str, Any]:
         """What a checkpoint must share with this run."""
         return {
-            "model": checkpoint.identity(self.model.file.path),
+            "model": checkpoint.identity(self.model.file.paths),
             "text": self.corpus.digest(),
             "adapter": self.parameters.about,
             "settings": self.config.settled(),

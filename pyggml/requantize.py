@@ -12,7 +12,16 @@ import numpy as np
 from pyggml import gguf
 from pyggml.dtypes import DType
 from pyggml.errors import ConfigError, ModelError, QuantError
-from pyggml.quants import FILE_TYPES, NUMBERS, QUANTS, ModelFacts, dequantize, mix, quantize
+from pyggml.quants import (
+    FILE_TYPES,
+    NUMBERS,
+    QUANTS,
+    ModelFacts,
+    dequantize,
+    is_packed,
+    mix,
+    quantize,
+)
 
 QUANTISATION_VERSION = 2  # of ggml's block formats
 
@@ -25,18 +34,20 @@ def requantize(
 ) -> None:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
 
-    Tensors of integers and of F64 are kept as they are. At most one tensor is in memory at a time;
-    `progress` hears name, old and new type of each.
+    A source in several files becomes one. Tables of integers and of F64 are kept as they are. At
+    most one tensor is in memory at a time; `progress` hears name, old and new type of each.
     Raises QuantError for an unknown file type or data that cannot be packed, ModelError if the
     source is no model, ConfigError if both paths are the same file.
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
-    if Path(target).exists() and Path(target).samefile(source):
-        raise ConfigError(f"{target}: is the file to read from; wanted another name to write to")
     with gguf.open(source) as file:
+        if Path(target).exists() and any(Path(target).samefile(part) for part in file.paths):
+            raise ConfigError(
+                f"{target}: is the file to read from; wanted another name to write to"
+            )
         wanted = _types(file, file_type)
-        metadata = dict(file.metadata)
+        metadata = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
         metadata["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
         metadata["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
         tensors = [
@@ -52,7 +63,11 @@ def requantize(
 
 
 def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
-    kept = {name: i.dtype for name, i in file.tensors.items() if i.dtype in NUMBERS}
+    kept = {
+        name: info.dtype
+        for name, info in file.tensors.items()
+        if info.dtype in NUMBERS and not is_packed(name, info.shape)
+    }
     unknown = [
         f"{name} has type {info.dtype}"
         for name, info in file.tensors.items()

@@ -11,9 +11,11 @@ All numbers are little-endian; a key, a name and a string value are a u64 count 
 from pyggml.gguf.fields import Field, StringArray, ValueType
 from pyggml.gguf.parse import TensorInfo
 from pyggml.gguf.reader import GGUFFile, open
+from pyggml.gguf.split import KEYS as SPLIT_KEYS
 from pyggml.gguf.writer import TensorSource, write
 
 __all__ = [
+    "SPLIT_KEYS",
     "Field",
     "GGUFFile",
     "StringArray",

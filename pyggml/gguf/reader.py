@@ -1,18 +1,22 @@
-"""A GGUF file as a memory map: metadata on request, tensors as views, nothing copied."""
+"""A GGUF file as a memory map: metadata on request, tensors as views, nothing copied.
+
+A model in several files is one GGUFFile: metadata of the first, tensors of all.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from pyggml.errors import GGUFError
+from pyggml.gguf import split
 from pyggml.gguf.fields import Field, shown
 from pyggml.gguf.parse import Contents, TensorInfo, parse
 
@@ -22,25 +26,33 @@ T = TypeVar("T")
 class GGUFFile:
     """An open file. After `close`, arrays already taken from it stay valid; nothing more is given.
 
-    The file must not be shortened while it is mapped: the operating system ends a process that
+    path, paths   what was opened; all files of a model in several, in order
+    n_bytes       of all files together
+
+    A file must not be shortened while it is mapped: the operating system ends a process that
     reads past the end. `write` replaces a file as a whole and is safe.
     """
 
-    def __init__(self, path: Path, contents: Contents) -> None:
-        self.path = path
-        self.version = contents.version
-        self.alignment = contents.alignment
-        self._contents: Contents | None = contents
+    def __init__(self, path: Path, paths: Sequence[Path], parts: Sequence[Contents]) -> None:
+        self.path, self.paths = path, tuple(paths)
+        self.version = parts[0].version
+        self.alignment = parts[0].alignment
+        self.n_bytes = sum(len(part.view) for part in parts)
+        self._parts = tuple(parts)  # none after `close`
+        self._tensors = parts[0].tensors
+        if len(parts) > 1:
+            self._tensors = MappingProxyType({k: t for p in parts for k, t in p.tensors.items()})
 
     @property
     def metadata(self) -> Mapping[str, Field]:
         """Every metadata value with its type, in the file's order."""
-        return self._open_contents().metadata
+        return self._open_parts()[0].metadata
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's name, shape, dtype and place, in the file's order."""
-        return self._open_contents().tensors
+        """Every tensor's name, shape, dtype and place in its file, in the file's order."""
+        self._open_parts()
+        return self._tensors
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key as plain Python, unchecked; `default` if it is absent.
@@ -82,16 +94,16 @@ class GGUFFile:
         Plain types have the tensor's shape; BF16 comes as uint16; a quantised type comes as uint8
         of shape (*shape[:-1], bytes of a row). GGUFError if there is no such tensor.
         """
-        contents = self._open_contents()
-        info = contents.tensors.get(name)
-        if info is None:
+        part = next((p for p in self._open_parts() if name in p.tensors), None)
+        if part is None:
             raise GGUFError(f"{self.path}: has no tensor {shown(name)}")
-        raw = contents.view[info.offset : info.offset + info.n_bytes]
+        info = part.tensors[name]
+        raw = part.view[info.offset : info.offset + info.n_bytes]
         return np.frombuffer(raw, info.dtype.numpy).reshape(info.stored_shape)
 
     def close(self) -> None:
         """Let go of the file; it stays mapped until the last array taken from it is gone."""
-        self._contents = None
+        self._parts = ()
 
     def __enter__(self) -> GGUFFile:
         return self
@@ -104,26 +116,43 @@ class GGUFFile:
     ) -> None:
         self.close()
 
-    def _open_contents(self) -> Contents:
-        if self._contents is None:
+    def _open_parts(self) -> tuple[Contents, ...]:
+        if not self._parts:
             raise GGUFError(f"{self.path}: has been closed")
-        return self._contents
+        return self._parts
 
 
 def open(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map and check a GGUF file of version 2 or 3.
+    """Map and check a GGUF file of version 2 or 3; of a model in several files any part will do.
 
-    GGUFError with one sentence that names the path: if it cannot be opened, is not GGUF, or breaks
-    a rule of the format (counts, types, shapes, alignment, places of tensors, doubled names).
+    GGUFError with one sentence that names the path: if it cannot be opened, is not GGUF, breaks a
+    rule of the format (counts, types, shapes, alignment, places of tensors, doubled names), or if
+    parts are missing or do not belong together.
     """
     path = Path(path)
     try:
-        return GGUFFile(path, parse(_mapped(path)))
+        contents = parse(_mapped(path))
+        if split.n_parts(contents.metadata) == 1:
+            return GGUFFile(path, [path], [contents])
+        paths = split.paths(path, contents.metadata)
+        return GGUFFile(
+            path, paths, split.read(paths, lambda p: contents if p == path else _part(p))
+        )
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise GGUFError(f"{path}: cannot be opened: {reason}") from error
     except GGUFError as error:
         raise GGUFError(f"{path}: {error}") from None
+
+
+def _part(path: Path) -> Contents:
+    """One part of several, its errors with its name."""
+    try:
+        return parse(_mapped(path))
+    except OSError as error:
+        raise GGUFError(f"{path.name} cannot be opened: {error.strerror or error}") from error
+    except GGUFError as error:
+        raise GGUFError(f"{path.name}: {error}") from None
 
 
 def _mapped(path: Path) -> memoryview:

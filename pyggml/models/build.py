@@ -38,12 +38,9 @@ class Parts:
 def read(file: GGUFFile) -> Parts:
     """Hyperparameters and weights of a model file.
 
-    Raises ModelError for an unknown architecture, one of several split files, hyperparameters out
-    of range and tensors that are missing, misshapen or of an unknown type.
+    Raises ModelError for an unknown architecture, hyperparameters out of range and tensors that
+    are missing, misshapen or of an unknown type.
     """
-    split = file.get("split.count", 0)
-    if isinstance(split, int) and split > 1:
-        raise ModelError(f"{file.path}: is one of {split} split files, wanted a whole model")
     shapes = {name: info.shape for name, info in file.tensors.items()}
     decoder = compose(file.get, shapes, str(file.path))
     if decoder.config.n_layer > len(file.tensors):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pyggml.quants.base import NoPack, Quant
 from pyggml.quants.file_types import FILE_TYPES, FileType
-from pyggml.quants.mix import ModelFacts, mix
+from pyggml.quants.mix import ModelFacts, is_packed, mix
 from pyggml.quants.registry import NUMBERS, QUANTS, quant
 from pyggml.quants.whole import dequantize, quantize
 
@@ -20,6 +20,7 @@ __all__ = [
     "NoPack",
     "Quant",
     "dequantize",
+    "is_packed",
     "mix",
     "quant",
     "quantize",

@@ -74,7 +74,7 @@ def mix(
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
     found = {}
     for name, shape in shapes.items():
-        if not _is_packed(name, shape):
+        if not is_packed(name, shape):
             found[name] = DTYPES["F32"]
         elif not DTYPES[row.base].quantised:
             found[name] = DTYPES[row.base]
@@ -103,7 +103,7 @@ def _is_attn_v(name: str) -> bool:
     return name not in (*_EMBEDDINGS, "output.weight") and any(part in name for part in _ATTN_V)
 
 
-def _is_packed(name: str, shape: Shape) -> bool:
+def is_packed(name: str, shape: Shape) -> bool:
     """Whether llama.cpp quantises this tensor at all; if not, its converter wrote it as F32."""
     n_dims = len(shape) - next((i for i, n in enumerate(shape) if n != 1), len(shape))
     kept = name in _KEPT_NAMES or any(part in name for part in _KEPT_PARTS)

@@ -42,11 +42,6 @@ def test_an_unknown_architecture(found, tiny):
     assert len(text) < 200 + len(", ".join(ARCHITECTURES))
 
 
-def test_one_of_several_files(tiny):
-    text = refusal(tiny(keys={"split.count": np.uint16(3), "split.no": np.uint16(0)}))
-    assert "one of 3 split files, wanted a whole model" in text
-
-
 def test_a_single_split_is_a_whole_model(tiny):
     pyggml.load(tiny(keys={"split.count": np.uint16(1)}))
 

@@ -8,6 +8,7 @@ import pytest
 import pyggml
 from pyggml import gguf
 from pyggml.dtypes import DTYPES, F32, I32
+from pyggml.errors import QuantError
 from pyggml.quants import FILE_TYPES, dequantize
 from pyggml.requantize import requantize
 
@@ -50,14 +51,23 @@ def test_numbers_are_kept(golden, tmp_path):
     exact = np.linspace(0, 1, 7)
     with gguf.open(golden) as file:
         tensors = [(n, i.dtype, i.shape, file.data(n)) for n, i in file.tensors.items()]
-        tensors += [("blk.0.table.weight", I32, (2, 256), table)]
+        tensors += [("blk.0.ffn_gate_tid2eid.weight", I32, (2, 256), table)]
         tensors += [("blk.0.exact", DTYPES["F64"], (7,), exact)]
         gguf.write(tmp_path / "in.gguf", file.metadata, tensors)
     requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
     with gguf.open(tmp_path / "out.gguf") as file:
-        np.testing.assert_array_equal(file.data("blk.0.table.weight"), table)
+        np.testing.assert_array_equal(file.data("blk.0.ffn_gate_tid2eid.weight"), table)
         np.testing.assert_array_equal(file.data("blk.0.exact"), exact)
         assert file.tensors["blk.0.attn_norm.weight"].dtype is F32
+
+
+def test_a_matrix_of_numbers_is_refused(golden, tmp_path):
+    with gguf.open(golden) as file:
+        numbers = np.zeros((2, 256), np.int8)
+        tensors = [("blk.0.attn_q.weight", DTYPES["I8"], (2, 256), numbers)]
+        gguf.write(tmp_path / "in.gguf", file.metadata, tensors)
+    with pytest.raises(QuantError, match="blk.0.attn_q.weight has type I8; known are F32"):
+        requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
 
 
 # -- llama.cpp ------------------------------------------------------------------------------------
