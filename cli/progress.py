@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 _RECENT = 20  # steps that loss and speed are averaged over
 _EVERY = 10.0  # seconds between two lines
+_COMPILED = 120.0  # a step that takes longer than this is no measure of the compiler
 
 
 class Meter:
-    """What can be said after each step. The first one may compile, so its time does not count."""
+    """What can be said after each step. The first may compile, so its time does not count, unless
+    it is so long that compiling hardly matters."""
 
     def __init__(self) -> None:
         self.first: StepReport | None = None
@@ -30,6 +32,7 @@ class Meter:
         self.validations: list[ValidationReport] = []
         self._losses = array("d")
         self._began = 0.0
+        self._estimated = False
         self._recent: deque[StepReport] = deque(maxlen=_RECENT)
 
     def add(self, report: Report) -> None:
@@ -59,20 +62,28 @@ class Meter:
         return sum(s.n_tokens for s in self._recent) / sum(s.seconds for s in self._recent)
 
     @property
-    def left(self) -> float:
-        """Seconds to the end, validations counted as often as they came so far."""
+    def each(self) -> float | None:
+        """Seconds from step to step, with validations and checkpoints; None if not known yet."""
         assert self.first is not None and self.last is not None
         made = self.last.step - self.first.step
-        each = (perf_counter() - self._began) / made if made else self.first.seconds
-        return each * (self.last.n_steps - self.last.step)
+        if made:
+            return (perf_counter() - self._began) / made
+        return self.first.seconds if self.first.seconds > _COMPILED else None
 
+    @property
+    def left(self) -> str:
+        """The time to the end, or nothing where it is not known or over."""
+        assert self.last is not None
+        each, n_left = self.each, self.last.n_steps - self.last.step
+        return f"{span(each * n_left)} left" if each is not None and n_left else ""
 
-def _first_step(step: StepReport) -> str:
-    """The estimate: an upper bound where kernels had to be compiled."""
-    took, n_left = f"{span(step.seconds)} for the first step", step.n_steps - step.step
-    if not n_left:
-        return took
-    return f"{took}; at that speed {span(step.seconds * n_left)} for the other {n_left:,}"
+    def estimate(self) -> str | None:
+        """How long the run will be: once, as soon as that is known."""
+        each, left = self.each, self.left
+        if self._estimated or each is None or not left:
+            return None
+        self._estimated = True
+        return f"{span(each)} a step, {left}"
 
 
 class Display(Protocol):
@@ -82,7 +93,7 @@ class Display(Protocol):
 
 
 class Lines:
-    """For pipes and files: the first and last step, one every 10 s, every validation."""
+    """For pipes and files: the first two steps and the last, one every 10 s, every validation."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter, self._said = meter, 0.0
@@ -92,15 +103,18 @@ class Lines:
             row(f"step {report.step}", f"checkpoint {report.path}")
         elif isinstance(report, ValidationReport):
             row(f"step {report.step}", f"validation loss {report.loss:.4f}")
-        elif report is self._meter.first:
-            row("time", _first_step(report))
+        elif estimate := self._meter.estimate():
+            row("time", estimate)
             self._step(report)
-        elif report.step == report.n_steps or perf_counter() - self._said >= _EVERY:
+        elif report is self._meter.first or self._is_due(report):
             self._step(report)
+
+    def _is_due(self, s: StepReport) -> bool:
+        return s.step == s.n_steps or perf_counter() - self._said >= _EVERY
 
     def _step(self, s: StepReport) -> None:
         self._said, m = perf_counter(), self._meter
-        left = f", {span(m.left)} left" if s.step < s.n_steps else ""
+        left = f", {m.left}" if m.left else ""
         say(
             f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}  lr {s.lr:.2e}  |g| {s.grad_norm:.3g}"
             f"  {m.tokens_per_second:,.0f} tokens/s{left}"
@@ -117,8 +131,8 @@ class Bar:
     def __call__(self, report: Report) -> None:
         m = self._meter
         if isinstance(report, StepReport):
-            if report is m.first:
-                self._progress.print(f"{'time':<10} {_first_step(report)}", markup=False)
+            if estimate := m.estimate():
+                self._progress.print(f"{'time':<10} {estimate}", markup=False)
             self._progress.update(self._task, completed=report.step, now=self._now())
         elif isinstance(report, ValidationReport) and m.last is None:
             self._progress.update(self._task, now="first step, compiling if need be")
@@ -126,9 +140,7 @@ class Bar:
     def _now(self) -> str:
         m = self._meter
         held_out = f"  validation {m.validations[-1].loss:.3f}" if m.validations else ""
-        return (
-            f"loss {m.loss:.3f}{held_out}  {m.tokens_per_second:,.0f} tokens/s  {span(m.left)} left"
-        )
+        return f"loss {m.loss:.3f}{held_out}  {m.tokens_per_second:,.0f} tokens/s  {m.left}"
 
 
 @contextmanager

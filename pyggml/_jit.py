@@ -13,10 +13,14 @@ compiled helpers from its own file and from SHARED only.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import errno
 import hashlib
 import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from functools import cached_property
@@ -60,6 +64,7 @@ SHARED = (
     "ops/recurrence.py",
 )
 
+_CACHE_BYTES = 64 << 20  # some more than all kernels take
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.
 _FASTMATH = {"reassoc", "contract", "nsz"}
 
@@ -67,10 +72,10 @@ _FASTMATH = {"reassoc", "contract", "nsz"}
 def _cache_root() -> Path:
     """Where the operating system keeps caches of this user."""
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData/Local"))
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _cache_dir() -> Path:
@@ -88,19 +93,54 @@ def _cache_dir() -> Path:
     return _cache_root() / "pyggml" / digest.hexdigest()[:12]
 
 
+def _writable_cache() -> Path | None:
+    """The cache folder; where it cannot be written, with a warning, one for this process alone:
+    in one that others can write they could put their machine code. None if that fails too.
+    """
+    try:
+        given = os.environ.get("NUMBA_CACHE_DIR")
+        folder = Path(given) if given else _cache_dir()
+        _check_room(folder)
+        return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        warnings.warn(
+            f"the cache of compiled kernels cannot be written ({error}), so every run compiles "
+            "them anew; NUMBA_CACHE_DIR can name another folder",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    try:
+        own = Path(tempfile.mkdtemp(prefix="pyggml-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        _check_room(own)
+        return own
+    except OSError:
+        return None
+
+
+def _check_room(folder: Path) -> None:
+    """OSError unless a file can be made there, and the disk has room for all kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    if shutil.disk_usage(folder).free < _CACHE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
 # Idle OpenMP threads sleep. If they spin, each small loop waits for a whole time slice (5 ms
 # against 7 µs, measured) whenever another process wants the core; read when OpenMP is first used.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
 
-if "NUMBA_CACHE_DIR" not in os.environ:
-    config.CACHE_DIR = str(_cache_dir())
+_CACHE = _writable_cache()
+if _CACHE is not None:
+    config.CACHE_DIR = str(_CACHE)
 if "NUMBA_THREADING_LAYER" not in os.environ:
     # OpenMP starts a loop in 2 to 14 µs, the built-in work queue in 180 µs (measured).
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 _OPTIONS: dict[str, Any] = {
-    "cache": True,
+    "cache": _CACHE is not None,
     "nogil": True,
     "error_model": "numpy",
     "fastmath": _FASTMATH,
@@ -108,7 +148,9 @@ _OPTIONS: dict[str, Any] = {
 kernel: Callable[[Callable], Callable] = numba.njit(**_OPTIONS)
 parallel: Callable[[Callable], Callable] = numba.njit(parallel=True, **_OPTIONS)
 # Without fast arithmetic: packing must round as ggml's C does, or its bytes differ.
-exact: Callable[[Callable], Callable] = numba.njit(cache=True, nogil=True, error_model="numpy")
+exact: Callable[[Callable], Callable] = numba.njit(
+    **{name: value for name, value in _OPTIONS.items() if name != "fastmath"}
+)
 
 _BLOCK_SIGNATURE = types.void(
     types.CPointer(types.float32), types.CPointer(types.uint8), types.intp
@@ -133,7 +175,7 @@ class Code:
 
     @cached_property
     def _compiled(self) -> Any:
-        options = {"cache": True, "error_model": "numpy", "fastmath": _FASTMATH}
+        options = {name: value for name, value in _OPTIONS.items() if name != "nogil"}
         bounds = bool(config.BOUNDSCHECK)
         return numba.cfunc(self._signature, boundscheck=bounds, **options)(self._interpreted)
 

@@ -57,7 +57,7 @@ def test_it_says_what_it_will_do_then_does_it(finetune, tiny, text, tmp_path):
     )
     assert words_at(out, "memory").endswith("140 kB of weights stay in the file")
     assert words_at(out, "steps").startswith("4, 1 window each; learning rate 0.01, cosine;")
-    assert "for the first step; at that speed" in words_at(out, "time")
+    assert " a step, " in words_at(out, "time") and words_at(out, "time").endswith(" left")
     for step in (0, 2, 4):
         assert f"step {step}     validation loss" in out
     assert "step 1/4  loss" in out and "step 4/4  loss" in out

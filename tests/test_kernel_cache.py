@@ -1,0 +1,78 @@
+"""Where compiled kernels are kept, and what happens where that is not possible: a note, no more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Compiles one kernel, uses it, and prints where Numba looks for caches.
+SCRIPT = """
+import numpy as np
+from numba.core import config
+from pyggml.quants import quantize
+quantize(np.ones((1, 32), np.float32), "Q8_0")
+print(config.CACHE_DIR)
+"""
+NOTE = "the cache of compiled kernels cannot be written"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a script in a process of its own; what it printed and warned."""
+
+    def call(script, **environment):
+        temporary = tmp_path / "temporary"
+        temporary.mkdir(exist_ok=True)
+        base = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", script],
+            env=base | {"TMPDIR": str(temporary)} | environment,
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
+        assert not list(temporary.iterdir()), "what is temporary is removed"
+        return ended.stdout.strip(), ended.stderr
+
+    return call
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the folder")
+
+
+def test_kernels_are_kept_in_the_users_cache_folder(run, tmp_path):
+    folder, warned = run(SCRIPT, XDG_CACHE_HOME=str(tmp_path))
+    assert folder.startswith(str(tmp_path / "pyggml")) and warned == ""
+    assert list((tmp_path / "pyggml").rglob("*.nbi"))
+    again, _ = run(SCRIPT, XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path / "own"))
+    assert again == str(tmp_path / "own") and list((tmp_path / "own").rglob("*.nbi"))
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])
+def test_a_folder_that_cannot_be_made(run, tmp_path, variable):
+    (tmp_path / "file").write_text("")
+    folder, warned = run(SCRIPT, **{variable: str(tmp_path / "file")})
+    assert folder.startswith(str(tmp_path / "temporary" / "pyggml-"))
+    assert warned.count(NOTE) == 1 and str(tmp_path / "file") in warned
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write all")
+def test_a_folder_that_may_not_be_written(run, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert NOTE in run(SCRIPT, XDG_CACHE_HOME=str(tmp_path / "closed"))[1]
+
+
+BROKEN = {
+    "no home": "import pathlib\ndef home(): raise RuntimeError('none')\npathlib.Path.home = home",
+    "full disk": "import shutil\nfrom types import SimpleNamespace\n"
+    "shutil.disk_usage = lambda path: SimpleNamespace(free=1000)",
+    "no place at all": "import tempfile\ndef none(**given): raise PermissionError(13, 'denied')\n"
+    "tempfile.mkdtemp = tempfile.TemporaryFile = none",
+}
+
+
+@pytest.mark.parametrize("patch", BROKEN.values(), ids=list(BROKEN))
+def test_a_machine_without_a_place_for_them(run, patch):
+    environment = {"XDG_CACHE_HOME": ""}  # which counts as not set
+    assert NOTE in run(patch + SCRIPT, **environment)[1]
