@@ -48,7 +48,7 @@ def read(file: GGUFFile) -> Parts:
             f"{file.path}: block_count is {decoder.config.n_layer}, but there are only "
             f"{len(file.tensors)} tensors"
         )
-    return Parts(decoder, read_weights(file, decoder.tensors()))
+    return Parts(decoder, read_weights(file, decoder.tensors(), decoder.is_unread))
 
 
 def compose(get: Callable[[str], object], shapes: Mapping[str, Shape], origin: str) -> Decoder:

@@ -160,13 +160,11 @@ class ModelConfig:
     n_ctx: int  # longest context the model was trained for, in tokens
     n_embd: int
     n_layer: int
+    n_blocks: int  # of the file; those after n_layer predict further tokens and are not read
 
 
 def read_config(r: Reader) -> ModelConfig:
-    """The keys that every architecture has; token_embd.weight must be a matrix.
-
-    The last blocks of a file may predict further tokens; they are not part of the decoder.
-    """
+    """The keys that every architecture has; token_embd.weight must be a matrix."""
     n_blocks = r.count("block_count")
     return ModelConfig(
         architecture=r.architecture,
@@ -174,6 +172,7 @@ def read_config(r: Reader) -> ModelConfig:
         n_ctx=r.count("context_length"),
         n_embd=r.count("embedding_length"),
         n_layer=n_blocks - r.count("nextn_predict_layers", 0, least=0, most=n_blocks - 1),
+        n_blocks=n_blocks,
     )
 
 

@@ -20,6 +20,7 @@ class Decoder:
     """What an architecture makes of a file's hyperparameters.
 
     norm              after the last block, or None
+    embedding_norm    after the embedding, or None
     embedding_scale   of the token embeddings
     n_positions       rows of a learned position embedding, which is added; 0 without one
     tied              the token embedding may serve as the output matrix
@@ -30,6 +31,7 @@ class Decoder:
     config: ModelConfig
     blocks: tuple[Part, ...]
     norm: Norm | None
+    embedding_norm: Norm | None = None
     embedding_scale: float = 1.0
     n_positions: int = 0
     tied: bool = True
@@ -46,6 +48,7 @@ class Decoder:
         return merged(
             [
                 outer,
+                self.embedding_norm.tensors("") if self.embedding_norm else {},
                 *blocks,
                 self.norm.tensors("") if self.norm else {},
                 {
@@ -56,6 +59,11 @@ class Decoder:
                 },
             ]
         )
+
+    def is_unread(self, name: str) -> bool:
+        """Whether a tensor belongs to one of the last blocks, which predict further tokens."""
+        c = self.config
+        return name.startswith(tuple(f"blk.{i}." for i in range(c.n_layer, c.n_blocks)))
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -92,7 +100,7 @@ class Decoder:
                     "model has learned no further positions"
                 )
             x = add(x, get_rows(net.weights["position_embd.weight"], net.inputs.positions))
-        return x
+        return self.embedding_norm(net, "", x) if self.embedding_norm else x
 
     def logits(self, net: Net, h: Tensor) -> Tensor:
         """Logits (T, n_vocab) of hidden states; the bias is output.bias, also of a tied matrix."""

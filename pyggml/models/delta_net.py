@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyggml.models.attention import Attention
-from pyggml.models.config import Reader
+from pyggml.models.config import ModelConfig, Reader
 from pyggml.models.net import Net
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
@@ -161,11 +161,8 @@ def read_delta_net(r: Reader, n_embd: int, eps: float, grouped: bool) -> DeltaNe
     )
 
 
-def is_recurrent(r: Reader, n_layer: int) -> tuple[bool, ...]:
-    """Which layers have a delta net: all but every fourth, unless the file says otherwise.
-
-    The file's list also counts the blocks that predict further tokens.
-    """
+def is_recurrent(r: Reader, c: ModelConfig) -> tuple[bool, ...]:
+    """Which layers have a delta net: all but every fourth, unless the file says otherwise."""
     period = r.count("full_attention_interval", 4, most=1024)
-    usual = tuple((i + 1) % period != 0 for i in range(n_layer))
-    return r.flags("attention.recurrent_layers", r.count("block_count"), usual)[:n_layer]
+    usual = tuple((i + 1) % period != 0 for i in range(c.n_blocks))
+    return r.flags("attention.recurrent_layers", c.n_blocks, usual)[: c.n_layer]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,13 +50,18 @@ def merged(tensors: Iterable[Tensors]) -> Tensors:
     return found
 
 
-def read_weights(file: GGUFFile, tensors: Tensors) -> Weights:
+def read_weights(
+    file: GGUFFile, tensors: Tensors, is_unread: Callable[[str], bool] = lambda name: False
+) -> Weights:
     """Leaves for the tensors a decoder needs; matrices stay mapped, vectors are copied as F32.
+
+    `is_unread` says of other tensors whether the file may hold them all the same.
 
     Raises ModelError with every missing tensor, wrong shape and type that cannot be unpacked, and
     every tensor that the decoder would not use, as its logits could not be the file's.
     """
-    faults = [f"{n} is not used by this architecture" for n in file.tensors if n not in tensors]
+    unused = (n for n in file.tensors if n not in tensors and not is_unread(n))
+    faults = [f"{n} is not used by this architecture" for n in unused]
     weights = {}
     for name, spec in tensors.items():
         info = file.tensors.get(name)

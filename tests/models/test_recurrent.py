@@ -5,6 +5,7 @@ import pytest
 
 import pyggml
 from pyggml.backward.check import check_gradient
+from pyggml.errors import ModelError
 from pyggml.generation import Session
 from pyggml.models import (
     ARCHITECTURES,
@@ -29,6 +30,7 @@ SIZES = {
         "ssm.state_size": 4,
         "ssm.time_step_rank": 6,
     },
+    "rwkv7": {},
     "mamba2": SSM | {"ssm.time_step_rank": 6, "ssm.group_count": 2},
 }
 N_VOCAB, N_EMBD = 13, 16
@@ -106,3 +108,18 @@ def test_a_session_that_starts_again_forgets(tiny):
     first = session.feed([1, 2, 3])
     session.n_past = 0
     np.testing.assert_array_equal(session.feed([1, 2, 3]), first)
+
+
+def test_blocks_that_predict_further_tokens_are_not_read(tiny):
+    plain = pyggml.load(tiny("qwen35")).logits([1, 2, 3])
+    keys = {
+        "qwen35.block_count": 3,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.attention.recurrent_layers": np.array([True, False, False]),
+    }
+    more = {"blk.2.attn_norm.weight": (16,), "blk.2.nextn.eh_proj.weight": (16, 32)}
+    model = pyggml.load(tiny("qwen35", keys, more))
+    assert model.config.n_layer == 2
+    np.testing.assert_array_equal(model.logits([1, 2, 3]), plain)
+    with pytest.raises(ModelError, match=r"blk.3.attn_norm.weight is not used"):
+        pyggml.load(tiny("qwen35", keys, more | {"blk.3.attn_norm.weight": (16,)}))

@@ -19,6 +19,7 @@ from pyggml.models.architectures.phi3 import PHI3
 from pyggml.models.architectures.qwen2 import QWEN2
 from pyggml.models.architectures.qwen3 import QWEN3
 from pyggml.models.architectures.qwen35 import QWEN35
+from pyggml.models.architectures.rwkv7 import RWKV7
 from pyggml.models.architectures.smollm3 import SMOLLM3
 from pyggml.models.architectures.stablelm import STABLELM
 from pyggml.models.architectures.starcoder2 import STARCODER2
@@ -51,5 +52,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         INTERNLM2,
         BAICHUAN,
         EXAONE,
+        RWKV7,
     )
 }

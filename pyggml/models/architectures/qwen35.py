@@ -31,7 +31,7 @@ def _decoder(r: Reader) -> Decoder:
     assert b.rope is not None
     _check_sections(r, b.rope.n_dims // 2)
     delta = read_delta_net(r, b.config.n_embd, rms_eps(r), grouped=False)
-    recurrent = is_recurrent(r, b.config.n_layer)
+    recurrent = is_recurrent(r, b.config)
 
     def block(i: int) -> Part:
         mixer = delta if recurrent[i] else b.attention(i, GatedAttention, **b.head_norms(i))

@@ -1,0 +1,216 @@
+"""rwkv7: RWKV 7 (arXiv:2503.14456). Every block mixes tokens by a linear attention whose state
+learns while it reads, and channels by a network that also sees the token before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.block import Chain, residual
+from pyggml.models.config import Reader, layer_norm_eps, read_config
+from pyggml.models.decoder import Decoder
+from pyggml.models.net import Net
+from pyggml.models.norm import LayerNorm
+from pyggml.models.part import Part
+from pyggml.models.recurrent import initial, kept
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.ops import (
+    add,
+    exp,
+    l2_norm,
+    mul,
+    mul_mat,
+    narrow,
+    neg,
+    norm,
+    relu,
+    reshape,
+    rwkv_wkv7,
+    scale,
+    sigmoid,
+    sqr,
+    ssm_conv,
+    sub,
+    sum_rows,
+    tanh,
+)
+from pyggml.tensor import Shape, Tensor, leaf
+
+_LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
+_GROUP_EPS = 64e-5  # of the norm over each head
+_SLOWEST = -0.606531  # a decay is e^(-0.606531 · sigmoid): from 0.545 to 1
+
+
+def _change(net: Net, name: str, x: Tensor) -> Tensor:
+    """The token before minus the token itself, (T, n): a convolution with 1 and -1."""
+    n = x.shape[1]
+    taps = net.once(
+        ("change", n), lambda: leaf(np.tile(np.array([1, -1], np.float32), (n, 1)), "1, -1")
+    )
+    state = initial(net, name, (1, n))
+    return kept(net, name, ssm_conv(state, x, taps, net.inputs.positions))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMix(Part):
+    """value(relu(key(x, moved towards the token before))²)."""
+
+    n_embd: int
+    n_ff: int
+
+    def tensors(self, at: str) -> Tensors:
+        return merged(
+            [
+                {f"{at}channel_mix_lerp_k.weight": TensorSpec((self.n_embd,))},
+                matrix(f"{at}channel_mix_key", self.n_ff, self.n_embd, bias=False),
+                matrix(f"{at}channel_mix_value", self.n_embd, self.n_ff, bias=False),
+            ]
+        )
+
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+        return {f"{at}channel_shift": (1, self.n_embd)}
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        change = _change(net, f"{at}channel_shift", x)
+        moved = add(x, mul(change, net.weights[f"{at}channel_mix_lerp_k.weight"]))
+        k = sqr(relu(net.linear(f"{at}channel_mix_key", moved)))
+        return net.linear(f"{at}channel_mix_value", k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeMix(Part):
+    """RWKV 7's mixer of tokens. Vectors are made by matrices of low rank: w the decay, a the rate
+    of learning, v the share of the first block's values, g the gate.
+
+    ranks   of w, a, v, g, by letter
+    first   block 0, whose values are the first; its file holds v's matrices all the same
+    """
+
+    n_embd: int
+    size: int
+    ranks: Mapping[str, int]
+    first: bool
+
+    def tensors(self, at: str) -> Tensors:
+        n, found = self.n_embd, dict[str, TensorSpec]()
+        found[f"{at}time_mix_lerp_fused.weight"] = TensorSpec((6, 1, 1, n), unpacked=True)
+        for letter, rank in self.ranks.items():
+            unused = self.first and letter == "v"
+            rank = self.ranks["a"] if unused else rank
+            if letter != "g":
+                found[f"{at}time_mix_{letter}0.weight"] = TensorSpec((n,), optional=unused)
+            found[f"{at}time_mix_{letter}1.weight"] = TensorSpec((rank, n), optional=unused)
+            found[f"{at}time_mix_{letter}2.weight"] = TensorSpec((n, rank), optional=unused)
+        vectors = ("k_k.weight", "k_a.weight", "r_k.weight", "ln.weight", "ln.bias")
+        return merged(
+            [
+                *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("receptance", "key")),
+                *(matrix(f"{at}time_mix_{m}", n, n, bias=False) for m in ("value", "output")),
+                {f"{at}time_mix_{name}": TensorSpec((n,)) for name in vectors},
+                found,
+            ]
+        )
+
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+        return {f"{at}time_shift": (1, self.n_embd), f"{at}wkv_state": self._state}
+
+    @property
+    def _state(self) -> Shape:
+        return self.n_embd // self.size, self.size, self.size
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        to = self._moved(net, at, x)
+        r = self._heads(net.linear(f"{at}time_mix_receptance", to["r"]))
+        k, v = net.linear(f"{at}time_mix_key", to["k"]), self._value(net, at, to["v"])
+        w = exp(scale(sigmoid(self._low_rank(net, at, "w", to["w"])), _SLOWEST))
+        a = sigmoid(self._low_rank(net, at, "a", to["a"]))
+        unit = l2_norm(self._heads(mul(k, self._weight(net, at, "k_k"))), 1e-12)
+        part = mul(k, self._weight(net, at, "k_a"))
+        k = self._heads(add(k, sub(mul(a, part), part)))
+        v, a, w = self._heads(v), self._heads(a), self._heads(w)
+        state = initial(net, f"{at}wkv_state", self._state)
+        y = rwkv_wkv7(state, r, w, k, v, neg(unit), mul(unit, a), net.inputs.positions)
+        y = self._normed(net, at, kept(net, f"{at}wkv_state", y.named(f"{at}wkv")))
+        own = reshape(self._weight(net, at, "r_k"), self._state[:2])
+        y = add(y, reshape(mul(v, sum_rows(mul(mul(k, r), own))), x.shape))
+        gate = self._low_rank(net, at, "g", to["g"])
+        return net.linear(f"{at}time_mix_output", mul(y, gate))
+
+    def _moved(self, net: Net, at: str, x: Tensor) -> dict[str, Tensor]:
+        """x moved towards the token before, as far as each letter's use asks for."""
+        change, lerp = _change(net, f"{at}time_shift", x), self._weight(net, at, "lerp_fused")
+        shares = (reshape(narrow(lerp, 0, i, 1), (self.n_embd,)) for i in range(6))
+        moved = (add(x, mul(change, share)) for share in shares)
+        return dict(zip(_LERPS, moved, strict=True))
+
+    def _value(self, net: Net, at: str, x: Tensor) -> Tensor:
+        v = net.linear(f"{at}time_mix_value", x)
+        first = net.once("first values", lambda: v)
+        if self.first:
+            return first
+        share = sigmoid(self._low_rank(net, at, "v", x))
+        return add(v, mul(sub(first, v), share))
+
+    def _low_rank(self, net: Net, at: str, letter: str, x: Tensor) -> Tensor:
+        """These matrices get no update from adapters, as in llama.cpp."""
+        low = mul_mat(self._weight(net, at, f"{letter}1"), x)
+        low = tanh(low) if letter == "w" else sigmoid(low) if letter == "g" else low
+        y = mul_mat(self._weight(net, at, f"{letter}2"), low)
+        return y if letter == "g" else add(y, self._weight(net, at, f"{letter}0"))
+
+    def _normed(self, net: Net, at: str, y: Tensor) -> Tensor:
+        """A layer norm over each head, (T, heads, size) to (T, n_embd)."""
+        y = reshape(norm(y, _GROUP_EPS), (y.shape[0], self.n_embd))
+        bias = net.weights[f"{at}time_mix_ln.bias"]
+        return add(mul(y, self._weight(net, at, "ln")), bias)
+
+    def _weight(self, net: Net, at: str, name: str) -> Tensor:
+        return net.weights[f"{at}time_mix_{name}.weight"]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return reshape(x, (x.shape[0], -1, self.size))
+
+
+def _decoder(r: Reader) -> Decoder:
+    c, eps = read_config(r), layer_norm_eps(r)
+    size = r.count("wkv.head_size", most=1 << 12)
+    if c.n_embd % size:
+        r.faults.append(f"wkv.head_size is {size}, wanted one that divides {c.n_embd}")
+        size = 1
+    keys = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
+    ranks = {x: r.count(f"attention.{key}_lora_rank", most=1 << 16) for x, key in keys.items()}
+    n_ff = r.count("feed_forward_length")
+
+    def block(i: int) -> Part:
+        time = TimeMix(n_embd=c.n_embd, size=size, ranks=ranks, first=i == 0)
+        channel = ChannelMix(c.n_embd, n_ff)
+        return Chain(
+            (
+                residual(LayerNorm("attn_norm", c.n_embd, eps), time),
+                residual(LayerNorm("attn_norm_2", c.n_embd, eps), channel),
+            )
+        )
+
+    return Decoder(
+        config=c,
+        blocks=tuple(block(i) for i in range(c.n_layer)),
+        embedding_norm=LayerNorm("token_embd_norm", c.n_embd, eps),
+        norm=LayerNorm("output_norm", c.n_embd, eps),
+        tied=False,
+    )
+
+
+RWKV7 = Architecture(
+    "rwkv7",
+    _decoder,
+    {
+        "wkv.head_size": 8,
+        "attention.decay_lora_rank": 4,
+        "attention.iclr_lora_rank": 4,
+        "attention.value_residual_mix_lora_rank": 4,
+        "attention.gate_lora_rank": 4,
+    },
+)
