@@ -1,18 +1,17 @@
 """Architectures against transformers' classes and llama.cpp, on the small models of `peers`."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import pyggml
 from pyggml.generation import Session
-from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
-from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.requantize import requantize
 
 from peers import PEERS, golden
-from peers.files import GOLDEN, save, unpacked
+from peers.files import GOLDEN, save
 from peers.peer import LORA_RANK, LORA_SCALE
+from peers.trial import llama_cpp_logits, nmse, trained
 
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
 
@@ -36,11 +35,6 @@ def adapted(model, values):
     assert tensors.keys() == wanted.keys(), "adapters update every matrix of the blocks"
     for name, t in tensors.items():
         t.data[:] = wanted[name]
-
-
-def nmse(found, wanted):
-    """Mean square error in units of the mean square."""
-    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
 
 
 def test_logits(model, values):
@@ -88,42 +82,16 @@ def test_the_golden_files_are_pytorch_s(name, values, tmp_path):
         np.testing.assert_allclose(found[key], wanted, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-def llama_cpp_logits(path: Path, tokens, adapter=None):
-    llama_cpp = pytest.importorskip("llama_cpp")
-    llama = llama_cpp.Llama(
-        model_path=str(path),
-        lora_path=adapter and str(adapter),
-        n_ctx=len(tokens),
-        logits_all=True,
-        type_k=0,  # F32
-        type_v=0,
-        flash_attn=False,
-        verbose=False,
-    )
-    llama.eval([int(t) for t in tokens])
-    return np.array(llama.scores[: len(tokens)])
-
-
-def trained(model):
-    """A few steps on random tokens, with steps so long that they change much."""
-    made = attach(model, LoraConfig(rank=2, alpha=4.0))
-    tokens = np.random.default_rng(0).integers(0, 64, (8, 33)).astype(np.int32)
-    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
-    config = TrainConfig(ctx=32, lr=0.02, warmup_steps=0, lr_scheduler="constant", compute="f32")
-    Trainer(model, made.parameters, corpus, config).run()
-    return made
-
-
 @pytest.mark.interop
 def test_llama_cpp_agrees_with_and_without_our_adapter(name, model, values, tmp_path):
     """What is left is its table of GELUs in halves, at most."""
     if not PEERS[name].in_llama_cpp:
         pytest.skip("llama.cpp does not load such a small one")
     tokens = values["tokens"]
-    path = unpacked(GOLDEN / f"{name}.gguf", tmp_path / "model.gguf")
+    path = tmp_path / "model.gguf"
+    requantize(GOLDEN / f"{name}.gguf", path, "F32")  # so that llama.cpp rounds no activations
     assert nmse(llama_cpp_logits(path, tokens), values["logits"]) < 1e-6
-    made = trained(model)
-    made.save(tmp_path / "adapter.gguf")
+    trained(model).save(tmp_path / "adapter.gguf")
     ours = model.logits(tokens)
     assert nmse(ours, values["logits"]) > 1e-2, "the adapter does next to nothing"
     assert nmse(llama_cpp_logits(path, tokens, tmp_path / "adapter.gguf"), ours) < 1e-6

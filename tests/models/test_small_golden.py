@@ -9,14 +9,11 @@ import pyggml
 from pyggml.generation import Session
 from pyggml.requantize import requantize
 
+from peers.trial import llama_cpp_logits, nmse
+
 SMALL = Path(__file__).parents[1] / "golden/small"
 FILES = sorted(SMALL.glob("*.gguf"))
 TOKENS = np.random.default_rng(0).integers(0, 40, 24)  # as in make.py
-
-
-def nmse(found, wanted):
-    """Mean square error in units of the mean square."""
-    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
@@ -38,16 +35,6 @@ def test_a_cache_changes_nothing(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_llama_cpp_has_the_same_logits(file, tmp_path):
     """From a file in F32, for which it rounds no activations."""
-    llama_cpp = pytest.importorskip("llama_cpp")
     requantize(file, tmp_path / "f32.gguf", "F32")
-    llama = llama_cpp.Llama(
-        str(tmp_path / "f32.gguf"),
-        n_ctx=24,
-        logits_all=True,
-        type_k=0,
-        type_v=0,
-        flash_attn=False,
-        verbose=False,
-    )
-    llama.eval([int(t) for t in TOKENS])
-    assert nmse(np.array(llama.scores[:24]), np.load(file.with_suffix(".npy"))) < 1e-10
+    found = llama_cpp_logits(tmp_path / "f32.gguf", TOKENS)
+    assert nmse(found, np.load(file.with_suffix(".npy"))) < 1e-10

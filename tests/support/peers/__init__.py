@@ -5,7 +5,8 @@
 writes tests/golden/peers/NAME.gguf and NAME.npz: a model with its logits, and the loss and
 gradients of an adapter, all by PyTorch in float32. tests/models/test_peers.py holds pyggml against
 these files and against llama.cpp, and these files against PyTorch. A new architecture needs no more
-than a Peer in one of the files here, entered in PEERS.
+than a Peer in one of the files here, entered in PEERS. `python -m peers.converter` compares the
+files with those of llama.cpp's converter.
 """
 
 from peers.dense import DENSE

@@ -42,12 +42,3 @@ def write(path: Path, metadata: Mapping[str, Any], arrays: Arrays) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def unpacked(path: Path, to: Path) -> Path:
-    """The same file with every tensor in F32, so that llama.cpp rounds as little as it can."""
-    reader = gguf.GGUFReader(path)
-    arrays = {t.name: np.array(t.data, np.float32) for t in reader.tensors}
-    fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
-    write(to, fields, arrays)
-    return to

@@ -1,0 +1,46 @@
+"""What several tests do with a model: compare logits, ask llama.cpp, train an adapter hard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
+from pyggml.lora.adapter import Adapter
+from pyggml.lora.data import Corpus, Dataset
+from pyggml.model import Model
+
+
+def nmse(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Mean square error in units of the mean square."""
+    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
+
+
+def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None) -> np.ndarray:
+    """Logits (T, n_vocab) by llama.cpp, with keys and values kept in F32; skips without it."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    llama = llama_cpp.Llama(
+        model_path=str(path),
+        lora_path=adapter and str(adapter),
+        n_ctx=len(tokens),
+        logits_all=True,
+        type_k=0,  # F32
+        type_v=0,
+        flash_attn=False,
+        verbose=False,
+    )
+    llama.eval([int(t) for t in tokens])
+    return np.array(llama.scores[: len(tokens)])
+
+
+def trained(model: Model, rank: int = 4, steps: int = 12) -> Adapter:
+    """An adapter of the model, trained on random tokens by steps so long that they change much."""
+    made = attach(model, LoraConfig(rank=rank, alpha=2.5 * rank))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, model.config.n_vocab, (steps, 33)).astype(np.int32)
+    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+    config = TrainConfig(ctx=32, lr=0.02, warmup_steps=0, lr_scheduler="constant", compute="f32")
+    Trainer(model, made.parameters, corpus, config).run()
+    return made
