@@ -45,11 +45,15 @@ def _depth(d: int, pairs: bool) -> int:
 Shape3 = tuple[int, int, int]
 
 
-def side_shapes(n_heads: int, n: int, d: int, pairs: bool) -> tuple[Shape3, Shape3]:
-    """Shapes of the copies of an (n, n_heads, d) array: by rows and by columns."""
+def rows_shape(n_heads: int, n: int, d: int, pairs: bool) -> Shape3:
+    """Shape of the copy by rows of an (n, n_heads, d) array."""
     long = padded(n, BLOCK)
-    rows = n_heads, long // 2 if pairs else long, padded(d, PANEL)
-    return rows, (n_heads, long // PANEL, _depth(d, pairs) * PANEL)
+    return n_heads, long // 2 if pairs else long, padded(d, PANEL)
+
+
+def columns_shape(n_heads: int, n: int, d: int, pairs: bool) -> Shape3:
+    """Shape of the copy by columns of an (n, n_heads, d) array."""
+    return n_heads, padded(n, BLOCK) // PANEL, _depth(d, pairs) * PANEL
 
 
 def scratch_floats(d: int) -> int:
@@ -87,25 +91,30 @@ def _load_rows(rows, x, first, head, used, deep, pairs, spare):
 
 
 @kernel
-def pack_head(rows, columns, x, head, used, pairs, scratch):
+def pack_columns(columns, x, head, used, pairs, scratch):
     """The first `used` rows of one head of x (T, H, D), and zeros up to the next whole block."""
-    end = (used + BLOCK - 1) // BLOCK * BLOCK
-    deep, wide = columns.shape[1] // PANEL, rows.shape[1]
+    deep = columns.shape[1] // PANEL
     block, spare = cut(scratch, LANES * deep)
-    for t in range(0, end, LANES):
+    for t in range(0, (used + BLOCK - 1) // BLOCK * BLOCK, LANES):
         _load_rows(block, x, t, head, used, deep, pairs, spare)
         to = columns[t // PANEL].ctypes.data + t % PANEL * 4
         for j in range(0, deep, LANES):
             transpose(to + j * PANEL * 4, PANEL, block.ctypes.data + j * 4, deep)
+
+
+@kernel
+def pack_rows(rows, x, head, used, pairs, scratch):
+    """The same by rows; with `pairs` two rows share one."""
+    end, wide = (used + BLOCK - 1) // BLOCK * BLOCK, rows.shape[1]
     if not pairs:
         for t in range(end):
             _copy_row(rows[t], x, t, head, used)
         return
+    one, other = scratch[:wide], scratch[wide : 2 * wide]
     for t in range(0, end, 2):
-        _copy_row(spare[:wide], x, t, head, used)
-        _copy_row(spare[wide : 2 * wide], x, t + 1, head, used)
-        one = spare.ctypes.data
-        round_two(rows[t // 2].ctypes.data, one, one + wide * 4, wide)
+        _copy_row(one, x, t, head, used)
+        _copy_row(other, x, t + 1, head, used)
+        round_two(rows[t // 2].ctypes.data, one.ctypes.data, other.ctypes.data, wide)
 
 
 @kernel

@@ -8,7 +8,8 @@ dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij d
 
 q, o, do, dq are (T, H, D), k, v, dk, dv (S, HK, D), lse and δ (H, T). Head h uses key head
 h // (H / HK). A task owns MR rows of its result, so no two threads add to the same number. With
-`pairs` the factors of every product are rounded to bfloat16; sums and exponentials are float32.
+`pairs` the backward pass rounds the factors of its products to bfloat16; the forward pass, where
+the exponential would make relative errors of absolute ones, is always exact.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from pyggml.gemm.attend import (
     cut,
     dot,
     hull,
+    pack_columns,
     pack_group,
-    pack_head,
+    pack_rows,
     products,
     write_group,
 )
@@ -71,20 +73,20 @@ def _online_softmax_row(row, start, stop, scale, total, top, norm):
 
 
 @kernel
-def _forward_group(out, lse, q, span, scale, pairs, head, first, k_columns, v_rows, mine):
+def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, mine):
     n, wide, deep = min(MR, q.shape[0] - first), v_rows.shape[1], k_columns.shape[1] // PANEL
     packed, mine = cut(mine, MR * deep + LANES)
     tile, mine = cut(mine, TILE)
     total, mine = cut(mine, MR * wide)
     tops, mine = cut(mine, MR)
     norms, scratch = cut(mine, MR)
-    pack_group(packed, q, first, head, deep, pairs, scratch)
+    pack_group(packed, q, first, head, deep, False, scratch)
     fill(total, ZERO)
     fill(tops, MASKED)
     fill(norms, ZERO)
     low, high = hull(span, first, n)
     for block in range(low // BLOCK * BLOCK, high, BLOCK):
-        products(tile, packed, k_columns, block, pairs)
+        products(tile, packed, k_columns, block, False)
         for i in range(n):
             start, stop = max(span[first + i, 0] - block, 0), min(span[first + i, 1] - block, BLOCK)
             row = tile[i * BLOCK : (i + 1) * BLOCK]
@@ -96,18 +98,26 @@ def _forward_group(out, lse, q, span, scale, pairs, head, first, k_columns, v_ro
             else:
                 fill(row, ZERO)
         fill(tile[n * BLOCK :], ZERO)
-        add_weighted(total, tile, v_rows, block, pairs, scratch)
+        add_weighted(total, tile, v_rows, block, False, scratch)
     for i in range(n):
         lse[head, first + i] = tops[i] + np.log(norms[i]) if norms[i] > 0 else -MASKED
         norms[i] = 1 / norms[i] if norms[i] > 0 else ZERO
     write_group(out, total, first, head, norms)
 
 
-def _pack_task(frame, task, thread):
-    """The copies of one head: argument 0 (T, H, D) to rows, argument 1, and columns, 2."""
-    pack_head(
-        floats3(frame, 1)[task], floats3(frame, 2)[task], floats3(frame, 0), task,
-        integer(frame, 3), integer(frame, 4) != 0, floats2(frame, 5)[thread],
+def _rows_task(frame, task, thread):
+    """The copy by rows, argument 1, of one head of argument 0, (T, H, D)."""
+    pack_rows(
+        floats3(frame, 1)[task], floats3(frame, 0), task, integer(frame, 2),
+        integer(frame, 3) != 0, floats2(frame, 4)[thread],
+    )  # fmt: skip
+
+
+def _columns_task(frame, task, thread):
+    """The copy by columns."""
+    pack_columns(
+        floats3(frame, 1)[task], floats3(frame, 0), task, integer(frame, 2),
+        integer(frame, 3) != 0, floats2(frame, 4)[thread],
     )  # fmt: skip
 
 
@@ -118,8 +128,7 @@ def _forward_task(frame, task, thread):
     key_head = head // (q.shape[1] // k_columns.shape[0])
     _forward_group(
         floats3(frame, 0), floats2(frame, 1), q, ints2(frame, 5), real(frame, 6),
-        integer(frame, 7) != 0, head, group * MR, k_columns[key_head], v_rows[key_head],
-        floats2(frame, 8)[thread],
+        head, group * MR, k_columns[key_head], v_rows[key_head], floats2(frame, 7)[thread],
     )  # fmt: skip
 
 
@@ -261,20 +270,24 @@ def _dkv_task(frame, task, thread):
 
 # -- binding ------------------------------------------------------------------------------------
 
-Side = tuple[np.ndarray, np.ndarray]  # rows and columns, shaped as `side_shapes` says
+Side = tuple[np.ndarray, np.ndarray]  # rows and columns, shaped as pyggml.gemm.attend says
 
-_PACK, _FORWARD, _DELTA = task_code(_pack_task), task_code(_forward_task), task_code(_delta_task)
+_ROWS, _COLUMNS = task_code(_rows_task), task_code(_columns_task)
+_FORWARD, _DELTA = task_code(_forward_task), task_code(_delta_task)
 _DQ, _DKV = task_code(_dq_task), task_code(_dkv_task)
 
 
 def forward(
     out: np.ndarray, lse: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
-    span: np.ndarray, scale: np.float32, pairs: bool, k_side: Side, v_side: Side,
+    span: np.ndarray, scale: np.float32, k_columns: np.ndarray, v_rows: np.ndarray,
     scratch: np.ndarray,
 ) -> Call:  # fmt: skip
-    """o and lse; the sides are scratch."""
-    packing = [_pack(x, side, 0, pairs, scratch) for x, side in ((k, k_side), (v, v_side))]
-    slots = frame(out, lse, q, k_side[1], v_side[0], span, scale, pairs, scratch)
+    """o and lse; the copies of k and v are scratch."""
+    packing = [
+        stage(_COLUMNS, frame(k, k_columns, 0, False, scratch), k.shape[1]),
+        stage(_ROWS, frame(v, v_rows, 0, False, scratch), v.shape[1]),
+    ]
+    slots = frame(out, lse, q, k_columns, v_rows, span, scale, scratch)
     n_groups = -(-q.shape[0] // MR)
     tiles = stage(_FORWARD, slots, q.shape[1] * n_groups)
     return _launch_seen, (span, packing, (*packing, tiles))
@@ -283,28 +296,31 @@ def forward(
 def backward(
     dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
     span: np.ndarray, o: np.ndarray, lse: np.ndarray, do: np.ndarray, scale: np.float32,
-    pairs: bool, delta: np.ndarray, ends: np.ndarray, sides: Sequence[Side], scratch: np.ndarray,
+    pairs: bool, delta: np.ndarray, ends: np.ndarray, sides: Sequence[Side],
+    v_columns: np.ndarray, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
-    """dq, dk and dv; delta (H, T), ends (2, T) int32 and the sides of q, do, k, v are scratch."""
-    q_side, do_side, k_side, v_side = sides
-    fixed = [_pack(x, side, len(x), pairs, scratch) for x, side in ((q, q_side), (do, do_side))]
-    packing = [_pack(x, side, 0, pairs, scratch) for x, side in ((k, k_side), (v, v_side))]
+    """dq, dk and dv; delta (H, T), ends (2, T) int32, sides of q, do and k, and v's are scratch."""
+    q_side, do_side, k_side = sides
+    fixed = _pack(q, q_side, len(q), pairs, scratch) + _pack(do, do_side, len(q), pairs, scratch)
+    seen = _pack(k, k_side, 0, pairs, scratch)
+    seen.append(stage(_COLUMNS, frame(v, v_columns, 0, pairs, scratch), v.shape[1]))
     dots = stage(_DELTA, frame(o, do, delta, span, ends), q.shape[1])
-    dq_slots = frame(dq, q, do, span, lse, delta, scale, pairs, *k_side, v_side[1], scratch)
+    dq_slots = frame(dq, q, do, span, lse, delta, scale, pairs, *k_side, v_columns, scratch)
     dkv_slots = frame(dk, dv, k, v, ends, lse, delta, scale, pairs, *q_side, *do_side, scratch)
     queries = stage(_DQ, dq_slots, q.shape[1] * -(-q.shape[0] // MR))
     keys = stage(_DKV, dkv_slots, k.shape[1] * -(-k.shape[0] // MR))
-    return _launch_seen, (span, packing, (*fixed, *packing, dots, queries, keys))
+    return _launch_seen, (span, seen, (*fixed, *seen, dots, queries, keys))
 
 
-def _pack(x: np.ndarray, side: Side, used: int, pairs: bool, scratch: np.ndarray) -> Stage:
-    """The stage that fills a side from the first `used` rows of x (T, H, D)."""
-    return stage(_PACK, frame(x, *side, used, pairs, scratch), x.shape[1])
+def _pack(x: np.ndarray, side: Side, used: int, pairs: bool, scratch: np.ndarray) -> list[Stage]:
+    """The stages that fill a side from the first `used` rows of x (T, H, D)."""
+    rows, columns = (frame(x, copy, used, pairs, scratch) for copy in side)
+    return [stage(_ROWS, rows, x.shape[1]), stage(_COLUMNS, columns, x.shape[1])]
 
 
 def _launch_seen(span: np.ndarray, packing: Sequence[Stage], stages: Sequence[Stage]) -> None:
     """Keys past the last one that any query sees need no copy: a cache is mostly empty."""
     used = int(span[:, 1].max())
     for _, _, _, slots in packing:
-        slots[3 * SLOT] = used
+        slots[2 * SLOT] = used
     launch(*stages)

@@ -154,16 +154,21 @@ class _Carver:
         self.at += n
         return piece
 
-    def side(self, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        rows, columns = attend.side_shapes(x.shape[1], x.shape[0], x.shape[2], self.pairs)
-        return self.take(*rows), self.take(*columns)
+    def rows(self, x: Tensor) -> np.ndarray:
+        return self.take(*attend.rows_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
+
+    def columns(self, x: Tensor) -> np.ndarray:
+        return self.take(*attend.columns_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
 
 
-def _side_floats(x: Tensor) -> int:
-    """Of both copies of x, however it is computed."""
+def _rows_floats(x: Tensor) -> int:
+    return prod(attend.rows_shape(x.shape[1], x.shape[0], x.shape[2], pairs=False))
+
+
+def _columns_floats(x: Tensor) -> int:
+    """However x is computed: pairs take half, but are rounded up."""
     t, h, d = x.shape
-    sizes = (attend.side_shapes(h, t, d, pairs) for pairs in (False, True))
-    return max(prod(rows) + prod(columns) for rows, columns in sizes)
+    return max(prod(attend.columns_shape(h, t, d, pairs)) for pairs in (False, True))
 
 
 # -- flash_attn_ext -----------------------------------------------------------------------------
@@ -173,7 +178,8 @@ def _flash_work(node: Tensor) -> int:
     q, k = node.src[:2]
     if not _tiled(q.shape[0]):
         return 0
-    return 4 * (2 * _side_floats(k) + max_threads() * attend.scratch_floats(q.shape[2]))
+    copies = _columns_floats(k) + _rows_floats(k)
+    return 4 * (copies + max_threads() * attend.scratch_floats(q.shape[2]))
 
 
 def _flash_run(site: Site) -> Call:
@@ -182,11 +188,10 @@ def _flash_run(site: Site) -> Call:
     scale = np.float32(site.node.params["scale"])
     if not _tiled(q.shape[0]):
         return _few_queries, (site.out, lse, q, k, v, span, scale)
-    pairs = site.compute == "bf16"
-    carve = _Carver(site.work, pairs)
-    sides = carve.side(site.node.src[1]), carve.side(site.node.src[2])
+    carve = _Carver(site.work, pairs=False)
+    sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
     scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
-    return flash.forward(site.out, lse, q, k, v, span, scale, pairs, *sides, scratch)
+    return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)
 
 
 def _flash_ref(
@@ -261,7 +266,7 @@ def _back_work(node: Tensor) -> int:
     q, k = node.src[:2]
     if not _tiled(q.shape[0]):
         return 0
-    sides = 2 * _side_floats(q) + 2 * _side_floats(k)
+    sides = 2 * (_rows_floats(q) + _columns_floats(q)) + _rows_floats(k) + 2 * _columns_floats(k)
     per_query = q.shape[0] * (q.shape[1] + 2)  # delta, and the ends of the spans
     return 4 * (sides + per_query + max_threads() * attend.scratch_floats(q.shape[2]))
 
@@ -275,10 +280,27 @@ def _back_run(site: Site) -> Call:
     pairs = site.compute == "bf16"
     carve = _Carver(site.work, pairs)
     delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
-    sides = [carve.side(site.node.src[i]) for i in (0, 6, 1, 2)]
+    sides = [(carve.rows(x), carve.columns(x)) for x in (site.node.src[i] for i in (0, 6, 1))]
+    v_columns = carve.columns(site.node.src[2])
     scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
     return flash.backward(
-        site.out, dk, dv, q, k, v, span, o, lse, do, scale, pairs, delta, ends, sides, scratch
+        site.out,
+        dk,
+        dv,
+        q,
+        k,
+        v,
+        span,
+        o,
+        lse,
+        do,
+        scale,
+        pairs,
+        delta,
+        ends,
+        sides,
+        v_columns,
+        scratch,
     )
 
 

@@ -84,7 +84,7 @@ def assert_same_attention(q, k, v, seed, span, atol=1e-5, rounded=True):
     fused = with_gradients(flash_attn_ext(q, k, v, span, scale), q, k, v, seed)
     for found, wanted in zip(computed(*fused, compute="bf16"), plain, strict=True):
         # 2⁻⁹ for each rounded factor; where sums cancel, relative to what they are made of.
-        assert np.abs(found - wanted).max() <= 0.02 * max(np.abs(wanted).max(), 1)
+        assert np.abs(found - wanted).max() <= 0.04 * max(np.abs(wanted).max(), 1)
 
 
 # -- against softmax ----------------------------------------------------------------------------
