@@ -17,6 +17,7 @@ from pyggml.ops.activation import (
 from pyggml.ops.after import after
 from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.attention import flash_attn_ext
+from pyggml.ops.conv import conv_2d_direct, conv_2d_dw, conv_transpose_1d, conv_transpose_2d
 from pyggml.ops.delta_net import gated_delta_net
 from pyggml.ops.embedding import arange, timestep_embedding
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
@@ -25,6 +26,7 @@ from pyggml.ops.glu_clipped import swiglu_clamp, swiglu_oai
 from pyggml.ops.group_norm import group_norm, group_norm_back
 from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy
+from pyggml.ops.im2col import conv_1d, conv_2d, im2col
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
 from pyggml.ops.loss import (
     cross_entropy_loss,
@@ -39,6 +41,7 @@ from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rm
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
 from pyggml.ops.pad import pad, pad_reflect_1d, roll
+from pyggml.ops.pool import pool_1d, pool_2d
 from pyggml.ops.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
 from pyggml.ops.repeat import repeat, repeat_back
 from pyggml.ops.rope import rope, rope_apply, rope_apply_back
@@ -89,6 +92,12 @@ __all__ = [
     "clamp",
     "concat",
     "cont",
+    "conv_1d",
+    "conv_2d",
+    "conv_2d_direct",
+    "conv_2d_dw",
+    "conv_transpose_1d",
+    "conv_transpose_2d",
     "cos",
     "count_equal",
     "cpy",
@@ -124,6 +133,7 @@ __all__ = [
     "halves",
     "hardsigmoid",
     "hardswish",
+    "im2col",
     "l2_norm",
     "l2_norm_back",
     "leaky_relu",
@@ -146,6 +156,8 @@ __all__ = [
     "pad",
     "pad_reflect_1d",
     "permute",
+    "pool_1d",
+    "pool_2d",
     "reglu",
     "relu",
     "repeat",
