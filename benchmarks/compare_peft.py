@@ -1,9 +1,11 @@
-"""pyggml and PEFT side by side: each in a process of its own, in turns, medians over the rounds.
+"""pyggml and PEFT side by side: all loaded, then a step of each in turn, medians over the rounds.
 
-usage: compare_peft.py MODEL.gguf … --peft-python PATH/TO/python [--rounds 2] [--dtype f32]
+usage: compare_peft.py MODEL.gguf … --peft-python PATH/TO/python [--rounds 5] [--dtype f32|bf16]
+                       [--tokens 512] [--size 0.6B|1.7B] [--compute auto|f32]
 
-The models should have the shape of Qwen3-0.6B (`make_model.py` writes one). PATH is an interpreter
-that has torch, transformers and peft. Prints every run's JSON line, then a table of ratios.
+The models should have the shape that --size names (`make_model.py` writes one). PATH is an
+interpreter that has torch, transformers and peft. Prints every process' JSON line, then a table of
+ratios.
 """
 
 from __future__ import annotations
@@ -13,45 +15,64 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
 
 
-def run(python: str, script: str, *arguments: str) -> dict[str, Any]:
-    command = [python, str(HERE / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    line = done.stdout.strip().splitlines()[-1]
-    print(line, flush=True)
-    return dict(json.loads(line))
+class Runner:
+    """A benchmark in a process of its own, which waits for its turn before each step."""
+
+    def __init__(self, python: str, script: str, *arguments: str) -> None:
+        command = [python, str(HERE / script), *arguments, "--in-turns"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self.wait()
+
+    def wait(self) -> str:
+        """Until it is ready for its next step or, at the end, prints its result."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(("ready", "{")):
+                return line
+        raise SystemExit(f"{self.process.args} ended without a result")
+
+    def turn(self) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--peft-python", required=True)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", default="512")
     parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--size", default="0.6B")
+    parser.add_argument("--compute", default="auto")
     options = parser.parse_args()
 
-    peft, ours = [], {m: [] for m in options.models}
+    common = ("--tokens", options.tokens, "--steps", str(options.rounds))
+    theirs = ("--dtype", options.dtype, "--size", options.size)
+    runners = [Runner(options.peft_python, "peft_step.py", *theirs, *common)]
+    for model in options.models:
+        ours = (model, "--compute", options.compute)
+        runners.append(Runner(sys.executable, "step.py", *ours, *common))
     for _ in range(options.rounds):
-        arguments = ("--dtype", options.dtype, "--tokens", options.tokens, "--steps", "2")
-        peft.append(run(options.peft_python, "peft_step.py", *arguments))
-        for model, results in ours.items():
-            arguments = (model, "--tokens", options.tokens, "--steps", "3")
-            results.append(run(sys.executable, "step.py", *arguments))
-    theirs = median(r["tokens_per_second"] for r in peft)
-    memory = max(r["peak_rss_gb"] for r in peft)
+        lines = [runner.turn() for runner in runners]
+    results: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    for line in lines:
+        print(line, end="")
+    first = results[0]
     print(f"\n{'':<28}{'tok/s':>8}{'ratio':>8}{'peak GB':>9}{'share':>8}")
-    print(f"{'PEFT ' + options.dtype:<28}{theirs:>8.1f}{1:>8.2f}{memory:>9.2f}{1:>8.2f}")
-    for model, results in ours.items():
-        speed = median(r["tokens_per_second"] for r in results)
-        rss = max(r["peak_rss_gb"] for r in results)
-        name = Path(model).stem
-        print(f"{name:<28}{speed:>8.1f}{speed / theirs:>8.2f}{rss:>9.2f}{rss / memory:>8.2f}")
+    for result in results:
+        name = result["model"] if result is not first else f"PEFT {options.dtype}"
+        speed, rss = result["tokens_per_second"], result["peak_rss_gb"]
+        ratio, share = speed / first["tokens_per_second"], rss / first["peak_rss_gb"]
+        print(f"{name:<28}{speed:>8.1f}{ratio:>8.2f}{rss:>9.2f}{share:>8.2f}")
 
 
 if __name__ == "__main__":

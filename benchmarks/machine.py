@@ -6,8 +6,12 @@ import os
 import platform
 import resource
 import subprocess
+import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 
@@ -26,6 +30,24 @@ def peak_rss_gb() -> float:
     """The most memory this process has had resident, in GB (Linux counts KiB, macOS bytes)."""
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def timed(step: Callable[[], None], n_steps: int, in_turns: bool) -> float:
+    """Median seconds of n_steps steps; a first one, which may compile, is not counted.
+
+    in_turns: say when ready and wait for a line before each step, so that two processes that are
+    compared take turns and a machine that grows slow is slow for both.
+    """
+    step()
+    seconds = []
+    for _ in range(n_steps):
+        if in_turns:
+            print("ready", flush=True)
+            sys.stdin.readline()
+        began = perf_counter()
+        step()
+        seconds.append(perf_counter() - began)
+    return median(seconds)
 
 
 def _cpu_name() -> str:

@@ -1,6 +1,7 @@
 """The same LoRA training step in PyTorch with PEFT, on the CPU, at the shape of a Qwen3 model.
 
 usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--rank 8] [--size 0.6B|1.7B] [--steps 3]
+                    [--in-turns]
 
 Needs torch, transformers and peft; weights are random. Prints a JSON line like step.py's.
 """
@@ -9,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from statistics import median
-from time import perf_counter
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from machine import about, peak_rss_gb
+from machine import about, peak_rss_gb, timed
 
 WIDTHS = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}  # n_embd, n_ff
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -47,20 +46,20 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--size", choices=list(WIDTHS), default="0.6B")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
     options = parser.parse_args()
 
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     model = model_of(options.size, dtype, options.rank).train()
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    times = []
-    for _ in range(1 + options.steps):
+
+    def step() -> None:
         ids = torch.randint(0, 151936, (1, options.tokens))
-        began = perf_counter()
         model(input_ids=ids, labels=ids).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
-        times.append(perf_counter() - began)
-    seconds = median(times[1:])
+
+    seconds = timed(step, options.steps, options.in_turns)
     result = {
         "benchmark": f"peft {options.dtype}",
         "model": f"Qwen3-{options.size} shape",

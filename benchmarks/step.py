@@ -1,9 +1,11 @@
 """One LoRA training step of pyggml: tokens per second, peak memory, time by op.
 
-usage: step.py MODEL.gguf [--tokens 512] [--rank 8] [--steps 5]
+usage: step.py MODEL.gguf [--tokens 512] [--rank 8] [--steps 5] [--compute auto|f32]
+               [--grad-checkpointing] [--in-turns]
 
 Rank-r adapters on all linear modules, random token ids, one sequence a step. Prints a JSON line;
-the time is the median of the steps after the first, which may compile.
+the time is the median of the steps after the first, which may compile. The share of the peak counts
+4 FLOP for each matrix weight and token, against the microkernel's own rate (see gemm.py).
 """
 
 from __future__ import annotations
@@ -11,18 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from itertools import count
+from math import prod
 from statistics import median
 from time import perf_counter
 
 import numpy as np
+from gemm import limit, limit_flop, seconds
 
 import pyggml
+from pyggml.backward import Keep
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW
 from pyggml.lora.passes import Passes
+from pyggml.model import COMPUTE_TYPES, Model
+from pyggml.tensor import Compute
 
-from machine import about, peak_rss_gb
+from machine import about, peak_rss_gb, timed
 
 
 def random_batch(n_tokens: int, n_vocab: int) -> Batch:
@@ -34,26 +42,38 @@ def random_batch(n_tokens: int, n_vocab: int) -> Batch:
     return Batch(ids[:-1], positions, span, ids[1:], weights)
 
 
-def step(passes: Passes, optimiser: AdamW, parameters: Parameters, batch: Batch, n: int) -> float:
-    """Seconds of one whole step: gradients, clipping, update."""
-    began = perf_counter()
+def step(passes: Passes, optimiser: AdamW, parameters: Parameters, batch: Batch, n: int) -> None:
+    """One whole step: gradients, clipping, update."""
     parameters.gradient[:] = 0
     passes.train(batch)
     optimiser.clip()
     optimiser.step(1e-4, n)
-    return perf_counter() - began
 
 
 def time_by_op(passes: Passes) -> dict[str, float]:
     """Seconds of every op in one more pass, the largest first."""
     program = passes.programs[0]
-    seconds: Counter[str] = Counter()
+    taken: Counter[str] = Counter()
     for node, (kernel, arguments) in zip(program.nodes, program.calls, strict=True):
         began = perf_counter()
         kernel(*arguments)
         weight = node.src[0].dtype.name if "mat" in node.op.name or "prod" in node.op.name else ""
-        seconds[f"{node.op.name} {weight}".strip()] += perf_counter() - began
-    return {name: round(s, 4) for name, s in seconds.most_common(12)}
+        taken[f"{node.op.name} {weight}".strip()] += perf_counter() - began
+    return {name: round(s, 4) for name, s in taken.most_common(12)}
+
+
+def matrix_weights(model: Model) -> int:
+    """Weights that every token is multiplied with; a tied embedding serves as the output matrix."""
+    used = (n for n in model.parts.weights if n != "token_embd.weight")
+    names = {*used, f"{model.parts.output_name}.weight"}
+    return sum(
+        prod(model.parts.weights[n].shape) for n in names if model.parts.weights[n].data.ndim > 1
+    )
+
+
+def peak_flops(compute: Compute) -> float:
+    """The microkernel's own rate on all threads, the median of five."""
+    return limit_flop(compute) / median(seconds(limit(compute)) for _ in range(5))
 
 
 def main() -> None:
@@ -62,28 +82,44 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--compute", choices=COMPUTE_TYPES, default="auto")
+    parser.add_argument("--grad-checkpointing", action="store_true")
+    parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
     options = parser.parse_args()
 
     began = perf_counter()
-    model = pyggml.load(options.model)
+    model = pyggml.load(options.model, compute=options.compute)
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
-    parameters = adapter.parameters
-    passes = Passes(model, parameters, options.tokens, fused=True)
+    parameters, numbers = adapter.parameters, count(1)
+    keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
+    passes = Passes(model, parameters, options.tokens, fused=True, keep=keep)
     optimiser = AdamW(parameters, TrainConfig(ctx=options.tokens))
     batch = random_batch(options.tokens, model.config.n_vocab)
-    step(passes, optimiser, parameters, batch, 1)
-    first = perf_counter() - began
-    times = [step(passes, optimiser, parameters, batch, 2 + i) for i in range(options.steps)]
+    first = 0.0
+
+    def one() -> None:
+        nonlocal first
+        step(passes, optimiser, parameters, batch, next(numbers))
+        first = first or perf_counter() - began
+
+    taken = timed(one, options.steps, options.in_turns)
+    rss = peak_rss_gb()
+    speed = options.tokens / taken
+    peak = peak_flops(model.backend.compute)
     result = {
         "benchmark": "step",
         "model": options.model.rsplit("/", 1)[-1],
+        "compute": model.backend.compute,
         "tokens": options.tokens,
         "rank": options.rank,
-        "seconds": round(median(times), 3),
-        "tokens_per_second": round(options.tokens / median(times), 2),
-        "peak_rss_gb": round(peak_rss_gb(), 2),
+        "grad_checkpointing": options.grad_checkpointing,
+        "seconds": round(taken, 3),
+        "tokens_per_second": round(speed, 2),
+        "peak_rss_gb": round(rss, 2),
         "planned_gb": round(passes.n_bytes / 1e9, 2),
         "seconds_to_first_step": round(first, 1),
+        "peak_gflops": round(peak / 1e9, 1),
+        "share_of_peak": round(4 * matrix_weights(model) * speed / peak, 3),
         "by_op": time_by_op(passes),
         **about("pyggml", "numba", "numpy"),
     }
