@@ -2,7 +2,8 @@
 
 general.type = "adapter", adapter.type = "lora", general.architecture as the base model's,
 adapter.lora.alpha float32; F32 tensors NAME.lora_a (rank, n_in) and NAME.lora_b (n_out, rank) for
-the base tensor NAME. llama.cpp takes the rank from the tensors and scales by alpha / rank.
+the base tensor NAME, with one more axis in front for experts, and (n_vocab, rank), (n_embd, rank)
+for the token embedding. llama.cpp takes the rank from the tensors and scales by alpha / rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Model → Adapter: which matrices get an update, and how the updates start.
 
-A ~ uniform(−1/√n_in, 1/√n_in), as PEFT (Kaiming with a = √5), B = 0, so that nothing changes at
-first. Every A has a random stream of its own, named by seed and tensor.
+A ~ uniform(−1/√n_in, 1/√n_in), B = 0, so that nothing changes at first; for the token embedding
+A = 0, so that tokens that are never seen never change, and B ~ normal(0, 1). Both are PEFT's starts
+(Kaiming with a = √5). Every tensor has a random stream of its own, named by seed and tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pyggml.lora.adapter import Adapter
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
-from pyggml.models import LoraPair, Parts
+from pyggml.models import LoraPair, Parts, TensorSpec
+from pyggml.models.adapter import TIED
 from pyggml.tensor import Shape
 
 
@@ -29,45 +31,54 @@ def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
     config = config or LoraConfig()
     bases = targets(model.parts, config)
     shapes: dict[str, Shape] = {}
-    for name, (n_out, n_in) in bases.items():
-        shapes[f"{name}.lora_a"] = (config.rank, n_in)
-        shapes[f"{name}.lora_b"] = (n_out, config.rank)
+    for name, spec in bases.items():
+        shapes |= zip((f"{name}.lora_a", f"{name}.lora_b"), _updates(spec, config), strict=True)
     parameters = Parameters(shapes, asdict(config))
     pairs = {}
-    for name in bases:
+    for name, spec in bases.items():
         a, b = parameters.tensors[f"{name}.lora_a"], parameters.tensors[f"{name}.lora_b"]
-        assert a.data is not None
-        a.data[:] = _start(config.seed, a.name, a.shape)
+        drawn = b if spec.table else a
+        assert drawn.data is not None
+        drawn.data[:] = _start(config.seed, drawn.name, drawn.shape, spec.table)
         pairs[name] = LoraPair(a, b, config.alpha / config.rank)
     model.adapters.append(pairs)
     base_name = str(model.file.get("general.name", model.config.architecture))
     return Adapter(model.config.architecture, base_name, config, parameters, pairs)
 
 
-def _start(seed: int, name: str, shape: Shape) -> np.ndarray:
+def _updates(spec: TensorSpec, config: LoraConfig) -> tuple[Shape, Shape]:
+    found = spec.update(config.rank)
+    assert found is not None, "targets() gives only what can be updated"
+    return found
+
+
+def _start(seed: int, name: str, shape: Shape, normal: bool) -> np.ndarray:
     rng = np.random.default_rng(np.random.SeedSequence([seed, crc32(name.encode())]))
-    bound = shape[1] ** -0.5
+    if normal:
+        return rng.standard_normal(shape, np.float32)
+    bound = shape[-1] ** -0.5
     return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
-def targets(parts: Parts, config: LoraConfig) -> dict[str, Shape]:
-    """The matrices that get an update: full name -> (n_out, n_in), in the model's order."""
-    n_layer = parts.config.n_layer
-    modules = parts.decoder.modules if config.modules is None else config.modules
+def targets(parts: Parts, config: LoraConfig) -> dict[str, TensorSpec]:
+    """The tensors that get an update, by full name, in the model's order."""
+    n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
+    modules = parts.decoder.usual_modules if config.modules is None else config.modules
     faults = [fault for m in modules if (fault := _refusal(parts, m))]
-    if config.skip_layers >= n_layer and "output" not in modules:
+    if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
         faults.append(
             f"skip_layers is {config.skip_layers}, wanted below the model's {n_layer} blocks"
         )
-    names = [
+    names = ["token_embd.weight"] * ("token_embd" in modules)
+    names += [
         f"blk.{i}.{m}.weight"
         for i in range(config.skip_layers, n_layer)
         for m in parts.decoder.modules
         if m in modules
     ]
     names += ["output.weight"] * ("output" in modules)
-    bases = {n: parts.weights[n].shape for n in names if n in parts.weights}
-    faults += [fault for n, shape in bases.items() if (fault := _too_small(n, shape, config.rank))]
+    bases = {n: specs[n] for n in names if n in parts.weights}
+    faults += [fault for n, s in bases.items() if (fault := _too_small(n, s.shape, config.rank))]
     if faults:
         raise AdapterError("; ".join(faults))
     return bases
@@ -83,7 +94,8 @@ def _refusal(parts: Parts, module: str) -> str | None:
             "llama.cpp would refuse an adapter for a matrix that the file does not have"
         )
     if module == "token_embd":
-        return "token_embd cannot be adapted: it is a table of rows, not a linear module"
+        tied = parts.output_name == "token_embd"
+        return f"token_embd cannot be adapted: {TIED}" if tied else None
     if module.endswith("_norm"):
         return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
     if module not in parts.decoder.modules:
@@ -94,10 +106,12 @@ def _refusal(parts: Parts, module: str) -> str | None:
 
 
 def _known(parts: Parts) -> tuple[str, ...]:
-    return (*parts.decoder.modules, *(["output"] if parts.output_name == "output" else []))
+    outer = ("token_embd", "output") if parts.output_name == "output" else ()
+    return (*parts.decoder.modules, *outer)
 
 
 def _too_small(name: str, shape: Shape, rank: int) -> str | None:
-    if rank <= min(shape):
+    n_out, n_in = shape[-2:]
+    if rank <= min(n_out, n_in):
         return None
-    return f"{name} is {shape[0]} × {shape[1]}, so rank is {rank}, wanted at most {min(shape)}"
+    return f"{name} is {n_out} × {n_in}, so rank is {rank}, wanted at most {min(n_out, n_in)}"

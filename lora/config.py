@@ -69,6 +69,8 @@ class _Checked:
 class LoraConfig(_Checked):
     """What an adapter is: y += alpha / rank · B(A x), A (rank, n_in), B (n_out, rank), per target.
 
+    Experts have one A and one B each; the token embedding has A (n_vocab, rank), B (n_embd, rank).
+
     Raises ConfigError with every setting that is out of range.
     """
 
@@ -78,7 +80,8 @@ class LoraConfig(_Checked):
     )
     modules: tuple[str, ...] | None = _setting(
         None,
-        "linear modules to adapt, such as attn_q,ffn_down or output (default: all in the blocks)",
+        "modules to adapt, such as attn_q,ffn_down_exps, output or token_embd (default: all linear "
+        "ones in the blocks but experts and their routers)",
         "names, none of them twice",
         _modules_fit,
     )

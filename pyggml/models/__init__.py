@@ -7,6 +7,7 @@ from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
 from pyggml.models.net import Cache, Inputs, LoraPair, LoraPairs, Net
 from pyggml.models.small import draw, small_metadata, tensors_of
+from pyggml.models.weights import TensorSpec
 
 __all__ = [
     "ARCHITECTURES",
@@ -19,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "Net",
     "Parts",
+    "TensorSpec",
     "build",
     "build_loss",
     "compose",

@@ -1,7 +1,8 @@
 """LoRA adapters in llama.cpp's file format, as updates that a graph can use.
 
 Keys general.type = "adapter", adapter.type = "lora", general.architecture as the base's,
-adapter.lora.alpha. Tensors NAME.lora_a (r, n_in) and NAME.lora_b (n_out, r) for a base tensor NAME.
+adapter.lora.alpha. Tensors NAME.lora_a (r, n_in) and NAME.lora_b (n_out, r) for a base tensor NAME,
+with one more axis in front for experts; (n_vocab, r) and (n_embd, r) for the token embedding.
 The update is y += alpha / r · B(A x); alpha 0 or absent means a factor of 1.
 """
 
@@ -15,10 +16,15 @@ from pyggml import gguf
 from pyggml.errors import AdapterError
 from pyggml.models.build import Parts
 from pyggml.models.net import LoraPair
+from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 from pyggml.tensor import Tensor, leaf
 
 SUFFIXES = (".lora_a", ".lora_b")
+TIED = (
+    "this model's output matrix is its token embedding, and llama.cpp would apply an update of the "
+    "one to the other as well, whose shapes do not fit"
+)
 
 
 def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPair]:
@@ -32,14 +38,14 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPa
         if not isinstance(alpha, float) or not np.isfinite(alpha):
             faults.append("adapter.lora.alpha is no finite float")
         pairs = {}
-        linear = {name for name, spec in parts.decoder.tensors().items() if spec.linear}
+        specs = parts.decoder.tensors()
         for base in _bases(file, faults):
             a, b = (file.tensors[base + s] for s in SUFFIXES)
-            fault = _misfit(base, a, b, parts, linear)
+            fault = _misfit(base, a, b, parts, specs.get(base))
             if fault:
                 faults.append(fault)
             else:
-                scale = alpha / a.shape[0] if alpha else 1.0
+                scale = alpha / b.shape[-1] if alpha else 1.0
                 pairs[base] = LoraPair(_leaf(file, a.name), _leaf(file, b.name), scale)
     if faults:
         raise AdapterError(f"{path}: " + "; ".join(faults[:10]))
@@ -75,16 +81,17 @@ def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
 
 
 def _misfit(
-    base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts, linear: set[str]
+    base: str, a: gguf.TensorInfo, b: gguf.TensorInfo, parts: Parts, spec: TensorSpec | None
 ) -> str | None:
-    weight = parts.weights.get(base)
-    if weight is None:
+    if spec is None or base not in parts.weights:
         return f"{base[:60]} is no tensor of the model"
-    if base not in linear:
+    wanted = spec.update(b.shape[-1])
+    if wanted is None:
         return f"{base[:60]} is no linear module, so an update of it would have no effect"
-    fits = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1]
-    if not fits or (b.shape[0], a.shape[1]) != weight.shape:
-        return f"{base}: A {a.shape} and B {b.shape} do not make {weight.shape}"
+    if base == f"{parts.output_name}.weight" and spec.table:
+        return f"{base}: {TIED}"
+    if (a.shape, b.shape) != wanted:
+        return f"{base}: A {a.shape} and B {b.shape} do not make {spec.shape}"
     if a.dtype.name not in QUANTS or b.dtype.name not in QUANTS:
         return f"{base}: types {a.dtype} and {b.dtype}, known are {', '.join(QUANTS)}"
     return None

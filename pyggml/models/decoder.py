@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyggml.errors import ConfigError
@@ -41,7 +41,7 @@ class Decoder:
     def tensors(self) -> Tensors:
         """Every tensor that a file must or may hold."""
         c = self.config
-        outer = {"token_embd.weight": TensorSpec((c.n_vocab, c.n_embd))}
+        outer = {"token_embd.weight": TensorSpec((c.n_vocab, c.n_embd), table=True)}
         if self.n_positions:
             outer["position_embd.weight"] = TensorSpec((self.n_positions, c.n_embd))
         blocks = (block.tensors(f"blk.{i}.") for i, block in enumerate(self.blocks))
@@ -67,8 +67,16 @@ class Decoder:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The linear modules of the blocks, which adapters target by default, in order of use."""
-        names = (n for n, spec in self.tensors().items() if spec.linear and n.startswith("blk."))
+        """The linear modules of the blocks, which adapters can target, in order of use."""
+        return self._modules(lambda spec: spec.linear)
+
+    @property
+    def usual_modules(self) -> tuple[str, ...]:
+        """Those that adapters target by default: not routers and experts."""
+        return self._modules(lambda spec: spec.linear and spec.usual)
+
+    def _modules(self, wanted: Callable[[TensorSpec], bool]) -> tuple[str, ...]:
+        names = (n for n, spec in self.tensors().items() if wanted(spec) and n.startswith("blk."))
         found = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
         return tuple(dict.fromkeys(found))
 
@@ -90,7 +98,7 @@ class Decoder:
         return x if self.logit_scale == 1 else scale(x, self.logit_scale)
 
     def _embed(self, net: Net) -> Tensor:
-        x = get_rows(net.weights["token_embd.weight"], net.inputs.tokens).named("embeddings")
+        x = net.rows("token_embd", net.inputs.tokens)
         if self.embedding_scale != 1:
             x = scale(x, self.embedding_scale)
         if self.n_positions:

@@ -16,13 +16,14 @@ from pyggml.tensor import Tensor
 class GatedFeedForward(Part):
     """ffn_down(unit(ffn_gate x, ffn_up x)); unit is swiglu, geglu, ...
 
-    packed: ffn_up holds the gate's rows, then its own.
+    packed: ffn_up holds the gate's rows, then its own. suffix: of the tensors' names.
     """
 
     n_embd: int
     n_ff: int
     unit: Callable[[Tensor, Tensor], Tensor]
     packed: bool = False
+    suffix: str = ""
 
     def tensors(self, at: str) -> Tensors:
         rows = (
@@ -30,15 +31,15 @@ class GatedFeedForward(Part):
             if self.packed
             else dict.fromkeys(("ffn_gate", "ffn_up"), self.n_ff)
         )
-        ups = [matrix(f"{at}{name}", n, self.n_embd) for name, n in rows.items()]
-        return merged([*ups, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
+        ups = [matrix(f"{at}{name}{self.suffix}", n, self.n_embd) for name, n in rows.items()]
+        return merged([*ups, matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         if self.packed:
-            gate, up = halves(net.linear(f"{at}ffn_up", x))
+            gate, up = halves(net.linear(f"{at}ffn_up{self.suffix}", x))
         else:
-            gate, up = net.linear(f"{at}ffn_gate", x), net.linear(f"{at}ffn_up", x)
-        return net.linear(f"{at}ffn_down", self.unit(gate, up))
+            gate, up = (net.linear(f"{at}ffn_{part}{self.suffix}", x) for part in ("gate", "up"))
+        return net.linear(f"{at}ffn_down{self.suffix}", self.unit(gate, up))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,27 @@ from dataclasses import dataclass, field
 
 from pyggml.dtypes import F32, I32
 from pyggml.models.weights import Weights
-from pyggml.ops import add, mul_mat, mul_mat_add, reshape, scale, set_rows, window_span
+from pyggml.ops import (
+    add,
+    get_rows,
+    mul_mat,
+    mul_mat_add,
+    mul_mat_id,
+    reshape,
+    scale,
+    set_rows,
+    window_span,
+)
 from pyggml.tensor import Shape, Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """A low-rank update of one matrix: y += scale · B(A x), A (r, n_in), B (n_out, r)."""
+    """A low-rank update of one matrix: y += scale · B(A x), A (r, n_in), B (n_out, r).
+
+    Experts have one A and one B each: A (n_expert, r, n_in), B (n_expert, n_out, r). A table's
+    update is row i += scale · B A[i], A (n_rows, r), B (n, r).
+    """
 
     a: Tensor
     b: Tensor
@@ -95,6 +109,27 @@ class Net:
                 y = mul_mat_add(y, p.b, scale(mul_mat(p.a, x), p.scale)).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else add(y, bias)
+
+    def by_expert(self, name: str, x: Tensor, ids: Tensor) -> Tensor:
+        """As `linear`, each row of x (T, U or 1, n_in) with the matrix of expert ids[t, u]."""
+        full = f"{name}.weight"
+        y = mul_mat_id(self.weights[full], x, ids).named(name)
+        for pairs in self.adapters:
+            if full in pairs:
+                p = pairs[full]
+                update = mul_mat_id(p.b, scale(mul_mat_id(p.a, x, ids), p.scale), ids)
+                y = add(y, update).named(f"{name}+lora")
+        return y
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """The rows of a table that ids (T,) name, with every adapter's update of them."""
+        full = f"{name}.weight"
+        y = get_rows(self.weights[full], ids).named(name)
+        for pairs in self.adapters:
+            if full in pairs:
+                p = pairs[full]
+                y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
+        return y
 
     def boundary(self, x: Tensor) -> Tensor:
         """x, marked as what one layer hands to the next: kept where layers are computed again."""

@@ -8,7 +8,7 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.errors import AdapterError, DataError
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
-GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"]
+GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2"]
 GOLDEN += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 TOKENS = np.arange(30) * 11 % 48
 

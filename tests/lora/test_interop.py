@@ -8,7 +8,7 @@ import pyggml
 from peers.trial import llama_cpp_logits, nmse, trained
 
 pytestmark = pytest.mark.interop
-GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"]
+GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2"]
 GOLDEN += ["granite", "lfm2", "mamba", "olmo2", "phi3", "smollm3"]
 
 

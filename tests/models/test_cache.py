@@ -8,7 +8,8 @@ from pyggml.errors import DataError
 from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES
 
-FILES = [(a, k) for a in ("llama", "mistral", "qwen2", "qwen3") for k in ("F16", "Q8_0", "Q4_K_M")]
+SOME = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe")
+FILES = [(a, k) for a in SOME for k in ("F16", "Q8_0", "Q4_K_M")]
 FILES += [("lfm2", "Q4_K_M"), ("mamba", "Q4_K_M")]
 PORTIONS = [[1] * 20, [20], [13, 1, 1, 4, 1], [3, 7, 2, 8], [1, 19]]
 

@@ -17,7 +17,7 @@ from pyggml.models import Inputs, build_loss
 from pyggml.runtime import run
 from pyggml.tensor import leaf
 
-ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"]
+ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2"]
 ARCHITECTURES += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
 # llama.cpp computed Q8_0_exact and Q4_K_M_exact, and takes a GELU from a table of halves: with that

@@ -7,17 +7,17 @@ from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.gpt2 import GPT2
 from pyggml.models.architectures.gptneox import GPTNEOX
-from pyggml.models.architectures.granite import GRANITE
+from pyggml.models.architectures.granite import GRANITE, GRANITEMOE
 from pyggml.models.architectures.lfm2 import LFM2
 from pyggml.models.architectures.llama import LLAMA
 from pyggml.models.architectures.llama_like import EXAONE, INTERNLM2
 from pyggml.models.architectures.mamba import MAMBA
 from pyggml.models.architectures.mamba2 import MAMBA2
-from pyggml.models.architectures.olmo import OLMO, OLMO2
+from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
 from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3
-from pyggml.models.architectures.qwen2 import QWEN2
-from pyggml.models.architectures.qwen3 import QWEN3
+from pyggml.models.architectures.qwen2 import QWEN2, QWEN2MOE
+from pyggml.models.architectures.qwen3 import QWEN3, QWEN3MOE
 from pyggml.models.architectures.qwen35 import QWEN35
 from pyggml.models.architectures.rwkv7 import RWKV7
 from pyggml.models.architectures.smollm3 import SMOLLM3
@@ -30,13 +30,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         LLAMA,
         QWEN2,
         QWEN3,
+        QWEN3MOE,
+        QWEN2MOE,
         GEMMA,
         GEMMA2,
         GEMMA3,
         GPT2,
         GRANITE,
+        GRANITEMOE,
         OLMO,
         OLMO2,
+        OLMOE,
         PHI3,
         SMOLLM3,
         LFM2,

@@ -1,24 +1,42 @@
-"""granite: as llama, with scales of embeddings, scores, residual branches and logits."""
+"""granite and granitemoe: as llama, with scales of embeddings, scores, residual branches and
+logits; granitemoe has experts, and in some models one that all tokens share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
+from pyggml.models.basics import Basics, read_basics
+from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts, read_shared
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
-def _decoder(r: Reader) -> Decoder:
-    """A scale of 0 means the usual one; `rope.scaling.finetuned` switches the rotation."""
+def _granite(r: Reader) -> Decoder:
+    """`rope.scaling.finetuned` switches the rotation."""
     b = read_basics(r, rope="normal")
-    here = {"scale": r.number("attention.scale", 0.0, 0.0, 1e6)}
-    rotated = {} if r.flag("rope.scaling.finetuned", True) else {"rope": None}
+    rope = b.rope if r.flag("rope.scaling.finetuned", True) else None
+    return _scaled(r, replace(b, rope=rope), [b.gated(i, swiglu) for i in range(b.config.n_layer)])
+
+
+def _granitemoe(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal")
+    shared = read_shared(r, b, swiglu)
+    experts = read_experts(r, b, swiglu, own_length=False)
+    return _scaled(r, b, [Sum((e, shared)) if shared else e for e in experts])
+
+
+def _scaled(r: Reader, b: Basics, feed_forward: Sequence[Part]) -> Decoder:
+    """A scale of 0 means the usual one."""
+    scale = r.number("attention.scale", 0.0, 0.0, 1e6)
     factor = r.number("residual_scale", 0.0, -1e6, 1e6) or 1.0
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i, **here, **rotated), b.gated(i, swiglu), factor)
+        return b.pre_norm(b.attention(i, scale=scale), feed_forward[i], factor)
 
     return b.decoder(
         block,
@@ -27,8 +45,16 @@ def _decoder(r: Reader) -> Decoder:
     )
 
 
-GRANITE = Architecture(
-    "granite",
-    _decoder,
-    {"attention.scale": 0.1, "residual_scale": 0.5, "embedding_scale": 4.0, "logit_scale": 2.0},
+_SCALES = {
+    "attention.scale": 0.1,
+    "residual_scale": 0.5,
+    "embedding_scale": 4.0,
+    "logit_scale": 2.0,
+}
+
+GRANITE = Architecture("granite", _granite, _SCALES)
+GRANITEMOE = Architecture(
+    "granitemoe",
+    _granitemoe,
+    _SCALES | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 256},
 )

@@ -1,4 +1,5 @@
-"""llama: Llama 1 to 3 and Mistral. Rotary pairs are neighbours (2i, 2i + 1)."""
+"""llama: Llama 1 to 3, Mistral and Mixtral, which has experts. Rotary pairs are neighbours
+(2i, 2i + 1)."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import has_experts, read_experts
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
+    experts = read_experts(r, b, swiglu, own_length=False) if has_experts(r) else None
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated(i, swiglu))
+        return b.pre_norm(b.attention(i), experts[i] if experts else b.gated(i, swiglu))
 
     return b.decoder(block)
 

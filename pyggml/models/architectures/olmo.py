@@ -1,7 +1,8 @@
-"""olmo and olmo2 (which is OLMo 3 as well, where some layers have a window).
+"""olmo, olmo2 (which is OLMo 3 as well, where some layers have a window) and olmoe.
 
 olmo has layer norms without weights and may clamp q, k and v. olmo2 has norms behind attention and
-feed-forward instead of before them, and over all heads of q and of k at once.
+feed-forward instead of before them, and over all heads of q and of k at once. olmoe has the latter,
+the usual norms before, and experts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pyggml.models.basics import Basics, read_basics
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts
 from pyggml.models.norm import Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
@@ -48,6 +50,16 @@ def _olmo2(r: Reader) -> Decoder:
     return b.decoder(block, tied=False)
 
 
+def _olmoe(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    experts = read_experts(r, b, swiglu, own_length=False, normalised=False)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i, **_norms(b, i)), experts[i])
+
+    return b.decoder(block, tied=False)
+
+
 def _norms(b: Basics, layer: int) -> dict[str, Norm]:
     """Over all heads of q, and over all of k."""
     h, eps = b.heads[layer], b.norm("").eps
@@ -61,3 +73,4 @@ OLMO = Architecture("olmo", _olmo, {"attention.clamp_kqv": 2.0})
 OLMO2 = Architecture(
     "olmo2", _olmo2, {"attention.sliding_window": 8, "attention.sliding_window_pattern": 2}
 )
+OLMOE = Architecture("olmoe", _olmoe, {"expert_count": 4, "expert_used_count": 2})

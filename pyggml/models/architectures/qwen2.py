@@ -1,13 +1,21 @@
-"""qwen2: Qwen 2 and 2.5. Biases on q, k and v; rotary pairs are halves apart (i, i + d/2)."""
+"""qwen2 (Qwen 2 and 2.5) and qwen2moe. Biases on q, k and v; rotary pairs are halves apart
+(i, i + d/2). qwen2moe has experts, and one that all tokens share as much as a gate lets them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
+from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts, read_shared
+from pyggml.models.net import Net
 from pyggml.models.part import Part
-from pyggml.ops import swiglu
+from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.ops import mul, sigmoid, swiglu
+from pyggml.tensor import Tensor
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -19,4 +27,43 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
+@dataclass(frozen=True, slots=True)
+class Gated(Part):
+    """sigmoid(ffn_gate_inp_shexp · x) · body(x)."""
+
+    body: Part
+    n_embd: int
+
+    def tensors(self, at: str) -> Tensors:
+        gate = matrix(f"{at}ffn_gate_inp_shexp", 1, self.n_embd, bias=False, usual=False)
+        return merged([gate, self.body.tensors(at)])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        gate = sigmoid(net.linear(f"{at}ffn_gate_inp_shexp", x))
+        return mul(self.body(net, at, x), gate)
+
+
+def _mixed(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    experts = read_experts(r, b, swiglu, normalised=False)
+    shared = read_shared(r, b, swiglu, b.n_ff[0])
+    assert shared is not None, "its length is the layer's if the file has none"
+    gated = Gated(shared, b.config.n_embd)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i), Sum((experts[i], gated)))
+
+    return b.decoder(block, tied=False)
+
+
 QWEN2 = Architecture("qwen2", _decoder, {})
+QWEN2MOE = Architecture(
+    "qwen2moe",
+    _mixed,
+    {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "expert_shared_feed_forward_length": 256,
+    },
+)

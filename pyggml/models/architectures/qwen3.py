@@ -1,4 +1,5 @@
-"""qwen3: as qwen2, without biases; every head of q and k gets an RMS norm before the rotation."""
+"""qwen3 and qwen3moe: as qwen2, without biases; every head of q and k gets an RMS norm before the
+rotation. qwen3moe has experts in every layer."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts
 from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
@@ -19,4 +21,19 @@ def _decoder(r: Reader) -> Decoder:
     return b.decoder(block)
 
 
+def _mixed(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    experts = read_experts(r, b, swiglu)
+
+    def block(i: int) -> Part:
+        return b.pre_norm(b.attention(i, **b.head_norms(i)), experts[i])
+
+    return b.decoder(block)
+
+
 QWEN3 = Architecture("qwen3", _decoder, {})
+QWEN3MOE = Architecture(
+    "qwen3moe",
+    _mixed,
+    {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256},
+)

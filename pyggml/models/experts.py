@@ -1,0 +1,120 @@
+"""Mixtures of experts: a router sends each token to a few of many feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.models.basics import Basics
+from pyggml.models.config import Reader
+from pyggml.models.feed_forward import GatedFeedForward
+from pyggml.models.net import Net
+from pyggml.models.part import Part
+from pyggml.models.weights import Tensors, TensorSpec, matrices, matrix, merged
+from pyggml.ops import add, clamp, div, get_rows, mul, repeat_back, reshape, scale, soft_max, top_k
+from pyggml.tensor import Tensor
+
+MOST_EXPERTS = 512  # llama.cpp's LLAMA_MAX_EXPERTS
+LEAST_SUM = 6.103515625e-5  # llama.cpp's guard of the division: float16's smallest normal number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Part):
+    """Σ w[e] · ffn_down_exps[e](unit(ffn_gate_exps[e] x, ffn_up_exps[e] x)) over the chosen e.
+
+    unit        swiglu, geglu, ...
+    gating      router's logits (T, n_expert) -> how much each expert counts, w
+    biased      exp_probs_b is added to w where experts are chosen, and only there
+    normalised  the w of a token's chosen experts are divided by their sum
+    factor      of the w in the end
+    """
+
+    n_embd: int
+    n_ff: int
+    n_expert: int
+    n_used: int
+    unit: Callable[[Tensor, Tensor], Tensor]
+    gating: Callable[[Tensor], Tensor] = soft_max
+    biased: bool = False
+    normalised: bool = True
+    factor: float = 1.0
+
+    def tensors(self, at: str) -> Tensors:
+        n, inner, outer = self.n_expert, self.n_ff, self.n_embd
+        bias = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
+        return merged(
+            [
+                matrix(f"{at}ffn_gate_inp", n, outer, bias=False, usual=False),
+                bias,
+                matrices(f"{at}ffn_gate_exps", n, inner, outer),
+                matrices(f"{at}ffn_up_exps", n, inner, outer),
+                matrices(f"{at}ffn_down_exps", n, outer, inner),
+            ]
+        )
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        """The products with w stand before the last matrix, where rows are shorter."""
+        n_tokens, n_embd = x.shape
+        chosen, weights = self.route(net, at, x)
+        rows = reshape(x, (n_tokens, 1, n_embd))
+        gate = net.by_expert(f"{at}ffn_gate_exps", rows, chosen)
+        up = net.by_expert(f"{at}ffn_up_exps", rows, chosen)
+        inner = mul(self.unit(gate, up), weights)
+        found = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
+        return reshape(repeat_back(found, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
+
+    def route(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts (T, n_used) I32, and how much they count (T, n_used, 1)."""
+        n_tokens = x.shape[0]
+        probabilities = self.gating(net.linear(f"{at}ffn_gate_inp", x)).named(f"{at}router")
+        scores = probabilities
+        if self.biased:
+            scores = add(scores, net.weights[f"{at}exp_probs_b.bias"])
+        chosen = top_k(scores, self.n_used)
+        weights = get_rows(reshape(probabilities, (n_tokens, self.n_expert, 1)), chosen)
+        if self.normalised:
+            total = repeat_back(weights, (n_tokens, 1, 1))
+            weights = div(weights, clamp(total, LEAST_SUM, float("inf")))
+        return chosen, weights if self.factor == 1 else scale(weights, self.factor)
+
+
+def has_experts(r: Reader) -> bool:
+    """Whether the file counts any."""
+    return r.count("expert_count", 0, least=0, most=MOST_EXPERTS) > 0
+
+
+def read_shared(
+    r: Reader, b: Basics, unit: Callable[[Tensor, Tensor], Tensor], default: int = 0
+) -> GatedFeedForward | None:
+    """The expert that all tokens share, None if neither the file nor `default` gives its length."""
+    n_ff = r.count("expert_shared_feed_forward_length", default, least=0, most=1 << 20)
+    return GatedFeedForward(b.config.n_embd, n_ff, unit, suffix="_shexp") if n_ff else None
+
+
+def read_experts(
+    r: Reader,
+    b: Basics,
+    unit: Callable[[Tensor, Tensor], Tensor],
+    own_length: bool = True,
+    **more: Any,
+) -> tuple[Experts, ...]:
+    """The experts of every layer.
+
+    own_length   a length of experts may stand in the file; else they have the layer's
+    more         fields of Experts that differ from what is usual
+    """
+    n_layer = b.config.n_layer
+    n = r.count("expert_count", most=MOST_EXPERTS)
+    used = r.counts("expert_used_count", n_layer, most=MOST_EXPERTS)
+    if max(used) > n:
+        r.faults.append(f"{max(used)} of {n} experts cannot be used")
+        used = (1,) * n_layer
+    n_ff = b.n_ff
+    if own_length:
+        usual = tuple(max(n // k, 1) for n, k in zip(b.n_ff, used, strict=True))
+        n_ff = r.counts("expert_feed_forward_length", n_layer, usual, most=1 << 20)
+    return tuple(
+        Experts(n_embd=b.config.n_embd, n_ff=n_ff[i], n_expert=n, n_used=used[i], unit=unit, **more)
+        for i in range(n_layer)
+    )
