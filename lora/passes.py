@@ -81,7 +81,7 @@ class Passes:
         """Take the arena and bind both graphs to it, once."""
         if not self._programs:
             arena = self._backend.alloc(self.n_bytes)
-            self._programs = tuple(bind(p, self._backend, arena) for p in self._plans)
+            self._programs = tuple(bind(p, self._backend, arena, release=True) for p in self._plans)
 
     def train(self, batch: Batch) -> float:
         """The batch's part of the loss; its gradients have been added."""

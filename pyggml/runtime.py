@@ -32,10 +32,14 @@ class Program:
             kernel(*arguments)
 
 
-def bind(p: Plan, backend: Backend | None = None, arena: Any = None) -> Program:
+def bind(
+    p: Plan, backend: Backend | None = None, arena: Any = None, release: bool = False
+) -> Program:
     """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
 
-    Raises PyggmlError, naming op and tensor, if the backend does not support a node.
+    release: after each node, let go of the weights that it read from a file; worth the while where
+    many tokens use a weight before it is read again. Raises PyggmlError, naming op and tensor, if
+    the backend does not support a node.
     """
     device = backend or CPU()
     if arena is None:
@@ -51,11 +55,23 @@ def bind(p: Plan, backend: Backend | None = None, arena: Any = None) -> Program:
         assert t.op is not None
         n_work = t.op.needs.work(t)
         start = p.work.get(t, 0)
-        calls.append(device.bind(t, arena[start : start + n_work]))
+        call = device.bind(t, arena[start : start + n_work])
+        calls.append(_releasing(call, t, device) if release else call)
     for t in p.graph.outputs:
         if t.base is not None:
             t.data = array(t)
     return Program(p, arena, nodes, tuple(calls))
+
+
+def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
+    leaves = (s.root for s in node.src if s.root.op is None)
+    after = [c for leaf in leaves if (c := device.release(leaf)) is not None]
+    return (_one_after_the_other, (call, *after)) if after else call
+
+
+def _one_after_the_other(*calls: Call) -> None:
+    for kernel, arguments in calls:
+        kernel(*arguments)
 
 
 def _is_view(t: Tensor) -> bool:

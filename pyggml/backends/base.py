@@ -23,3 +23,6 @@ class Backend(Protocol):
 
     def bind(self, node: Tensor, work: Any) -> Call:
         """The kernel of a node whose tensors all have memory, and its arguments."""
+
+    def release(self, leaf: Tensor) -> Call | None:
+        """What lets go of a leaf's memory until it is read again, or None if there is no need."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml.backends import pages
 from pyggml.tensor import Call, Compute, Site, Tensor
 
 ALIGNMENT = 64
@@ -45,6 +46,9 @@ class CPU:
             self.compute,
         )
         return node.op.run(site)
+
+    def release(self, leaf: Tensor) -> Call | None:
+        return None if leaf.data is None else pages.release(leaf.data)
 
 
 def _stored_shape(t: Tensor) -> tuple[int, ...]:

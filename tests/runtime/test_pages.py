@@ -1,0 +1,79 @@
+"""Weights that a training pass has read leave the process's memory and come back unchanged."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyggml import gguf
+from pyggml.alloc import plan
+from pyggml.backends import CPU, pages
+from pyggml.dtypes import F16, F32
+from pyggml.graph import Graph
+from pyggml.ops import mul_mat
+from pyggml.runtime import bind
+from pyggml.tensor import leaf
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's madvise")
+
+
+def resident(path):
+    """Bytes of a mapped file that count as this process's memory."""
+    total, inside = 0, False
+    with Path("/proc/self/smaps").open() as lines:
+        for line in lines:
+            if "-" in line.split()[0]:
+                inside = line.rstrip().endswith(str(path))
+            elif inside and line.startswith("Rss:"):
+                total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.fixture
+def stored(tmp_path, rng):
+    """A file with two matrices of 4 MB, and what is in them."""
+    arrays = {name: rng.standard_normal((1024, 2048)).astype(np.float16) for name in "ab"}
+    path = tmp_path / "weights.gguf"
+    metadata = {"general.architecture": "none"}
+    gguf.write(path, metadata, [(n, F16, a.shape, a) for n, a in arrays.items()])
+    return path, arrays
+
+
+def test_pages_go_and_come_back(stored):
+    path, arrays = stored
+    with gguf.open(path) as file:
+        a, b = file.data("a"), file.data("b")
+    np.testing.assert_array_equal(a, arrays["a"])
+    np.testing.assert_array_equal(b, arrays["b"])
+    assert resident(path) >= a.nbytes + b.nbytes
+    call, arguments = pages.release(a)
+    call(*arguments)
+    assert b.nbytes - (1 << 17) < resident(path) < b.nbytes + (1 << 17)
+    np.testing.assert_array_equal(a, arrays["a"])
+
+
+def test_what_is_not_mapped_small_or_writable_is_left_alone(stored):
+    with gguf.open(stored[0]) as file:
+        a = file.data("a")
+    assert pages.release(a[:8]) is None
+    assert pages.release(np.array(a)) is None
+    assert pages.release(np.frombuffer(bytes(1 << 20), np.uint8)) is None
+    assert pages.release(a[:512]) is not None
+
+
+def test_a_program_lets_go_of_weights_only_if_told_to(stored, rng):
+    path, _ = stored
+    with gguf.open(path) as file:
+        w = leaf(file.data("a"), "a", F16)
+    x = leaf(rng.standard_normal((40, 2048)).astype(np.float32), "x", F32)
+    found, left = [], []
+    for release in (False, True):
+        y = mul_mat(w, x)
+        program = bind(plan(Graph.of(y)), CPU(), release=release)
+        program()
+        left.append(resident(path))
+        program()
+        found.append(np.array(y.data))
+    np.testing.assert_array_equal(*found)
+    assert left[0] >= w.n_bytes > 16 * left[1]
