@@ -41,7 +41,7 @@ SHIFTS = 4  # windows start every ctx / SHIFTS tokens: an epoch shows each token
 def train_vocabulary(text: str, n_vocab: int) -> dict[str, Any]:
     """GGUF keys of a byte-level BPE vocabulary: 256 bytes, the commonest merges, an end token."""
     bpe: Any = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = splits(PRETOKENIZERS[PRE_TOKENIZER].patterns)
+    bpe.pre_tokenizer = splits(PRETOKENIZERS[PRE_TOKENIZER])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     rule = trainers.BpeTrainer(
         vocab_size=n_vocab - 1, initial_alphabet=alphabet, show_progress=False

@@ -13,7 +13,7 @@ from pyggml.models import Cache, Inputs, build
 from pyggml.runtime import Program
 from pyggml.tensor import Tensor
 
-PROMPT_CHUNK = 256  # tokens of the prompt that one pass takes
+PROMPT_CHUNK = 512  # tokens of the prompt that one pass takes
 
 
 @dataclass(frozen=True, slots=True)
