@@ -39,6 +39,7 @@ SYNTHETIC = {
     "70b": ("llama", 80, 8, 1, 256, 0, True),
     "65b": ("llama", 80, 8, 8, 256, 0, True),
     "qwen2-72b": ("qwen2", 80, 8, 1, 256, 0, True),
+    "31-layers": ("llama", 31, 8, 2, 256, 0, True),
     "33-layers-8-experts": ("llama", 33, 4, 2, 512, 8, True),
     "12-layers-4-experts": ("llama", 12, 4, 2, 256, 4, True),
     "rows-of-96": ("llama", 10, 4, 2, 96, 0, True),
