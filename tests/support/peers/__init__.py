@@ -11,8 +11,9 @@ files with those of llama.cpp's converter.
 
 from peers.dense import DENSE
 from peers.peer import Peer, golden
+from peers.recurrent import RECURRENT
 from peers.variants import VARIANTS
 
-PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DENSE, *VARIANTS)}
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DENSE, *VARIANTS, *RECURRENT)}
 
 __all__ = ["PEERS", "Peer", "golden"]

@@ -1,4 +1,4 @@
-"""Every way to configure an architecture, on models 32 numbers wide, against PyTorch in float64."""
+"""Architectures that transformers does not have, against their papers' formulas in float64."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ from pyggml.requantize import requantize
 
 from peers.trial import llama_cpp_logits, nmse
 
-SMALL = Path(__file__).parents[1] / "golden/small"
-FILES = sorted(SMALL.glob("*.gguf"))
-TOKENS = np.random.default_rng(0).integers(0, 40, 24)  # as in make.py
+FORMULAS = Path(__file__).parents[1] / "golden/formulas"
+FILES = sorted(FORMULAS.glob("*.gguf"))
+TOKENS = np.random.default_rng(0).integers(0, 40, 24)  # as the files' makers have them
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)

@@ -1,7 +1,7 @@
-"""rwkv7.gguf and rwkv7.npy, as make.py's, for an architecture that transformers does not have: its
-formulas (arXiv:2503.14456, section 4) in float64, token by token.
+"""rwkv7.gguf, a small random model, and rwkv7.npy, its logits of TOKENS by the paper's formulas
+(arXiv:2503.14456, section 4) in float64, token by token.
 
-    python tests/golden/small/rwkv7.py
+    python tests/golden/formulas/rwkv7.py
 """
 
 from pathlib import Path
