@@ -10,12 +10,15 @@ import click
 import numpy as np
 
 from pyggml import gguf, load
+from pyggml.alloc.usage import Moment, peak
+from pyggml.backward import Keep
 from pyggml.cli.options import PATH, SETTINGS
 from pyggml.cli.show import count, plural, printable, row, say, size
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
 
 _SHOWN = 60  # characters of a value
+_KINDS = 20  # of tensors at the peak
 
 
 @click.command("inspect", context_settings=SETTINGS)
@@ -24,14 +27,17 @@ _SHOWN = 60  # characters of a value
 @click.option("--plan", is_flag=True, help="plan one pass of LoRA training, without running it")
 @click.option("--ctx", type=click.IntRange(min=2), default=TrainConfig.ctx, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=TrainConfig.batch, show_default=True)
-def command(model: Path, tensors: bool, plan: bool, ctx: int, batch: int) -> None:
+@click.option("--grad-checkpointing", is_flag=True, help="with layers computed again")
+def command(
+    model: Path, tensors: bool, plan: bool, ctx: int, batch: int, grad_checkpointing: bool
+) -> None:
     """What is in a GGUF file, and with --plan what training it would take."""
     with gguf.open(model) as file:
         _say_file(file)
         if tensors:
             _say_tensors(file)
     if plan:
-        _say_plan(model, ctx, batch)
+        _say_plan(model, ctx, batch, Keep.LAYERS if grad_checkpointing else Keep.COSTLY)
 
 
 def _say_file(file: gguf.GGUFFile) -> None:
@@ -64,10 +70,11 @@ def _say_tensors(file: gguf.GGUFFile) -> None:
         say(f"  {printable(t.name):<40} {t.dtype.name:<8} {shape:<16} {size(t.n_bytes)}")
 
 
-def _say_plan(path: Path, ctx: int, batch: int) -> None:
+def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     model = load(path)
     adapter = attach(model, LoraConfig())
-    training = Passes(model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx).training
+    passes = Passes(model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx, keep=keep)
+    training = passes.training
     nodes = training.graph.nodes
     row("plan", f"one pass over {plural(batch, 'window')} of {ctx} tokens, rank {LoraConfig.rank}")
     row("", f"{size(training.n_bytes)} for the graph, {size(adapter.parameters.n_bytes)} for "
@@ -75,3 +82,13 @@ def _say_plan(path: Path, ctx: int, batch: int) -> None:
     row("", f"{len(nodes):,} nodes, of which {len(training.reused):,} overwrite a source")
     for name, n in Counter(t.op.name for t in nodes if t.op is not None).most_common():
         say(f"  {name:<24} {n:5}")
+    _say_peak(peak(training))
+
+
+def _say_peak(moment: Moment) -> None:
+    """What lies in memory when there is most of it."""
+    node = moment.node
+    name = node.name or (node.op.name if node.op else "")
+    row("peak", f"{size(moment.n_bytes)} while node {moment.index:,}, {printable(name)}, runs")
+    for kind, n, n_bytes in moment.by_kind()[:_KINDS]:
+        say(f"  {kind:<44} {n:5}  {size(n_bytes)}")

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.alloc import Plan, plan
+from pyggml.alloc.usage import peak
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
-from pyggml.backward import build_backward
+from pyggml.backward import Keep, build_backward
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
 from pyggml.ops import (
@@ -130,8 +131,8 @@ STEPS = [
 
 
 @st.composite
-def graphs(draw):
-    """A graph of up to 20 steps with some of its tensors as outputs, or the gradients of one."""
+def results(draw):
+    """The nodes of up to 20 steps, and the leaves that they start from."""
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     shapes = [(16, 16), (8, 32), (16,), (16, 16)]
     leaves = [leaf(rng.uniform(-1, 1, s).astype(np.float32)) for s in shapes]
@@ -140,10 +141,16 @@ def graphs(draw):
         new = step(draw, pool)
         if new is not None:
             pool.append(new)
-    results = [t for t in pool if t.op is not None]
+    return [t for t in pool if t.op is not None], leaves
+
+
+@st.composite
+def graphs(draw):
+    """A graph of up to 20 steps with some of its tensors as outputs, or the gradients of one."""
+    found, leaves = draw(results())
     if draw(st.booleans()):
-        return Graph.of(*build_backward(sum_(sqr(results[-1])), _used(results[-1], leaves)))
-    return Graph.of(*draw(st.lists(st.sampled_from(results), min_size=1, max_size=4, unique=True)))
+        return Graph.of(*build_backward(sum_(sqr(found[-1])), _used(found[-1], leaves)))
+    return Graph.of(*draw(st.lists(st.sampled_from(found), min_size=1, max_size=4, unique=True)))
 
 
 def _used(result, leaves):
@@ -247,6 +254,34 @@ def test_sharing_memory_changes_no_number(graph):
     arena.view(np.float32)[:] = np.nan
     for found, expected in zip(_results(shared, arena), wanted, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@given(results(), st.data())
+@settings(max_examples=60)
+def test_computing_nodes_again_changes_no_gradient(found, data):
+    """Nor do boundaries, wherever they are."""
+    nodes, leaves = found
+    for t in data.draw(st.lists(st.sampled_from(nodes), max_size=3, unique=True)):
+        t.boundary = True
+    loss, parameters = sum_(sqr(nodes[-1])), _used(nodes[-1], leaves)
+    graphs = [Graph.of(loss, *build_backward(loss, parameters, keep=keep)) for keep in Keep]
+    wanted, *others = (_results(plan(graph)) for graph in graphs)
+    for other in others:
+        for a, b in zip(wanted, other, strict=True):
+            np.testing.assert_array_equal(b, a)
+
+
+@given(graphs())
+@settings(max_examples=50)
+def test_usage_is_what_overlaps_in_time(graph):
+    p, lives = plan(graph), lives_of(graph)
+    moment = peak(p)
+    i = graph.nodes.index(moment.node)
+    handed_on = {s for t, s in p.reused.items() if lives[t][0] == i}
+    wanted = {t for t, (first, last) in lives.items() if first <= i <= last} - handed_on
+    assert set(moment.alive) == wanted
+    assert 0 < moment.n_bytes <= p.n_bytes
+    assert sum(n for _, _, n in moment.by_kind()) == moment.n_bytes
 
 
 @given(graphs())

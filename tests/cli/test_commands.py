@@ -113,6 +113,16 @@ def test_inspect_lists_tensors_and_the_plan(pyggml, tiny):
     ended = pyggml("inspect", "-m", tiny, "--tensors", "--plan", "--ctx", 16, "--batch", 2)
     assert re.search(r"blk.1.ffn_down.weight +F32 +32 × 64 +8.2 kB", ended.out)
     assert "one pass over 2 windows of 16 tokens, rank 8" in ended.out
+    assert re.search(r"^peak +[\d.]+ [kM]B while node [\d,]+, \S+, runs$", ended.out, re.MULTILINE)
+    assert re.search(r"^  scratch of \w+ +1  ", ended.out, re.MULTILINE)
+    kinds = ended.out.split("\npeak ")[1].splitlines()[1:]
+    assert len(kinds) > 5 and all(re.search(r" \d+  [\d.]+ k?B$", line) for line in kinds)
+    layers = pyggml(
+        "inspect", "-m", tiny, "--plan", "--ctx", 60, "--batch", 50, "--grad-checkpointing"
+    )
+    whole = pyggml("inspect", "-m", tiny, "--plan", "--ctx", 60, "--batch", 50)
+    sizes = [float(re.search(r"([\d.]+) MB for the graph", x.out)[1]) for x in (layers, whole)]
+    assert sizes[0] < 0.9 * sizes[1]
     counts = re.findall(r"^  (\w+) +(\d+)$", ended.out, re.MULTILINE)
     assert dict(counts)["linear_cross_entropy"] == "1"
     n_nodes = int(re.search(r"([\d,]+) nodes", ended.out)[1].replace(",", ""))

@@ -1,0 +1,79 @@
+"""What of a plan's arena is in use while each node runs, and by which tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyggml.alloc.lifetime import FOREVER
+from pyggml.alloc.plan import Plan
+from pyggml.tensor import SAVED, Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """One node under way: what is alive (a memory that is handed on counts once), its scratch."""
+
+    node: Tensor
+    index: int
+    alive: tuple[Tensor, ...]
+    n_work: int
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(t.n_bytes for t in self.alive) + self.n_work
+
+    def by_kind(self) -> list[tuple[str, int, int]]:
+        """(op, type and shape; how many; bytes), the largest first; scratch stands for itself."""
+        found: Mapping[str, list[int]] = defaultdict(lambda: [0, 0])
+        for t in self.alive:
+            kind = found[_kind(t)]
+            kind[0] += 1
+            kind[1] += t.n_bytes
+        if self.n_work:
+            found[f"scratch of {self.node.op.name if self.node.op else ''}"][:] = 1, self.n_work
+        rows = [(kind, n, n_bytes) for kind, (n, n_bytes) in found.items()]
+        return sorted(rows, key=lambda row: -row[2])
+
+
+def peak(plan: Plan) -> Moment:
+    """The node during which most of the arena is in use. The arena is larger by its gaps only."""
+    i = max(range(len(plan.graph.nodes)), key=_bytes_at(plan).__getitem__)
+    node = plan.graph.nodes[i]
+    handed_on = {s for t, s in plan.reused.items() if plan.lives[t].first == i}
+    alive = (
+        t for t, life in plan.lives.items() if life.first <= i <= life.last and t not in handed_on
+    )
+    return Moment(node, i, tuple(alive), _work(node))
+
+
+def _bytes_at(plan: Plan) -> list[int]:
+    """Bytes in use while each node runs."""
+    n = len(plan.graph.nodes)
+    change = [0] * (n + 1)
+    for t, life in plan.lives.items():
+        change[life.first] += t.n_bytes
+        change[n if life.last == FOREVER else life.last + 1] -= t.n_bytes
+    for t, source in plan.reused.items():
+        i = plan.lives[t].first  # the source's memory is the result's from here on
+        change[i] -= source.n_bytes
+        change[i + 1] += source.n_bytes
+    in_use, total = [], 0
+    for i, node in enumerate(plan.graph.nodes):
+        total += change[i]
+        in_use.append(total + _work(node))
+    return in_use
+
+
+def _work(node: Tensor) -> int:
+    return 0 if node.op is None or node.op is SAVED else node.op.needs.work(node)
+
+
+def _kind(t: Tensor) -> str:
+    """Op, type and shape; what a kernel saves is shown with the kernel's op."""
+    assert t.op is not None
+    made_by = t.op.name
+    if t.op is SAVED:
+        made_by = f"{t.src[0].op.name if t.src[0].op else ''}, saved"
+    return f"{made_by} {t.dtype}{list(t.shape)}"
