@@ -22,7 +22,7 @@ from pyggml.cli.samples import compare, prompt_ids
 from pyggml.cli.show import row, say, size, unescaped
 from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, read_corpus
-from pyggml.lora.checkpoint import existing
+from pyggml.lora.checkpoint import KEPT, existing
 
 LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
@@ -48,7 +48,7 @@ def _finetune(**given: Any) -> int:
     overview.say_model(model)
     adapter = attach(model, job.lora)
     overview.say_adapter(model, adapter)
-    check_space(job.output, adapter.parameters.data.nbytes + _HEADER_BYTES)
+    _check_room(job, adapter.parameters.data.nbytes + _HEADER_BYTES)
     corpus = read_corpus(job.data, model.tokenizer, job.train.ctx, job.train.val_split)
     overview.say_data(job.data, corpus)
     prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
@@ -113,7 +113,19 @@ def _check_places(job: Job) -> None:
     check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
+        if not Path(folder).is_dir():
+            raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
         check_output(Path(folder, "step.gguf"), {})
+    if job.resume is not None and not job.resume.exists():
+        raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
+
+
+def _check_room(job: Job, n_adapter: int) -> None:
+    check_space(job.output, n_adapter)
+    folder = job.train.checkpoint_dir
+    if folder is not None:  # the numbers and two moments of each; one more than those that stay
+        there = sum(path.stat().st_size for path in existing(Path(folder)))
+        check_space(Path(folder), max(0, 3 * n_adapter * (KEPT + 1) - there))
 
 
 def _checkpoint(path: Path) -> Path:

@@ -42,7 +42,9 @@ def _check_writable(path: Path) -> None:
 
 
 def check_space(path: Path, n_bytes: int) -> None:
-    """ConfigError if the disk of `path` has less room than that."""
-    free = shutil.disk_usage(path.parent).free
+    """ConfigError if the disk of `path`, a file or folder that may not exist yet, has less room."""
+    there = path.absolute()
+    folder = next(p for p in (there, *there.parents) if p.is_dir())
+    free = shutil.disk_usage(folder).free
     if free < n_bytes:
         raise ConfigError(f"{path}: needs {size(n_bytes)}, but its disk has {size(free)} left")

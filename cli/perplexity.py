@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
@@ -13,7 +14,7 @@ from pyggml._jit import max_threads, set_threads
 from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
-from pyggml.lora import perplexity
+from pyggml.lora import Perplexity, perplexity
 
 
 @click.command("perplexity", context_settings=SETTINGS)
@@ -29,7 +30,8 @@ def command(
     opened = load(model, lora, compute)
     set_threads(threads or max_threads())
     began = perf_counter()
-    for so_far in perplexity(opened, _read(text), ctx):
+    words = _read(text)
+    for so_far in _named(text, perplexity(opened, words, ctx)):
         if so_far.chunk == 1:
             whole = span((perf_counter() - began) * so_far.n_chunks)
             about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens, some {whole}"
@@ -38,9 +40,20 @@ def command(
     say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
 
 
+def _named(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
+    """The same, and errors that are the text's name its file."""
+    try:
+        yield from results
+    except DataError as error:
+        raise DataError(f"{path}: {error}; a smaller --ctx needs less") from None
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise DataError(f"{path}: is empty, wanted text")
+        return text
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 at byte {error.start}") from None
     except (OSError, ValueError) as error:

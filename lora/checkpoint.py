@@ -25,6 +25,7 @@ import numpy as np
 from pyggml import gguf
 from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError, GGUFError
+from pyggml.gguf.fields import shown
 from pyggml.lora.parameters import Parameters
 
 KEPT = 2  # newest checkpoints that stay
@@ -106,13 +107,14 @@ def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> Progress
         with gguf.open(path) as file:
             return _load(file, parameters, run)
     except GGUFError as error:
-        raise CheckpointError(f"is no checkpoint: {error}") from None
+        raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
 def _load(file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
     if file.get("general.type") != "checkpoint":
-        found = str(file.get("general.type"))[:40]
-        raise CheckpointError(f"{file.path}: general.type is {found!r}, wanted 'checkpoint'")
+        found = file.get("general.type")
+        named = "missing" if found is None else shown(found)
+        raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     differences = _differences(_stored_run(file), _plain(run))
     if differences:
         raise CheckpointError(f"{file.path}: is of another run: " + "; ".join(differences[:12]))

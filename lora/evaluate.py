@@ -47,7 +47,9 @@ def perplexity(model: Model, text: str, n_ctx: int = 512) -> Iterator[Perplexity
     ids = model.checked(model.tokenizer.encode(text) or [0])
     n_chunks = len(ids) // n_ctx
     if n_chunks < 2:
-        raise DataError(f"the text has {len(ids)} tokens, wanted at least {2 * n_ctx}")
+        raise DataError(
+            f"the text has {len(ids)} tokens, wanted at least {2 * n_ctx}, two contexts of {n_ctx}"
+        )
     scorer, total, squares, n = _Scorer(model, n_ctx), 0.0, 0.0, 0
     for chunk, tokens in enumerate(ids[: n_chunks * n_ctx].reshape(n_chunks, n_ctx), 1):
         losses = scorer(tokens)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import AdapterError
+from pyggml.gguf.fields import shown
 from pyggml.models.build import Parts
 from pyggml.models.net import LoraPair
 from pyggml.models.weights import TensorSpec
@@ -34,6 +35,8 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPa
     """
     with gguf.open(path) as file:
         faults = _wrong_kind(file, parts)
+        if file.get("general.type") != "adapter":  # then none of its tensors would fit
+            raise AdapterError(f"{path}: " + "; ".join(faults))
         alpha = file.get("adapter.lora.alpha", 0.0)
         if not isinstance(alpha, float) or not np.isfinite(alpha):
             faults.append("adapter.lora.alpha is no finite float")
@@ -60,7 +63,7 @@ def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
     }
     found = {key: file.get(key) for key in wanted}
     return [
-        f"{key} is {str(found[key])[:40]!r}, wanted {value!r}"
+        f"{key} is {'missing' if found[key] is None else shown(found[key])}, wanted {value!r}"
         for key, value in wanted.items()
         if found[key] != value
     ]

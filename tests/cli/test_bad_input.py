@@ -1,6 +1,7 @@
 """Whatever is wrong with the input: exit code 2, one sentence that names it, no output file."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +103,18 @@ def test_an_adapter_of_another_model(pyggml, tiny, tmp_path):
     pair += [("a.lora_b", F32, (5, 2), np.zeros((5, 2), np.float32))]
     gguf.write(adapter, about, pair)
     refused(pyggml("generate", "-m", tiny, "--lora", adapter, "-p", "a"), adapter)
-    refused(pyggml("generate", "-m", tiny, "--lora", tiny, "-p", "a"), tiny)
+    ended = pyggml("generate", "-m", tiny, "--lora", tiny, "-p", "a")
+    refused(ended, tiny, "general.type is missing, wanted 'adapter'")
+    assert "lora_a" not in ended.err, "a sentence, not a list of the model's tensors"
+
+
+def test_an_adapter_or_a_checkpoint_is_nothing_to_quantise(finetune, pyggml, tmp_path):
+    points = tmp_path / "points"
+    assert finetune("--checkpoint-dir", points, "--max-steps", 1).code == 0
+    for path, kind in ((tmp_path / "adapter.gguf", "adapter"), (*points.iterdir(), "checkpoint")):
+        ended = pyggml("quantize", path, tmp_path / "out.gguf", "Q8_0")
+        refused(ended, path, f"general.type is '{kind}', wanted a model")
+    assert not (tmp_path / "out.gguf").exists()
 
 
 # -- texts --------------------------------------------------------------------------------------
@@ -138,8 +150,11 @@ def test_a_text_whose_perplexity_has_no_meaning(pyggml, tiny, tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"caf\xe9")
     refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "not UTF-8 at byte 3")
+    path.write_text(" \n")
+    refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "is empty, wanted text")
     path.write_text("short")
-    refused(pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 64), "wanted at least 128")
+    ended = pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 64)
+    refused(ended, path, "wanted at least 128, two contexts of 64; a smaller --ctx needs less")
     refused(pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 65), "n_ctx is 65, wanted 4 to")
 
 
@@ -240,6 +255,15 @@ def test_an_output_in_a_folder_that_may_not_be_written(finetune, tmp_path, monke
     refused(finetune(output=pipe), "pipe: is a device")
 
 
+def test_a_disk_without_room_for_checkpoints(finetune, tmp_path, monkeypatch):
+    """Room for the adapter (8 kB and a header) but not for three times three of that."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000))
+    assert finetune("--max-steps", 1).code == 0
+    ended = finetune("--max-steps", 1, "--checkpoint-dir", tmp_path / "points")
+    refused(ended, "points: needs 664 kB, but its disk has 100 kB left")
+    assert "step 1" not in ended.out and not (tmp_path / "points").exists()
+
+
 def test_a_checkpoint_of_another_run_or_in_the_way(finetune, tmp_path, tiny):
     folder = tmp_path / "points"
     assert finetune("--checkpoint-dir", folder, "--max-steps", 1).code == 0
@@ -250,4 +274,8 @@ def test_a_checkpoint_of_another_run_or_in_the_way(finetune, tmp_path, tiny):
     refused(finetune("--resume", tmp_path), "holds no checkpoint")
     refused(finetune("--checkpoint-dir", folder), "holds checkpoints of an earlier run")
     refused(finetune("--checkpoint-dir", tiny / "x"), "cannot be made")
+    refused(finetune("--checkpoint-dir", tiny), tiny, "is a file, wanted a folder")
+    ended = finetune("--resume", tmp_path / "none")
+    refused(ended, "none: does not exist, wanted a checkpoint to resume from")
+    assert ended.out == ""  # before the model was read
     assert (tmp_path / "adapter.gguf").read_bytes() == adapter
