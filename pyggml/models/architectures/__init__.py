@@ -2,10 +2,11 @@
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures.baichuan import BAICHUAN
-from pyggml.models.architectures.command_r import COMMAND_R
+from pyggml.models.architectures.bloom import BLOOM
+from pyggml.models.architectures.command_r import COHERE2, COMMAND_R
 from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
-from pyggml.models.architectures.gpt2 import GPT2
+from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE, GRANITEMOE
 from pyggml.models.architectures.lfm2 import LFM2
@@ -13,6 +14,7 @@ from pyggml.models.architectures.llama import LLAMA
 from pyggml.models.architectures.llama_like import EXAONE, INTERNLM2
 from pyggml.models.architectures.mamba import MAMBA
 from pyggml.models.architectures.mamba2 import MAMBA2
+from pyggml.models.architectures.nemotron import NEMOTRON
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
 from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3
@@ -56,6 +58,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         INTERNLM2,
         BAICHUAN,
         EXAONE,
+        NEMOTRON,
+        STARCODER,
+        BLOOM,
+        COHERE2,
         RWKV7,
     )
 }

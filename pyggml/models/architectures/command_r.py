@@ -1,6 +1,8 @@
-"""command-r: Command R, R+ and Aya. Attention and feed-forward see the same normalised x.
+"""command-r and cohere2: Command R, R+, R7B, A and Aya.
 
-Norms are layer norms without biases. R+ has them on q and k too, with weights for each head.
+Attention and feed-forward see the same normalised x; norms are layer norms without biases. R+ has
+them on q and k too, with weights for each head. In cohere2, layers that see everything have no
+rotary positions, and the others a window.
 """
 
 from __future__ import annotations
@@ -13,14 +15,40 @@ from pyggml.models.part import Part
 from pyggml.ops import swiglu
 
 
-def _decoder(r: Reader) -> Decoder:
+def _command_r(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal", layer_norm=("weight",))
 
     def block(i: int) -> Part:
         attention = b.attention(i, **b.norms_of_each_head(r, i))
         return b.parallel(attention, b.gated(i, swiglu))
 
-    return b.decoder(block, logit_scale=r.number("logit_scale", 0.0, -1e6, 1e6) or 1.0)
+    return b.decoder(block, logit_scale=_logit_scale(r))
 
 
-COMMAND_R = Architecture("command-r", _decoder, {"logit_scale": 0.25})
+def _cohere2(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal", layer_norm=("weight",))
+    window = r.count("attention.sliding_window")
+    windowed = r.pattern(b.config.n_layer, 4)
+
+    def block(i: int) -> Part:
+        here = {"window": window} if windowed[i] else {"rope": None}
+        return b.parallel(b.attention(i, **here), b.gated(i, swiglu))
+
+    return b.decoder(block, logit_scale=_logit_scale(r))
+
+
+def _logit_scale(r: Reader) -> float:
+    """A scale of 0 means none."""
+    return r.number("logit_scale", 0.0, -1e6, 1e6) or 1.0
+
+
+COMMAND_R = Architecture("command-r", _command_r, {"logit_scale": 0.25})
+COHERE2 = Architecture(
+    "cohere2",
+    _cohere2,
+    {
+        "logit_scale": 0.25,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": 2,
+    },
+)

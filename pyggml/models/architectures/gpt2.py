@@ -1,4 +1,5 @@
-"""gpt2: learned positions, layer norms, q, k and v in one matrix, a feed-forward without a gate."""
+"""gpt2 and starcoder (StarCoder 1): learned positions, layer norms, q, k and v in one matrix, a
+feed-forward without a gate. In starcoder all heads share one key and value head."""
 
 from __future__ import annotations
 
@@ -20,3 +21,4 @@ def _decoder(r: Reader) -> Decoder:
 
 
 GPT2 = Architecture("gpt2", _decoder, {})
+STARCODER = Architecture("starcoder", _decoder, {"attention.head_count_kv": 1})

@@ -56,6 +56,11 @@ def norms_of_heads(state: Arrays) -> Arrays:
     return {n: np.stack(a) if len(a) > 1 else a[0] for n, a in found.items()}
 
 
+def one_more(state: Arrays) -> Arrays:
+    """Weights of norms get the 1 that the class adds to them when it runs."""
+    return {n: a + 1 if n.endswith("norm.weight") else a for n, a in state.items()}
+
+
 QK_BESIDE = rows_beside({"q_proj": 4, "k_proj": 2})
 
 GPTNEOX = [
@@ -128,6 +133,45 @@ COMMAND_R = [
     for name in ("", "-norms")
 ]
 
+COHERE2 = Peer(
+    name="cohere2",
+    architecture="cohere2",
+    model="Cohere2ForCausalLM",
+    config={"tie_word_embeddings": True, "logit_scale": 0.25, "sliding_window": 5}
+    | {"layer_types": ["sliding_attention", "full_attention"], "rotary_pct": 1.0},
+    keys=LAYER_NORM
+    | {"rope.freq_base": 10000.0, "logit_scale": 0.25, "rope.scaling.type": "none"}
+    | {"attention.sliding_window": 5, "rope.dimension_count": 8}
+    | {"attention.sliding_window_pattern": [True, False]},
+)
+
+NEMOTRON = Peer(
+    name="nemotron",
+    architecture="nemotron",
+    model="NemotronForCausalLM",
+    keys=LAYER_NORM | {"rope.dimension_count": 4, "rope.scaling.type": "none"},
+    convert=one_more,
+)
+
+STARCODER = Peer(
+    name="starcoder",
+    architecture="starcoder",
+    model="GPTBigCodeForCausalLM",
+    config={"num_key_value_heads": None, "tie_word_embeddings": True},
+    keys=LAYER_NORM | WIDE | {"attention.head_count_kv": 1},
+)
+
+BLOOM = Peer(
+    name="bloom",
+    architecture="bloom",
+    model="BloomForCausalLM",
+    config={"tie_word_embeddings": True, "seq_length": 64},
+    keys=LAYER_NORM | WIDE | {"attention.head_count_kv": 4},
+    convert=lambda state: grouped("query_key_value", 4, 1)(
+        {n.removeprefix("transformer."): a for n, a in state.items()}
+    ),
+)
+
 # Their own classes are not part of transformers. What llama.cpp's converter writes is a llama with
 # rotary pairs beside each other (internlm2, baichuan) or halves apart (exaone).
 LLAMAS = [
@@ -165,3 +209,4 @@ OLMO = [
 ]
 
 DENSE = [*GPTNEOX, PHI2, STARCODER2, *STABLELM, *FALCON, *COMMAND_R, *LLAMAS, *OLMO]
+DENSE += [COHERE2, NEMOTRON, STARCODER, BLOOM]

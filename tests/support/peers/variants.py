@@ -7,7 +7,7 @@ from math import log, sqrt
 
 import numpy as np
 
-from peers.dense import LAYER_NORM, QK_BESIDE, RMS_NORM
+from peers.dense import LAYER_NORM, QK_BESIDE, RMS_NORM, one_more
 from peers.peer import Arrays, Peer, drawn
 
 RMS_NORM_5 = {"attention.layer_norm_rms_epsilon": 1e-5}
@@ -34,11 +34,6 @@ LONG = {
     "long_factor": [2.0, 1.0, 0.5, 3.0],
     "original_max_position_embeddings": 16,
 }
-
-
-def one_more(state: Arrays) -> Arrays:
-    """Weights of norms get the 1 that the class adds to them when it runs."""
-    return {n: a + 1 if n.endswith("norm.weight") else a for n, a in state.items()}
 
 
 def one_less(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
