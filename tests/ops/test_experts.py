@@ -10,7 +10,7 @@ from pyggml.dtypes import DTYPES
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph import Graph
 from pyggml.ops import add_id, argsort, mul_mat_id, mul_mat_id_back, out_prod_id, sum_, top_k
-from pyggml.quants import dequantize, quantize
+from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import bind, run
 from pyggml.tensor import leaf
 
@@ -21,9 +21,9 @@ def filled(*shape, seed=0):
     return leaf(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
-def test_packed_experts_are_the_unpacked_ones(kind):
-    raw = quantize(np.random.default_rng(0).standard_normal((4, 6, 256)), kind)
+@pytest.mark.parametrize("kind", [n for n, q in QUANTS.items() if q.dtype.quantised])
+def test_packed_experts_are_the_unpacked_ones(kind, rng, some_weight):
+    raw = some_weight(rng, (4, 6, 256), kind)
     packed, dense = leaf(raw, "w", DTYPES[kind]), leaf(dequantize(raw, kind).astype(np.float32))
     x, dy, ids = filled(3, 1, 256, seed=1), filled(3, 2, 6, seed=2), leaf(IDS)
     for op, rows in ((mul_mat_id, x), (mul_mat_id_back, dy)):
