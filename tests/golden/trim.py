@@ -1,7 +1,7 @@
 """../shared/fixtures -> tests/golden/models: as much of the golden models as a clone can carry.
 
 One file of each type and one architecture of each kind (rotary pairs beside or apart from each
-other, biases, norms on heads, tied output, experts, convolutions, scans), one adapter with its
+other, biases, norms on heads, tied output, convolutions, scans), one adapter with its
 gradients, every fourth row of logits. Names and keys are those of the full set; `rows` says which
 rows of logits were kept.
 
@@ -22,7 +22,6 @@ MODELS = {
     "llama": ("Q8_0", ["Q8_0_exact"], False),
     "qwen2": ("Q4_K_M", ["Q4_K_M_exact"], False),
     "qwen3": ("F16", ["f32_hf", "f32_hf_lora"], True),
-    "qwen3moe": ("Q4_K_M", ["Q4_K_M_exact"], False),
     "lfm2": ("Q4_K_M", ["Q4_K_M_exact"], False),
     "mamba": ("Q4_K_M", ["Q4_K_M_exact"], False),
 }

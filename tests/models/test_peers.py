@@ -11,7 +11,7 @@ from pyggml.requantize import requantize
 from peers import PEERS, golden
 from peers.files import GOLDEN, save
 from peers.peer import LORA_RANK, LORA_SCALE
-from peers.trial import llama_cpp_logits, nmse, trained
+from peers.trial import llama_cpp_logits, nmse, trained, wide_modules
 
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
 
@@ -28,8 +28,13 @@ def values(name):
 
 
 def adapted(model, values):
-    """The golden adapter on the modules that are the default."""
-    made = attach(model, LoraConfig(rank=LORA_RANK, alpha=LORA_RANK * LORA_SCALE))
+    """The golden adapter."""
+    made = attach(
+        model,
+        LoraConfig(
+            rank=LORA_RANK, alpha=LORA_RANK * LORA_SCALE, modules=wide_modules(model, LORA_RANK)
+        ),
+    )
     wanted = {k.removeprefix("lora/"): v for k, v in values.items() if k.startswith("lora/")}
     tensors = {t.name: t for pair in made.pairs.values() for t in (pair.a, pair.b)}
     assert tensors.keys() == wanted.keys(), "adapters update every matrix of the blocks"
@@ -91,7 +96,7 @@ def test_llama_cpp_agrees_with_and_without_our_adapter(name, model, values, tmp_
     path = tmp_path / "model.gguf"
     requantize(GOLDEN / f"{name}.gguf", path, "F32")  # so that llama.cpp rounds no activations
     assert nmse(llama_cpp_logits(path, tokens), values["logits"]) < 1e-6
-    trained(model).save(tmp_path / "adapter.gguf")
+    trained(model, modules=wide_modules(model, 4)).save(tmp_path / "adapter.gguf")
     ours = model.logits(tokens)
     assert nmse(ours, values["logits"]) > 1e-2, "the adapter does next to nothing"
     assert nmse(llama_cpp_logits(path, tokens, tmp_path / "adapter.gguf"), ours) < 1e-6

@@ -10,10 +10,11 @@ files with those of llama.cpp's converter.
 """
 
 from peers.dense import DENSE
+from peers.experts import MIXTURES
 from peers.peer import Peer, golden
 from peers.recurrent import RECURRENT
 from peers.variants import VARIANTS
 
-PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DENSE, *VARIANTS, *RECURRENT)}
+PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DENSE, *VARIANTS, *RECURRENT, *MIXTURES)}
 
 __all__ = ["PEERS", "Peer", "golden"]

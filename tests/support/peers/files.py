@@ -19,6 +19,8 @@ IN_F32 = (
     "shortconv.conv.weight",
     "ssm_a",
     "ssm_d",
+    "ffn_gate_inp.weight",
+    "ffn_gate_inp_shexp.weight",
 )
 GOLDEN = Path(__file__).parents[2] / "golden/peers"
 

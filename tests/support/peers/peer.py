@@ -96,7 +96,7 @@ def torch_model(peer: Peer) -> Any:
 
     kind = getattr(transformers, peer.model)
     config = kind.config_class(**{**SIZES, "tie_word_embeddings": False, **peer.config})
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval().float()
     for name, p in model.named_parameters():
         rng = np.random.default_rng(crc32(name.encode()))

@@ -35,9 +35,20 @@ def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None
     return np.array(llama.scores[: len(tokens)])
 
 
-def trained(model: Model, rank: int = 4, steps: int = 12) -> Adapter:
+def wide_modules(model: Model, rank: int) -> tuple[str, ...]:
+    """All linear modules of the blocks that an adapter of this rank fits, experts included."""
+    weights = model.parts.weights.items()
+    wide = {n for n, w in weights if len(w.shape) > 1 and min(w.shape[-2:]) >= rank}
+    return tuple(
+        m for m in model.parts.decoder.modules if any(n.endswith(f".{m}.weight") for n in wide)
+    )
+
+
+def trained(
+    model: Model, rank: int = 4, steps: int = 12, modules: tuple[str, ...] | None = None
+) -> Adapter:
     """An adapter of the model, trained on random tokens by steps so long that they change much."""
-    made = attach(model, LoraConfig(rank=rank, alpha=2.5 * rank))
+    made = attach(model, LoraConfig(rank=rank, alpha=2.5 * rank, modules=modules))
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.config.n_vocab, (steps, 33)).astype(np.int32)
     corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)

@@ -1,0 +1,68 @@
+"""Mixtures of experts: packed weights, what a router is told, and files that cannot be."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import ModelError
+from pyggml.generation import Session
+from pyggml.requantize import requantize
+
+from peers.files import GOLDEN
+from peers.trial import nmse
+
+MIXTURES = ["mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe-shared"]
+TOKENS = np.random.default_rng(7).integers(0, 64, 24)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_packed_experts_are_the_unpacked_ones(name, tmp_path):
+    packed, plain = tmp_path / "q8.gguf", tmp_path / "f32.gguf"
+    requantize(GOLDEN / f"{name}.gguf", packed, "Q8_0")
+    requantize(packed, plain, "F32")
+    model = pyggml.load(packed, compute="f32")
+    kinds = {n: w.dtype.name for n, w in model.parts.weights.items()}
+    assert kinds["blk.0.ffn_up_exps.weight"] == "Q8_0"
+    assert kinds["blk.0.ffn_gate_inp.weight"] == "F32", "routers are never packed"
+    wanted = pyggml.load(plain, compute="f32").logits(TOKENS)
+    assert nmse(model.logits(TOKENS), wanted) < 1e-10
+    session = Session(model, 24)
+    for start, end in ((0, 9), (9, 10), (10, 24)):
+        assert nmse(session.feed(TOKENS[start:end]), wanted[end - 1]) < 1e-10
+
+
+FAULTS = [
+    ({"expert_count": 0}, "qwen3moe.expert_count is 0, wanted 1 to 512"),
+    ({"expert_count": 513}, "qwen3moe.expert_count is 513, wanted 1 to 512"),
+    ({"expert_used_count": 5}, "5 of 4 experts cannot be used"),
+    ({"expert_used_count": None}, "qwen3moe.expert_used_count is missing"),
+    ({"expert_feed_forward_length": 1 << 30}, "expert_feed_forward_length is 1073741824, wanted"),
+    ({"expert_count": 3}, r"ffn_up_exps.weight has shape \(4, 256, 16\), wanted \(3, 256, 16\)"),
+]
+
+
+@pytest.mark.parametrize("changes, message", FAULTS)
+def test_mixtures_that_cannot_be_are_refused(tiny, changes, message):
+    path = tiny("qwen3moe", keys={f"qwen3moe.{k}": v for k, v in changes.items()})
+    with pytest.raises(ModelError, match=message):
+        pyggml.load(path)
+
+
+def test_layers_may_use_different_numbers_of_experts(tiny):
+    """As a file says with an array; a router that uses all experts is a plain weighted sum."""
+    counts = np.array([4, 1], np.int32)
+    one = pyggml.load(tiny("qwen3moe", keys={"qwen3moe.expert_used_count": counts}))
+    usual = pyggml.load(tiny("qwen3moe"))
+    tokens = np.arange(8)
+    assert [block.parts[1].body.parts[1].n_used for block in one.parts.decoder.blocks] == [4, 1]
+    assert np.abs(one.logits(tokens) - usual.logits(tokens)).max() > 1e-3
+
+
+def test_the_length_of_experts_may_lack(tiny):
+    """Then the experts that are used share the layer's length, as in llama.cpp."""
+    keys = {"qwen3moe.expert_feed_forward_length": None}
+    shape = (4, 12, 16)
+    tensors = {f"blk.{i}.ffn_{x}_exps.weight": shape for i in range(2) for x in ("gate", "up")}
+    tensors |= {f"blk.{i}.ffn_down_exps.weight": (4, 16, 12) for i in range(2)}
+    model = pyggml.load(tiny("qwen3moe", keys=keys, tensors=tensors))
+    assert np.isfinite(model.logits(np.arange(8))).all()

@@ -1,0 +1,129 @@
+"""Decoders with experts: mixtures alone, beside a shared expert, and after dense layers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from peers.dense import QK_BESIDE
+from peers.peer import Arrays, Peer
+
+RMS_NORM = {"attention.layer_norm_rms_epsilon": 1e-6}
+ROPE = {"rope.freq_base": 10000.0}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2}
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+QWEN_KEYS = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 24}
+SHARED = "mlp.shared_expert."
+# Endings of transformers' names after "model.layers.N." -> GGUF's after "blk.N."
+NAMES = {
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    f"{SHARED}gate_proj.weight": "ffn_gate_shexp.weight",
+    f"{SHARED}up_proj.weight": "ffn_up_shexp.weight",
+    f"{SHARED}down_proj.weight": "ffn_down_shexp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
+    "feed_forward.gate.weight": "ffn_gate_inp.weight",
+    "feed_forward.experts.down_proj": "ffn_down_exps.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+}
+PACKED = {"experts.gate_up_proj": "exps", "shared_mlp.input_linear.weight": "shexp"}
+
+
+def apart(state: Arrays) -> Arrays:
+    """Gates and ups, which lie in one tensor, in two; GGUF's names for all parts of a mixture."""
+    found = {}
+    for name, array in state.items():
+        layer, _, rest = name.removeprefix("model.layers.").partition(".")
+        ending = next((e for e in PACKED if name.endswith(e)), None)
+        if ending:
+            gate, up = np.split(array, 2, axis=-2)
+            found[f"blk.{layer}.ffn_gate_{PACKED[ending]}.weight"] = gate
+            found[f"blk.{layer}.ffn_up_{PACKED[ending]}.weight"] = up
+        else:
+            found[f"blk.{layer}.{NAMES[rest]}" if rest in NAMES else name] = array
+    return found
+
+
+def beside(state: Arrays) -> Arrays:
+    """The same, with q and k in the order of "normal" rotary pairs."""
+    return apart(QK_BESIDE(state))
+
+
+SCALES = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
+SCALE_KEYS = {
+    "attention.scale": 0.2,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.7,
+    "logit_scale": 2.0,
+}
+
+
+def granite(name: str, kind: str, config: dict, keys: dict) -> Peer:
+    return Peer(
+        name=name,
+        architecture="granitemoe",
+        model=f"{kind}ForCausalLM",
+        config=SCALES | EXPERTS | config,
+        keys=RMS_NORM | ROPE | SCALE_KEYS | EXPERT_KEYS | {"rope.dimension_count": 8} | keys,
+        convert=beside,
+    )
+
+
+MIXTURES = [
+    Peer(
+        name="mixtral",
+        architecture="llama",
+        model="MixtralForCausalLM",
+        config=EXPERTS,
+        keys={"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e6}
+        | {"rope.dimension_count": 8}
+        | EXPERT_KEYS,
+        convert=beside,
+    ),
+    Peer(
+        name="qwen2moe",
+        architecture="qwen2moe",
+        model="Qwen2MoeForCausalLM",
+        config=QWEN_EXPERTS | {"shared_expert_intermediate_size": 40},
+        keys=RMS_NORM | ROPE | QWEN_KEYS | {"expert_shared_feed_forward_length": 40},
+        convert=apart,
+        fixed=("norm.weight", "ffn_gate_inp_shexp.weight"),  # one row: no rank fits
+    ),
+    Peer(
+        name="qwen3moe",
+        architecture="qwen3moe",
+        model="Qwen3MoeForCausalLM",
+        config=QWEN_EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
+        keys=RMS_NORM
+        | QWEN_KEYS
+        | ROPE
+        | {"attention.key_length": 16, "attention.value_length": 16},
+        convert=apart,
+    ),
+    Peer(
+        name="olmoe",
+        architecture="olmoe",
+        model="OlmoeForCausalLM",
+        config={"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False}
+        | {"num_key_value_heads": 4, "pad_token_id": 1, "eos_token_id": 2},
+        keys={"attention.layer_norm_rms_epsilon": 1e-5}
+        | ROPE
+        | {"attention.head_count_kv": 4, "expert_count": 6, "expert_used_count": 3},
+        convert=apart,
+    ),
+    granite("granitemoe", "GraniteMoe", {}, {}),
+    granite(
+        "granitemoe-shared",
+        "GraniteMoeShared",
+        {"shared_intermediate_size": 24, "tie_word_embeddings": True},
+        {"expert_shared_feed_forward_length": 24},
+    ),
+]
