@@ -53,6 +53,7 @@ class AdamW:
         for first in range(0, self.gradient.size, _CHUNK):
             g = self.gradient[first : first + _CHUNK]
             squares = self._squares[: g.size]
-            np.multiply(g, g, out=squares, dtype=np.float64)
+            squares[:] = g
+            np.multiply(squares, squares, out=squares)
             total += float(squares.sum())
         return sqrt(total)

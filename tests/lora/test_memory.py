@@ -1,0 +1,55 @@
+"""A training step takes its memory once: later steps allocate nothing that grows with the model."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.lora import LoraConfig, StepReport, TrainConfig, Trainer, attach
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_step_allocates_nothing_of_the_model_s_size(tiny, corpus_of, checkpointing):
+    """Neither as large as the parameters nor as the graph, and nothing that stays."""
+    model = pyggml.load(tiny)
+    adapter = attach(model, LoraConfig(rank=16))
+    corpus = corpus_of(60, [400, 300, 70])
+    config = TrainConfig(
+        ctx=60, grad_accum=2, max_steps=5, val_every=0, clip=1e-3, grad_checkpointing=checkpointing
+    )
+    trainer = Trainer(model, adapter.parameters, corpus, config)
+    most, kept = [], []
+
+    def report(event):
+        if isinstance(event, StepReport):
+            current, peak = tracemalloc.get_traced_memory()
+            most.append(peak - (kept[-1] if kept else 0))
+            kept.append(current)
+            tracemalloc.reset_peak()
+
+    tracemalloc.start()
+    try:
+        trainer.run(report)
+    finally:
+        tracemalloc.stop()
+    smallest = min(adapter.parameters.data.nbytes, trainer.passes.n_bytes)
+    assert smallest > 90_000
+    assert len(most) == 5 and max(most[1:]) < smallest / 4
+    assert np.ptp(kept[1:]) < 4000
+
+
+def test_a_run_binds_its_kernels_once(tiny, corpus_of, monkeypatch):
+    """Programs are calls with their arrays; a step looks nothing up."""
+    model = pyggml.load(tiny)
+    trainer = Trainer(
+        model, attach(model).parameters, corpus_of(10, [90, 60, 30]), TrainConfig(ctx=10)
+    )
+    trainer.passes.bind()
+    before = trainer.passes.programs
+    monkeypatch.setattr(type(model.backend), "bind", None)
+    monkeypatch.setattr(type(model.backend), "attach", None)
+    for b in trainer.corpus.train.batches(np.arange(3), 1):
+        trainer.passes.train(b)
+        trainer.passes.evaluate(b)
+    assert trainer.passes.programs is before
