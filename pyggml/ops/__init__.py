@@ -52,6 +52,7 @@ from pyggml.ops.sort import argsort, top_k
 from pyggml.ops.span import window_span
 from pyggml.ops.ssm_conv import ssm_conv
 from pyggml.ops.ssm_scan import ssm_scan
+from pyggml.ops.temperature import log_temperature
 from pyggml.ops.triangular import diag, fill, solve_tri, tri
 from pyggml.ops.unary import (
     abs_,
@@ -139,6 +140,7 @@ __all__ = [
     "leaky_relu",
     "linear_cross_entropy",
     "log",
+    "log_temperature",
     "mean",
     "mul",
     "mul_mat",

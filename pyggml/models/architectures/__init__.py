@@ -1,6 +1,7 @@
 """Every architecture that is known, by its name in `general.architecture`."""
 
 from pyggml.models.architecture import Architecture
+from pyggml.models.architectures.arcee import ARCEE
 from pyggml.models.architectures.baichuan import BAICHUAN
 from pyggml.models.architectures.bloom import BLOOM
 from pyggml.models.architectures.command_r import COHERE2, COMMAND_R
@@ -11,9 +12,10 @@ from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE, GRANITEMOE
 from pyggml.models.architectures.lfm2 import LFM2
 from pyggml.models.architectures.llama import LLAMA
-from pyggml.models.architectures.llama_like import EXAONE, INTERNLM2
+from pyggml.models.architectures.llama_like import ERNIE4_5, EXAONE, INTERNLM2
 from pyggml.models.architectures.mamba import MAMBA
 from pyggml.models.architectures.mamba2 import MAMBA2
+from pyggml.models.architectures.mistral3 import MISTRAL3
 from pyggml.models.architectures.nemotron import NEMOTRON
 from pyggml.models.architectures.olmo import OLMO, OLMO2, OLMOE
 from pyggml.models.architectures.phi2 import PHI2
@@ -22,6 +24,7 @@ from pyggml.models.architectures.qwen2 import QWEN2, QWEN2MOE
 from pyggml.models.architectures.qwen3 import QWEN3, QWEN3MOE
 from pyggml.models.architectures.qwen35 import QWEN35
 from pyggml.models.architectures.rwkv7 import RWKV7
+from pyggml.models.architectures.seed_oss import SEED_OSS
 from pyggml.models.architectures.smollm3 import SMOLLM3
 from pyggml.models.architectures.stablelm import STABLELM
 from pyggml.models.architectures.starcoder2 import STARCODER2
@@ -63,5 +66,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         BLOOM,
         COHERE2,
         RWKV7,
+        ARCEE,
+        ERNIE4_5,
+        MISTRAL3,
+        SEED_OSS,
     )
 }

@@ -1,4 +1,5 @@
-"""internlm2 and exaone (3 and 3.5): as llama; rotary pairs of exaone are halves apart."""
+"""Architectures with llama's graph: internlm2 and ernie4_5 (without experts), and exaone (3, 3.5),
+whose rotary pairs are halves apart."""
 
 from __future__ import annotations
 
@@ -22,4 +23,5 @@ def _decoder(r: Reader, rope: str) -> Decoder:
 
 
 INTERNLM2 = Architecture("internlm2", partial(_decoder, rope="normal"), {})
+ERNIE4_5 = Architecture("ernie4_5", partial(_decoder, rope="normal"), {})
 EXAONE = Architecture("exaone", partial(_decoder, rope="neox"), {})

@@ -135,4 +135,46 @@ SMOLLM3 = Peer(
     convert=QK_BESIDE,
 )
 
-VARIANTS = [*GEMMA, GPT2, GRANITE, *OLMO, *PHI3, SMOLLM3]
+MISTRAL3 = Peer(
+    name="mistral3",
+    architecture="mistral3",
+    model="Ministral3ForCausalLM",
+    config={"head_dim": 16, "sliding_window": None}
+    | {
+        "rope_parameters": YARN
+        | {"beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5}
+        | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
+    },
+    keys=RMS_NORM_5
+    | HEADS_16
+    | YARN_KEYS
+    | {"rope.scaling.original_context_length": 8, "attention.temperature_scale": 0.5}
+    | {"rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 0.5}
+    | {"rope.scaling.yarn_log_multiplier": 0.5},
+    convert=QK_BESIDE,
+)
+LLAMAS = [
+    Peer(
+        name="arcee",
+        architecture="arcee",
+        model="ArceeForCausalLM",
+        keys=RMS_NORM_5,
+        convert=QK_BESIDE,
+    ),
+    Peer(
+        name="ernie4_5",
+        architecture="ernie4_5",
+        model="Ernie4_5ForCausalLM",
+        config={"rope_parameters": DEFAULT, "head_dim": 8},
+        keys=RMS_NORM_5,
+    ),
+    Peer(
+        name="seed_oss",
+        architecture="seed_oss",
+        model="SeedOssForCausalLM",
+        config={"rope_parameters": DEFAULT, "head_dim": 16},
+        keys=RMS_NORM | HEADS_16,
+    ),
+]
+
+VARIANTS = [*GEMMA, GPT2, GRANITE, *OLMO, *PHI3, SMOLLM3, MISTRAL3, *LLAMAS]

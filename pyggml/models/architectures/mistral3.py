@@ -1,0 +1,72 @@
+"""mistral3: Ministral 3 and Mistral Small 3.1. As llama, with YaRN of its own and queries that grow
+with the position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.attention import Attention
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.net import Net
+from pyggml.models.part import Part
+from pyggml.models.rope import Rope
+from pyggml.ops import log_temperature, mul, reshape, swiglu
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attention(Attention):
+    """Queries are multiplied by 1 + strength · ln(1 + floor(position / every))."""
+
+    strength: float
+    every: int
+
+    def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = Attention.project(self, net, at, x)
+        key = ("log_temperature", self.strength, self.every)
+        factors = net.once(key, lambda: self._factors(net))
+        return mul(q, factors), k, v
+
+    def _factors(self, net: Net) -> Tensor:
+        rows = log_temperature(net.inputs.positions, self.strength, self.every)
+        return reshape(rows, (-1, 1, 1))
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal")
+    assert b.rope is not None
+    rope = _yarn(r, b.rope)
+    strength = r.number("attention.temperature_scale", 0.0, 0.0, 1e3)
+    tempered = {"strength": strength, "every": b.rope.n_ctx_orig}
+
+    def block(i: int) -> Part:
+        if strength:
+            attention = b.attention(i, _Attention, rope=rope, **tempered)
+        else:
+            attention = b.attention(i, rope=rope)
+        return b.pre_norm(attention, b.gated(i, swiglu))
+
+    return b.decoder(block)
+
+
+def _yarn(r: Reader, rope: Rope) -> Rope:
+    """YaRN's corners are in the file; its magnitude is divided by that of all features."""
+    every = r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
+    shared = 1 - 0.1 * every * log(rope.freq_scale) if rope.freq_scale < 1 else 1.0
+    return replace(
+        rope,
+        beta_fast=r.number("rope.scaling.yarn_beta_fast", 32.0, 1e-3, 1e6),
+        beta_slow=r.number("rope.scaling.yarn_beta_slow", 1.0, 1e-3, 1e6),
+        attn_factor=rope.attn_factor / (shared if rope.ext_factor else 1.0),
+    )
+
+
+MISTRAL3 = Architecture(
+    "mistral3",
+    _decoder,
+    {"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 4},
+)

@@ -1,0 +1,64 @@
+"""How much sharper attention becomes far from the start of a text.
+
+log_temperature    y = 1 + strength · ln(1 + floor(position / every))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml._jit import kernel
+from pyggml.dtypes import I32
+from pyggml.errors import ShapeError
+from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.expect import expect_axes, expect_type
+from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, flat, op
+
+
+def log_temperature(positions: Tensor, strength: float, every: int) -> Tensor:
+    """(T,) F32 for positions (T,) I32, none below 0: what queries are multiplied by.
+
+    ggml has no such op: llama.cpp computes the numbers beside the graph. Raises ShapeError for
+    another shape or type, or if `every` is below 1.
+    """
+    return LOG_TEMPERATURE(positions, strength=float(strength), every=every)
+
+
+def _spec(positions: Tensor, strength: float, every: int) -> Spec:
+    expect_type("log_temperature", "positions", positions, I32)
+    expect_axes("log_temperature", "positions", positions, 1)
+    if every < 1:
+        raise ShapeError(f"log_temperature: every is {every}, wanted 1 or more")
+    return Spec(positions.shape)
+
+
+@kernel
+def _log_temperature(out, positions, strength, every):
+    for i in range(out.size):
+        steps = np.float32(positions[i] // every)
+        out[i] = np.float32(1) + strength * np.log(np.float32(1) + steps)
+
+
+def _ref(positions: np.ndarray, strength: float, every: int) -> np.ndarray:
+    return 1 + strength * np.log(1 + positions // every)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for n, every in ((1, 1), (9, 4), (40, 16)):
+        positions = rng.integers(0, 50, n).astype(np.int32)
+        yield Sample((positions,), {"strength": 0.1 * n, "every": every})
+
+
+LOG_TEMPERATURE = op(
+    name="log_temperature",
+    ggml=GGMLOp.CUSTOM,
+    spec=_spec,
+    run=flat(_log_temperature),
+    ref=_ref,
+    grad=NoGrad("a position does not change smoothly"),
+    samples=_samples,
+    memory=Memory.FRESH,
+    needs=PLAIN,
+)
