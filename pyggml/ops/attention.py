@@ -20,6 +20,8 @@ from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import exp32
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN, attend, flash
+from pyggml.gemm.attend import dot
+from pyggml.gemm.panels import fill
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
@@ -82,35 +84,39 @@ def _span(span: np.ndarray) -> np.ndarray:
 # -- the slow twins, also the fast path for a few queries ------------------------------------------
 
 
+@kernel
+def _few_row(out, q, k, v, g, start, stop, scale):
+    """One query's result from head g of the keys; returns lse."""
+    top, norm = np.float32(-1e30), np.float32(0)
+    fill(out, np.float32(0))
+    for j in range(start, stop):
+        s = dot(q, k[j, g]) * scale
+        if s > top:
+            factor = exp32(top - s)
+            norm *= factor
+            for i in range(out.shape[0]):
+                out[i] *= factor
+            top = s
+        p, row = exp32(s - top), v[j, g]
+        norm += p
+        for i in range(out.shape[0]):
+            out[i] += p * row[i]
+    if not norm > 0:
+        return np.float32(1e30)
+    for i in range(out.shape[0]):
+        out[i] /= norm
+    return top + np.log(norm)
+
+
 @parallel
 def _few_queries(out, lse, q, k, v, span, scale):
     """One query and head after the other, the softmax summed as it goes."""
-    n_queries, n_heads, d = q.shape
+    n_heads = q.shape[1]
     repeats = n_heads // k.shape[1]
-    for task in prange(n_queries * n_heads):
+    for task in prange(q.shape[0] * n_heads):
         t, h = task // n_heads, task % n_heads
-        top, norm = np.float32(-1e30), np.float32(0)
-        for i in range(d):
-            out[t, h, i] = 0
-        for j in range(span[t, 0], span[t, 1]):
-            s = np.float32(0)
-            for i in range(d):
-                s += q[t, h, i] * k[j, h // repeats, i]
-            s *= scale
-            if s > top:
-                factor = exp32(top - s)
-                norm *= factor
-                for i in range(d):
-                    out[t, h, i] *= factor
-                top = s
-            p = exp32(s - top)
-            norm += p
-            for i in range(d):
-                out[t, h, i] += p * v[j, h // repeats, i]
-        if norm > 0:
-            for i in range(d):
-                out[t, h, i] /= norm
-        lse[h, t] = top + np.log(norm) if norm > 0 else np.float32(1e30)
+        g = h // repeats
+        lse[h, t] = _few_row(out[t, h], q[t, h], k, v, g, span[t, 0], span[t, 1], scale)
 
 
 @kernel
