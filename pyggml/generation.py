@@ -81,8 +81,14 @@ class Session:
         return np.array(out.data[0])
 
     def _program(self, n_tokens: int) -> tuple[Program, Inputs, Tensor]:
-        """The graph for this many tokens; only the last one's logits are computed."""
+        """The graph for this many tokens; only the last one's logits are computed.
+
+        It is bound once: what a later call changes are the numbers of its inputs. Those of one
+        token and of whole chunks stay; of other lengths, which prompts end with, only the last.
+        """
         if n_tokens not in self._programs:
+            for odd in self._programs.keys() - {1, PROMPT_CHUNK}:
+                del self._programs[odd]
             inputs = Inputs.empty(n_tokens)
             parts = self.model.parts
             out = build(parts, inputs, self.model.adapters, self.cache, last_only=True)

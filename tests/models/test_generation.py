@@ -5,7 +5,7 @@ import pytest
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
-from pyggml.generation import Sampling, generate, sample
+from pyggml.generation import Sampling, Session, generate, sample
 
 LOGITS = np.array([0.0, 3.0, 1.0, 2.0, -1.0], np.float32)
 
@@ -104,3 +104,26 @@ def test_a_context_that_is_too_short_ends_with_an_error(model):
     assert len([next(tokens), next(tokens)]) == 2
     with pytest.raises(DataError, match=r"5 \+ 1 tokens do not fit into a context of 5"):
         next(tokens)
+
+
+def test_a_token_binds_nothing(model, monkeypatch):
+    """From the second on, all that changes are the numbers of the inputs."""
+    session, whole = Session(model, 20), [*PROMPT, 3, 8, 11, 40, 7]
+    session.feed(PROMPT)
+    session.feed(whole[4:5])
+    for name in ("bind", "attach", "alloc"):
+        monkeypatch.setattr(type(model.backend), name, None)
+    for token in whole[5:]:
+        last = session.feed([token])
+    monkeypatch.undo()
+    wanted = model.logits(whole)[-1]
+    assert np.abs(last - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+def test_prompts_of_all_lengths_keep_few_programs(model, monkeypatch):
+    """A conversation's memory does not grow with the number of its prompts."""
+    monkeypatch.setattr("pyggml.generation.PROMPT_CHUNK", 4)
+    session = Session(model, 60)
+    for n in (3, 1, 6, 7, 4, 1, 2, 9, 5):
+        session.feed(np.arange(n))
+    assert session._programs.keys() == {1, 2, 4}
