@@ -77,7 +77,7 @@ def unigram(rng):
             pieces.setdefault(word, rng.uniform(-6 * n, -4 * n + 2))
     tokens = ["<pad>", "</s>", "<unk>", "<ud>", "<0x41>", "pad\u2581pad", *pieces]
     kinds = [3, 3, 2, 4, 6, 5] + [1] * len(pieces)
-    scores = [0.0, 0.0, 0.0, 0.0, 0.0, -10000.0, *pieces.values()]
+    scores = [0.0, 0.0, 0.0, -99.0, 0.0, -10000.0, *pieces.values()]
     return {
         "tokens": tokens, "token_type": kinds, "scores": np.float32(scores).tolist(),
         "precompiled_charsmap": charsmap().hex(), "add_space_prefix": True,
@@ -87,7 +87,7 @@ def unigram(rng):
 def charsmap():
     """SentencePiece's own table of some replacements, from a model that it trains on nothing."""
     rules = {"e\u0301": "é", "\u00a0": " ", "\n": " ", "①": "1", "ab\u0301": "b", "½": "1.2"}
-    rules |= {"\u200b": "", "A": "a", "<\u0338": "x"}
+    rules |= {"\u200b": "", "A": "a", "<\u0338": "1", "Z": "<ud>"}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rules.tsv"
         lines = ("\t".join(" ".join(f"{ord(c):X}" for c in s) for s in r) for r in rules.items())
@@ -195,7 +195,7 @@ def texts_of_kinds(rng):
         "", " ", "\n", "\n\n\n\n\n", "\n\n\n\n", "  a", "a  ", "abst", "abst abst", "a\n\nb",
         "<s>a</s> <ud>  a<unk>", "<ud", "<\u0338<ud>", "[MASK] [CLS]ab", "pad pad", "[PAD1]",
         "\u2581the", "abab'st <0x41>", "ΛΟΓ λογ", "xxxa x", "ab\u0301ab", "a\\nb\\",
-        "e\u0301\u0301",
+        "e\u0301\u0301", "aZa", "<uda", "a<\u0338a<a",
     ]  # fmt: skip
 
 

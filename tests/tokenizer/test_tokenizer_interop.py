@@ -139,10 +139,12 @@ GENERAL = {"general.architecture": "llama", "general.name": "probe"}
 TINY = ["whitespace", "whitespace lower", "t5", "t5 bare", "t5 merging spaces", "bert"]
 
 
-@pytest.mark.parametrize("name", [*TINY, "bert cased", "rwkv"])
+@pytest.mark.parametrize("name", [*TINY, "bert cased", "rwkv", "words of bytes"])
 def test_tiny_vocabularies_of_every_kind(name, tiny, tmp_path):
-    gguf.write(tmp_path / f"{name}.gguf", GENERAL | tiny(name), [])
-    pieces = [t for t in tiny(name)["tokenizer.ggml.tokens"] if "\\" not in t]
+    bytewise = name == "words of bytes"
+    metadata = tiny("bpe", model="whitespace", pre="gpt-2") if bytewise else tiny(name)
+    gguf.write(tmp_path / f"{name}.gguf", GENERAL | metadata, [])
+    pieces = [t for t in metadata["tokenizer.ggml.tokens"] if "\\" not in t]
 
     def a_near_text(rng):
         if rng.random() < 0.5:
