@@ -12,7 +12,19 @@ from pyggml.models.feed_forward import GatedFeedForward
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, matrices, matrix, merged
-from pyggml.ops import add, clamp, div, get_rows, mul, repeat_back, reshape, scale, soft_max, top_k
+from pyggml.ops import (
+    add,
+    clamp,
+    div,
+    get_rows,
+    mul,
+    repeat_back,
+    reshape,
+    scale,
+    sigmoid,
+    soft_max,
+    top_k,
+)
 from pyggml.tensor import Tensor
 
 MOST_EXPERTS = 512  # llama.cpp's LLAMA_MAX_EXPERTS
@@ -82,6 +94,12 @@ class Experts(Part):
 def has_experts(r: Reader) -> bool:
     """Whether the file counts any."""
     return r.count("expert_count", 0, least=0, most=MOST_EXPERTS) > 0
+
+
+def read_gating(r: Reader) -> Callable[[Tensor], Tensor]:
+    """What makes weights of a router's logits, by llama.cpp's numbers."""
+    known = (soft_max, sigmoid)
+    return known[r.count("expert_gating_func", most=len(known)) - 1]
 
 
 def read_shared(

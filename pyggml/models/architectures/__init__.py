@@ -10,7 +10,7 @@ from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE, GRANITEMOE
-from pyggml.models.architectures.lfm2 import LFM2
+from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
 from pyggml.models.architectures.llama import LLAMA
 from pyggml.models.architectures.llama_like import ERNIE4_5, EXAONE, INTERNLM2
 from pyggml.models.architectures.mamba import MAMBA
@@ -49,6 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         PHI3,
         SMOLLM3,
         LFM2,
+        LFM2MOE,
         MAMBA,
         MAMBA2,
         GPTNEOX,

@@ -1,16 +1,18 @@
-"""lfm2: LFM 2. Most blocks mix tokens by a gated short convolution, the others by attention."""
+"""lfm2 (LFM 2) and lfm2moe. Most blocks mix tokens by a gated short convolution, the others by
+attention; lfm2moe has experts in all layers but the first few."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pyggml.models.architecture import Architecture
-from pyggml.models.basics import read_basics
+from pyggml.models.basics import Basics, read_basics
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts, read_gating
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
@@ -48,22 +50,39 @@ class ShortConv(Part):
         return net.linear(f"{at}shortconv.out_proj", mul(c, self._conv(net, at, mul(b, x))))
 
 
-def _decoder(r: Reader) -> Decoder:
+def _dense(r: Reader) -> Decoder:
     b = read_basics(r, rope="neox", least_heads=0)
-    conv = ShortConv(b.config.n_embd, r.count("shortconv.l_cache", least=2, most=64))
     window = r.count("attention.sliding_window", 0, least=0)
+    return _decoder(r, b, [b.gated(i, swiglu) for i in range(b.config.n_layer)], window)
+
+
+def _mixed(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox", least_heads=0)
+    n_dense = r.count("leading_dense_block_count", 0, least=0, most=1024)
+    experts = read_experts(r, b, swiglu, gating=read_gating(r), biased=True)
+    layers = range(b.config.n_layer)
+    return _decoder(r, b, [b.gated(i, swiglu) if i < n_dense else experts[i] for i in layers])
+
+
+def _decoder(r: Reader, b: Basics, feed_forward: Sequence[Part], window: int = 0) -> Decoder:
+    conv = ShortConv(b.config.n_embd, r.count("shortconv.l_cache", least=2, most=64))
 
     def block(i: int) -> Part:
-        if not b.heads[i].n_kv:
-            return b.pre_norm(conv, b.gated(i, swiglu))
-        return b.pre_norm(b.attention(i, window=window, **b.head_norms(i)), b.gated(i, swiglu))
+        attends = b.heads[i].n_kv > 0
+        mixer = b.attention(i, window=window, **b.head_norms(i)) if attends else conv
+        return b.pre_norm(mixer, feed_forward[i])
 
     # llama.cpp calls the last norm after the embedding, as Hugging Face's class does.
     return b.decoder(block, norm=replace(b.norm(""), name="token_embd_norm"))
 
 
-LFM2 = Architecture(
-    "lfm2",
-    _decoder,
-    {"shortconv.l_cache": 3, "attention.head_count_kv": np.array([0, 2], np.int32)},
+_EXAMPLE = {"shortconv.l_cache": 3, "attention.head_count_kv": np.array([0, 2], np.int32)}
+
+LFM2 = Architecture("lfm2", _dense, _EXAMPLE)
+LFM2MOE = Architecture(
+    "lfm2moe",
+    _mixed,
+    _EXAMPLE
+    | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 256}
+    | {"leading_dense_block_count": 1, "expert_gating_func": 2},
 )

@@ -52,6 +52,11 @@ def beside(state: Arrays) -> Arrays:
     return apart(QK_BESIDE(state))
 
 
+def in_blocks(state: Arrays) -> Arrays:
+    """The same, with convolutions without their empty axis."""
+    return {n: a[:, 0] if n.endswith("conv.conv.weight") else a for n, a in apart(state).items()}
+
+
 SCALES = {
     "attention_multiplier": 0.2,
     "embedding_multiplier": 3.0,
@@ -118,6 +123,21 @@ MIXTURES = [
         | ROPE
         | {"attention.head_count_kv": 4, "expert_count": 6, "expert_used_count": 3},
         convert=apart,
+    ),
+    Peer(
+        name="lfm2moe",
+        architecture="lfm2moe",
+        model="Lfm2MoeForCausalLM",
+        config={"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 24, "tie_word_embeddings": True, "eos_token_id": 2},
+        keys={"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 1e6, "block_count": 3}
+        | {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "expert_gating_func": 2}
+        | {"leading_dense_block_count": 1, "expert_feed_forward_length": 24}
+        | EXPERT_KEYS,
+        convert=in_blocks,
+        fixed=("norm.weight", "shortconv.conv.weight"),
+        buffers=("expert_bias",),
     ),
     granite("granitemoe", "GraniteMoe", {}, {}),
     granite(

@@ -54,6 +54,7 @@ class Peer:
     draw      name, shape and generator -> the numbers of a tensor
     extra     tensors of the file that no parameter becomes, by GGUF name
     fixed     endings of GGUF names of matrices that no adapter can update
+    buffers   endings of names in transformers of buffers that the file holds as well
     """
 
     name: str
@@ -65,6 +66,7 @@ class Peer:
     draw: Callable[[str, tuple[int, ...], np.random.Generator], np.ndarray] = drawn
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("norm.weight",)
+    buffers: tuple[str, ...] = ()
     in_llama_cpp: bool = True
 
     def metadata(self) -> dict[str, Any]:
@@ -98,11 +100,17 @@ def torch_model(peer: Peer) -> Any:
     config = kind.config_class(**{**SIZES, "tie_word_embeddings": False, **peer.config})
     config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval().float()
-    for name, p in model.named_parameters():
+    for name, p in named(peer, model).items():
         rng = np.random.default_rng(crc32(name.encode()))
         values = peer.draw(name, tuple(p.shape), rng).astype(np.float16)
         p.data = torch.from_numpy(values.astype(np.float32))
     return model
+
+
+def named(peer: Peer, model: Any) -> dict[str, Any]:
+    """The tensors of a model that its file holds."""
+    buffers = {n: b for n, b in model.named_buffers() if n.endswith(peer.buffers)}
+    return dict(model.named_parameters()) | buffers
 
 
 def golden(peer: Peer) -> tuple[Arrays, Arrays]:
@@ -113,7 +121,7 @@ def golden(peer: Peer) -> tuple[Arrays, Arrays]:
     import torch
 
     model = torch_model(peer)
-    parameters = dict(model.named_parameters())
+    parameters = named(peer, model)
     arrays = peer.converted({n: p.detach().numpy().copy() for n, p in parameters.items()})
     arrays |= peer.extra
     tokens = np.random.default_rng(7).integers(0, N_VOCAB, N_TOKENS).astype(np.int32)
