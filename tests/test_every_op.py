@@ -10,6 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawing import conditioned, draw_layout, draw_sample, fed_by_results
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pyggml._jit import JIT, set_threads, threads
 from pyggml.backends.cpu import array
@@ -18,11 +21,14 @@ from pyggml.dtypes import BF16, F16, F32
 from pyggml.errors import ShapeError
 from pyggml.ops import OPS
 from pyggml.runtime import run
-from pyggml.tensor import Memory, NoGrad, Site, leaf
+from pyggml.tensor import Memory, NoGrad, Sample, Site, leaf
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
 GRADIENT_TOLERANCE = 1e-4
+ROUNDING = (
+    2e-6  # of a gradient that is small beside what it is the difference of, as tanh's far out
+)
 
 SAMPLES = {name: list(op.samples(np.random.default_rng(0))) for name, op in OPS.items()}
 CASES = [
@@ -168,16 +174,19 @@ def test_gaps_in_a_source_change_nothing(op, layout):
 
 @pytest.mark.parametrize("op", ops(lambda op: op.memory is Memory.INPLACE))
 def test_writing_over_a_source_changes_no_bit(op):
-    compared = 0
-    for n, sample in enumerate(SAMPLES[op.name]):
-        src, node = build(op, sample)
-        (wanted,) = run(node)
-        for i, s in enumerate(src):
-            if (s.shape, s.dtype) == (node.shape, node.dtype):
-                arrays = tuple(array(s).copy() for s in src)
-                assert same_bits(call(op, node, arrays[i], arrays), wanted), f"sample {n} over {i}"
-                compared += 1
+    compared = sum(overwrite(op, sample) for sample in SAMPLES[op.name])
     assert compared, "no source can be written over, so the op is not INPLACE"
+
+
+def overwrite(op, sample):
+    """Write the result over each source that it fits; how many those are."""
+    src, node = build(op, sample)
+    (wanted,) = run(node)
+    fitting = [i for i, s in enumerate(src) if (s.shape, s.dtype) == (node.shape, node.dtype)]
+    for i in fitting:
+        arrays = tuple(array(s).copy() for s in src)
+        assert same_bits(call(op, node, arrays[i], arrays), wanted), f"over source {i}"
+    return len(fitting)
 
 
 @pytest.mark.parametrize("op", ops(lambda op: op.memory is Memory.INPLACE))
@@ -192,6 +201,43 @@ def test_writing_over_a_source_that_is_used_twice_changes_no_bit(op):
             over = array(first).copy()
             arrays = tuple(over if s is first else array(s).copy() for s in src)
             assert same_bits(call(op, node, over, arrays), wanted), f"sample {n}"
+
+
+# -- what Hypothesis draws ------------------------------------------------------------------------
+
+DERIVED = fed_by_results(OPS)
+FEW = settings(max_examples=5, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("op", ops(lambda op: op.memory is not Memory.VIEW))
+@FEW
+@given(data=st.data())
+def test_drawn_sources(op, gradients, data):
+    """Values, sizes and layouts: the kernel, over its sources too, and the gradient."""
+    arrays, params = draw_sample(data, op, DERIVED)
+    node = op(*draw_layout(data, op, arrays), **params)
+    exact = [in_float64(as_leaf(a)).copy() for a in arrays]
+    wanted = np.asarray(op.ref(*(a.copy() for a in exact), **params))
+    (found,) = run(node)
+    assert found.shape == node.shape == wanted.shape
+    if found.dtype.kind == "i":
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
+        allowed = TOLERANCE[node.dtype] * largest + 20 * conditioned(op, exact, params, wanted)
+        np.testing.assert_allclose(values(node, found), wanted, rtol=0, atol=allowed)
+    sample = Sample(arrays, params)
+    if op.memory is Memory.INPLACE:
+        overwrite(op, sample)
+    wrt = differentiable(op, sample)
+    if wrt:
+        slopes = check_gradient(
+            lambda *src: op(*src, **params), arrays, np.random.default_rng(1), wrt
+        )
+        for s in slopes:
+            rounding = abs(s.found - s.wanted) < ROUNDING
+            assert s.error < GRADIENT_TOLERANCE or rounding, f"source {s.source}: {s}"
+        gradients[op.name] += len(slopes)
 
 
 # -- threads, and no compiler -------------------------------------------------------------------
@@ -243,3 +289,16 @@ def test_without_the_jit():
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
+
+
+# -- at the end ---------------------------------------------------------------------------------
+
+
+def test_every_gradient_was_compared(request, gradients):
+    """Of each op whose gradients this session set out to compare, at least one was."""
+    chosen = {
+        item.callspec.params["op"].name
+        for item in request.session.items
+        if item.originalname == test_the_gradient_is_the_slope_of_the_reference.__name__
+    }
+    assert chosen <= gradients.keys(), f"no gradient of {sorted(chosen - gradients.keys())}"

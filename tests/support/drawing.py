@@ -1,0 +1,112 @@
+"""Draws from an op's declared samples: other values, other sizes, other layouts in memory.
+
+Sizes change together wherever they are the same in a sample, as rows, heads or keys do. They grow
+past tiles; they shrink as far as another sample of the op has gone on that axis, and not at all
+where integers are among the sources, which may be numbers of rows. What the op then refuses is
+drawn in the sizes that it was declared with. Values are those of the sample, rows chosen anew, so
+that they stay in the op's domain and away from its kinks.
+"""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pyggml.backward.check import as_leaf
+from pyggml.errors import PyggmlError
+from pyggml.runtime import run
+from pyggml.tensor import Memory, NoGrad, Tensor, leaf
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 32, 33, 48, 64, 65, 66, 96, 130)
+MOST = 6000  # elements of an array
+
+
+def fed_by_results(ops):
+    """Ops whose samples hold what another op computed from the others, such as a softmax's sum."""
+    found = set()
+    for op in ops.values():
+        if isinstance(op.grad, NoGrad):
+            continue
+        sample = next(op.samples(np.random.default_rng(0)))
+        node = op(*(as_leaf(a) for a in sample.arrays), **sample.params)
+        results = {node, *node.saved}
+        parts = op.grad(node, leaf(np.ones(node.shape, np.float32)))
+        users = {t for part in parts if part is not None for t in (part, *part.src) if t.op}
+        found |= {t.op.name for t in users if isinstance(t.op.grad, NoGrad) and results & {*t.src}}
+    return found
+
+
+def draw_sample(data, op, exclude):
+    """(arrays, params) that the op accepts."""
+    samples = list(op.samples(np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))))
+    sample = data.draw(st.sampled_from(samples), "sample")
+    fixed = op.name in exclude or any(isinstance(a, Tensor) for a in sample.arrays)
+    if fixed or not sample.arrays:
+        return sample.arrays, sample.params
+    sizes = _draw_sizes(data, sample, samples)
+    rng = np.random.default_rng(0)
+    chosen = {n: rng.permutation(np.arange(max(m, n)) % max(n, 1))[:m] for n, m in sizes.items()}
+    shapes = [tuple(sizes[n] for n in a.shape) for a in sample.arrays]
+    if max(np.prod(s) for s in shapes) <= MOST:
+        arrays = tuple(a[np.ix_(*(chosen[n] for n in a.shape))] if a.ndim else a
+                       for a in sample.arrays)  # fmt: skip
+        if _accepts(op, arrays, sample.params):
+            return arrays, sample.params
+    return sample.arrays, sample.params
+
+
+def _draw_sizes(data, sample, samples):
+    """Size in the sample -> size to take instead."""
+    present = sorted({n for a in sample.arrays for n in a.shape if n})
+    changed = data.draw(st.sets(st.sampled_from(present)), "changed") if present else set()
+    whole_numbers = any(a.dtype.kind != "f" for a in sample.arrays)
+    sizes = {n: n for n in (0, *present)}
+    for n in sorted(changed):
+        least = n if whole_numbers else _least(n, sample, samples)
+        sizes[n] = data.draw(st.sampled_from([m for m in SIZES if m >= least] or [n]), f"for {n}")
+    return sizes
+
+
+def _least(n, sample, samples):
+    """The smallest size that samples have on every axis where this one has n."""
+    least = 1
+    for i, a in enumerate(sample.arrays):
+        for axis in range(1, a.ndim + 1):
+            if a.shape[-axis] == n:
+                others = (s.arrays[i] for s in samples if len(s.arrays) > i)
+                least = max(least, min(o.shape[-axis] for o in others if o.ndim >= axis))
+    return least
+
+
+def _accepts(op, arrays, params):
+    try:
+        node = op(*(as_leaf(a) for a in arrays), **params)
+        run(node)  # numbers of rows are looked at when it runs
+    except PyggmlError:
+        return False
+    return np.prod(node.shape) <= 4 * MOST
+
+
+def draw_layout(data, op, arrays):
+    """Leaves of these arrays, float ones with gaps or their axes in another order in memory."""
+    leaves = []
+    for i, a in enumerate(arrays):
+        is_float = not isinstance(a, Tensor) and a.dtype.kind == "f"
+        if not is_float or not a.ndim or (op.memory is Memory.ALIAS and i == 0):
+            leaves.append(as_leaf(a))
+            continue
+        order = data.draw(st.permutations(range(a.ndim)), f"order of {i}")
+        step = data.draw(st.integers(1, 3), f"step of {i}")
+        inside = np.repeat(np.float32(a).transpose(order), step, axis=-1)
+        leaves.append(leaf(inside[..., ::step].transpose(np.argsort(order))))
+    return leaves
+
+
+def conditioned(op, arrays, params, wanted):
+    """How far the reference moves if the last bits of its float sources do."""
+    rng = np.random.default_rng(1)
+    moved = [
+        a * (1 + 2.0**-23 * rng.standard_normal(a.shape)) if a.dtype.kind == "f" else a
+        for a in arrays
+    ]
+    with np.errstate(invalid="ignore"):
+        change = np.abs(np.asarray(op.ref(*moved, **params)) - wanted)
+    return float(np.nanmax(change, initial=0.0))
