@@ -8,20 +8,15 @@ from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
 from pyggml.models.part import Part
 from pyggml.ops import relu, sqr
-from pyggml.tensor import Tensor
 
 
 def _decoder(r: Reader) -> Decoder:
     b = read_basics(r, rope="normal")
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.plain(i, _relu_squared))
+        return b.pre_norm(b.attention(i), b.plain(i, lambda x: sqr(relu(x))))
 
     return b.decoder(block)
-
-
-def _relu_squared(x: Tensor) -> Tensor:
-    return sqr(relu(x))
 
 
 ARCEE = Architecture("arcee", _decoder, {})
