@@ -49,7 +49,8 @@ def grouped(ending: str, n_kv: int, n_q: int) -> Callable[[Arrays], Arrays]:
 
 
 def norms_of_heads(state: Arrays) -> Arrays:
-    """Norms that have a tensor for each head, as one matrix."""
+    """Norms that have a tensor for each head, as one matrix, which is what llama.cpp loads; its
+    converter stops with "Unprocessed norms" on them."""
     found: dict[str, list[np.ndarray]] = {}
     for name, array in state.items():
         found.setdefault(re.sub(r"\.norms\.\d+\.", ".", name), []).append(array)
