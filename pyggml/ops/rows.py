@@ -21,7 +21,7 @@ from pyggml.dtypes import F16, F32, I32, I64, DType
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.gemm.microkernel import call_block
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.expect import expect, expect_gapless, expect_type
+from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS
 from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op, zeros
@@ -65,9 +65,7 @@ def _check_batch(name: str, ids: Tensor, batch: Shape) -> None:
 
 def _row_numbers(op_name: str, ids: np.ndarray, batch: Shape, n_rows: int) -> np.ndarray:
     """Which row of all batches laid one after the other each id means, (n,) int64."""
-    if ids.size and (ids.min() < 0 or ids.max() >= n_rows):
-        wrong = ids[(ids < 0) | (ids >= n_rows)].reshape(-1)[0]
-        raise PyggmlError(f"{op_name}: id {wrong} is none of the {n_rows} rows")
+    check_ids(op_name, ids, n_rows)
     if not batch:
         return ids.reshape(-1).astype(np.int64)
     counts = [n // i for n, i in zip(batch, ids.shape, strict=False)]
