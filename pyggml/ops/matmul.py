@@ -273,14 +273,15 @@ def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _out_prod_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = node.src  # c = bᵀ·a, so da = b·dc and db = a·dcᵀ
-    return _sum_groups(mul_mat(transpose(dc), b), a.shape), mul_mat(dc, a)
+    a, b = node.src  # c = bᵀ·a, so da = b·dc and dbᵀ = dc·aᵀ
+    return _sum_groups(mul_mat(transpose(dc), b), a.shape), transpose(mul_mat(a, dc))
 
 
 def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for r, m, n in ((1, 1, 1), (5, 8, 3), (70, 33, 13), (600, 300, 2)):
         yield Sample((rng.standard_normal((r, m)), rng.standard_normal((r, n))))
-    yield Sample((rng.standard_normal((4, 5, 7)), rng.standard_normal((4, 5, 3))))
+    for a, b in (((4, 5, 7), (4, 5, 3)), ((2, 5, 7), (4, 5, 3)), ((2, 1, 5, 7), (4, 3, 5, 2))):
+        yield Sample((rng.standard_normal(a), rng.standard_normal(b)))
 
 
 OUT_PROD = op(
