@@ -91,6 +91,22 @@ class Experts(Part):
         return chosen, weights if self.factor == 1 else scale(weights, self.factor)
 
 
+@dataclass(frozen=True, slots=True)
+class Gated(Part):
+    """sigmoid(ffn_gate_inp_shexp · x) · body(x)."""
+
+    body: Part
+    n_embd: int
+
+    def tensors(self, at: str) -> Tensors:
+        gate = matrix(f"{at}ffn_gate_inp_shexp", 1, self.n_embd, bias=False, usual=False)
+        return merged([gate, self.body.tensors(at)])
+
+    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
+        gate = sigmoid(net.linear(f"{at}ffn_gate_inp_shexp", x))
+        return mul(self.body(net, at, x), gate)
+
+
 def has_experts(r: Reader) -> bool:
     """Whether the file counts any."""
     return r.count("expert_count", 0, least=0, most=MOST_EXPERTS) > 0

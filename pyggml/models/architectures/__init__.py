@@ -22,7 +22,7 @@ from pyggml.models.architectures.phi2 import PHI2
 from pyggml.models.architectures.phi3 import PHI3
 from pyggml.models.architectures.qwen2 import QWEN2, QWEN2MOE
 from pyggml.models.architectures.qwen3 import QWEN3, QWEN3MOE
-from pyggml.models.architectures.qwen35 import QWEN35
+from pyggml.models.architectures.qwen3next import QWEN3NEXT, QWEN35, QWEN35MOE
 from pyggml.models.architectures.rwkv7 import RWKV7
 from pyggml.models.architectures.seed_oss import SEED_OSS
 from pyggml.models.architectures.smollm3 import SMOLLM3
@@ -53,7 +53,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         MAMBA,
         MAMBA2,
         GPTNEOX,
+        QWEN3NEXT,
         QWEN35,
+        QWEN35MOE,
         PHI2,
         STARCODER2,
         STABLELM,

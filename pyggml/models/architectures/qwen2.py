@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import read_basics
 from pyggml.models.block import Sum
 from pyggml.models.config import Reader
 from pyggml.models.decoder import Decoder
-from pyggml.models.experts import read_experts, read_shared
-from pyggml.models.net import Net
+from pyggml.models.experts import Gated, read_experts, read_shared
 from pyggml.models.part import Part
-from pyggml.models.weights import Tensors, matrix, merged
-from pyggml.ops import mul, sigmoid, swiglu
-from pyggml.tensor import Tensor
+from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
@@ -25,22 +20,6 @@ def _decoder(r: Reader) -> Decoder:
         return b.pre_norm(b.attention(i), b.gated(i, swiglu))
 
     return b.decoder(block)
-
-
-@dataclass(frozen=True, slots=True)
-class Gated(Part):
-    """sigmoid(ffn_gate_inp_shexp · x) · body(x)."""
-
-    body: Part
-    n_embd: int
-
-    def tensors(self, at: str) -> Tensors:
-        gate = matrix(f"{at}ffn_gate_inp_shexp", 1, self.n_embd, bias=False, usual=False)
-        return merged([gate, self.body.tensors(at)])
-
-    def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        gate = sigmoid(net.linear(f"{at}ffn_gate_inp_shexp", x))
-        return mul(self.body(net, at, x), gate)
 
 
 def _mixed(r: Reader) -> Decoder:

@@ -36,6 +36,7 @@ def convert(peer: Peer, folder: Path) -> Path:
     hparams = ModelBase.load_hparams(folder, False) | dict(peer.config)
     found = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     found.set_vocab = no_vocabulary
+    found.no_mtp = True  # Qwen's blocks that predict further tokens, which no class makes
     path = folder / "converted.gguf"
     found(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True, hparams=hparams).write()
     return path

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from peers.dense import RMS_NORM
-from peers.files import IN_F32
+from peers.experts import apart as experts_apart
 from peers.peer import Arrays, Peer, drawn
 from peers.variants import RMS_NORM_5, one_more
+
+FIXED = ("norm.weight", "conv1d.weight", "shortconv.conv.weight", "ssm_a", "ssm_d")
+ROUTED = (*FIXED, "ffn_gate_inp_shexp.weight")
 
 LFM2 = Peer(
     name="lfm2",
@@ -18,8 +21,8 @@ LFM2 = Peer(
     config={"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     keys={"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3, "rope.freq_base": 1e6}
     | RMS_NORM_5,
-    convert=lambda state: {n: a[:, 0] if a.ndim == 3 else a for n, a in state.items()},
-    fixed=IN_F32,
+    convert=lambda state: {n: a[:, 0] if "conv.conv" in n else a for n, a in state.items()},
+    fixed=FIXED,
 )
 
 # -- Mamba --------------------------------------------------------------------------------------
@@ -32,11 +35,17 @@ MAMBA_CONFIG = {"state_size": 4, "intermediate_size": 64, "time_step_rank": 3}
 GROUPS, HEADS = 2, 8
 
 
+def minus_exp(x: np.ndarray) -> np.ndarray:
+    """In PyTorch, whose e^x differs from NumPy's in the last bit."""
+    import torch
+
+    return -torch.exp(torch.from_numpy(np.array(x, np.float32))).numpy()
+
+
 def as_rates(state: Arrays) -> Arrays:
     """Convolutions without their empty axis, A instead of the logarithm of −A."""
     found = {n.replace(".dt_bias", ".dt_proj.bias"): a for n, a in state.items()}
-    with np.errstate(over="ignore"):
-        found |= {n: -np.exp(a, dtype=np.float32) for n, a in found.items() if "A_log" in n}
+    found |= {n: minus_exp(a) for n, a in found.items() if "A_log" in n}
     return {n: a[:, 0] if "conv1d.weight" in n else a for n, a in found.items()}
 
 
@@ -57,7 +66,7 @@ MAMBAS = [
         config=MAMBA_CONFIG,
         keys=MAMBA_KEYS,
         convert=as_rates,
-        fixed=IN_F32,
+        fixed=FIXED,
     ),
     Peer(
         name="falcon-mamba",
@@ -66,7 +75,7 @@ MAMBAS = [
         config=MAMBA_CONFIG | {"mixer_rms_eps": 1e-5},
         keys=MAMBA_KEYS | {"ssm.dt_b_c_rms": True},
         convert=as_rates,
-        fixed=IN_F32,
+        fixed=FIXED,
     ),
     Peer(
         name="mamba2",
@@ -79,7 +88,7 @@ MAMBAS = [
         | NO_ATTENTION
         | RMS_NORM_5,
         convert=by_head,
-        fixed=IN_F32,
+        fixed=FIXED,
     ),
 ]
 
@@ -151,15 +160,60 @@ def near_zero(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np
     return values - (name.endswith("norm.weight") and "linear_attn" not in name)
 
 
-QWEN35 = Peer(
-    name="qwen35",
-    architecture="qwen35",
-    model="Qwen3_5ForCausalLM",
-    config=DELTA_CONFIG,
-    keys=DELTA_KEYS | {"rope.dimension_sections": [1, 1, 0, 0]},
-    convert=values_apart,
-    draw=near_zero,
-    fixed=IN_F32,
-)
+def keys_together(state: Arrays) -> Arrays:
+    """Qwen 3 Next: q, k, v and z, which lie by keys, one after the other; z in its own matrix."""
+    found = {}
+    for name, array in experts_apart(as_rates(one_more_but_gated(state))).items():
+        if not name.endswith("in_proj_qkvz.weight"):
+            found[name] = array
+            continue
+        wide = VALUES // KEYS * SIZE
+        parts = np.split(array.reshape(KEYS, -1, array.shape[1]), np.cumsum([SIZE, SIZE, wide]), 1)
+        q, k, v, z = (part.reshape(-1, array.shape[1]) for part in parts)
+        at = name.split(".")[2]
+        found[f"blk.{at}.attn_qkv.weight"] = np.concatenate([q, k, v])
+        found[f"blk.{at}.attn_gate.weight"] = z
+    return found
 
-RECURRENT = [LFM2, *MAMBAS, QWEN35]
+
+EXPERTS_CONFIG = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2}
+EXPERTS |= {"expert_feed_forward_length": 16}
+SHARED_CONFIG = EXPERTS_CONFIG | {"shared_expert_intermediate_size": 24}
+SHARED = EXPERTS | {"expert_shared_feed_forward_length": 24}
+SECTIONS: dict[str, Any] = {"rope.dimension_sections": [1, 1, 0, 0]}
+
+DELTA_NETS = [
+    Peer(
+        name="qwen35",
+        architecture="qwen35",
+        model="Qwen3_5ForCausalLM",
+        config=DELTA_CONFIG,
+        keys=DELTA_KEYS | SECTIONS,
+        convert=values_apart,
+        draw=near_zero,
+        fixed=FIXED,
+    ),
+    Peer(
+        name="qwen35moe",
+        architecture="qwen35moe",
+        model="Qwen3_5MoeForCausalLM",
+        config=DELTA_CONFIG | SHARED_CONFIG,
+        keys=DELTA_KEYS | SECTIONS | SHARED,
+        convert=lambda state: experts_apart(values_apart(state)),
+        draw=near_zero,
+        fixed=ROUTED,
+    ),
+    Peer(
+        name="qwen3next",
+        architecture="qwen3next",
+        model="Qwen3NextForCausalLM",
+        config=DELTA_CONFIG | SHARED_CONFIG,
+        keys=DELTA_KEYS | SHARED,
+        convert=keys_together,
+        draw=near_zero,
+        fixed=ROUTED,
+    ),
+]
+
+RECURRENT = [LFM2, *MAMBAS, *DELTA_NETS]

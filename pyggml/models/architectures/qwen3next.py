@@ -1,0 +1,84 @@
+"""qwen3next (Qwen 3 Next), qwen35 and qwen35moe (Qwen 3.5). Three blocks of four mix tokens by a
+gated delta net, the fourth by attention whose result is gated. All but qwen35 have experts, and one
+that all tokens share."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import Basics, read_basics
+from pyggml.models.block import Chain, Sum, residual
+from pyggml.models.config import Reader, rms_eps
+from pyggml.models.decoder import Decoder
+from pyggml.models.delta_net import GatedAttention, is_recurrent, read_delta_net
+from pyggml.models.experts import Gated, read_experts, read_shared
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _check_sections(r: Reader, n_pairs: int) -> None:
+    """A pair turns by its token's time, height or width, in turns. Text has the same number for all
+    three, so that the sections do not matter as long as every pair has one of these."""
+    sections = r.counts("rope.dimension_sections", 4, least=0, most=1 << 12)
+    if any(i >= 3 * sections[i % 3] for i in range(n_pairs)):
+        r.faults.append(
+            f"rope.dimension_sections are {sections}, wanted time, height or width for each of "
+            f"{n_pairs} pairs"
+        )
+
+
+def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
+    """grouped: heads of v with the same key lie together; mixed: there are experts."""
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    if not grouped:
+        _check_sections(r, b.rope.n_dims // 2)
+    delta = read_delta_net(r, b.config.n_embd, rms_eps(r), grouped)
+    recurrent = is_recurrent(r, b.config)
+    feed_forward = _experts(r, b) if mixed else [b.gated(i, swiglu) for i in range(len(b.n_ff))]
+
+    def block(i: int) -> Part:
+        mixer = delta if recurrent[i] else b.attention(i, GatedAttention, **b.head_norms(i))
+        return Chain(
+            (
+                residual(b.norm("attn_norm"), mixer),
+                residual(b.norm("post_attention_norm"), feed_forward[i]),
+            )
+        )
+
+    return b.decoder(block)
+
+
+def _experts(r: Reader, b: Basics) -> list[Part]:
+    shared = read_shared(r, b, swiglu, b.n_ff[0])
+    assert shared is not None, "its length is the layer's if the file has none"
+    gated = Gated(shared, b.config.n_embd)
+    return [Sum((experts, gated)) for experts in read_experts(r, b, swiglu)]
+
+
+_DELTA: dict[str, object] = {
+    "attention.recurrent_layers": np.array([True, False]),
+    "rope.dimension_count": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 64,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 4,
+}
+_SECTIONS: dict[str, object] = {"rope.dimension_sections": np.array([1, 1, 1, 0], np.int32)}
+_EXPERTS: dict[str, object] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 256,
+    "expert_shared_feed_forward_length": 256,
+}
+QWEN3NEXT = Architecture(
+    "qwen3next", partial(_decoder, grouped=True, mixed=True), _DELTA | _EXPERTS
+)
+QWEN35 = Architecture("qwen35", partial(_decoder, grouped=False, mixed=False), _DELTA | _SECTIONS)
+QWEN35MOE = Architecture(
+    "qwen35moe", partial(_decoder, grouped=False, mixed=True), _DELTA | _SECTIONS | _EXPERTS
+)
