@@ -90,7 +90,11 @@ class DeltaNet(Part):
                 matrix(f"{at}attn_qkv", sum(self._sizes), n, bias=False),
                 matrix(f"{at}attn_gate", self._sizes[2], n, bias=False),
                 self._conv.tensors(at),
-                *(matrix(f"{at}ssm_{name}", rows, n, bias=False) for name, rows in rates.items()),
+                *(
+                    # So few rows that a usual rank would not fit: updated when asked for.
+                    matrix(f"{at}ssm_{name}", rows, n, bias=False, usual=False)
+                    for name, rows in rates.items()
+                ),
                 {f"{at}ssm_{name}": TensorSpec((n_values,)) for name in ("dt.bias", "a")},
                 self._norm.tensors(at),
                 matrix(f"{at}ssm_out", n, self._sizes[2], bias=False),
