@@ -83,7 +83,7 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
         for j in range(1, n):
             top = max(top, row[j])
         target, total = row[targets[i]], np.float32(0)
-        keep = gradient and per_cap == 0  # a cap's slope needs the logits once more
+        keep = per_cap == 0  # a cap's slope needs the logits once more
         if keep:
             for j in range(n):
                 row[j] = exp32(row[j] - top)
@@ -93,7 +93,7 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
                 total += exp32(row[j] - top)
         losses[i] = weights[i] * (np.log(total) + top - target)
         share, capped = weights[i] / total, target * per_cap
-        if keep:
+        if gradient and keep:
             for j in range(n):
                 row[j] *= share
         elif gradient:
