@@ -30,6 +30,7 @@ from pyggml.model import Model
 from machine import about
 
 CTX = 512
+LONGEST = 8  # characters that a token stands for, at most, on average
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -53,7 +54,7 @@ class Ours:
             self.session.feed([int(token)])
 
     def chunks(self, text: str, n: int) -> None:
-        for found in perplexity(self.model, self.model.tokenizer.encode(text), CTX):
+        for found in perplexity(self.model, text, CTX):
             if found.chunk >= n:
                 return
 
@@ -63,7 +64,6 @@ class Theirs:
 
     def __init__(self, path: str, n_ctx: int) -> None:
         n = os.cpu_count() or 1
-        self.path, self.n = path, n
         self.llama = llama_cpp.Llama(
             path, n_ctx=n_ctx, n_batch=512, n_ubatch=512, n_threads=n, n_threads_batch=n,
             verbose=False,
@@ -79,17 +79,22 @@ class Theirs:
 
     def chunks(self, text: str, n: int) -> None:
         """What its perplexity tool computes: logits of the second half of every chunk."""
-        llama = llama_cpp.Llama(
-            self.path, n_ctx=CTX, n_batch=CTX, n_ubatch=CTX, n_threads=self.n,
-            n_threads_batch=self.n, logits_all=True, verbose=False,
-        )  # fmt: skip
-        ids = llama.tokenize(text.encode(), add_bos=False)
-        for i in range(n):
-            llama.reset()
-            llama.eval(ids[i * CTX : (i + 1) * CTX])
-            z = llama.scores[CTX // 2 : CTX - 1].astype(np.float64)
-            z -= z.max(axis=1, keepdims=True)
-            np.log(np.exp(z).sum(axis=1))
+        ids = self.llama.tokenize(text.encode(), add_bos=False)
+        context, n_vocab = self.llama.ctx, self.llama.n_vocab()
+        batch = llama_cpp.llama_batch_init(CTX, 0, 1)
+        batch.n_tokens = CTX
+        for chunk in range(n):
+            for i, token in enumerate(ids[chunk * CTX : (chunk + 1) * CTX]):
+                batch.token[i], batch.pos[i] = token, i
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+                batch.logits[i] = CTX // 2 <= i < CTX - 1
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+            assert llama_cpp.llama_decode(context, batch) == 0
+            for i in range(CTX // 2, CTX - 1):
+                found = llama_cpp.llama_get_logits_ith(context, i)
+                z = np.ctypeslib.as_array(found, (n_vocab,))
+                np.log(np.exp(z - z.max()).sum())
+        llama_cpp.llama_batch_free(batch)
 
 
 def main() -> None:
@@ -121,7 +126,7 @@ def compare(path: str, options: argparse.Namespace) -> None:
         "generation": (options.generate, lambda side: side.generate(further)),
     }
     if options.text:
-        text = options.text.read_text(encoding="utf-8")
+        text = options.text.read_text(encoding="utf-8")[: options.chunks * CTX * LONGEST]
         jobs["perplexity"] = (options.chunks * CTX, lambda side: side.chunks(text, options.chunks))
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in jobs}
     for i in range(1 + options.rounds):  # the first compiles
