@@ -120,13 +120,20 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
 def _strided(
     c: np.ndarray, a: np.ndarray, b: np.ndarray, work: np.ndarray, accumulate: bool
 ) -> Call:
-    """c (+)= a · bᵀ; b may have fewer batches. The kernel repeats along one axis of batches."""
+    """c (+)= a · bᵀ; b may have fewer batches. The kernel walks and repeats along one axis of
+    batches; what cannot be seen as one, without a copy, is multiplied part by part."""
     b = b.reshape((1,) * (c.ndim - b.ndim) + b.shape)
-    if c.ndim > 3 and b.shape[0] < c.shape[0] and b.shape[1] > 1:
+    if c.ndim > 3:
         r = c.shape[0] // b.shape[0]
-        outer = range(c.shape[0])
-        return _each, ([gemm.strided(c[i], a[i], b[i // r], work, accumulate) for i in outer],)
+        if c.ndim > 4 or (r > 1 and b.shape[1] > 1) or not (_is_one_axis(a) and _is_one_axis(b)):
+            outer = range(c.shape[0])
+            return _each, ([_strided(c[i], a[i], b[i // r], work, accumulate) for i in outer],)
     return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), work, accumulate)
+
+
+def _is_one_axis(a: np.ndarray) -> bool:
+    """Whether the axes of batches can be walked as one."""
+    return np.may_share_memory(_as_batches(a), a)
 
 
 def _each(calls: list[Call]) -> None:

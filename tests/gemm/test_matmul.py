@@ -7,7 +7,7 @@ from pyggml.alloc import plan
 from pyggml.dtypes import I32, dtype
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
-from pyggml.ops import mul_mat, mul_mat_add, narrow, out_prod, permute, scale, transpose
+from pyggml.ops import OPS, mul_mat, mul_mat_add, narrow, out_prod, permute, scale, transpose
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
 from pyggml.tensor import leaf, zeros
@@ -116,3 +116,11 @@ def test_types_are_refused():
         mul_mat(transpose(halves), zeros((3, 5)))
     with pytest.raises(ShapeError, match=r"mul_mat_add: adds \(3, 5\) to \(3, 6\)"):
         mul_mat_add(zeros((3, 6)), halves, zeros((3, 8)))
+
+
+def test_batches_that_cannot_be_walked_as_one_axis(rng):
+    """The op itself, without its builder's copy: no copy may be made that is gone when it runs."""
+    a, stored = numbers(rng, 2, 1, 5, 7), numbers(rng, 4, 5, 7, 2)
+    (found,) = run(OPS["out_prod"](a, permute(stored, (0, 2, 1, 3))))
+    b = stored.data.swapaxes(1, 2).swapaxes(-1, -2)
+    assert_close(found, b @ np.repeat(a.data, 2, axis=0))
