@@ -71,11 +71,9 @@ def product(
     y = rng.standard_normal((n_tokens, n_rows), np.float32)
     work = CPU().alloc(gemm.work_bytes(n_tokens, max(depth, n_rows)))
     keep += [w, x, y, work]
-    return (
-        gemm.mul_mat(y, x, w, work, False)
-        if which == "mul_mat"
-        else gemm.out_prod(x, y, w, work, False)
-    )
+    if which == "mul_mat":
+        return gemm.mul_mat(y, x, w, work, False)
+    return gemm.out_prod(x, y, w, work, False)
 
 
 def seconds(call: Call) -> float:

@@ -50,14 +50,14 @@ def first_step(cache: str) -> float:
 
 def kernels(folder: str) -> None:
     """Run the demo's first step here, and print what its kernels took to compile as JSON."""
-    from numba.core import event  # type: ignore[import-untyped]
+    from numba.core import event
 
     from pyggml.cli.__main__ import finetune
 
     taken: Counter[str] = Counter()
     under_way: list[list[float]] = []  # start, seconds of callees
 
-    class Listener(event.Listener):  # type: ignore[misc]
+    class Listener(event.Listener):
         def on_start(self, _: Any) -> None:
             under_way.append([perf_counter(), 0.0])
 

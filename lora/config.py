@@ -145,7 +145,7 @@ class TrainConfig(_Checked):
     grad_checkpointing: bool = _setting(
         False,
         "compute each layer again for its backward pass instead of keeping its inside: far less "
-        "memory, about a third more time, the same result bit for bit",
+        "memory, about a quarter more time, the same result bit for bit",
         may_change=True,
     )
     threads: int = _setting(0, "threads to use (0: all)", *_at_least(0), may_change=True)

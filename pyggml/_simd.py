@@ -4,6 +4,8 @@ exp32(x)      e^x, at most 2 ulp; 0 below -87.3, inf above 88.37, NaN kept
 sigmoid32(x)  1 / (1 + e^-x)
 tanh32(x)     1 - 2 / (1 + e^2x), odd, with the series x - x³/3 + … near 0
 row_max(x)    the largest of one or more numbers
+dot(a, b)     Σ a_i b_i, in lanes
+fill(a, v)    every element of a = v
 """
 
 from __future__ import annotations
@@ -70,3 +72,17 @@ def row_max(x):
     for j in range(bits.size):
         key = max(key, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
     return np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+@kernel
+def dot(a, b):
+    total = np.float32(0)
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total
+
+
+@kernel
+def fill(a, value):
+    for i in range(a.shape[0]):
+        a[i] = value

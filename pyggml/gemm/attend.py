@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml._simd import fill
 from pyggml.gemm.panels import (
     LANES,
     MR,
     PADDED_MR,
     PAIRED,
     PANEL,
-    fill,
     interleave,
     pair_product,
     round_numbers,
@@ -171,15 +171,6 @@ def write_group(out, total, first, head, factors):
         of, to, factor = total[i * wide :], out[first + i, head], factors[i]
         for j in range(d):
             to[j] = of[j] * factor
-
-
-@kernel
-def dot(a, b):
-    """Σ a_i b_i."""
-    total = ZERO
-    for i in range(a.shape[0]):
-        total += a[i] * b[i]
-    return total
 
 
 @kernel

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pyggml._jit import kernel, task_code
-from pyggml._simd import exp32
+from pyggml._simd import dot, exp32, fill
 from pyggml._tasks import (
     SLOT,
     Stage,
@@ -38,7 +38,6 @@ from pyggml.gemm.attend import (
     ZERO,
     add_weighted,
     cut,
-    dot,
     hull,
     pack_columns,
     pack_group,
@@ -46,7 +45,7 @@ from pyggml.gemm.attend import (
     products,
     write_group,
 )
-from pyggml.gemm.panels import LANES, MR, PANEL, fill
+from pyggml.gemm.panels import LANES, MR, PANEL
 from pyggml.tensor import Call
 
 MASKED = np.float32(-1e30)

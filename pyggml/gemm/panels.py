@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml._simd import fill
 from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.microkernel import make_dot_tile, make_round, make_tile_product, make_transpose
 
@@ -117,12 +118,6 @@ def round_numbers(row, x, spare):
         for i in range(PAIRED):
             spare[i] = x[whole + i] if whole + i < k else np.float32(0)
         round_row(row[whole // 2 :].ctypes.data, spare.ctypes.data, PAIRED)
-
-
-@kernel
-def fill(a, value):
-    for i in range(a.shape[0]):
-        a[i] = value
 
 
 @kernel

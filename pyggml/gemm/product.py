@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml._jit import kernel, task_code
+from pyggml._simd import dot, fill
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
@@ -25,7 +26,6 @@ from pyggml.gemm.panels import (
     PAIRED,
     PANEL,
     TILE,
-    fill,
     multiply_panel,
     pack_group,
     pack_pairs_group,
@@ -137,15 +137,7 @@ def _few_task(frame, task, thread):
             call_block(code, row.ctypes.data, source, k // block)
             for t in range(n_tokens):
                 start = t * x_step + k0
-                y[t * n_out + n] += _dot(row[:k], x[start : start + k])
-
-
-@kernel
-def _dot(a, b):
-    total = np.float32(0)
-    for i in range(a.shape[0]):
-        total += a[i] * b[i]
-    return total
+                y[t * n_out + n] += dot(row[:k], x[start : start + k])
 
 
 # -- backward -----------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml._jit import kernel, task_code
+from pyggml._simd import fill
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
-from pyggml.gemm.panels import DEPTH, LANES, dot_tile, fill, thin_product
+from pyggml.gemm.panels import DEPTH, LANES, dot_tile, thin_product
 from pyggml.gemm.panels import THIN_MR as MR
 from pyggml.gemm.panels import THIN_PANEL as PANEL
 from pyggml.tensor import Call

@@ -6,7 +6,7 @@ and the range of tokens (or cache rows) it may attend to. No axis for the batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyggml.dtypes import F32, I32
@@ -103,10 +103,8 @@ class Net:
         """x·Wᵀ with every adapter's update and the bias, if there are any (llama.cpp's order)."""
         full = f"{name}.weight"
         y = mul_mat(self.weights[full], x).named(name)
-        for pairs in self.adapters:
-            if full in pairs:
-                p = pairs[full]
-                y = mul_mat_add(y, p.b, scale(mul_mat(p.a, x), p.scale)).named(f"{name}+lora")
+        for p in self._pairs(full):
+            y = mul_mat_add(y, p.b, scale(mul_mat(p.a, x), p.scale)).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else add(y, bias)
 
@@ -114,22 +112,22 @@ class Net:
         """As `linear`, each row of x (T, U or 1, n_in) with the matrix of expert ids[t, u]."""
         full = f"{name}.weight"
         y = mul_mat_id(self.weights[full], x, ids).named(name)
-        for pairs in self.adapters:
-            if full in pairs:
-                p = pairs[full]
-                update = mul_mat_id(p.b, scale(mul_mat_id(p.a, x, ids), p.scale), ids)
-                y = add(y, update).named(f"{name}+lora")
+        for p in self._pairs(full):
+            update = mul_mat_id(p.b, scale(mul_mat_id(p.a, x, ids), p.scale), ids)
+            y = add(y, update).named(f"{name}+lora")
         return y
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows of a table that ids (T,) name, with every adapter's update of them."""
         full = f"{name}.weight"
         y = get_rows(self.weights[full], ids).named(name)
-        for pairs in self.adapters:
-            if full in pairs:
-                p = pairs[full]
-                y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
+        for p in self._pairs(full):
+            y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
         return y
+
+    def _pairs(self, full: str) -> Iterator[LoraPair]:
+        """The updates of one tensor."""
+        return (pairs[full] for pairs in self.adapters if full in pairs)
 
     def boundary(self, x: Tensor) -> Tensor:
         """x, marked as what one layer hands to the next: kept where layers are computed again."""

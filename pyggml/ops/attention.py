@@ -17,11 +17,9 @@ from math import prod
 import numpy as np
 
 from pyggml._jit import kernel, max_threads, parallel, prange
-from pyggml._simd import exp32
+from pyggml._simd import dot, exp32, fill
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN, attend, flash
-from pyggml.gemm.attend import dot
-from pyggml.gemm.panels import fill
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention

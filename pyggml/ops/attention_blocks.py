@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml._jit import kernel, parallel, prange
-from pyggml._simd import exp32, row_max, tanh32
+from pyggml._simd import dot, exp32, fill, row_max, tanh32
 from pyggml.tensor import Shape
 
 ROWS = 192  # at 4096 keys a block of scores is 3 MiB
@@ -68,12 +68,6 @@ def _soft_max(row, sink):
 
 
 @kernel
-def _clear(row):
-    for j in range(row.size):
-        row[j] = _ZERO
-
-
-@kernel
 def _seen(mask, head, query, start, stop):
     """The mask of one head and query from key `start` on; nothing if there is no mask."""
     return mask[head % mask.shape[0], query % mask.shape[1], start : min(stop, mask.shape[2])]
@@ -87,8 +81,8 @@ def _rows_forward(p, lse, span, mask, sinks, slopes, scale, cap, first, low, hea
         t, h = first + m // repeats, head + m % repeats
         start, stop = span[t, 0], max(span[t, 0], span[t, 1])
         row = p[m, start - low : stop - low]
-        _clear(p[m, : start - low])
-        _clear(p[m, stop - low :])
+        fill(p[m, : start - low], _ZERO)
+        fill(p[m, stop - low :], _ZERO)
         _cap(row, scale, cap)
         _add_bias(row, _seen(mask, h, t, start, stop), slopes[h], start - stop + 1)
         lse[h, t] = _soft_max(row, sinks[h])
@@ -113,14 +107,6 @@ def _row_back(p, ds, lse, delta, mask, slope, scale, cap, distance):
         ds[j] *= p[j] * scale
 
 
-@kernel
-def _dot(a, b):
-    total = _ZERO
-    for i in range(a.size):
-        total += a[i] * b[i]
-    return total
-
-
 @parallel
 def _rows_back(
     p, ds, o, do, lse, delta, span, mask, slopes, scale, cap, first, low, head, repeats
@@ -128,10 +114,10 @@ def _rows_back(
     for m in prange(p.shape[0]):
         t, h = first + m // repeats, head + m % repeats
         start, stop = span[t, 0], max(span[t, 0], span[t, 1])
-        delta[h, t] = _dot(o[m], do[m])
+        delta[h, t] = dot(o[m], do[m])
         for row in (p[m], ds[m]):
-            _clear(row[: start - low])
-            _clear(row[stop - low :])
+            fill(row[: start - low], _ZERO)
+            fill(row[stop - low :], _ZERO)
         _row_back(
             p[m, start - low : stop - low], ds[m, start - low : stop - low], lse[h, t],
             delta[h, t], _seen(mask, h, t, start, stop), slopes[h], scale, cap, start - stop + 1,
@@ -157,11 +143,11 @@ def _few_queries(out, lse, p, q, k, v, span, mask, sinks, slopes, scale, cap):
         start, stop = span[t, 0], max(span[t, 0], span[t, 1])
         row = p[t, h, start:stop]
         for j in range(row.size):
-            row[j] = _dot(q[t, h], k[start + j, h // repeats])
+            row[j] = dot(q[t, h], k[start + j, h // repeats])
         _cap(row, scale, cap)
         _add_bias(row, _seen(mask, h, t, start, stop), slopes[h], start - stop + 1)
         lse[h, t] = _soft_max(row, sinks[h])
-        _clear(out[t, h])
+        fill(out[t, h], _ZERO)
         for j in range(row.size):
             value = v[start + j, h // repeats]
             for i in range(d):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
+from pyggml._simd import dot
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect, expect_type
 from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, op, rows
@@ -85,14 +86,6 @@ def _mean(x: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _dot(a, b):
-    total = np.float32(0)
-    for j in range(a.size):
-        total += a[j] * b[j]
-    return total
-
-
-@kernel
 def _scaled(out, x, factor):
     for j in range(x.size):
         out[j] = x[j] * factor
@@ -111,7 +104,7 @@ def _combined(out, a, x, b, y):
 def _rms_norm(out, x, eps):
     n = np.float32(x.shape[1])
     for i in prange(x.shape[0]):
-        _scaled(out[i], x[i], _ONE / np.sqrt(_dot(x[i], x[i]) / n + eps))
+        _scaled(out[i], x[i], _ONE / np.sqrt(dot(x[i], x[i]) / n + eps))
 
 
 def _rms_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -139,8 +132,8 @@ RMS_NORM = op(
 def _rms_norm_back(dx, x, dy, eps):
     n = np.float32(x.shape[1])
     for i in prange(x.shape[0]):
-        r = _ONE / np.sqrt(_dot(x[i], x[i]) / n + eps)
-        _combined(dx[i], r, dy[i], -r * r * r * _dot(x[i], dy[i]) / n, x[i])
+        r = _ONE / np.sqrt(dot(x[i], x[i]) / n + eps)
+        _combined(dx[i], r, dy[i], -r * r * r * dot(x[i], dy[i]) / n, x[i])
 
 
 def _rms_norm_back_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
@@ -256,7 +249,7 @@ NORM_BACK = op(
 @kernel
 def _l2_norm(out, x, eps):
     for i in range(x.shape[0]):
-        _scaled(out[i], x[i], _ONE / max(np.sqrt(_dot(x[i], x[i])), eps))
+        _scaled(out[i], x[i], _ONE / max(np.sqrt(dot(x[i], x[i])), eps))
 
 
 def _l2_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -288,9 +281,9 @@ L2_NORM = op(
 @kernel
 def _l2_norm_back(dx, x, dy, eps):
     for i in range(x.shape[0]):
-        length = np.sqrt(_dot(x[i], x[i]))
+        length = np.sqrt(dot(x[i], x[i]))
         if length > eps:
-            along = _dot(x[i], dy[i]) / (length * length)
+            along = dot(x[i], dy[i]) / (length * length)
             _combined(dx[i], _ONE / length, dy[i], -along / length, x[i])
         else:
             _scaled(dx[i], dy[i], _ONE / eps)

@@ -129,7 +129,7 @@ COMMAND_R = [
         model="CohereForCausalLM",
         config={"tie_word_embeddings": True, "logit_scale": 0.25, "use_qk_norm": bool(name)},
         keys=LAYER_NORM | SLOW | {"logit_scale": 0.25, "rope.scaling.type": "none"},
-        in_llama_cpp=not name,  # which expects these norms from 64 layers on
+        not_in_llama_cpp=name and "it expects these norms from 64 layers on",
     )
     for name in ("", "-norms")
 ]
@@ -183,7 +183,7 @@ LLAMAS = [
         config={"num_key_value_heads": n_kv, "rms_norm_eps": 1e-6},
         keys=RMS_NORM | {"rope.dimension_count": 8, "attention.head_count_kv": n_kv},
         convert=dict if name == "exaone" else rows_beside({"q_proj": 4, "k_proj": n_kv}),
-        in_llama_cpp=name != "baichuan",  # which knows those of 32 and 40 layers only
+        not_in_llama_cpp="it knows those of 32 and 40 layers" if name == "baichuan" else "",
     )
     for name, n_kv in (("internlm2", 2), ("baichuan", 4), ("exaone", 2))
 ]

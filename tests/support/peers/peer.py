@@ -55,6 +55,7 @@ class Peer:
     extra     tensors of the file that no parameter becomes, by GGUF name
     fixed     endings of GGUF names of matrices that no adapter can update
     buffers   endings of names in transformers of buffers that the file holds as well
+    not_in_llama_cpp  why llama.cpp cannot load it, if it cannot
     """
 
     name: str
@@ -67,7 +68,7 @@ class Peer:
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     fixed: tuple[str, ...] = ("norm.weight",)
     buffers: tuple[str, ...] = ()
-    in_llama_cpp: bool = True
+    not_in_llama_cpp: str = ""
 
     def metadata(self) -> dict[str, Any]:
         """Keys of the file; it has no vocabulary."""
