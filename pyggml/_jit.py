@@ -58,6 +58,8 @@ SHARED = (
     "_tasks.py",
     "quants/bits.py",
     "gemm/isa.py",
+    "gemm/vectors.py",
+    "gemm/dots.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
     "gemm/attend.py",

@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml._jit import max_threads
 from pyggml.dtypes import F32, DType
-from pyggml.gemm import panels, product, thin, twin
+from pyggml.gemm import dots, panels, product, thin, twin
 from pyggml.gemm import strided as strides
 from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
@@ -89,7 +89,8 @@ def _with_weight(
     if _NUMPY:
         return slow, (out, x, w.data, w.dtype, accumulate, w.pairs)
     code = QUANTS[w.dtype.name].unpack.address
-    weight = (w.data.ctypes.data, w.data.strides[0], code, w.dtype.block, w.dtype.block_bytes)
+    block = w.dtype.block, w.dtype.block_bytes
+    weight = (w.data.ctypes.data, w.data.strides[0], code, *block, dots.code(w.dtype, shape[2]))
     packed, tiles = _scratch(work, panels.packed_slots(x.shape[0], x.shape[1], w.pairs))
     sides = out.reshape(-1), _flat(x), x.strides[0] // 4
     return fast(*sides, weight, shape, accumulate, w.pairs, packed, tiles)

@@ -7,7 +7,7 @@ transpose      a lanes × lanes block of float32
 call_block     calls a `block_code` function through its address
 
 The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON or SSE code; only the
-numbers in pyggml.gemm.isa differ. Pointers are integers: nothing is checked, the callers must.
+numbers in pyggml.gemm.isa differ.
 """
 
 from __future__ import annotations
@@ -17,52 +17,21 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml._jit import cgutils, intrinsic, types
-
-_F32 = ir.FloatType()
-_I8 = ir.IntType(8)
-_I16 = ir.IntType(16)
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
-_VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing extra within a line
-
-
-def _at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:
-    """Pointer to float32 number `element` + n of the array that starts at integer address base."""
-    start = builder.inttoptr(base, _F32.as_pointer())
-    index = builder.add(element, ir.Constant(_I64, n)) if n else element
-    return builder.gep(start, [index])
-
-
-def _load(builder: Any, pointer: Any, vector: Any) -> Any:
-    loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
-    loaded.align = _VECTOR_LOAD_ALIGNMENT
-    return loaded
-
-
-def _store(builder: Any, value: Any, pointer: Any) -> None:
-    stored = builder.store(value, builder.bitcast(pointer, value.type.as_pointer()))
-    stored.align = _VECTOR_LOAD_ALIGNMENT
-
-
-def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
-    undefined = ir.Constant(vector, ir.Undefined)
-    one = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    every = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
-    return builder.shuffle_vector(one, undefined, every)
-
-
-def _declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    """The module's declaration of one of LLVM's own functions."""
-    module = builder.module
-    known = module.globals.get(name)
-    return known or ir.Function(module, ir.FunctionType(result, arguments), name)
-
-
-def _fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
-    """a·b + sums, float32."""
-    vector = sums.type
-    fma = _declared(builder, f"llvm.fmuladd.v{vector.count}f32", vector, [vector] * 3)
-    return builder.call(fma, [a, b, sums])
+from pyggml.gemm.vectors import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    at,
+    broadcast,
+    declared,
+    every,
+    fma,
+    load,
+    store,
+    total,
+)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
@@ -85,24 +54,20 @@ def _dpbf16(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     vector = sums.type
     pairs = ir.VectorType(_BFloat(), 2 * vector.count)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
-    dot = _declared(builder, name, vector, [vector, pairs, pairs])
+    dot = declared(builder, name, vector, [vector, pairs, pairs])
     return builder.call(dot, [sums, builder.bitcast(b, pairs), builder.bitcast(a, pairs)])
 
 
 def _widened_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     """The same with float32 arithmetic, on any CPU: a bfloat16 is the upper half of a float32."""
     vector = sums.type
-    bits = ir.VectorType(_I32, vector.count)
-    shift, mask = _all(bits, 16), _all(bits, 0xFFFF0000)
+    bits = ir.VectorType(I32, vector.count)
+    shift, mask = every(bits, 16), every(bits, 0xFFFF0000)
     a_bits, b_bits = builder.bitcast(a, bits), builder.bitcast(b, bits)
     for take in (lambda x: builder.shl(x, shift), lambda x: builder.and_(x, mask)):
         x, y = (builder.bitcast(take(v), vector) for v in (a_bits, b_bits))
-        sums = _fma(builder, x, y, sums)
+        sums = fma(builder, x, y, sums)
     return sums
-
-
-def _all(vector: Any, value: float) -> Any:
-    return ir.Constant(vector, [value] * vector.count)
 
 
 def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = False) -> Any:
@@ -113,7 +78,7 @@ def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = Fa
     With `pairs`, a and b hold two bfloat16 in place of each float; bf16 says that the CPU has
     AVX512-BF16.
     """
-    multiply = (_dpbf16 if bf16 else _widened_pairs) if pairs else _fma
+    multiply = (_dpbf16 if bf16 else _widened_pairs) if pairs else fma
 
     @intrinsic
     def tile_product(
@@ -122,7 +87,7 @@ def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = Fa
         signature = types.void(*(types.intp,) * 7)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile_product(builder, arguments, multiply, (mr, nv), ir.VectorType(_F32, lanes))
+            _emit_tile_product(builder, arguments, multiply, (mr, nv), ir.VectorType(F32, lanes))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -139,20 +104,20 @@ def _emit_tile_product(
     a, b, ldb, c, ldc, k, accumulate = arguments
     mr, nv = tile
     sums = _emit_depth_loop(builder, a, b, ldb, k, multiply, tile, vector)
-    add, store = builder.append_basic_block("add"), builder.append_basic_block("store")
+    summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
-    wanted = builder.icmp_signed("!=", accumulate, ir.Constant(_I64, 0))
-    builder.cbranch(wanted, add, store)
-    for block, with_old in ((add, True), (store, False)):
+    wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
+    builder.cbranch(wanted, summed, plain)
+    for block, with_old in ((summed, True), (plain, False)):
         builder.position_at_end(block)
         for i in range(mr):
-            row = builder.mul(ldc, ir.Constant(_I64, i))
+            row = builder.mul(ldc, ir.Constant(I64, i))
             for j in range(nv):
-                target = _at(builder, c, row, j * vector.count)
+                target = at(builder, c, row, j * vector.count)
                 value = sums[i][j]
                 if with_old:
-                    value = builder.fadd(_load(builder, target, vector), value)
-                _store(builder, value, target)
+                    value = builder.fadd(load(builder, target, vector), value)
+                store(builder, value, target)
         builder.branch(done)
     builder.position_at_end(done)
 
@@ -164,23 +129,23 @@ def _emit_depth_loop(
     mr, nv = tile
     entry = builder.block
     loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
-    zero = ir.Constant(_I64, 0)
+    zero = ir.Constant(I64, 0)
     builder.branch(loop)
     builder.position_at_end(loop)
-    step = builder.phi(_I64)
+    step = builder.phi(I64)
     step.add_incoming(zero, entry)
     sums = [[builder.phi(vector) for _ in range(nv)] for _ in range(mr)]
     for row in sums:
         for phi in row:
             phi.add_incoming(ir.Constant(vector, [0.0] * vector.count), entry)
     b_row = builder.mul(step, ldb)
-    columns = [_load(builder, _at(builder, b, b_row, j * vector.count), vector) for j in range(nv)]
-    a_row = builder.mul(step, ir.Constant(_I64, mr))
+    columns = [load(builder, at(builder, b, b_row, j * vector.count), vector) for j in range(nv)]
+    a_row = builder.mul(step, ir.Constant(I64, mr))
     news = []
     for i in range(mr):
-        scalar = _broadcast(builder, builder.load(_at(builder, a, a_row, i)), vector)
+        scalar = broadcast(builder, builder.load(at(builder, a, a_row, i)), vector)
         news.append([multiply(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
-    following = builder.add(step, ir.Constant(_I64, 1))
+    following = builder.add(step, ir.Constant(I64, 1))
     step.add_incoming(following, loop)
     for row, new in zip(sums, news, strict=True):
         for phi, value in zip(row, new, strict=True):
@@ -195,7 +160,7 @@ def make_dot_tile(mr: int, lanes: int) -> Any:
 
     i < mr where `whole`, else i is 0 alone; out has rows of mr; addresses; k in whole vectors.
     """
-    vector = ir.VectorType(_F32, lanes)
+    vector = ir.VectorType(F32, lanes)
 
     @intrinsic
     def dot_tile(
@@ -221,23 +186,20 @@ def _emit_dot_tile(builder: Any, arguments: Any, rows: int, mr: int, vector: Any
     out, x, ldx, a, lda, k = arguments
     sums = [[cgutils.alloca_once(builder, vector) for _ in range(mr)] for _ in range(rows)]
     for row in sums:
-        for total in row:
-            builder.store(_all(vector, 0.0), total)
+        for one in row:
+            builder.store(every(vector, 0.0), one)
     with cgutils.for_range_slice(builder, k.type(0), k, k.type(vector.count)) as (i, _):
-        at = [builder.add(i, builder.mul(lda, ir.Constant(_I64, j))) for j in range(mr)]
-        columns = [_load(builder, _at(builder, a, place), vector) for place in at]
+        places = [builder.add(i, builder.mul(lda, ir.Constant(I64, j))) for j in range(mr)]
+        columns = [load(builder, at(builder, a, place), vector) for place in places]
         for n, row in enumerate(sums):
-            place = builder.add(i, builder.mul(ldx, ir.Constant(_I64, n)))
-            values = _load(builder, _at(builder, x, place), vector)
-            for column, total in zip(columns, row, strict=True):
-                builder.store(_fma(builder, values, column, builder.load(total)), total)
-    name = f"llvm.vector.reduce.fadd.v{vector.count}f32"
-    add = _declared(builder, name, _F32, [_F32, vector])
+            place = builder.add(i, builder.mul(ldx, ir.Constant(I64, n)))
+            values = load(builder, at(builder, x, place), vector)
+            for column, one in zip(columns, row, strict=True):
+                builder.store(fma(builder, values, column, builder.load(one)), one)
     for n, row in enumerate(sums):
-        for j, total in enumerate(row):
-            start = [ir.Constant(_F32, 0.0), builder.load(total)]
-            value = builder.call(add, start, fastmath=("reassoc",))
-            builder.store(value, _at(builder, out, ir.Constant(_I64, n * mr + j)))
+        for j, one in enumerate(row):
+            value = total(builder, builder.load(one))
+            store(builder, value, at(builder, out, ir.Constant(I64, n * mr + j)))
 
 
 def make_transpose(lanes: int) -> Any:
@@ -252,19 +214,19 @@ def make_transpose(lanes: int) -> Any:
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             to, ld_to, source, ld_source = arguments
-            vector, index = ir.VectorType(_F32, lanes), ir.VectorType(_I32, lanes)
+            vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
             half = lanes // 2
             low = ir.Constant(index, [x for i in range(half) for x in (i, i + lanes)])
             high = ir.Constant(index, [x for i in range(half, lanes) for x in (i, i + lanes)])
             rows = []
             for i in range(lanes):
-                offset = builder.mul(ld_source, ir.Constant(_I64, i))
-                rows.append(_load(builder, _at(builder, source, offset), vector))
+                offset = builder.mul(ld_source, ir.Constant(I64, i))
+                rows.append(load(builder, at(builder, source, offset), vector))
             for _ in range(lanes.bit_length() - 1):
                 pairs = [(rows[i], rows[i + half]) for i in range(half)]
                 rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in (low, high)]
             for i, row in enumerate(rows):
-                _store(builder, row, _at(builder, to, builder.mul(ld_to, ir.Constant(_I64, i))))
+                store(builder, row, at(builder, to, builder.mul(ld_to, ir.Constant(I64, i))))
             return context.get_dummy_value()
 
         return signature, codegen
@@ -274,21 +236,21 @@ def make_transpose(lanes: int) -> Any:
 
 def _to_bf16(builder: Any, x: Any) -> Any:
     """x rounded to the nearest bfloat16 (ties to even), as int16."""
-    bits, halves = ir.VectorType(_I32, x.type.count), ir.VectorType(_I16, x.type.count)
+    bits, halves = ir.VectorType(I32, x.type.count), ir.VectorType(I16, x.type.count)
     raw = builder.bitcast(x, bits)
-    odd = builder.and_(builder.lshr(raw, _all(bits, 16)), _all(bits, 1))
-    rounded = builder.add(builder.add(raw, _all(bits, 0x7FFF)), odd)
-    quiet = builder.or_(raw, _all(bits, 0x400000))  # NaN stays NaN
+    odd = builder.and_(builder.lshr(raw, every(bits, 16)), every(bits, 1))
+    rounded = builder.add(builder.add(raw, every(bits, 0x7FFF)), odd)
+    quiet = builder.or_(raw, every(bits, 0x400000))  # NaN stays NaN
     chosen = builder.select(builder.fcmp_unordered("uno", x, x), quiet, rounded)
-    return builder.trunc(builder.lshr(chosen, _all(bits, 16)), halves)
+    return builder.trunc(builder.lshr(chosen, every(bits, 16)), halves)
 
 
 def _cvtneps2bf16(builder: Any, x: Any) -> Any:
     """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
     halves = ir.VectorType(_BFloat(), x.type.count)
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
-    rounded = builder.call(_declared(builder, name, halves, [x.type]), [x])
-    return builder.bitcast(rounded, ir.VectorType(_I16, x.type.count))
+    rounded = builder.call(declared(builder, name, halves, [x.type]), [x])
+    return builder.bitcast(rounded, ir.VectorType(I16, x.type.count))
 
 
 def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
@@ -297,19 +259,19 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     round_row(to, of, n)      n numbers in a row as n / 2 pairs
     round_two(to, a, b, n)    n pairs (a_i, b_i)
     """
-    vector = ir.VectorType(_F32, lanes)
+    vector = ir.VectorType(F32, lanes)
     beside = ir.Constant(
-        ir.VectorType(_I32, 2 * lanes), [x for i in range(lanes) for x in (i, lanes + i)]
+        ir.VectorType(I32, 2 * lanes), [x for i in range(lanes) for x in (i, lanes + i)]
     )
     to_bf16 = _cvtneps2bf16 if bf16 else _to_bf16
 
     def row(builder: Any, i: Any, to: Any, of: Any) -> None:
-        half = to_bf16(builder, _load(builder, _at(builder, of, i), vector))
-        _store(builder, half, _at(builder, to, builder.lshr(i, ir.Constant(_I64, 1))))
+        half = to_bf16(builder, load(builder, at(builder, of, i), vector))
+        store(builder, half, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
 
     def two(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
-        low, high = (to_bf16(builder, _load(builder, _at(builder, x, i), vector)) for x in (a, b))
-        _store(builder, builder.shuffle_vector(low, high, beside), _at(builder, to, i))
+        low, high = (to_bf16(builder, load(builder, at(builder, x, i), vector)) for x in (a, b))
+        store(builder, builder.shuffle_vector(low, high, beside), at(builder, to, i))
 
     @intrinsic
     def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:
@@ -341,10 +303,10 @@ def call_block(typing: Any, code: Any, dst: Any, src: Any, n_blocks: Any) -> Any
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, dst, src, n_blocks = arguments
-        kind = ir.FunctionType(ir.VoidType(), [_F32.as_pointer(), _I8.as_pointer(), _I64])
+        kind = ir.FunctionType(ir.VoidType(), [F32.as_pointer(), I8.as_pointer(), I64])
         function = builder.inttoptr(address, kind.as_pointer())
-        d = builder.inttoptr(dst, _F32.as_pointer())
-        s = builder.inttoptr(src, _I8.as_pointer())
+        d = builder.inttoptr(dst, F32.as_pointer())
+        s = builder.inttoptr(src, I8.as_pointer())
         builder.call(function, [d, s, n_blocks])
         return context.get_dummy_value()
 

@@ -16,6 +16,7 @@ import numpy as np
 from pyggml._jit import kernel, task_code
 from pyggml._simd import dot, fill
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
+from pyggml.gemm.dots import GROUP, LONGEST, group_sums, row_dot
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     DEPTH,
@@ -39,10 +40,11 @@ from pyggml.tensor import Call
 
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
 CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
+FEW_ROWS = 64  # weight rows of one task for few tokens
 FEW = 3  # so few tokens would leave the tiles empty: each weight row is a dot product
 
 # Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED)
+ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED, LONGEST // GROUP)
 TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS)
 SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
@@ -57,15 +59,15 @@ def _weight(frame):
 @kernel
 def _scratch(frame, thread):
     """This thread's unpacked rows, tile and edge."""
-    mine = floats2(frame, 13)[thread]
+    mine = floats2(frame, 14)[thread]
     return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
 
 
 def _pack_task(frame, task, thread):
     """Pack one group of x (or dy): T rows of the length that is summed over."""
-    packed, x, x_step = floats1(frame, 12), floats1(frame, 1), integer(frame, 2)
-    n_rows, depth = integer(frame, 8), integer(frame, 15)
-    if integer(frame, 16):
+    packed, x, x_step = floats1(frame, 13), floats1(frame, 1), integer(frame, 2)
+    n_rows, depth = integer(frame, 9), integer(frame, 16)
+    if integer(frame, 17):
         pack_pairs_group(packed, x, x_step, n_rows, depth, task, _scratch(frame, thread)[0])
     else:
         pack_group(packed, x, 0, x_step, 1, n_rows, depth, task)
@@ -100,9 +102,9 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
 
 
 def _forward_task(frame, task, thread):
-    y, packed = floats1(frame, 0), floats1(frame, 12)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, n_parts, pairs = integer(frame, 11), integer(frame, 14), integer(frame, 16) != 0
+    y, packed = floats1(frame, 0), floats1(frame, 13)
+    n_tokens, n_out, depth = integer(frame, 9), integer(frame, 10), integer(frame, 11)
+    accumulate, n_parts, pairs = integer(frame, 12), integer(frame, 15), integer(frame, 17) != 0
     rows, tile, edge = _scratch(frame, thread)
     groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
     first = task // n_parts * TILE
@@ -122,22 +124,45 @@ def _forward_task(frame, task, thread):
 
 
 def _few_task(frame, task, thread):
-    """LANES weight rows, unpacked and multiplied one by one, always in float32."""
+    """FEW_ROWS weight rows, multiplied with one token after the other, in float32."""
     y, x, x_step = floats1(frame, 0), floats1(frame, 1), integer(frame, 2)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    address, row_bytes, code, block, block_bytes = _weight(frame)
-    row, _, _ = _scratch(frame, thread)
-    for n in range(task * LANES, min((task + 1) * LANES, n_out)):
-        if not integer(frame, 11):
-            for t in range(n_tokens):
-                y[t * n_out + n] = 0
-        for k0 in range(0, depth, DEPTH):
-            k = min(DEPTH, depth - k0)
-            source = address + n * row_bytes + k0 // block * block_bytes
-            call_block(code, row.ctypes.data, source, k // block)
-            for t in range(n_tokens):
-                start = t * x_step + k0
-                y[t * n_out + n] += dot(row[:k], x[start : start + k])
+    n_tokens, n_out, depth = integer(frame, 9), integer(frame, 10), integer(frame, 11)
+    scratch, tile, _ = _scratch(frame, thread)
+    first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, n_out)
+    found = tile[: last - first]
+    for t in range(n_tokens):
+        token = x[t * x_step : t * x_step + depth]
+        _dots(found, frame, first, token, scratch)
+        mine = y[t * n_out + first : t * n_out + last]
+        for i in range(found.size):
+            mine[i] = found[i] + (mine[i] if integer(frame, 12) else np.float32(0))
+
+
+@kernel
+def _dots(found, frame, first, x, scratch):
+    """found = weight rows `first` … · x."""
+    address, row_bytes, _, _, _ = _weight(frame)
+    kind = integer(frame, 8)
+    if kind >= 0:
+        group_sums(scratch, x)
+    for n in range(found.size):
+        row = address + (first + n) * row_bytes
+        if kind >= 0:
+            found[n] = row_dot(kind, row, x.ctypes.data, scratch.ctypes.data, x.size)
+        else:
+            found[n] = _unpacked_dot(frame, row, x, scratch)
+
+
+@kernel
+def _unpacked_dot(frame, address, x, row):
+    """Σ w x of a packed row of any type, which goes through `row`, DEPTH weights at a time."""
+    _, _, code, block, block_bytes = _weight(frame)
+    found = np.float32(0)
+    for k0 in range(0, x.size, DEPTH):
+        k = min(DEPTH, x.size - k0)
+        call_block(code, row.ctypes.data, address + k0 // block * block_bytes, k // block)
+        found += dot(row[:k], x[k0 : k0 + k])
+    return found
 
 
 # -- backward -----------------------------------------------------------------------------------
@@ -176,9 +201,9 @@ def _spread_row(tile, row, i, n, k):
 
 
 def _backward_task(frame, task, thread):
-    dx, packed = floats1(frame, 0), floats1(frame, 12)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, n_parts, pairs = integer(frame, 11), integer(frame, 14), integer(frame, 16) != 0
+    dx, packed = floats1(frame, 0), floats1(frame, 13)
+    n_tokens, n_out, depth = integer(frame, 9), integer(frame, 10), integer(frame, 11)
+    accumulate, n_parts, pairs = integer(frame, 12), integer(frame, 15), integer(frame, 17) != 0
     rows, tile, edge = _scratch(frame, thread)
     groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
     k0 = task // n_parts * COLUMNS
@@ -199,7 +224,7 @@ def _backward_task(frame, task, thread):
 
 # -- binding ------------------------------------------------------------------------------------
 
-Weight = tuple[int, int, int, int, int]  # as `_weight` reads it
+Weight = tuple[int, int, int, int, int, int]  # as `_weight` reads it, and dots.code
 
 _PACK, _FORWARD, _FEW = task_code(_pack_task), task_code(_forward_task), task_code(_few_task)
 _BACKWARD = task_code(_backward_task)
@@ -219,7 +244,7 @@ def forward(
     n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
     slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, depth, pairs)
     if n_tokens <= FEW:
-        return launch, (stage(_FEW, slots, -(-n_out // LANES)),)
+        return launch, (stage(_FEW, slots, -(-n_out // FEW_ROWS)),)
     pack = stage(_PACK, slots, -(-n_tokens // MR))
     return launch, (pack, stage(_FORWARD, slots, -(-n_out // TILE) * n_parts))
 

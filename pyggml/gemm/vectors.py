@@ -1,0 +1,69 @@
+"""LLVM's vectors, said once for all the code that is written in them (pyggml.gemm).
+
+Pointers arrive as integers: nothing is checked, the callers must. What a vector register cannot
+hold LLVM splits, so the width is a choice of speed, never of meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+F32 = ir.FloatType()
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+_VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing extra within a line
+
+
+def at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:
+    """Pointer to float32 number `element` + n of the array that starts at integer address base."""
+    start = builder.inttoptr(base, F32.as_pointer())
+    index = builder.add(element, ir.Constant(I64, n)) if n else element
+    return builder.gep(start, [index])
+
+
+def load(builder: Any, pointer: Any, vector: Any) -> Any:
+    loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
+    loaded.align = _VECTOR_LOAD_ALIGNMENT
+    return loaded
+
+
+def store(builder: Any, value: Any, pointer: Any) -> None:
+    stored = builder.store(value, builder.bitcast(pointer, value.type.as_pointer()))
+    stored.align = _VECTOR_LOAD_ALIGNMENT
+
+
+def broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
+    """A vector of this scalar."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, undefined, every(ir.VectorType(I32, vector.count), 0))
+
+
+def declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """The module's declaration of one of LLVM's own functions."""
+    module = builder.module
+    known = module.globals.get(name)
+    return known or ir.Function(module, ir.FunctionType(result, arguments), name)
+
+
+def total(builder: Any, values: Any) -> Any:
+    """The sum of a float32 vector's lanes."""
+    name = f"llvm.vector.reduce.fadd.v{values.type.count}f32"
+    add = declared(builder, name, F32, [F32, values.type])
+    return builder.call(add, [ir.Constant(F32, 0.0), values], fastmath=("reassoc",))
+
+
+def fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """a·b + sums, float32."""
+    vector = sums.type
+    name = f"llvm.fmuladd.v{vector.count}f32"
+    return builder.call(declared(builder, name, vector, [vector] * 3), [a, b, sums])
+
+
+def every(vector: Any, value: float) -> Any:
+    """A vector of this constant."""
+    return ir.Constant(vector, [value] * vector.count)
