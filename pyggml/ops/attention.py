@@ -19,7 +19,7 @@ import numpy as np
 from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import dot, exp32, fill
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, attend, flash
+from pyggml.gemm import CHOSEN, attend, decode, flash
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
@@ -79,11 +79,11 @@ def _span(span: np.ndarray) -> np.ndarray:
     return span.astype(np.int64)
 
 
-# -- the slow twins, also the fast path for a few queries ------------------------------------------
+# -- the slow twins ------------------------------------------------------------------------------
 
 
 @kernel
-def _few_row(out, q, k, v, g, start, stop, scale):
+def _plain_row(out, q, k, v, g, start, stop, scale):
     """One query's result from head g of the keys; returns lse."""
     top, norm = np.float32(-1e30), np.float32(0)
     fill(out, np.float32(0))
@@ -107,14 +107,14 @@ def _few_row(out, q, k, v, g, start, stop, scale):
 
 
 @parallel
-def _few_queries(out, lse, q, k, v, span, scale):
+def _plain_forward(out, lse, q, k, v, span, scale):
     """One query and head after the other, the softmax summed as it goes."""
     n_heads = q.shape[1]
     repeats = n_heads // k.shape[1]
     for task in prange(q.shape[0] * n_heads):
         t, h = task // n_heads, task % n_heads
         g = h // repeats
-        lse[h, t] = _few_row(out[t, h], q[t, h], k, v, g, span[t, 0], span[t, 1], scale)
+        lse[h, t] = _plain_row(out[t, h], q[t, h], k, v, g, span[t, 0], span[t, 1], scale)
 
 
 @kernel
@@ -180,8 +180,10 @@ def _columns_floats(x: Tensor) -> int:
 
 def _flash_work(node: Tensor) -> int:
     q, k = node.src[:2]
-    if not _tiled(q.shape[0]):
+    if CHOSEN.name == "numpy":
         return 0
+    if not _tiled(q.shape[0]):
+        return 4 * prod(decode.parts_shape(q.shape, k.shape))
     copies = _columns_floats(k) + _rows_floats(k)
     return 4 * (copies + max_threads() * attend.scratch_floats(q.shape[2]))
 
@@ -190,9 +192,12 @@ def _flash_run(site: Site) -> Call:
     q, k, v, span = site.src
     (lse,) = site.saved
     scale = np.float32(site.node.params["scale"])
-    if not _tiled(q.shape[0]):
-        return _few_queries, (site.out, lse, q, k, v, span, scale)
+    if CHOSEN.name == "numpy":
+        return _plain_forward, (site.out, lse, q, k, v, span, scale)
     carve = _Carver(site.work, pairs=False)
+    if not _tiled(q.shape[0]):
+        parts = carve.take(*decode.parts_shape(q.shape, k.shape))
+        return decode.forward(site.out, lse, q, k, v, span, scale, parts)
     sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
     scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
     return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)

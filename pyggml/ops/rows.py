@@ -247,9 +247,10 @@ def _overwrite(
     dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int
 ) -> None:
     numbers = _row_numbers("set_rows", ids, batch, n_rows)
-    found, counts = np.unique(numbers, return_counts=True)
-    if found.size < numbers.size:
-        raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
+    if numbers.size > 1:
+        found, counts = np.unique(numbers, return_counts=True)
+        if found.size < numbers.size:
+            raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
     dst[numbers] = src
 
 

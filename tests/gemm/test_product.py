@@ -9,9 +9,9 @@ from pyggml import gemm
 from pyggml._jit import max_threads, set_threads, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
-from pyggml.gemm import CHOSEN, twin
+from pyggml.gemm import CHOSEN, dots, twin
 from pyggml.gemm.panels import DEPTH, TILE
-from pyggml.gemm.product import CHUNK, COLUMNS, FEW
+from pyggml.gemm.product import CHUNK, COLUMNS, FEW, FEW_ROWS
 from pyggml.quants import QUANTS, dequantize
 
 MR = CHOSEN.mr
@@ -140,10 +140,32 @@ def test_a_packed_weight_multiplies_as_its_float32_self(kind, rng, some_weight):
         plain = dequantize(raw, kind)
         x, dy = numbers(rng, n_tokens, n_in), numbers(rng, n_tokens, n_out)
         y, dx = forward(x, raw, kind), backward(dy, raw, kind, n_in)
-        np.testing.assert_array_equal(y, forward(x, plain, "F32"))
+        if n_tokens > FEW:  # few tokens multiply without unpacking, in another order
+            np.testing.assert_array_equal(y, forward(x, plain, "F32"))
         np.testing.assert_array_equal(dx, backward(dy, plain, "F32", n_in))
         assert_close(y, x, plain)
         assert_close(dx, dy, plain.T)
+
+
+@pytest.mark.parametrize("n_tokens", range(1, FEW + 1))
+@pytest.mark.parametrize("kind", list(QUANTS))
+def test_few_tokens_meet_packed_rows(kind, n_tokens, rng, some_weight):
+    """Rows of one or several steps, apart or not; with and without something to add to."""
+    step = dots.step(dtype(kind))
+    for n_out, n_in in ((1, step), (FEW_ROWS + 3, 5 * step)):
+        whole = some_weight(rng, (2 * n_out, n_in), kind)
+        x, y = numbers(rng, n_tokens, n_in + 8)[:, :n_in], numbers(rng, n_tokens, n_out)
+        for raw in (whole[:n_out], whole[::2]):
+            plain = dequantize(np.ascontiguousarray(raw), kind)
+            assert_close(forward(x, raw, kind), x, plain)
+            assert_close(forward(x, raw, kind, y), x, plain, y)
+
+
+def test_the_types_that_people_use_are_multiplied_packed():
+    names = {n for n in QUANTS if dots.code(dtype(n), 256) >= 0}
+    assert names >= {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"}
+    assert dots.code(dtype("Q8_0"), 2 * dots.LONGEST) < 0, "the sums of x would not fit"
+    assert dots.code(dtype("F16"), 40) < 0, "half a step is left"
 
 
 @pytest.mark.parametrize("kind", [n for n, q in QUANTS.items() if q.dtype.block < COLUMNS])

@@ -1,0 +1,66 @@
+"""Attention of few queries against the plain loop, around the edges of its blocks of keys."""
+
+import numpy as np
+import pytest
+
+from pyggml._jit import max_threads, set_threads, threads
+from pyggml.gemm import CHOSEN, decode
+from pyggml.ops.attention import _plain_forward
+
+pytestmark = pytest.mark.skipif(CHOSEN.name == "numpy", reason="the plain loop is the only one")
+
+
+def case(rng, n_queries, n_keys, span, heads=(6, 2), d=40):
+    """Arguments of both, with results that nothing may be left of."""
+    n_heads, n_key_heads = heads
+    shapes = (n_queries, n_heads, d), (n_keys, n_key_heads, d), (n_keys, n_key_heads, d)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    out, lse = np.full_like(q, np.nan), np.full((n_heads, n_queries), np.nan, np.float32)
+    return out, lse, q, k, v, np.array(span, np.int32), np.float32(0.4)
+
+
+def decoded(out, lse, q, k, v, span, scale):
+    parts = np.full(decode.parts_shape(q.shape, k.shape), np.nan, np.float32)
+    kernel, arguments = decode.forward(out, lse, q, k, v, span, scale, parts)
+    kernel(*arguments)
+    return out.copy(), lse.copy()
+
+
+@pytest.mark.parametrize(
+    "n_keys, span",
+    [
+        (1, [(0, 1)]),
+        (63, [(0, 63), (5, 6)]),
+        (64, [(0, 64), (1, 64), (60, 64)]),
+        (130, [(0, 129), (3, 130), (65, 65), (0, 66)]),
+        (64 * 32 + 5, [(0, 64 * 32 + 5), (100, 64 * 32), (7, 7)]),
+    ],
+)
+def test_as_the_plain_loop_has_it(n_keys, span, rng):
+    arguments = case(rng, len(span), n_keys, span)
+    out, lse = decoded(*arguments)
+    _plain_forward(*arguments)
+    np.testing.assert_allclose(out, arguments[0], rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(lse, arguments[1], rtol=2e-6, atol=2e-6)
+
+
+def test_scores_far_apart_do_not_overflow(rng):
+    arguments = case(rng, 1, 200, [(0, 200)])
+    arguments[2][:] *= 1e3  # scores of thousands: one key takes all
+    out, lse = decoded(*arguments)
+    _plain_forward(*arguments)
+    np.testing.assert_allclose(out, arguments[0], rtol=1e-3, atol=1e-4)
+    assert np.isfinite(lse).all()
+
+
+def test_threads_change_no_bit(rng):
+    arguments, before = case(rng, 3, 700, [(0, 700), (10, 400), (0, 1)]), threads()
+    out, lse = decoded(*arguments)
+    try:
+        for n in range(1, max_threads() + 1):
+            set_threads(n)
+            again = decoded(*arguments)
+            np.testing.assert_array_equal(again[0], out)
+            np.testing.assert_array_equal(again[1], lse)
+    finally:
+        set_threads(before)
