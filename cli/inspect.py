@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from pyggml import gguf, load
+from pyggml.alloc import Plan
 from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
 from pyggml.cli.options import PATH, SETTINGS
@@ -82,7 +83,18 @@ def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     row("", f"{len(nodes):,} nodes, of which {len(training.reused):,} overwrite a source")
     for name, n in Counter(t.op.name for t in nodes if t.op is not None).most_common():
         say(f"  {name:<24} {n:5}")
+    _say_fused(training)
     _say_peak(peak(training))
+
+
+def _say_fused(training: Plan) -> None:
+    """Where one kernel does the work of several ops, and what several kernels share."""
+    made = Counter(t.op for t in training.graph.nodes if t.op is not None and t.op.fuses)
+    row("fused", "one kernel for several ops, and packings of activations that products share")
+    for op, n in made.most_common():
+        say(f"  {op.name:<24} {n:5}  {', '.join(op.fuses)}")
+    n_packings = len(set(training.shared.values()))
+    say(f"  {'shared packings':<24} {n_packings:5}  of {plural(len(training.shared), 'product')}")
 
 
 def _say_peak(moment: Moment) -> None:

@@ -12,7 +12,7 @@ from pyggml.backends import CPU, Backend
 from pyggml.backends.cpu import array
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.tensor import SAVED, Call, Memory, Tensor
+from pyggml.tensor import SAVED, Call, Tensor
 
 __all__ = ["Program", "bind", "compute", "run"]
 
@@ -46,7 +46,7 @@ def bind(
         arena = device.alloc(p.n_bytes)
     for t, offset in p.offsets.items():
         device.attach(t, arena, offset)
-    nodes = tuple(t for t in p.graph.nodes if t.op is not SAVED and not _is_view(t))
+    nodes = tuple(t for t in p.graph.nodes if t.op is not SAVED and not t.is_view)
     calls = []
     for t in nodes:
         reason = device.unsupported(t)
@@ -55,7 +55,7 @@ def bind(
         assert t.op is not None
         n_work = t.op.needs.work(t)
         start = p.work.get(t, 0)
-        call = device.bind(t, arena[start : start + n_work])
+        call = device.bind(t, arena[start : start + n_work], p.shared.get(t))
         calls.append(_releasing(call, t, device) if release else call)
     for t in p.graph.outputs:
         if t.base is not None:
@@ -72,10 +72,6 @@ def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
 def _one_after_the_other(*calls: Call) -> None:
     for kernel, arguments in calls:
         kernel(*arguments)
-
-
-def _is_view(t: Tensor) -> bool:
-    return t.op is not None and t.op.memory is Memory.VIEW
 
 
 def compute(p: Plan) -> None:

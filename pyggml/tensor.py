@@ -6,7 +6,7 @@ Building a tensor computes nothing: it fixes a shape, a type and where the numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 from math import prod
@@ -87,6 +87,11 @@ class Tensor:
             n == 1 or found == wanted
             for n, found, wanted in zip(self.shape, self.strides, expected, strict=True)
         )
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only looks into its base: nothing runs."""
+        return self.op is not None and self.op.memory is Memory.VIEW
 
     @property
     def root(self) -> Tensor:
@@ -188,6 +193,8 @@ class Site:
     saved: tuple[np.ndarray, ...]
     work: np.ndarray  # uint8 scratch of `needs.work` bytes, 64-byte aligned
     compute: Compute  # how packed weights are multiplied, see pyggml.gemm
+    shared: np.ndarray | None = None  # scratch that several nodes read, see Needs.shared
+    fills_shared: bool = False  # whether this node is the first of them
 
     @property
     def scalars(self) -> tuple[Any, ...]:
@@ -208,6 +215,10 @@ def _no_work(node: Tensor) -> int:
     return 0
 
 
+def _nothing_shared(node: Tensor) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What an op asks of the planner beyond its result.
@@ -216,12 +227,15 @@ class Needs:
               source with gaps
     saved     (*src, **params) -> what else the forward kernel writes, for the gradient rule
     work      (node) -> bytes of scratch
+    shared    (node) -> bytes of scratch that the kernel makes of its last source alone, so that
+              nodes with the same source may use it too; 0 if it makes none
     costly    far more than a few operations for each number read or written
     """
 
     strided: bool = False
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
     work: Callable[[Tensor], int] = _no_work
+    shared: Callable[[Tensor], int] = _nothing_shared
     costly: bool = False
 
     @property
@@ -243,6 +257,7 @@ class Op:
     ref       the same in NumPy float64: (*arrays, **params) -> array
     grad      (node, dy) -> one gradient tensor or None for each source
     samples   (rng) -> Sample iterator
+    fuses     the ops that its kernel stands for, if it is a fusion
     """
 
     name: str
@@ -254,6 +269,7 @@ class Op:
     samples: Callable[[np.random.Generator], Iterator[Sample]]
     memory: Memory
     needs: Needs
+    fuses: tuple[str, ...] = ()
 
     def __call__(self, *src: Tensor, **params: Any) -> Tensor:
         """The node that applies this op; nothing is computed."""
@@ -299,6 +315,10 @@ SAVED = Op(
     needs=PLAIN,
 )
 
+# The op of what a plan adds: scratch that several nodes share (`Plan.shared`), made by its source.
+SHARED = replace(
+    SAVED, name="shared", grad=NoGrad("scratch that a plan adds is no part of the function")
+)
 
 # -- how kernels see arrays ---------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyggml.alloc.fit import Arena
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, owners, reusable_source
+from pyggml.alloc.sharing import sharing
 from pyggml.graph import Graph
 from pyggml.tensor import SAVED, Tensor
 
@@ -18,29 +19,38 @@ class Plan:
     offsets   of every tensor that owns memory
     work      of each node's scratch
     reused    node -> the tensor whose memory it overwrites
+    shared    node -> scratch that it shares with others; the first of them, its source, fills it
     """
 
     graph: Graph
     offsets: dict[Tensor, int]
     work: dict[Tensor, int]
     reused: dict[Tensor, Tensor]
+    shared: dict[Tensor, Tensor]
     lives: dict[Tensor, Lifetime]
     n_bytes: int
 
 
-def plan(graph: Graph, reuse: bool = True) -> Plan:
-    """Lay the graph out; with reuse=False every tensor keeps an address of its own (for tests)."""
-    return _Planner(graph, reuse).run()
+def plan(graph: Graph, reuse: bool = True, share: bool = True) -> Plan:
+    """Lay the graph out.
+
+    For tests and timings: with reuse=False every tensor keeps an address of its own, with
+    share=False every node packs its sources for itself. Neither changes a bit of a result.
+    """
+    return _Planner(graph, reuse, share).run()
 
 
 class _Planner:
-    def __init__(self, graph: Graph, reuse: bool) -> None:
+    def __init__(self, graph: Graph, reuse: bool, share: bool) -> None:
         self.graph, self.reuse = graph, reuse
         self.lives = lifetimes(graph)
         self.arena = Arena()
         self.offsets: dict[Tensor, int] = {}
         self.work: dict[Tensor, int] = {}
         self.reused: dict[Tensor, Tensor] = {}
+        self.shared: dict[Tensor, Tensor] = {}
+        if share:
+            self._share()
         self.inherited: set[Tensor] = set()  # the values of `reused`: their memory lives on
         self.dying: dict[int, list[Tensor]] = defaultdict(list)
         for t, life in self.lives.items():
@@ -54,9 +64,20 @@ class _Planner:
                 self._place(node, i)
             for s in node.saved:
                 self.offsets[s] = self.arena.take(s.n_bytes)
+            scratch = self.shared.get(node)
+            if scratch is not None and scratch not in self.offsets:
+                self.offsets[scratch] = self.arena.take(scratch.n_bytes)
             self._scratch(node)
             self._release(i)
-        return Plan(self.graph, self.offsets, self.work, self.reused, self.lives, self.arena.peak)
+        found = self.offsets, self.work, self.reused, self.shared, self.lives
+        return Plan(self.graph, *found, self.arena.peak)
+
+    def _share(self) -> None:
+        """Enter what nodes share, alive from the first of them to the last."""
+        index = {t: i for i, t in enumerate(self.graph.nodes)}
+        for scratch, nodes in sharing(self.graph):
+            self.lives[scratch] = Lifetime(index[nodes[0]], index[nodes[-1]])
+            self.shared |= dict.fromkeys(nodes, scratch)
 
     def _place(self, node: Tensor, i: int) -> None:
         source = reusable_source(node, i, self.lives) if self.reuse else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.plan import Plan
-from pyggml.tensor import SAVED, Tensor
+from pyggml.tensor import SAVED, SHARED, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +74,6 @@ def _kind(t: Tensor) -> str:
     """Op, type and shape; what a kernel saves is shown with the kernel's op."""
     assert t.op is not None
     made_by = t.op.name
-    if t.op is SAVED:
-        made_by = f"{t.src[0].op.name if t.src[0].op else ''}, saved"
+    if t.op in (SAVED, SHARED):
+        made_by = f"{t.src[0].op.name if t.src[0].op else ''}, {t.op.name}"
     return f"{made_by} {t.dtype}{list(t.shape)}"

@@ -21,8 +21,11 @@ class Backend(Protocol):
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         """Give a tensor `n_bytes` of the arena from `offset` on as its memory."""
 
-    def bind(self, node: Tensor, work: Any) -> Call:
-        """The kernel of a node whose tensors all have memory, and its arguments."""
+    def bind(self, node: Tensor, work: Any, shared: Tensor | None = None) -> Call:
+        """The kernel of a node whose tensors all have memory, and its arguments.
+
+        `shared` is scratch that nodes with the same last source share; its own source fills it.
+        """
 
     def release(self, leaf: Tensor) -> Call | None:
         """What lets go of a leaf's memory until it is read again, or None if there is no need."""

@@ -35,7 +35,7 @@ class CPU:
             .reshape(_stored_shape(tensor))
         )
 
-    def bind(self, node: Tensor, work: np.ndarray) -> Call:
+    def bind(self, node: Tensor, work: np.ndarray, shared: Tensor | None = None) -> Call:
         assert node.op is not None
         site = Site(
             node,
@@ -44,6 +44,8 @@ class CPU:
             tuple(array(s) for s in node.saved),
             work,
             self.compute,
+            None if shared is None else array(shared).view(np.uint8),
+            shared is not None and shared.src[0] is node,
         )
         return node.op.run(site)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from pyggml.graph import topological
-from pyggml.tensor import SAVED, Memory, Tensor, next_place
+from pyggml.tensor import SAVED, Tensor, next_place
 
 
 class Keep(Enum):
@@ -99,13 +99,9 @@ def _maker(t: Tensor) -> Tensor:
 
 def _pinned(order: Sequence[Tensor], loss: Tensor) -> set[Tensor]:
     """Never dropped: the result, boundaries, what reads or writes memory that a node changes."""
-    changed = {t.root for t in order if t.base is not None and not _is_view(t)}
+    changed = {t.root for t in order if t.base is not None and not t.is_view}
     around = {t.root for t in order if any(s.root in changed for s in t.src)}
     return {loss.root} | changed | around | {t.root for t in order if t.boundary}
-
-
-def _is_view(t: Tensor) -> bool:
-    return t.op is not None and t.op.memory is Memory.VIEW
 
 
 def _read_by(gradients: Sequence[Tensor], forward: set[Tensor]) -> set[Tensor]:

@@ -8,7 +8,6 @@ both sides to bfloat16, with sums in float32. Float32 weights are always multipl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,17 @@ from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
 from pyggml.tensor import Call, Compute
 
-__all__ = ["CHOSEN", "FASTEST", "Weight", "mul_mat", "out_prod", "strided", "work_bytes"]
+__all__ = [
+    "CHOSEN",
+    "FASTEST",
+    "Packing",
+    "Weight",
+    "mul_mat",
+    "out_prod",
+    "packed_bytes",
+    "strided",
+    "work_bytes",
+]
 
 _NUMPY = CHOSEN.name == "numpy"
 FASTEST: Compute = "bf16" if CHOSEN.bf16 else "f32"  # what "auto" stands for on this machine
@@ -60,12 +69,37 @@ class Weight:
         return self.compute == "bf16" and self.dtype is not F32
 
 
-def mul_mat(y: np.ndarray, x: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where x is packed for several products (`packed_bytes` of memory); the first does it."""
+
+    memory: np.ndarray
+    done: bool
+
+
+def packed_bytes(n_rows: int, depth: int, kind: DType) -> int:
+    """Memory of a Packing for x (n_rows, depth) and weights of this type; 0 if x is not packed."""
+    if n_rows <= product.FEW or kind is F32:
+        return 0
+    return 4 * max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True))
+
+
+def mul_mat(
+    y: np.ndarray, x: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool,
+    packing: Packing | None = None,
+) -> Call:  # fmt: skip
     """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows."""
     shape = (x.shape[0], w.data.shape[0], x.shape[1])
     if _is_thin(w, shape[1]) and shape[0] > product.FEW:
         return _thin_rows(y, x, w.data, work, accumulate)
-    return _with_weight(product.forward, twin.forward, y, x, w, shape, work, accumulate)
+    if _NUMPY:
+        return twin.forward, (y, x, w.data, w.dtype, accumulate, w.pairs)
+    packed, tiles = _scratch(work, panels.packed_slots(x.shape[0], x.shape[1], w.pairs))
+    if packing is not None:
+        packed = packing.memory.view(np.float32)[: packed.size]
+    done = packing is not None and packing.done
+    sides = y.reshape(-1), _flat(x), x.strides[0] // 4, _address(w, shape[2]), shape
+    return product.forward(*sides, accumulate, w.pairs, packed, tiles, done)
 
 
 def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
@@ -73,27 +107,18 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     shape = (dy.shape[0], w.data.shape[0], dx.shape[1])
     if _is_thin(w, shape[2]):
         return _thin_rows(dx, dy, w.data.T, work, accumulate)
-    return _with_weight(product.backward, twin.backward, dx, dy, w, shape, work, accumulate)
-
-
-def _with_weight(
-    fast: Callable[..., Call],
-    slow: Callable[..., None],
-    out: np.ndarray,
-    x: np.ndarray,
-    w: Weight,
-    shape: tuple[int, int, int],
-    work: np.ndarray,
-    accumulate: bool,
-) -> Call:
     if _NUMPY:
-        return slow, (out, x, w.data, w.dtype, accumulate, w.pairs)
-    code = QUANTS[w.dtype.name].unpack.address
-    block = w.dtype.block, w.dtype.block_bytes
-    weight = (w.data.ctypes.data, w.data.strides[0], code, *block, dots.code(w.dtype, shape[2]))
-    packed, tiles = _scratch(work, panels.packed_slots(x.shape[0], x.shape[1], w.pairs))
-    sides = out.reshape(-1), _flat(x), x.strides[0] // 4
-    return fast(*sides, weight, shape, accumulate, w.pairs, packed, tiles)
+        return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs)
+    packed, tiles = _scratch(work, panels.packed_slots(dy.shape[0], dy.shape[1], w.pairs))
+    sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4, _address(w, shape[2]), shape
+    return product.backward(*sides, accumulate, w.pairs, packed, tiles)
+
+
+def _address(w: Weight, depth: int) -> product.Weight:
+    """The weight as the kernels take it."""
+    code, kind = QUANTS[w.dtype.name].unpack.address, w.dtype
+    where = w.data.ctypes.data, w.data.strides[0], code, kind.block, kind.block_bytes
+    return *where, dots.code(kind, depth)
 
 
 def _is_thin(w: Weight, n: int) -> bool:

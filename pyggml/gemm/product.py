@@ -237,16 +237,20 @@ def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:
 
 def forward(
     y: np.ndarray, x: np.ndarray, x_step: int, weight: Weight, shape: tuple[int, int, int],
-    accumulate: bool, pairs: bool, packed: np.ndarray, scratch: np.ndarray,
+    accumulate: bool, pairs: bool, packed: np.ndarray, scratch: np.ndarray, is_packed: bool = False,
 ) -> Call:  # fmt: skip
-    """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; shape (T, N, K)."""
+    """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; shape (T, N, K).
+
+    is_packed: `packed` will hold x already when this runs.
+    """
     n_tokens, n_out, depth = shape
     n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
     slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, depth, pairs)
     if n_tokens <= FEW:
         return launch, (stage(_FEW, slots, -(-n_out // FEW_ROWS)),)
+    multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
     pack = stage(_PACK, slots, -(-n_tokens // MR))
-    return launch, (pack, stage(_FORWARD, slots, -(-n_out // TILE) * n_parts))
+    return launch, ((multiply,) if is_packed else (pack, multiply))
 
 
 def backward(

@@ -245,6 +245,7 @@ FLASH_ATTN_EXT = op(
     samples=_flash_samples,
     memory=Memory.FRESH,
     needs=Needs(saved=_flash_saved, work=_flash_work),
+    fuses=("mul_mat", "soft_max", "mul_mat"),
 )
 
 # -- flash_attn_back ----------------------------------------------------------------------------
@@ -356,4 +357,5 @@ FLASH_ATTN_BACK = op(
     samples=_back_samples,
     memory=Memory.FRESH,
     needs=Needs(saved=_back_saved, work=_back_work),
+    fuses=("mul_mat", "soft_max", "soft_max_back", "out_prod"),
 )

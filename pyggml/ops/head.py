@@ -241,4 +241,5 @@ LINEAR_CROSS_ENTROPY = op(
     samples=_samples,
     memory=Memory.FRESH,
     needs=Needs(saved=_saved, work=_work),
+    fuses=("mul_mat", "cross_entropy_rows", "cross_entropy_rows_back", "out_prod"),
 )

@@ -113,7 +113,10 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
     if _is_rows(w) and x.flags.c_contiguous:
         flat_y, flat_x = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
         weight = gemm.Weight(w, site.node.src[-2].dtype, site.compute)
-        return gemm.mul_mat(flat_y, flat_x, weight, site.work, accumulate)
+        packing = None
+        if site.shared is not None:
+            packing = gemm.Packing(site.shared, done=not site.fills_shared)
+        return gemm.mul_mat(flat_y, flat_x, weight, site.work, accumulate, packing)
     return _strided(y, x, w, site.work, accumulate)
 
 
@@ -148,6 +151,14 @@ def _mul_mat_run(site: Site) -> Call:
 
 def _mul_mat_work(node: Tensor) -> int:
     return _rows_work(node, node.src[-1])
+
+
+def _mul_mat_shared(node: Tensor) -> int:
+    """Products of whole rows with the same x can use one packing of it."""
+    w, x = node.src[-2:]
+    if len(w.shape) != 2 or not x.is_contiguous:
+        return 0
+    return gemm.packed_bytes(prod(x.shape[:-1]), x.shape[-1], w.dtype)
 
 
 def _spread(few: np.ndarray, many: np.ndarray) -> np.ndarray:
@@ -196,7 +207,7 @@ MUL_MAT = op(
     grad=_mul_mat_grad,
     samples=_mul_mat_samples,
     memory=Memory.FRESH,
-    needs=Needs(strided=True, work=_mul_mat_work),
+    needs=Needs(strided=True, work=_mul_mat_work, shared=_mul_mat_shared),
 )
 
 # -- mul_mat_add --------------------------------------------------------------------------------
@@ -248,7 +259,8 @@ MUL_MAT_ADD = op(
     grad=_mul_mat_add_grad,
     samples=_mul_mat_add_samples,
     memory=Memory.INPLACE_FIRST,
-    needs=Needs(strided=True, work=_mul_mat_work),
+    needs=Needs(strided=True, work=_mul_mat_work, shared=_mul_mat_shared),
+    fuses=("mul_mat", "add"),
 )
 
 # -- out_prod -----------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ RMS_NORM_MUL = op(
     samples=_rms_norm_mul_samples,
     memory=Memory.FRESH,
     needs=PLAIN,
+    fuses=("rms_norm", "mul"),
 )
 
 # -- rms_norm_mul_back --------------------------------------------------------------------------
@@ -160,6 +161,7 @@ RMS_NORM_MUL_BACK = op(
     samples=_rms_norm_mul_back_samples,
     memory=Memory.FRESH,
     needs=PLAIN,
+    fuses=("rms_norm_back", "mul"),
 )
 
 # -- rms_norm_mul_back_w ------------------------------------------------------------------------

@@ -123,6 +123,7 @@ def test_inspect_lists_tensors_and_the_plan(pyggml, tiny):
     whole = pyggml("inspect", "-m", tiny, "--plan", "--ctx", 60, "--batch", 50)
     sizes = [float(re.search(r"([\d.]+) MB for the graph", x.out)[1]) for x in (layers, whole)]
     assert sizes[0] < 0.9 * sizes[1]
+    assert re.search(r"^  rms_norm_mul +\d+  rms_norm, mul$", ended.out, re.MULTILINE)
     counts = re.findall(r"^  (\w+) +(\d+)$", ended.out, re.MULTILINE)
     assert dict(counts)["linear_cross_entropy"] == "1"
     n_nodes = int(re.search(r"([\d,]+) nodes", ended.out)[1].replace(",", ""))

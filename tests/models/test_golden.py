@@ -57,7 +57,7 @@ def test_the_table_of_gelus_is_what_is_left(architecture, kind, golden_file, gol
     """With that table in place of ours the logits are those of llama.cpp."""
     bound = CPU.bind
 
-    def bind(self, node, work):
+    def bind(self, node, work, shared=None):
         if node.op.name not in ("gelu", "geglu"):
             return bound(self, node, work)
         out, first, *up = array(node), *map(array, node.src)
