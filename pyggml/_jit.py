@@ -59,6 +59,7 @@ SHARED = (
     "quants/bits.py",
     "gemm/isa.py",
     "gemm/vectors.py",
+    "gemm/blocks.py",
     "gemm/dots.py",
     "gemm/microkernel.py",
     "gemm/panels.py",

@@ -118,7 +118,7 @@ def _address(w: Weight, depth: int) -> product.Weight:
     """The weight as the kernels take it."""
     code, kind = QUANTS[w.dtype.name].unpack.address, w.dtype
     where = w.data.ctypes.data, w.data.strides[0], code, kind.block, kind.block_bytes
-    return *where, dots.code(kind, depth)
+    return *where, dots.kind_of_rows(kind, depth)
 
 
 def _is_thin(w: Weight, n: int) -> bool:

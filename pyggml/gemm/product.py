@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import kernel, task_code
+from pyggml._jit import Code, kernel, task_code
 from pyggml._simd import dot, fill
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
-from pyggml.gemm.dots import GROUP, LONGEST, group_sums, row_dot
+from pyggml.gemm.blocks import EMIT, GROUP
+from pyggml.gemm.dots import LONGEST, group_sums, row_dot
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     DEPTH,
@@ -123,34 +124,40 @@ def _forward_task(frame, task, thread):
             )  # fmt: skip
 
 
-def _few_task(frame, task, thread):
-    """FEW_ROWS weight rows, multiplied with one token after the other, in float32."""
-    y, x, x_step = floats1(frame, 0), floats1(frame, 1), integer(frame, 2)
-    n_tokens, n_out, depth = integer(frame, 9), integer(frame, 10), integer(frame, 11)
-    scratch, tile, _ = _scratch(frame, thread)
-    first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, n_out)
-    found = tile[: last - first]
-    for t in range(n_tokens):
-        token = x[t * x_step : t * x_step + depth]
-        _dots(found, frame, first, token, scratch)
-        mine = y[t * n_out + first : t * n_out + last]
-        for i in range(found.size):
-            mine[i] = found[i] + (mine[i] if integer(frame, 12) else np.float32(0))
+def _few_tasks(kind: int) -> Code:
+    """FEW_ROWS weight rows, multiplied with one token after the other, in float32.
+
+    Compiled for one kind of rows at a time (see pyggml.gemm.dots); -1 for those to be unpacked.
+    """
+
+    def task_of_few(frame, task, thread):
+        x, x_step, depth = floats1(frame, 1), integer(frame, 2), integer(frame, 11)
+        address, row_bytes, _, _, _ = _weight(frame)
+        scratch, tile, _ = _scratch(frame, thread)
+        first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, integer(frame, 10))
+        found = tile[: last - first]
+        for t in range(integer(frame, 9)):
+            token = x[t * x_step : t * x_step + depth]
+            if kind >= 0:
+                group_sums(scratch, token)
+            for n in range(last - first):
+                row = address + (first + n) * row_bytes
+                if kind >= 0:
+                    found[n] = row_dot(kind, row, token.ctypes.data, scratch.ctypes.data, depth)
+                else:
+                    found[n] = _unpacked_dot(frame, row, token, scratch)
+            _put_few(frame, t, first, found)
+
+    return task_code(task_of_few)
 
 
 @kernel
-def _dots(found, frame, first, x, scratch):
-    """found = weight rows `first` … · x."""
-    address, row_bytes, _, _, _ = _weight(frame)
-    kind = integer(frame, 8)
-    if kind >= 0:
-        group_sums(scratch, x)
-    for n in range(found.size):
-        row = address + (first + n) * row_bytes
-        if kind >= 0:
-            found[n] = row_dot(kind, row, x.ctypes.data, scratch.ctypes.data, x.size)
-        else:
-            found[n] = _unpacked_dot(frame, row, x, scratch)
+def _put_few(frame, t, first, found):
+    """Numbers first … of token t's result, or what is added to them."""
+    start = t * integer(frame, 10) + first
+    mine = floats1(frame, 0)[start : start + found.size]
+    for i in range(found.size):
+        mine[i] = found[i] + (mine[i] if integer(frame, 12) else np.float32(0))
 
 
 @kernel
@@ -224,10 +231,11 @@ def _backward_task(frame, task, thread):
 
 # -- binding ------------------------------------------------------------------------------------
 
-Weight = tuple[int, int, int, int, int, int]  # as `_weight` reads it, and dots.code
+Weight = tuple[int, int, int, int, int, int]  # as `_weight` reads it, and the kind of its rows
 
-_PACK, _FORWARD, _FEW = task_code(_pack_task), task_code(_forward_task), task_code(_few_task)
+_PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
 _BACKWARD = task_code(_backward_task)
+_FEW = {kind: _few_tasks(kind) for kind in range(-1, len(EMIT))}
 
 
 def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:
@@ -247,7 +255,7 @@ def forward(
     n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
     slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, depth, pairs)
     if n_tokens <= FEW:
-        return launch, (stage(_FEW, slots, -(-n_out // FEW_ROWS)),)
+        return launch, (stage(_FEW[weight[5]], slots, -(-n_out // FEW_ROWS)),)
     multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
     pack = stage(_PACK, slots, -(-n_tokens // MR))
     return launch, ((multiply,) if is_packed else (pack, multiply))

@@ -18,11 +18,11 @@ from pyggml.dtypes import DTYPES
 from pyggml.quants.base import HALF_LIMIT, Quant
 from pyggml.quants.bits import clear, extreme, half_at, inverse, lanes, nearest_int, put_half
 
-_VALUES = np.array(
+VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
 # The same, raised by 128, four to a word: shifts become vector code where a table does not.
-_WORDS = (_VALUES.astype(np.int64) + 128).astype(np.uint8).view("<u4")
+_WORDS = (VALUES.astype(np.int64) + 128).astype(np.uint8).view("<u4")
 _WORD0, _WORD1, _WORD2, _WORD3 = (np.uint32(w) for w in _WORDS)
 
 _ZERO = np.float32(0)
@@ -74,18 +74,18 @@ def _unpack_iq4_xs(dst, src, n_blocks):
 @exact
 def _nearest(v):
     """The index of the number nearest to v; the higher of two equally near."""
-    if v <= _VALUES[0]:
+    if v <= VALUES[0]:
         return 0
-    if v >= _VALUES[15]:
+    if v >= VALUES[15]:
         return 15
     below, above = 0, 15
     while above - below > 1:
         middle = (below + above) // 2
-        if v < _VALUES[middle]:
+        if v < VALUES[middle]:
             above = middle
         else:
             below = middle
-    return above - 1 if v - _VALUES[above - 1] < _VALUES[above] - v else above
+    return above - 1 if v - VALUES[above - 1] < VALUES[above] - v else above
 
 
 @exact
@@ -93,7 +93,7 @@ def _least_squares(x, per_level):
     """Σ w·v·x and Σ w·v², w = x², v nearest to x·per_level."""
     sum_xv = sum_v2 = _ZERO
     for j in range(x.size):
-        v = _VALUES[_nearest(per_level * x[j])]
+        v = VALUES[_nearest(per_level * x[j])]
         weight = x[j] * x[j]
         sum_xv += weight * v * x[j]
         sum_v2 += weight * v * v
@@ -106,12 +106,12 @@ def _fit(x):
     peak = extreme(x)
     if abs(peak) < _TINY:
         return _ZERO
-    first = np.float32(1) / (-peak / _VALUES[0])
+    first = np.float32(1) / (-peak / VALUES[0])
     sum_xv, sum_v2 = _least_squares(x, first)
     scale = sum_xv / sum_v2 if sum_v2 > _ZERO else _ZERO
     best = scale * sum_xv
     for step in range(-_TRIALS, _TRIALS + 1):
-        sum_xv, sum_v2 = _least_squares(x, (np.float32(step) + _VALUES[0]) / peak)
+        sum_xv, sum_v2 = _least_squares(x, (np.float32(step) + VALUES[0]) / peak)
         if sum_v2 > _ZERO and sum_xv * sum_xv > best * sum_v2:
             scale = sum_xv / sum_v2
             best = scale * sum_xv

@@ -162,10 +162,21 @@ def test_few_tokens_meet_packed_rows(kind, n_tokens, rng, some_weight):
 
 
 def test_the_types_that_people_use_are_multiplied_packed():
-    names = {n for n in QUANTS if dots.code(dtype(n), 256) >= 0}
-    assert names >= {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"}
-    assert dots.code(dtype("Q8_0"), 2 * dots.LONGEST) < 0, "the sums of x would not fit"
-    assert dots.code(dtype("F16"), 40) < 0, "half a step is left"
+    names = {n for n in QUANTS if dots.kind_of_rows(dtype(n), 256) >= 0}
+    assert names >= {
+        "F16",
+        "BF16",
+        "Q8_0",
+        "Q4_0",
+        "Q5_0",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_XS",
+        "MXFP4",
+    }
+    assert dots.kind_of_rows(dtype("Q8_0"), 2 * dots.LONGEST) < 0, "the sums of x would not fit"
+    assert dots.kind_of_rows(dtype("F16"), 40) < 0, "half a step is left"
 
 
 @pytest.mark.parametrize("kind", [n for n, q in QUANTS.items() if q.dtype.block < COLUMNS])
