@@ -20,9 +20,9 @@ from pyggml.errors import ConfigError, DataError
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
+from pyggml.ops.head import chunk_rows
+from pyggml.ops.loss import cross_entropies
 from pyggml.tensor import leaf, zeros
-
-_LOGITS_BYTES = 32 << 20  # of logits that exist at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Scorer:
         hidden = parts.decoder.hidden(net)
         self.forward, _ = model.program(hidden)
         assert hidden.data is not None
-        n_rows = max(1, min(n_ctx, _LOGITS_BYTES // (4 * parts.config.n_vocab)))
+        n_rows = chunk_rows(n_ctx - n_ctx // 2 - 1, parts.config.n_vocab)
         self.rows = zeros((n_rows,), I32, "scored rows")
         self.logits = parts.decoder.logits(net, get_rows(leaf(hidden.data), self.rows))
         self.head, _ = model.program(self.logits)
@@ -93,13 +93,5 @@ class _Scorer:
             self.rows.data[: len(some)] = some
             self.head()
             assert self.logits.data is not None
-            losses.append(_minus_log_p(self.logits.data[: len(some)], tokens[some + 1]))
+            losses.append(cross_entropies(self.logits.data[: len(some)], tokens[some + 1]))
         return np.concatenate(losses)
-
-
-def _minus_log_p(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Of each row's target, float64; the logits are overwritten."""
-    logits -= logits.max(axis=1, keepdims=True)
-    chosen = logits[np.arange(len(targets)), targets].astype(np.float64)
-    np.exp(logits, out=logits)
-    return np.asarray(np.log(logits.sum(axis=1, dtype=np.float64)) - chosen)

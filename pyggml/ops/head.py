@@ -17,7 +17,7 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml._jit import parallel, prange
-from pyggml._simd import exp32, tanh32
+from pyggml._simd import exp32, row_max, tanh32
 from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
@@ -79,9 +79,7 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
     n = z.shape[1]
     for i in prange(z.shape[0]):
         row = z[i]
-        top = row[0]
-        for j in range(1, n):
-            top = max(top, row[j])
+        top = row_max(row)
         target, total = row[targets[i]], np.float32(0)
         keep = per_cap == 0  # a cap's slope needs the logits once more
         if keep:
@@ -161,7 +159,7 @@ def _compute(
     out[...] = total
 
 
-def _chunk_rows(n_rows: int, n_vocab: int) -> int:
+def chunk_rows(n_rows: int, n_vocab: int) -> int:
     """Rows whose logits exist at once: equal chunks within LOGITS_BYTES."""
     most = max(gemm.CHOSEN.mr, LOGITS_BYTES // (4 * n_vocab))
     return -(-n_rows // -(-n_rows // most))
@@ -170,7 +168,7 @@ def _chunk_rows(n_rows: int, n_vocab: int) -> int:
 def _sizes(node: Tensor) -> tuple[int, int, int, int]:
     """Floats of the gathered rows, of their logits, bytes of the products; and the chunk's rows."""
     h, w = node.src[:2]
-    c = _chunk_rows(h.shape[0], w.shape[0])
+    c = chunk_rows(h.shape[0], w.shape[0])
     products = max(gemm.work_bytes(c, w.shape[1]), gemm.work_bytes(c, min(SLICE, w.shape[0])))
     return c * w.shape[1], c * w.shape[0], products, c
 

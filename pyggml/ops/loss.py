@@ -291,6 +291,14 @@ def _cross_entropy_rows(out, x, targets, weights, parts):
     _sum(out, parts, 1)
 
 
+def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """−log softmax(row)[target], at once: logits (n, n_vocab) float32, targets (n,) int32 inside
+    the vocabulary -> (n,) float64."""
+    found, ones = np.empty(len(targets)), np.ones(len(targets), np.float32)
+    _cross_entropy_rows(np.empty(1, np.float32), logits, targets, ones, found)
+    return found
+
+
 def _checked(
     kernel_code: Callable[..., None], targets: np.ndarray, n_vocab: int, arguments: tuple[Any, ...]
 ) -> None:
