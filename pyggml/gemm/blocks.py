@@ -7,7 +7,7 @@ for the order of the sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -16,16 +16,20 @@ from llvmlite import ir
 from pyggml.gemm.vectors import F32, I8, I16, I32, I64, broadcast, every, fma
 from pyggml.quants.iq4 import VALUES
 
-GROUP = 16  # numbers of one vector, and of one Σ x
-LEAST = 32  # numbers in a step of a type whose own blocks are shorter
+GROUP = 16  # numbers of one Σ x, and of one vector of floats
+WIDE = 32  # numbers that are handled at a time; a step of types whose own blocks are shorter
 FLOATS = ir.VectorType(F32, GROUP)
+_BYTES = ir.VectorType(I8, WIDE)
 _INTS = ir.VectorType(I32, GROUP)
 _IQ4_VALUES = [int(v) for v in VALUES]
 _FP4_VALUES = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 class Block:
-    """The block of a row that the loop stands at, and the numbers of x that it multiplies."""
+    """The block of a row that the loop stands at, and the numbers of x that it multiplies.
+
+    Weights are WIDE signed bytes until their last step: that is cheaper than wider integers.
+    """
 
     def __init__(self, builder: Any, chains: list[Any], source: Any, x: Any, sums: Any) -> None:
         self.b, self._x, self._group_sums = builder, x, sums
@@ -46,28 +50,25 @@ class Block:
         return self.b.fpext(self.read(offset, ir.HalfType()), F32)
 
     def bytes(self, offset: int) -> Any:
-        """GROUP unsigned bytes, as integers."""
-        return self.b.zext(self.read(offset, ir.VectorType(I8, GROUP)), _INTS)
+        """WIDE bytes."""
+        return self.read(offset, _BYTES)
 
-    def signed(self, offset: int) -> Any:
-        """GROUP signed bytes, as integers."""
-        return self.b.sext(self.read(offset, ir.VectorType(I8, GROUP)), _INTS)
+    def nibbles(self, offset: int) -> Any:
+        """The low 4 bits of 16 bytes, then the high ones."""
+        both = self.read(offset, ir.VectorType(I8, GROUP))
+        parts = self.bits(both, 0, 4), self.bits(both, 4, 4)
+        return self.b.shuffle_vector(*parts, ir.Constant(ir.VectorType(I32, WIDE), [*range(WIDE)]))
 
-    # -- arithmetic on integers ----------------------------------------------------------------
+    # -- arithmetic on integers, of any width --------------------------------------------------
 
-    def bits(self, ints: Any, low: int, n: int) -> Any:
-        """Bits low … low + n of each."""
-        shifted = self.b.lshr(ints, every(_INTS, low)) if low else ints
-        return self.b.and_(shifted, every(_INTS, (1 << n) - 1))
-
-    def high_bits(self, ints: Any, low: int, n: int, to: int) -> Any:
-        """The same bits, where bit `to` and those above it are."""
-        return self.b.shl(self.bits(ints, low, n), every(_INTS, to))
-
-    def nibbles(self, offset: int) -> tuple[Any, Any]:
-        """The low and the high 4 bits of GROUP bytes."""
-        both = self.bytes(offset)
-        return self.bits(both, 0, 4), self.bits(both, 4, 4)
+    def bits(self, ints: Any, low: int, n: int, to: int = 0) -> Any:
+        """Bits low … low + n of each, where bit `to` and those above it are."""
+        b, kind, mask = self.b, ints.type, ((1 << n) - 1) << to
+        if to < low:
+            ints = b.lshr(ints, every(kind, low - to))
+        elif to > low:
+            ints = b.shl(ints, every(kind, to - low))
+        return b.and_(ints, every(kind, mask))
 
     def spread(self, word: Any, steps: Sequence[int], n: int) -> Any:
         """n bits of one 32-bit word from each of these places, in a vector."""
@@ -75,35 +76,41 @@ class Block:
         shifted = self.b.lshr(broadcast(self.b, word, kind), ir.Constant(kind, list(steps)))
         return self.b.and_(shifted, every(kind, (1 << n) - 1))
 
-    def lookup(self, indices: Any, table: Sequence[int]) -> Any:
-        """table[i], 16 numbers from -128 to 127: four words of four bytes, and shifts."""
-        b, raised = self.b, bytes(v + 128 for v in table)
-        words = [every(_INTS, int.from_bytes(raised[i : i + 4], "little")) for i in (0, 4, 8, 12)]
-
-        def below(limit: int, one: Any, other: Any) -> Any:
-            return b.select(b.icmp_unsigned("<", indices, every(_INTS, limit)), one, other)
-
-        word = below(8, below(4, *words[:2]), below(12, *words[2:]))
-        shift = b.shl(self.bits(indices, 0, 2), every(_INTS, 3))
-        return self.less(b.and_(b.lshr(word, shift), every(_INTS, 255)), 128)
+    def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
+        """table[i] for bytes i below 16: each bit halves what is left of the table."""
+        left = [every(_BYTES, v) for v in table]
+        for bit in range(4):
+            is_set = self.b.icmp_unsigned("!=", self.bits(nibbles, bit, 1), every(_BYTES, 0))
+            pairs = zip(left[::2], left[1::2], strict=True)
+            left = [self.b.select(is_set, odd, even) for even, odd in pairs]
+        return left[0]
 
     def less(self, ints: Any, n: int) -> Any:
-        return self.b.sub(ints, every(_INTS, n))
+        return self.b.sub(ints, every(ints.type, n))
 
     def floats(self, ints: Any) -> Any:
         return self.b.sitofp(ints, ir.VectorType(F32, ints.type.count))
 
+    def halves(self, wide: Any) -> list[Any]:
+        """The first and the last GROUP weights, as floats."""
+        places = (range(GROUP), range(GROUP, WIDE))
+        masks = (ir.Constant(_INTS, list(some)) for some in places)
+        return [self.floats(self.b.shuffle_vector(wide, wide, mask)) for mask in masks]
+
+    def lane(self, vector: Any, i: int) -> Any:
+        return self.b.extract_element(vector, ir.Constant(I32, i))
+
     # -- sums ----------------------------------------------------------------------------------
 
-    def add(self, scale: Any, parts: Iterable[tuple[Any, int]]) -> None:
-        """scale · Σ q x over pairs of 16 integers q and the index of x that the first meets."""
+    def add(self, scale: Any, wide: Any, i: int = 0) -> None:
+        """scale · Σ q x of WIDE weights, the first of which meets number i of x."""
         part = every(FLOATS, 0.0)
-        for ints, i in parts:
-            part = fma(self.b, self.floats(ints), self._floats_at(self._x, i), part)
+        for n, floats in enumerate(self.halves(wide)):
+            part = fma(self.b, floats, self._floats_at(self._x, i + n * GROUP), part)
         self._sum(part, broadcast(self.b, scale, FLOATS))
 
     def add_floats(self, floats: Any, i: int) -> None:
-        """Σ w x of 16 weights that are floats."""
+        """Σ w x of GROUP weights that are floats."""
         self._sum(floats, self._floats_at(self._x, i))
 
     def add_lows(self, lows: Any) -> None:
@@ -120,48 +127,38 @@ class Block:
         sums = next(self._chains)
         self.b.store(fma(self.b, a, b, self.b.load(sums)), sums)
 
-    def lane(self, vector: Any, i: int) -> Any:
-        return self.b.extract_element(vector, ir.Constant(I32, i))
-
 
 # -- the types ------------------------------------------------------------------------------------
 
 
 def _q8_0(block: Block) -> None:
-    block.add(block.half(0), _halves(block.signed(2), block.signed(18)))
-
-
-def _halves(*ints: Any) -> list[tuple[Any, int]]:
-    """What the two halves of a block of 32 meet of x."""
-    return list(zip(ints, (0, 16), strict=True))
+    block.add(block.half(0), block.bytes(2))
 
 
 def _q4_0(block: Block) -> None:
-    block.add(block.half(0), _halves(*(block.less(q, 8) for q in block.nibbles(2))))
+    block.add(block.half(0), block.less(block.nibbles(2), 8))
 
 
-def _add_with_low(block: Block, ints: Iterable[Any]) -> None:
+def _add_with_low(block: Block, wide: Any) -> None:
     """Weights d·q + m, d and m being the first two halves."""
     d, m = (broadcast(block.b, block.half(i), FLOATS) for i in (0, 2))
-    for q, i in _halves(*ints):
-        block.add_floats(fma(block.b, block.floats(q), d, m), i)
+    for n, q in enumerate(block.halves(wide)):
+        block.add_floats(fma(block.b, q, d, m), n * GROUP)
 
 
 def _q4_1(block: Block) -> None:
     _add_with_low(block, block.nibbles(4))
 
 
-def _with_fifth_bits(block: Block, word: int, nibbles: int) -> list[Any]:
+def _with_fifth_bits(block: Block, word: int, nibbles: int) -> Any:
     """Nibbles with the bits of a word on top; bytes where both lie."""
-    bits, found = block.read(word, I32), []
-    for q, first in zip(block.nibbles(nibbles), (0, 16), strict=True):
-        top = block.spread(bits, range(first, first + GROUP), 1)
-        found.append(block.b.or_(q, block.b.shl(top, every(_INTS, 4))))
-    return found
+    b, flags = block.b, ir.VectorType(ir.IntType(1), WIDE)
+    tops = b.select(block.read(word, flags), every(_BYTES, 16), every(_BYTES, 0))
+    return b.or_(block.nibbles(nibbles), tops)
 
 
 def _q5_0(block: Block) -> None:
-    block.add(block.half(0), _halves(*(block.less(q, 16) for q in _with_fifth_bits(block, 2, 6))))
+    block.add(block.half(0), block.less(_with_fifth_bits(block, 2, 6), 16))
 
 
 def _q5_1(block: Block) -> None:
@@ -169,19 +166,19 @@ def _q5_1(block: Block) -> None:
 
 
 def _iq4_nl(block: Block) -> None:
-    block.add(block.half(0), _halves(*(block.lookup(q, _IQ4_VALUES) for q in block.nibbles(2))))
+    block.add(block.half(0), block.lookup(block.nibbles(2), _IQ4_VALUES))
 
 
 def _iq4_xs(block: Block) -> None:
     b = block.b
-    high = b.zext(block.read(2, I16), I32)
-    low_bits = block.spread(block.read(4, I32), range(0, 32, 4), 4)
-    eight = b.or_(low_bits, b.shl(block.spread(high, range(0, 16, 2), 2), every(low_bits.type, 4)))
-    scales = block.floats(b.sub(eight, every(eight.type, 32)))
+    low = block.spread(block.read(4, I32), range(0, 32, 4), 4)
+    high = block.spread(b.zext(block.read(2, I16), I32), range(0, 16, 2), 2)
+    eight = block.less(b.or_(low, block.bits(high, 0, 2, to=4)), 32)
+    scales = block.floats(eight)
     scales = b.fmul(scales, broadcast(b, block.half(0), scales.type))
     for i in range(8):
-        ints = (block.lookup(q, _IQ4_VALUES) for q in block.nibbles(8 + 16 * i))
-        block.add(block.lane(scales, i), [(q, 32 * i + j) for q, j in _halves(*ints)])
+        q = block.lookup(block.nibbles(8 + 16 * i), _IQ4_VALUES)
+        block.add(block.lane(scales, i), q, 32 * i)
 
 
 def _mxfp4(block: Block) -> None:
@@ -189,7 +186,7 @@ def _mxfp4(block: Block) -> None:
     small = b.shl(ir.Constant(I32, 0x00200000), e)  # 2^(e−128) is subnormal
     usual = b.shl(b.sub(e, ir.Constant(I32, 1)), ir.Constant(I32, 23))
     d = b.bitcast(b.select(b.icmp_unsigned("<", e, ir.Constant(I32, 2)), small, usual), F32)
-    block.add(d, _halves(*(block.lookup(q, _FP4_VALUES) for q in block.nibbles(1))))
+    block.add(d, block.lookup(block.nibbles(1), _FP4_VALUES))
 
 
 def _k_scales(block: Block) -> tuple[Any, Any]:
@@ -224,58 +221,49 @@ def _k_floats(block: Block, factor: Any, *words: Any) -> Any:
 def _q4_k(block: Block) -> None:
     scales, lows = _k_scales(block)
     block.add_lows(lows)
-    for i in range(0, 8, 2):  # groups that share their bytes
-        q = [block.bytes(16 + 16 * i + j) for j in (0, 16)]
-        for n in range(2):
-            parts = [(block.bits(v, 4 * n, 4), 32 * (i + n) + 16 * j) for j, v in enumerate(q)]
-            block.add(block.lane(scales, i + n), parts)
+    for i in range(8):
+        q = block.bytes(16 + i // 2 * 32)  # of two groups
+        block.add(block.lane(scales, i), block.bits(q, i % 2 * 4, 4), 32 * i)
 
 
 def _q5_k(block: Block) -> None:
     scales, lows = _k_scales(block)
     block.add_lows(lows)
-    fifth = [block.bytes(16 + j) for j in (0, 16)]
-    for i in range(0, 8, 2):
-        q = [block.bytes(48 + 16 * i + j) for j in (0, 16)]
-        for n in range(2):
-            parts = []
-            for j, v in enumerate(q):
-                top = block.high_bits(fifth[j], i + n, 1, to=4)
-                parts.append((block.b.or_(block.bits(v, 4 * n, 4), top), 32 * (i + n) + 16 * j))
-            block.add(block.lane(scales, i + n), parts)
+    fifth = block.bytes(16)
+    for i in range(8):
+        q = block.bits(block.bytes(48 + i // 2 * 32), i % 2 * 4, 4)
+        block.add(block.lane(scales, i), block.b.or_(q, block.bits(fifth, i, 1, to=4)), 32 * i)
 
 
 def _q6_k(block: Block) -> None:
     b = block.b
-    d = broadcast(b, block.half(208), FLOATS)
-    scales = b.fmul(block.floats(block.signed(192)), d)
+    scales = block.floats(block.read(192, ir.VectorType(I8, GROUP)))
+    scales = b.fmul(scales, broadcast(b, block.half(208), FLOATS))
     block.add_lows(b.fmul(scales, every(FLOATS, -32.0)))
-    for half in range(2):
-        for j in (0, 16):
-            top = block.bytes(128 + 32 * half + j)
-            q = [block.bytes(64 * half + 32 * i + j) for i in range(2)]
-            for k in range(4):  # 32 weights apart
-                high = block.high_bits(top, 2 * k, 2, to=4)
-                first = 128 * half + 32 * k + j
-                ints = b.or_(block.bits(q[k % 2], k // 2 * 4, 4), high)
-                block.add(block.lane(scales, first // 16), [(ints, first)])
+    for i in range(8):  # groups of 32, four of them in 64 + 32 bytes
+        half, k = divmod(i, 4)
+        low = block.bits(block.bytes(64 * half + k % 2 * 32), k // 2 * 4, 4)
+        high = block.bits(block.bytes(128 + 32 * half), 2 * k, 2, to=4)
+        for n, q in enumerate(block.halves(b.or_(low, high))):
+            scale = broadcast(b, block.lane(scales, 2 * i + n), FLOATS)
+            block.add_floats(b.fmul(q, scale), 32 * i + n * GROUP)
 
 
 def _f16(block: Block) -> None:
-    for i in range(0, LEAST, GROUP):
+    for i in range(0, WIDE, GROUP):
         halves = block.read(2 * i, ir.VectorType(ir.HalfType(), GROUP))
         block.add_floats(block.b.fpext(halves, FLOATS), i)
 
 
 def _bf16(block: Block) -> None:
-    for i in range(0, LEAST, GROUP):
+    for i in range(0, WIDE, GROUP):
         upper = block.b.zext(block.read(2 * i, ir.VectorType(I16, GROUP)), _INTS)
         bits = block.b.shl(upper, every(_INTS, 16))
         block.add_floats(block.b.bitcast(bits, FLOATS), i)
 
 
 def _f32(block: Block) -> None:
-    for i in range(0, LEAST, GROUP):
+    for i in range(0, WIDE, GROUP):
         block.add_floats(block.read(4 * i, FLOATS), i)
 
 

@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml.dtypes import DType, dtype
-from pyggml.gemm.blocks import EMIT, FLOATS, GROUP, LEAST, Block, Emit
+from pyggml.gemm.blocks import EMIT, FLOATS, GROUP, WIDE, Block, Emit
 from pyggml.gemm.vectors import I64, every, total
 
 LONGEST = 1 << 16  # numbers of a row whose group sums fit into a thread's scratch
@@ -25,7 +25,7 @@ _CHAINS = 4  # independent sums of a row, so that none waits for the one before
 
 def step(kind: DType) -> int:
     """Weights that one round of the loop over a row takes: a row has a whole number of them."""
-    return max(kind.block, LEAST)
+    return max(kind.block, WIDE)
 
 
 def kind_of_rows(kind: DType, depth: int) -> int:
