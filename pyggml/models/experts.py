@@ -121,8 +121,11 @@ def read_gating(r: Reader) -> Callable[[Tensor], Tensor]:
 def read_shared(
     r: Reader, b: Basics, unit: Callable[[Tensor, Tensor], Tensor], default: int = 0
 ) -> GatedFeedForward | None:
-    """The expert that all tokens share, None if neither the file nor `default` gives its length."""
-    n_ff = r.count("expert_shared_feed_forward_length", default, least=0, most=1 << 20)
+    """The expert that all tokens share, None if neither the file nor `default` gives its length.
+
+    A length of 0 in the file is none, as in llama.cpp.
+    """
+    n_ff = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20) or default
     return GatedFeedForward(b.config.n_embd, n_ff, unit, suffix="_shexp") if n_ff else None
 
 

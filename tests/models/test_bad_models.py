@@ -8,7 +8,7 @@ from pyggml import gguf
 from pyggml.dtypes import F16, F32, F64, dtype
 from pyggml.errors import ConfigError, GGUFError, ModelError
 from pyggml.generation import Session
-from pyggml.models import ARCHITECTURES
+from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
 from pyggml.quants import quantize
 
 
@@ -105,6 +105,42 @@ def test_hyperparameters_out_of_range(key, value, tiny):
     assert f"llama.{key} is " in text
     assert "wanted" in text or "known are" in text
     assert text.count(f"llama.{key} is ") == 1, "said once"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2moe", "qwen3next", "qwen35moe"])
+def test_a_length_of_shared_experts_that_is_none(architecture, tiny):
+    """0 is the layer's, as in llama.cpp; what is no number is refused."""
+    key = f"{architecture}.expert_shared_feed_forward_length"
+    n_ff = ARCHITECTURES[architecture].example["expert_shared_feed_forward_length"]
+    alike = {f"{architecture}.feed_forward_length": n_ff}
+    pyggml.load(tiny(architecture, keys={key: 0} | alike))
+    assert f"{key} is 'x', wanted 0 to" in refusal(tiny(architecture, keys={key: "x"}))
+
+
+HOSTILE = [0, 1, 3, -1, 1 << 40, 0.0, 0.3, 1e30, float("nan"), True, "x", None]
+HOSTILE += [np.zeros(2, np.int32), np.array([1 << 62, 2]), np.array([True, False]), ["a", "b"]]
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_every_key_that_is_asked_may_hold_anything(architecture):
+    """A decoder comes of it or one sentence, nothing else."""
+    metadata, asked = small_metadata(ARCHITECTURES[architecture]), set()
+    shapes = {name: spec.shape for name, spec in tensors_of(metadata, 11).items()}
+
+    def composed(changes):
+        def get(key):
+            asked.add(key)
+            return {**metadata, **changes}.get(key)
+
+        return compose(get, shapes, "metadata").tensors()
+
+    composed({})
+    for key in sorted(asked):
+        for value in HOSTILE:
+            try:
+                assert composed({key: value})
+            except ModelError as error:
+                assert "\n" not in str(error) and len(str(error)) < 1000
 
 
 @pytest.mark.parametrize("value", [3, 6, 66])
