@@ -61,7 +61,7 @@ class Reader:
             return default
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= top:
             return value
-        self._refuse(key, value, f"wanted {least} to {top}")
+        self._refuse(key, value, f"wanted {least}" + (f" to {top}" if top > least else ""))
         return least
 
     def counts(
@@ -90,7 +90,7 @@ class Reader:
         value = self._value(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, int | float) and low <= value <= high:
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
             return float(value)
         self._refuse(key, value, f"wanted {low:g} to {high:g}")
         return low
@@ -165,6 +165,7 @@ class ModelConfig:
 
 def read_config(r: Reader) -> ModelConfig:
     """The keys that every architecture has; token_embd.weight must be a matrix."""
+    _refuse_other_graphs(r)
     n_blocks = r.count("block_count")
     return ModelConfig(
         architecture=r.architecture,
@@ -174,6 +175,16 @@ def read_config(r: Reader) -> ModelConfig:
         n_layer=n_blocks - r.count("nextn_predict_layers", 0, least=0, most=n_blocks - 1),
         n_blocks=n_blocks,
     )
+
+
+def _refuse_other_graphs(r: Reader) -> None:
+    """Keys by which llama.cpp changes the graph of any architecture, in ways that no part has."""
+    if not r.flag("attention.causal", True):
+        r.faults.append(
+            f"{r.architecture}.attention.causal is False, wanted True: tokens that see later ones "
+            "predict no text"
+        )
+    r.count("expert_group_count", 0, least=0, most=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +204,8 @@ def read_heads(r: Reader, c: ModelConfig, least: int = 1) -> tuple[Heads, ...]:
     value_size = r.count("attention.value_length", size)
     if value_size != size:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
+    for key in ("attention.key_length_swa", "attention.value_length_swa"):
+        r.count(key, size, least=size, most=size)  # of layers with a window
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")

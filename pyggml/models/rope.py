@@ -75,6 +75,7 @@ def read_rope(r: Reader, size: int, mode: str) -> Rope:
     n_dims = r.count("rope.dimension_count", size)
     if n_dims % 2 or n_dims > size:
         r.faults.append(f"rope.dimension_count is {n_dims}, wanted even and at most {size}")
+    r.count("rope.dimension_count_swa", n_dims, least=n_dims, most=n_dims)
     return Rope(
         mode=mode,
         factors=_SHORT_AND_LONG if set(_SHORT_AND_LONG) & r.shapes.keys() else _SAME,

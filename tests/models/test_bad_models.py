@@ -93,6 +93,7 @@ def test_an_unknown_way_to_compute(tiny):
         ("attention.layer_norm_rms_epsilon", None),
         ("rope.freq_base", 0.0),
         ("rope.freq_base", float("inf")),
+        ("rope.freq_base", True),
         ("rope.dimension_count", 0),
         ("rope.scaling.factor", -2.0),
         ("rope.scaling.type", "spiral"),
@@ -105,6 +106,23 @@ def test_hyperparameters_out_of_range(key, value, tiny):
     assert f"llama.{key} is " in text
     assert "wanted" in text or "known are" in text
     assert text.count(f"llama.{key} is ") == 1, "said once"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "wanted"),
+    [
+        ("llama", "attention.causal", False, "is False, wanted True"),
+        ("qwen3moe", "expert_group_count", 2, "is 2, wanted 0 to 1"),
+        ("gemma3", "attention.key_length_swa", 8, "is 8, wanted 4"),
+        ("gemma3", "attention.value_length_swa", 8, "is 8, wanted 4"),
+        ("gemma3", "rope.dimension_count_swa", 2, "is 2, wanted 4"),
+        ("rwkv7", "token_shift_count", 1, "is 1, wanted 2"),
+    ],
+)
+def test_keys_that_would_change_the_graph(architecture, key, value, wanted, tiny):
+    """llama.cpp reads these of every file; to leave one out would change the logits unseen."""
+    text = refusal(tiny(architecture, keys={f"{architecture}.{key}": value}))
+    assert f"{architecture}.{key} {wanted}" in text
 
 
 @pytest.mark.parametrize("architecture", ["qwen2moe", "qwen3next", "qwen35moe"])

@@ -176,6 +176,7 @@ class TimeMix(Part):
 
 def _decoder(r: Reader) -> Decoder:
     c, eps = read_config(r), layer_norm_eps(r)
+    r.count("token_shift_count", 2, least=2, most=2)  # one for each kind of mix
     size = r.count("wkv.head_size", most=1 << 12)
     if c.n_embd % size:
         r.faults.append(f"wkv.head_size is {size}, wanted one that divides {c.n_embd}")
