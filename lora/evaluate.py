@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import sqrt
 
 import numpy as np
 
@@ -56,11 +56,17 @@ def perplexity(model: Model, text: str, n_ctx: int = 512) -> Iterator[Perplexity
         total += float(losses.sum())
         squares += float((losses**2).sum())
         n += len(losses)
-        yield Perplexity(chunk, n_chunks, n, exp(total / n), _error(total / n, squares / n, n))
+        yield Perplexity(chunk, n_chunks, n, _exp(total / n), _error(total / n, squares / n, n))
+
+
+def _exp(x: float) -> float:
+    """e^x, infinite where that is more than a float holds."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(np.float64(x)))
 
 
 def _error(mean: float, mean_square: float, n: int) -> float:
-    return exp(mean) * sqrt(max(mean_square - mean**2, 0.0) / max(n - 1, 1))
+    return _exp(mean) * sqrt(max(mean_square - mean**2, 0.0) / max(n - 1, 1))
 
 
 class _Scorer:

@@ -40,7 +40,15 @@ class Sampling:
 
 
 def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
-    """One token id from logits (n_vocab,)."""
+    """One token id from logits (n_vocab,); those of -inf are never taken.
+
+    Raises DataError if the greatest is NaN or infinite, so that there is nothing to choose by.
+    """
+    if not np.isfinite(greatest := logits.max()):
+        raise DataError(
+            f"the greatest logit is {greatest}, wanted a finite number: the model's "
+            "weights or its adapter make no numbers"
+        )
     if how.temperature == 0:
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")[: how.top_k or None]
@@ -57,6 +65,9 @@ class Session:
     """A model with a cache of `n_ctx` tokens; tokens go in, logits of the last one come out."""
 
     def __init__(self, model: Model, n_ctx: int) -> None:
+        """Raises ConfigError for a cache without rows."""
+        if n_ctx < 1:
+            raise ConfigError(f"n_ctx is {n_ctx}, wanted at least 1")
         self.model, self.n_ctx, self.n_past = model, n_ctx, 0
         self.cache = Cache.empty(model.parts.decoder.state(n_ctx), n_ctx)
         self._programs: dict[int, tuple[Program, Inputs, Tensor]] = {}
@@ -106,10 +117,13 @@ def generate(
 ) -> Iterator[int]:
     """Token ids, one at a time, until an end-of-generation token or `n_tokens` of them.
 
-    n_ctx: cache rows (default: as many as needed). Raises DataError for an empty prompt.
+    n_ctx: cache rows (default: as many as needed). Raises ConfigError for counts out of range,
+    DataError for an empty prompt and where a token does not fit into the cache.
     """
     how = how or Sampling()
-    session = Session(model, n_ctx or len(prompt) + n_tokens)
+    if n_tokens < 0:
+        raise ConfigError(f"n_tokens is {n_tokens}, wanted 0 or more")
+    session = Session(model, len(prompt) + max(n_tokens, 1) if n_ctx is None else n_ctx)
     rng = np.random.default_rng(how.seed)
     logits = session.feed(prompt)
     for i in range(n_tokens):

@@ -65,7 +65,10 @@ class Model:
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary."""
-        ids = np.asarray(tokens)
+        try:
+            ids = np.asarray(tokens)
+        except ValueError:  # rows of unlike length
+            raise DataError("tokens: lists of unlike length, wanted one row of integers") from None
         if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
             raise DataError(f"tokens: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
         n = self.config.n_vocab

@@ -1,11 +1,14 @@
 """Perplexity as llama.cpp computes it, against logits taken one chunk at a time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import perplexity
+from pyggml.tensor import leaf
 
 
 class Numbers:
@@ -67,6 +70,16 @@ def test_a_text_that_is_too_short_and_a_context_that_is_too_long_are_refused(tin
         next(perplexity(model_with(tiny, False), "1 2 3 " * 5, 8))
     with pytest.raises(ConfigError, match="n_ctx is 65, wanted 4 to the model's 64"):
         next(perplexity(model_with(tiny, False), "1 2 3", 65))
+
+
+def test_a_model_that_is_sure_of_what_is_wrong_has_no_finite_perplexity(tiny):
+    """A mean loss of more than 709 is beyond what e^x can say; llama.cpp prints infinity too."""
+    model = model_with(tiny, False)
+    weights = dict(model.parts.weights)
+    weights["output.weight"] = leaf(1e5 * weights["output.weight"].data, "output.weight")
+    model.parts = replace(model.parts, weights=weights)
+    last = list(perplexity(model, " ".join(map(str, range(40))), 8))[-1]
+    assert last.value == np.inf
 
 
 @pytest.mark.slow

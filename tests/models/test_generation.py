@@ -51,6 +51,22 @@ def test_hardly_any_temperature_is_like_none(temperature, rng):
     assert sample(1000 * LOGITS, Sampling(temperature=temperature), rng) == 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("worst", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_refused(temperature, worst, rng):
+    logits = np.array([0.0, worst, -np.inf], np.float32)
+    with pytest.raises(DataError, match=f"the greatest logit is {worst}, wanted a finite number"):
+        sample(logits, Sampling(temperature=temperature), rng)
+    with pytest.raises(DataError, match="the greatest logit is -inf"):
+        sample(np.full(3, -np.inf), Sampling(temperature=temperature), rng)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_logit_of_minus_infinity_is_never_taken(temperature, rng):
+    logits = np.array([-np.inf, 1.0, -np.inf], np.float32)
+    assert sample(logits, Sampling(temperature=temperature), rng) == 1
+
+
 def test_settings_out_of_range_are_all_named():
     with pytest.raises(ConfigError) as caught:
         Sampling(temperature=-1.0, top_k=-1, top_p=0.0, seed=-1)
@@ -97,6 +113,24 @@ def test_nothing_is_asked_for(model):
 def test_a_prompt_is_needed(model):
     with pytest.raises(DataError, match="tokens"):
         next(generate(model, [], 3))
+
+
+@pytest.mark.parametrize(
+    "counts, message",
+    [
+        ({"n_tokens": -5}, "n_tokens is -5, wanted 0 or more"),
+        ({"n_tokens": 3, "n_ctx": 0}, "n_ctx is 0, wanted at least 1"),
+        ({"n_tokens": 3, "n_ctx": -1}, "n_ctx is -1, wanted at least 1"),
+    ],
+)
+def test_counts_out_of_range(model, counts, message):
+    with pytest.raises(ConfigError, match=message):
+        next(generate(model, PROMPT, **counts))
+
+
+def test_rows_of_unlike_length_are_no_tokens(model):
+    with pytest.raises(DataError, match="lists of unlike length, wanted one row of integers"):
+        model.logits([[1], [2, 3]])
 
 
 def test_a_context_that_is_too_short_ends_with_an_error(model):
