@@ -39,8 +39,22 @@ _SEED = ("0 to 2^64 - 1", lambda value: 0 <= value < 1 << 64)
 _BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
-def _modules_fit(names: tuple[str, ...] | None) -> bool:
-    return names is None or (len(names) > 0 and all(names) and len(set(names)) == len(names))
+def _modules_fit(names: object) -> bool:
+    if not isinstance(names, list | tuple):
+        return names is None
+    words = all(isinstance(name, str) and name for name in names)
+    return len(names) > 0 and words and len(set(names)) == len(names)
+
+
+def _is_of_kind(value: object, default: object) -> bool:
+    """Whether a value is what a setting with this default takes: whole numbers serve as floats,
+    True as no number."""
+    if default is None:
+        return True
+    if isinstance(value, bool) or isinstance(default, bool):
+        return type(value) is type(default)
+    kinds = (int, float) if isinstance(default, float) else type(default)
+    return isinstance(value, kinds)
 
 
 class _Checked:
@@ -54,9 +68,9 @@ class _Checked:
     def _faults(self) -> list[str]:
         found = [(f, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
         return [
-            f"{f.name} is {value}, wanted {f.metadata['wanted']}"
+            f"{f.name} is {value!r}, wanted {f.metadata['wanted'] or 'true or false'}"
             for f, value in found
-            if not f.metadata["fits"](value)
+            if not (_is_of_kind(value, f.default) and f.metadata["fits"](value))
         ]
 
     def settled(self) -> Mapping[str, Any]:
@@ -153,7 +167,8 @@ class TrainConfig(_Checked):
 
     def _faults(self) -> list[str]:
         faults = super()._faults()
-        if self.lr_min > self.lr:
+        both = (self.lr, self.lr_min)
+        if all(_is_of_kind(rate, 0.0) for rate in both) and self.lr_min > self.lr:
             faults.append(f"lr_min is {self.lr_min}, wanted at most lr, which is {self.lr}")
         return faults
 

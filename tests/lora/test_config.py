@@ -40,6 +40,16 @@ WRONG = [
     (TrainConfig, "checkpoint_every", -1),
     (TrainConfig, "threads", -1),
     (TrainConfig, "compute", "f64"),
+    (LoraConfig, "rank", "8"),
+    (LoraConfig, "rank", 8.5),
+    (LoraConfig, "rank", True),
+    (LoraConfig, "alpha", "much"),
+    (LoraConfig, "modules", "ffn"),
+    (LoraConfig, "modules", ("attn_q", 3)),
+    (TrainConfig, "ctx", 2.5),
+    (TrainConfig, "lr", "fast"),
+    (TrainConfig, "grad_checkpointing", "no"),
+    (TrainConfig, "compute", ["auto"]),
 ]
 
 
