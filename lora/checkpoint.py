@@ -111,8 +111,8 @@ def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> Progress
 
 
 def _load(file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
-    if file.get("general.type") != "checkpoint":
-        found = file.get("general.type")
+    found = file.get("general.type")
+    if not isinstance(found, str) or found != "checkpoint":
         named = "missing" if found is None else shown(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     differences = _differences(_stored_run(file), _plain(run))

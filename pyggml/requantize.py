@@ -81,7 +81,7 @@ def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
 
 def _facts(file: gguf.GGUFFile) -> ModelFacts:
     kind = file.get("general.type", "model")
-    if kind in ("adapter", "checkpoint"):
+    if isinstance(kind, str) and kind in ("adapter", "checkpoint"):
         raise ModelError(f"{file.path}: general.type is {kind!r}, wanted a model")
     architecture = file.get("general.architecture")
     if not isinstance(architecture, str):

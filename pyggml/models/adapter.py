@@ -14,14 +14,15 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import AdapterError
-from pyggml.gguf.fields import shown
 from pyggml.models.build import Parts
+from pyggml.models.config import short
 from pyggml.models.net import LoraPair
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 from pyggml.tensor import Tensor, leaf
 
 SUFFIXES = (".lora_a", ".lora_b")
+_INVOCATION = "adapter.alora.invocation_tokens"
 TIED = (
     "this model's output matrix is its token embedding, and llama.cpp would apply an update of the "
     "one to the other as well, whose shapes do not fit"
@@ -35,11 +36,12 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPa
     """
     with gguf.open(path) as file:
         faults = _wrong_kind(file, parts)
-        if file.get("general.type") != "adapter":  # then none of its tensors would fit
+        if any(fault.startswith("general.type") for fault in faults):  # no tensor would fit either
             raise AdapterError(f"{path}: " + "; ".join(faults))
         alpha = file.get("adapter.lora.alpha", 0.0)
         if not isinstance(alpha, float) or not np.isfinite(alpha):
-            faults.append("adapter.lora.alpha is no finite float")
+            faults.append(f"adapter.lora.alpha is {short(alpha)}, wanted a finite float")
+            alpha = 0.0
         pairs = {}
         specs = parts.decoder.tensors()
         for base in _bases(file, faults):
@@ -62,11 +64,17 @@ def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
         "general.architecture": parts.config.architecture,
     }
     found = {key: file.get(key) for key in wanted}
-    return [
-        f"{key} is {'missing' if found[key] is None else shown(found[key])}, wanted {value!r}"
+    faults = [
+        f"{key} is {'missing' if found[key] is None else short(found[key])}, wanted {value!r}"
         for key, value in wanted.items()
-        if found[key] != value
+        if not isinstance(found[key], str) or found[key] != value
     ]
+    if _INVOCATION in file.metadata:
+        faults.append(
+            f"{_INVOCATION} is there, wanted an adapter of all tokens: this one works from such "
+            "tokens on only"
+        )
+    return faults
 
 
 def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:

@@ -110,9 +110,10 @@ def test_the_file_reads_back_as_the_same_adapter(tmp_path):
     np.testing.assert_array_equal(again.logits(TOKENS), model.logits(TOKENS))
 
 
-def write_adapter(path, architecture, tensors):
+def write_adapter(path, architecture, tensors, more=None):
     keys = {"general.type": "adapter", "adapter.type": "lora"}
     keys |= {"general.architecture": architecture, "adapter.lora.alpha": np.float32(2.0)}
+    keys |= more or {}
     sources = [(n, F32, shape, np.ones(shape, np.float32)) for n, shape in tensors.items()]
     gguf.write(path, keys, sources)
     return path
@@ -133,6 +134,31 @@ def test_files_that_do_not_fit_are_refused(tmp_path, name, a, b, message):
     tensors = {f"{name}.weight.lora_a": a, f"{name}.weight.lora_b": b}
     path = write_adapter(tmp_path / "a.gguf", "qwen3moe", tensors)
     with pytest.raises(AdapterError, match=message):
+        pyggml.load(MODEL, adapter=path)
+
+
+FINITE = "wanted a finite float"
+KEYS = [
+    ("general.type", np.arange(3), "is an array of 3, wanted 'adapter'"),
+    ("general.type", ["adapter"], "is an array of 1, wanted 'adapter'"),
+    ("general.architecture", "qwen3", "is 'qwen3', wanted 'qwen3moe'"),
+    ("general.architecture", np.arange(3), "is an array of 3, wanted 'qwen3moe'"),
+    ("adapter.type", 1, "is 1, wanted 'lora'"),
+    ("adapter.lora.alpha", "much", f"is 'much', {FINITE}"),
+    ("adapter.lora.alpha", np.arange(3), f"is an array of 3, {FINITE}"),
+    ("adapter.lora.alpha", ["2"], f"is an array of 1, {FINITE}"),
+    ("adapter.lora.alpha", np.float32("inf"), f"is inf, {FINITE}"),
+    ("adapter.alora.invocation_tokens", np.array([1, 2], np.uint32), "is there, wanted an adapter"),
+]
+
+
+@pytest.mark.parametrize("key, value, message", KEYS)
+def test_keys_that_do_not_fit_are_refused(tmp_path, key, value, message):
+    tensors = {"blk.0.attn_q.weight.lora_a": (3, 32), "blk.0.attn_q.weight.lora_b": (64, 3)}
+    good = write_adapter(tmp_path / "good.gguf", "qwen3moe", tensors)
+    pyggml.load(MODEL, adapter=good)
+    path = write_adapter(tmp_path / "a.gguf", "qwen3moe", tensors, {key: value})
+    with pytest.raises(AdapterError, match=f"{key} {message}"):
         pyggml.load(MODEL, adapter=path)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pyggml
+from pyggml import gguf
 from pyggml.errors import CheckpointError, ConfigError, DataError, NoGradientError, PyggmlError
 from pyggml.lora import (
     CheckpointReport,
@@ -356,3 +357,9 @@ def test_a_damaged_checkpoint_is_refused(trainer_of, tmp_path, how):
 def test_a_file_of_another_kind_is_no_checkpoint(trainer_of, tiny):
     with pytest.raises(CheckpointError, match="general.type is missing, wanted 'checkpoint'"):
         trainer_of().resume(tiny)
+
+
+def test_nor_is_one_whose_kind_is_no_word(trainer_of, tmp_path):
+    gguf.write(tmp_path / "a.gguf", {"general.type": np.arange(3)}, [])
+    with pytest.raises(CheckpointError, match="general.type is .*, wanted 'checkpoint'"):
+        trainer_of().resume(tmp_path / "a.gguf")

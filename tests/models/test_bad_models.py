@@ -10,6 +10,7 @@ from pyggml.errors import ConfigError, GGUFError, ModelError
 from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
 from pyggml.quants import quantize
+from pyggml.requantize import requantize
 
 
 def refusal(path, error=ModelError):
@@ -61,6 +62,12 @@ def test_what_is_no_file_at_all(tmp_path):
 def test_an_unknown_way_to_compute(tiny):
     with pytest.raises(ConfigError, match="compute is 'f8', known are auto, f32"):
         pyggml.load(tiny(), compute="f8")
+
+
+def test_a_kind_that_is_no_word_is_no_adapter(tiny, tmp_path):
+    path = tiny(n_embd=32, keys={"general.type": np.arange(3)})
+    requantize(path, tmp_path / "packed.gguf", "Q8_0")
+    pyggml.load(tmp_path / "packed.gguf")
 
 
 # -- hyperparameters ----------------------------------------------------------------------------
