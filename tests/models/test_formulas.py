@@ -9,7 +9,7 @@ import pyggml
 from pyggml.generation import Session
 from pyggml.requantize import requantize
 
-from peers.trial import llama_cpp_logits, nmse
+from peers.trial import llama_cpp_logits, nmse, trained
 
 FORMULAS = Path(__file__).parents[1] / "golden/formulas"
 FILES = sorted(FORMULAS.glob("*.gguf"))
@@ -38,3 +38,18 @@ def test_llama_cpp_has_the_same_logits(file, tmp_path):
     requantize(file, tmp_path / "f32.gguf", "F32")
     found = llama_cpp_logits(tmp_path / "f32.gguf", TOKENS)
     assert nmse(found, np.load(file.with_suffix(".npy"))) < 1e-10
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
+def test_llama_cpp_has_the_same_logits_with_our_adapter(file, tmp_path):
+    """On every matrix that it looks updates up for, the token embedding and the output included."""
+    requantize(file, tmp_path / "f32.gguf", "F32")
+    model = pyggml.load(tmp_path / "f32.gguf", compute="f32")
+    before = model.logits(TOKENS)
+    modules = (*model.parts.decoder.modules, "token_embd", "output")
+    trained(model, modules=modules).save(tmp_path / "adapter.gguf")
+    ours = model.logits(TOKENS)
+    assert nmse(ours, before) > 0.1, "the adapter does next to nothing"
+    found = llama_cpp_logits(tmp_path / "f32.gguf", TOKENS, tmp_path / "adapter.gguf")
+    assert nmse(found, ours) < 1e-10
