@@ -174,6 +174,13 @@ def test_rotary_dimensions_that_do_not_fit_a_head(value, tiny):
     assert f"rope.dimension_count is {value}, wanted even and at most 4" in text
 
 
+def test_a_glm_that_sees_images(tiny):
+    """llama.cpp orders the rows of its q and k otherwise."""
+    sections = {"glm4.rope.dimension_sections": np.array([1, 1, 0, 0], np.int32)}
+    text = refusal(tiny("glm4", keys=sections))
+    assert "glm4.rope.dimension_sections begin with 1 and 1, wanted a model of text alone" in text
+
+
 def test_heads_that_cannot_share_keys(tiny):
     text = refusal(tiny(keys={"llama.attention.head_count_kv": 3}))
     assert "4 heads cannot share 3 key heads evenly" in text

@@ -7,6 +7,7 @@ from pyggml.models.architectures.bloom import BLOOM
 from pyggml.models.architectures.command_r import COHERE2, COMMAND_R
 from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from pyggml.models.architectures.glm4 import GLM4
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
 from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE, GRANITEMOE
@@ -73,5 +74,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         ERNIE4_5,
         MISTRAL3,
         SEED_OSS,
+        GLM4,
     )
 }

@@ -177,4 +177,13 @@ LLAMAS = [
     ),
 ]
 
-VARIANTS = [*GEMMA, GPT2, GRANITE, *OLMO, *PHI3, SMOLLM3, MISTRAL3, *LLAMAS]
+GLM4 = Peer(
+    name="glm4",
+    architecture="glm4",
+    model="Glm4ForCausalLM",
+    config={"head_dim": 16, "attention_bias": True, "pad_token_id": 0, "rms_norm_eps": 1e-5}
+    | {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}},
+    keys=RMS_NORM_5 | HEADS_16 | {"rope.dimension_count": 8},
+)
+
+VARIANTS = [*GEMMA, GPT2, GRANITE, *OLMO, *PHI3, SMOLLM3, MISTRAL3, GLM4, *LLAMAS]

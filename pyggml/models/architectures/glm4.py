@@ -1,0 +1,31 @@
+"""glm4: GLM 4 (0414). Blocks with four norms; gate and up in one matrix, half of a head turns.
+
+Files of the models that see images turn time, height and width apart; those are not known.
+"""
+
+from __future__ import annotations
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.part import Part
+from pyggml.ops import swiglu
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="normal")
+    time, height, *_ = r.counts("rope.dimension_sections", 4, (0,) * 4, least=0, most=1 << 12)
+    if time and height:
+        r.faults.append(
+            f"glm4.rope.dimension_sections begin with {time} and {height}, wanted a model of text "
+            "alone, which has none"
+        )
+
+    def block(i: int) -> Part:
+        return b.sandwiched(b.attention(i), b.gated(i, swiglu, packed=True))
+
+    return b.decoder(block)
+
+
+GLM4 = Architecture("glm4", _decoder, {"rope.dimension_count": 2})
