@@ -48,10 +48,6 @@ class Reader:
         found = "missing" if value is None else short(value)
         self.faults.append(f"{self.architecture}.{key} is {found}, {wanted}")
 
-    def has(self, key: str) -> bool:
-        """Whether the file has this key at all."""
-        return self._value(key) is not None
-
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None
     ) -> int:

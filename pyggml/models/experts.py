@@ -17,6 +17,7 @@ from pyggml.ops import (
     clamp,
     div,
     get_rows,
+    halves,
     mul,
     repeat_back,
     reshape,
@@ -36,6 +37,7 @@ class Experts(Part):
     """Σ w[e] · ffn_down_exps[e](unit(ffn_gate_exps[e] x, ffn_up_exps[e] x)) over the chosen e.
 
     unit        swiglu, geglu, ...
+    packed      ffn_gate_up_exps holds each expert's gate rows, then its up rows
     gating      router's logits (T, n_expert) -> how much each expert counts, w
     biased      exp_probs_b is added to w where experts are chosen, and only there
     normalised  the w of a token's chosen experts are divided by their sum
@@ -47,6 +49,7 @@ class Experts(Part):
     n_expert: int
     n_used: int
     unit: Callable[[Tensor, Tensor], Tensor]
+    packed: bool = False
     gating: Callable[[Tensor], Tensor] = soft_max
     biased: bool = False
     normalised: bool = True
@@ -55,12 +58,12 @@ class Experts(Part):
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
         bias = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
+        ups = {"gate_up": 2 * inner} if self.packed else {"gate": inner, "up": inner}
         return merged(
             [
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=False, usual=False),
                 bias,
-                matrices(f"{at}ffn_gate_exps", n, inner, outer),
-                matrices(f"{at}ffn_up_exps", n, inner, outer),
+                *(matrices(f"{at}ffn_{x}_exps", n, rows, outer) for x, rows in ups.items()),
                 matrices(f"{at}ffn_down_exps", n, outer, inner),
             ]
         )
@@ -70,8 +73,10 @@ class Experts(Part):
         n_tokens, n_embd = x.shape
         chosen, weights = self.route(net, at, x)
         rows = reshape(x, (n_tokens, 1, n_embd))
-        gate = net.by_expert(f"{at}ffn_gate_exps", rows, chosen)
-        up = net.by_expert(f"{at}ffn_up_exps", rows, chosen)
+        if self.packed:
+            gate, up = halves(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen))
+        else:
+            gate, up = (net.by_expert(f"{at}ffn_{x}_exps", rows, chosen) for x in ("gate", "up"))
         inner = mul(self.unit(gate, up), weights)
         found = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
         return reshape(repeat_back(found, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
@@ -151,7 +156,16 @@ def read_experts(
     if own_length:
         usual = tuple(max(n // k, 1) for n, k in zip(b.n_ff, used, strict=True))
         n_ff = r.counts("expert_feed_forward_length", n_layer, usual, most=1 << 20)
+    packed = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
     return tuple(
-        Experts(n_embd=b.config.n_embd, n_ff=n_ff[i], n_expert=n, n_used=used[i], unit=unit, **more)
-        for i in range(n_layer)
+        Experts(
+            n_embd=b.config.n_embd,
+            n_ff=length,
+            n_expert=n,
+            n_used=k,
+            unit=unit,
+            packed=in_one,
+            **more,
+        )
+        for length, k, in_one in zip(n_ff, used, packed, strict=True)
     )

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 import pyggml
+from pyggml import gguf
+from pyggml.dtypes import F32
 from pyggml.errors import ModelError
 from pyggml.generation import Session
 from pyggml.requantize import requantize
 
 from peers.files import GOLDEN
-from peers.trial import nmse
+from peers.trial import llama_cpp_logits, nmse, trained
 
 MIXTURES = ["mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe-shared"]
 TOKENS = np.random.default_rng(7).integers(0, 64, 24)
@@ -29,6 +31,46 @@ def test_packed_experts_are_the_unpacked_ones(name, tmp_path):
     session = Session(model, 24)
     for start, end in ((0, 9), (9, 10), (10, 24)):
         assert nmse(session.feed(TOKENS[start:end]), wanted[end - 1]) < 1e-10
+
+
+@pytest.fixture
+def in_one(tmp_path):
+    """Write a golden mixture with gates and ups in one tensor, as the converter's
+    --fuse-gate-up-exps does; the tensors are F32."""
+
+    def write(name):
+        requantize(GOLDEN / f"{name}.gguf", tmp_path / "apart.gguf", "F32")
+        with gguf.open(tmp_path / "apart.gguf") as file:
+            arrays = {n: np.array(file.data(n)) for n in file.tensors}
+            metadata = dict(file.metadata)
+        for n in [n for n in arrays if n.endswith("ffn_gate_exps.weight")]:
+            both = arrays.pop(n), arrays.pop(n.replace("gate", "up"))
+            arrays[n.replace("gate", "gate_up")] = np.concatenate(both, axis=1)
+        path = tmp_path / "one.gguf"
+        gguf.write(path, metadata, [(n, F32, a.shape, a) for n, a in arrays.items()])
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+def test_gates_and_ups_may_lie_in_one_tensor(name, in_one):
+    model = pyggml.load(in_one(name), compute="f32")
+    assert "ffn_gate_up_exps" in model.parts.decoder.modules
+    wanted = pyggml.load(GOLDEN / f"{name}.gguf", compute="f32").logits(TOKENS)
+    assert nmse(model.logits(TOKENS), wanted) < 1e-12
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+def test_llama_cpp_agrees_on_an_adapter_of_both(name, in_one, tmp_path):
+    path = in_one(name)
+    model = pyggml.load(path, compute="f32")
+    before = model.logits(TOKENS)
+    trained(model, modules=("ffn_gate_up_exps",)).save(tmp_path / "adapter.gguf")
+    ours = model.logits(TOKENS)
+    assert nmse(ours, before) > 1e-2, "the adapter does next to nothing"
+    assert nmse(llama_cpp_logits(path, TOKENS, tmp_path / "adapter.gguf"), ours) < 1e-6
 
 
 FAULTS = [
