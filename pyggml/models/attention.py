@@ -10,7 +10,7 @@ from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
-from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
 from pyggml.ops import clamp, flash_attn_ext, reshape, split
 from pyggml.tensor import Shape, Tensor
 
@@ -27,6 +27,7 @@ class Attention(Part):
     softcap          scores become cap · tanh(scores / cap); 0 for none
     max_bias         of ALiBi, which lowers scores by the distance of their tokens; 0 for none
     window           how many keys are seen, 0 for all
+    sinks            each head has a score more in its softmax's sum, attn_sinks
     """
 
     n_embd: int
@@ -40,6 +41,7 @@ class Attention(Part):
     softcap: float = 0.0
     max_bias: float = 0.0
     window: int = 0
+    sinks: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -52,6 +54,7 @@ class Attention(Part):
         parts = [matrix(f"{at}attn_{part}", n, self.n_embd) for part, n in sizes.items()]
         parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm) if norm]
         parts += [self.rope.tensors()] if self.rope else []
+        parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
         return merged([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
 
     def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
@@ -68,7 +71,10 @@ class Attention(Part):
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
         o = flash_attn_ext(
-            *(q, k, v, span, factor), logit_softcap=self.softcap, max_bias=self.max_bias
+            *(q, k, v, span, factor),
+            logit_softcap=self.softcap,
+            max_bias=self.max_bias,
+            sinks=net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
         )
         return reshape(o.named(f"{at}attention"), (q.shape[0], -1))
 

@@ -38,6 +38,7 @@ class Experts(Part):
 
     unit        swiglu, geglu, ...
     packed      ffn_gate_up_exps holds each expert's gate rows, then its up rows
+    bias        the router and the experts' matrices have biases
     gating      router's logits (T, n_expert) -> how much each expert counts, w
     biased      exp_probs_b is added to w where experts are chosen, and only there
     normalised  the w of a token's chosen experts are divided by their sum
@@ -50,6 +51,7 @@ class Experts(Part):
     n_used: int
     unit: Callable[[Tensor, Tensor], Tensor]
     packed: bool = False
+    bias: bool = False
     gating: Callable[[Tensor], Tensor] = soft_max
     biased: bool = False
     normalised: bool = True
@@ -57,19 +59,23 @@ class Experts(Part):
 
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
-        bias = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
+        chooser = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
         ups = {"gate_up": 2 * inner} if self.packed else {"gate": inner, "up": inner}
         return merged(
             [
-                matrix(f"{at}ffn_gate_inp", n, outer, bias=False, usual=False),
-                bias,
-                *(matrices(f"{at}ffn_{x}_exps", n, rows, outer) for x, rows in ups.items()),
-                matrices(f"{at}ffn_down_exps", n, outer, inner),
+                matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
+                chooser,
+                *(
+                    matrices(f"{at}ffn_{x}_exps", n, rows, outer, self.bias)
+                    for x, rows in ups.items()
+                ),
+                matrices(f"{at}ffn_down_exps", n, outer, inner, self.bias),
             ]
         )
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        """The products with w stand before the last matrix, where rows are shorter."""
+        """The products with w stand before the last matrix, where rows are shorter, unless its
+        bias has a part in them."""
         n_tokens, n_embd = x.shape
         chosen, weights = self.route(net, at, x)
         rows = reshape(x, (n_tokens, 1, n_embd))
@@ -77,8 +83,10 @@ class Experts(Part):
             gate, up = halves(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen))
         else:
             gate, up = (net.by_expert(f"{at}ffn_{x}_exps", rows, chosen) for x in ("gate", "up"))
-        inner = mul(self.unit(gate, up), weights)
+        inner = self.unit(gate, up)
+        inner = inner if self.bias else mul(inner, weights)
         found = net.by_expert(f"{at}ffn_down_exps", inner, chosen)
+        found = mul(found, weights) if self.bias else found
         return reshape(repeat_back(found, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
 
     def route(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:

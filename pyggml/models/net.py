@@ -13,6 +13,7 @@ from pyggml.dtypes import F32, I32
 from pyggml.models.weights import Weights
 from pyggml.ops import (
     add,
+    add_id,
     get_rows,
     mul_mat,
     mul_mat_add,
@@ -115,7 +116,8 @@ class Net:
         for p in self._pairs(full):
             update = mul_mat_id(p.b, scale(mul_mat_id(p.a, x, ids), p.scale), ids)
             y = add(y, update).named(f"{name}+lora")
-        return y
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else add_id(y, bias, ids)
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows of a table that ids (T,) name, with every adapter's update of them."""

@@ -61,9 +61,13 @@ def matrix(
     return found
 
 
-def matrices(name: str, n_expert: int, n_out: int, n_in: int) -> Tensors:
-    """One matrix for each expert, for Net.by_expert; their updates are large, so not usual."""
-    return {f"{name}.weight": TensorSpec((n_expert, n_out, n_in), linear=True, usual=False)}
+def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False) -> Tensors:
+    """One matrix for each expert, for Net.by_expert, and their biases if they have any; updates of
+    so many are large, so not usual."""
+    found = {f"{name}.weight": TensorSpec((n_expert, n_out, n_in), linear=True, usual=False)}
+    if bias:
+        found[f"{name}.bias"] = TensorSpec((n_expert, n_out), unpacked=True)
+    return found
 
 
 def merged(tensors: Iterable[Tensors]) -> Tensors:

@@ -9,6 +9,7 @@ from pyggml.models.architectures.falcon import FALCON
 from pyggml.models.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from pyggml.models.architectures.glm4 import GLM4
 from pyggml.models.architectures.gpt2 import GPT2, STARCODER
+from pyggml.models.architectures.gpt_oss import GPT_OSS
 from pyggml.models.architectures.gptneox import GPTNEOX
 from pyggml.models.architectures.granite import GRANITE, GRANITEMOE
 from pyggml.models.architectures.lfm2 import LFM2, LFM2MOE
@@ -75,5 +76,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         MISTRAL3,
         SEED_OSS,
         GLM4,
+        GPT_OSS,
     )
 }

@@ -6,6 +6,7 @@ import numpy as np
 
 from peers.dense import QK_BESIDE
 from peers.peer import Arrays, Peer
+from peers.variants import YARN, YARN_KEYS
 
 RMS_NORM = {"attention.layer_norm_rms_epsilon": 1e-6}
 ROPE = {"rope.freq_base": 10000.0}
@@ -55,6 +56,23 @@ def beside(state: Arrays) -> Arrays:
 def in_blocks(state: Arrays) -> Arrays:
     """The same, with convolutions without their empty axis."""
     return {n: a[:, 0] if n.endswith("conv.conv.weight") else a for n, a in apart(state).items()}
+
+
+def by_turns(state: Arrays) -> Arrays:
+    """gpt-oss: gates and ups, which lie by turns and upright, apart and as rows."""
+    found = {}
+    for name, array in state.items():
+        layer = f"blk.{name.removeprefix('model.layers.').partition('.')[0]}"
+        part = "bias" if name.endswith("_bias") else "weight"
+        rows = array.swapaxes(-1, -2) if array.ndim == 3 else array
+        if ".experts.gate_up_proj" in name:
+            found[f"{layer}.ffn_gate_exps.{part}"] = rows[:, ::2]
+            found[f"{layer}.ffn_up_exps.{part}"] = rows[:, 1::2]
+        elif ".experts.down_proj" in name:
+            found[f"{layer}.ffn_down_exps.{part}"] = rows
+        else:
+            found[f"{name}.weight" if name.endswith("sinks") else name] = array
+    return found
 
 
 SCALES = {
@@ -138,6 +156,24 @@ MIXTURES = [
         convert=in_blocks,
         fixed=("norm.weight", "shortconv.conv.weight"),
         buffers=("expert_bias",),
+    ),
+    Peer(
+        name="gpt-oss",
+        architecture="gpt-oss",
+        model="GptOssForCausalLM",
+        config=EXPERTS
+        | {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"rope_parameters": YARN | {"truncate": True}, "intermediate_size": 24}
+        | {"pad_token_id": 0, "eos_token_id": 2},
+        keys={"attention.layer_norm_rms_epsilon": 1e-5, "attention.sliding_window": 5}
+        | {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
+        | {"block_count": 3, "feed_forward_length": 24, "expert_feed_forward_length": 24}
+        | ROPE
+        | YARN_KEYS
+        | EXPERT_KEYS,
+        convert=by_turns,
+        fixed=("norm.weight", "exps.bias"),
     ),
     granite("granitemoe", "GraniteMoe", {}, {}),
     granite(

@@ -21,6 +21,7 @@ IN_F32 = (
     "ssm_d",
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
+    "exps.bias",
 )
 GOLDEN = Path(__file__).parents[2] / "golden/peers"
 

@@ -1,0 +1,47 @@
+"""gpt-oss: experts with biases and clipped gates, attention with sinks; every other layer has a
+window.
+
+llama.cpp takes the softmax over the scores of the chosen experts; that is the softmax over all,
+divided by the sum of the chosen. YaRN's corners are whole pairs there, published they are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.models.architecture import Architecture
+from pyggml.models.basics import read_basics
+from pyggml.models.block import Chain, residual
+from pyggml.models.config import Reader
+from pyggml.models.decoder import Decoder
+from pyggml.models.experts import read_experts
+from pyggml.models.part import Part
+from pyggml.ops import swiglu_oai
+
+
+def _decoder(r: Reader) -> Decoder:
+    b = read_basics(r, rope="neox")
+    assert b.rope is not None
+    local = replace(b.rope, freq_base=r.number("rope.freq_base_swa", b.rope.freq_base, 1.0, 1e12))
+    window = r.count("attention.sliding_window")
+    windowed = r.pattern(b.config.n_layer, 2)
+    experts = read_experts(r, b, swiglu_oai, bias=True)
+
+    def block(i: int) -> Part:
+        here = {"rope": local, "window": window} if windowed[i] else {}
+        return Chain(
+            (
+                residual(b.norm("attn_norm"), b.attention(i, sinks=True, **here)),
+                residual(b.norm("post_attention_norm"), experts[i]),
+            )
+        )
+
+    return b.decoder(block, tied=False)
+
+
+GPT_OSS = Architecture(
+    "gpt-oss",
+    _decoder,
+    {"attention.sliding_window": 8, "expert_count": 4, "expert_used_count": 2}
+    | {"expert_feed_forward_length": 256},
+)
