@@ -15,6 +15,7 @@ from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
 from pyggml.cli.options import PATH, SETTINGS
 from pyggml.cli.show import count, plural, printable, row, say, size
+from pyggml.errors import ConfigError
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
 
@@ -73,6 +74,8 @@ def _say_tensors(file: gguf.GGUFFile) -> None:
 
 def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     model = load(path)
+    if ctx > model.config.n_ctx:
+        raise ConfigError(f"ctx is {ctx}, wanted at most the model's {model.config.n_ctx}")
     adapter = attach(model, LoraConfig())
     passes = Passes(model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx, keep=keep)
     training = passes.training

@@ -17,6 +17,7 @@ from typing import TextIO
 
 import click
 
+from pyggml.cli.show import printable
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED = 2, 130
@@ -53,7 +54,7 @@ def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] |
 
 
 def _ended(reason: str, name: str, code: int) -> int:
-    print(f"{name}: {' '.join(reason.split())}", file=sys.stderr)
+    print(f"{name}: {printable(' '.join(reason.split()))}", file=sys.stderr)
     return code
 
 
@@ -76,4 +77,4 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"note: {message}", file=sys.stderr)
+    print(f"note: {printable(str(message))}", file=sys.stderr)

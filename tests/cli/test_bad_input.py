@@ -96,6 +96,11 @@ def test_an_unknown_quantisation(pyggml, tiny, text, tmp_path, command):
     refused(ended, "blk.1.ffn_up.weight has type I8", "known are F32")
 
 
+def test_a_plan_of_a_context_that_the_model_lacks(pyggml, tiny):
+    ended = pyggml("inspect", "-m", tiny, "--plan", "--ctx", 65)
+    refused(ended, "ctx is 65, wanted at most the model's 64")
+
+
 def test_an_adapter_of_another_model(pyggml, tiny, tmp_path):
     adapter = tmp_path / "adapter.gguf"
     about = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama"}
@@ -115,6 +120,16 @@ def test_an_adapter_or_a_checkpoint_is_nothing_to_quantise(finetune, pyggml, tmp
         ended = pyggml("quantize", path, tmp_path / "out.gguf", "Q8_0")
         refused(ended, path, f"general.type is '{kind}', wanted a model")
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_names_from_a_file_do_not_command_the_terminal(pyggml, tiny, tmp_path):
+    with gguf.open(tiny) as file:
+        tensors = [(n, i.dtype, i.shape, file.data(n)) for n, i in file.tensors.items()]
+        tensors += [("\x1b[31mred\x07", F32, (3,), np.zeros(3, np.float32))]
+        gguf.write(tmp_path / "red.gguf", dict(file.metadata), tensors)
+    ended = pyggml("generate", "-m", tmp_path / "red.gguf", "-p", "a")
+    refused(ended, "\ufffd[31mred\ufffd is not used by this architecture")
+    assert not {"\x1b", "\x07"} & set(ended.err)
 
 
 # -- texts --------------------------------------------------------------------------------------
