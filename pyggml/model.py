@@ -11,7 +11,7 @@ import numpy as np
 from pyggml import gguf, tokenizer
 from pyggml.alloc import plan
 from pyggml.backends import CPU
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError, DataError, TokenizerError
 from pyggml.gemm import FASTEST
 from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
@@ -44,8 +44,17 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
-        """Built from the file's own vocabulary when first used."""
-        return tokenizer.from_gguf(self.file)
+        """Built from the file's own vocabulary when first used.
+
+        Raises TokenizerError if there is none, or not one token for each row of the embedding.
+        """
+        found = tokenizer.from_gguf(self.file)
+        if found.n_vocab != self.config.n_vocab:
+            raise TokenizerError(
+                f"{self.file.path}: the vocabulary has {found.n_vocab} tokens, wanted "
+                f"{self.config.n_vocab}, the rows of token_embd.weight"
+            )
+        return found
 
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Logits float32 (n_tokens, n_vocab) of one sequence from its start.

@@ -96,6 +96,19 @@ def test_an_unknown_quantisation(pyggml, tiny, text, tmp_path, command):
     refused(ended, "blk.1.ffn_up.weight has type I8", "known are F32")
 
 
+@pytest.mark.parametrize("command", ["finetune", "generate"])
+def test_a_vocabulary_of_another_model(pyggml, model_with, tiny, text, tmp_path, command):
+    """Found before the training, not when its result first writes a token that is not there."""
+    with gguf.open(tiny) as file:
+        n = len(file.get("tokenizer.ggml.tokens"))
+        tokens = [*file.get("tokenizer.ggml.tokens"), "more"]
+    kinds = np.array([1] * (n - 1) + [3, 1], np.int32)
+    path = model_with(tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=kinds)
+    ended = call(pyggml, command, path, text, tmp_path / "out.gguf")
+    refused(ended, path, f"vocabulary has {n + 1} tokens, wanted {n}, the rows of token_embd")
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_a_plan_of_a_context_that_the_model_lacks(pyggml, tiny):
     ended = pyggml("inspect", "-m", tiny, "--plan", "--ctx", 65)
     refused(ended, "ctx is 65, wanted at most the model's 64")
