@@ -1,0 +1,110 @@
+"""Keys and tensors that files carry and no golden model has, against llama.cpp."""
+
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml import gguf
+from pyggml.dtypes import F32
+from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
+
+from peers.trial import llama_cpp_logits, nmse
+
+pytestmark = pytest.mark.interop
+N_VOCAB, N_EMBD = 40, 64
+TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 48)
+FREQS = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
+LONG = {
+    f"rope_factors_{kind}.weight": np.linspace(1, last, 8, dtype=np.float32)
+    for kind, last in (("short", 3), ("long", 16))
+}
+
+
+def scaling(kind, factor, **more):
+    return {"rope.scaling.type": kind, "rope.scaling.factor": factor} | {
+        f"rope.scaling.{key}": value for key, value in more.items()
+    }
+
+
+YARN = scaling("yarn", 4.0, original_context_length=16)
+LONG_KEYS = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 16}
+SWA_BASE = {"rope.freq_base_swa": 500.0}
+TIED = {"output.weight": None}
+
+FILES = {
+    "frequency factors": ("llama", {}, FREQS),
+    "frequency factors, halves apart": ("exaone", {}, FREQS),
+    "linear": ("llama", scaling("linear", 4.0), {}),
+    "linear, old key": ("llama", {"rope.scale_linear": 4.0}, {}),
+    "none has no factor": ("llama", scaling("none", 4.0), {}),
+    "linear, windows": ("gemma3", scaling("linear", 8.0), {}),
+    "linear, windows that are plain": ("olmo2", scaling("linear", 4.0), {}),
+    "linear, part of a head": ("nemotron", scaling("linear", 2.0), {}),
+    "yarn": ("qwen2", YARN, {}),
+    "yarn that shortens": ("llama", YARN | scaling("yarn", 0.5), {}),
+    "yarn with a factor of its own": ("qwen3", YARN | {"rope.scaling.attn_factor": 1.3}, {}),
+    "yarn, windows": ("gemma2", YARN, TIED),
+    "yarn, some layers": ("smollm3", YARN, {}),
+    "yarn, part of a head": ("glm4", YARN | {"rope.dimension_count": 8}, {}),
+    "yarn without its multiplier": ("mistral3", YARN, {}),
+    "long": ("llama", LONG_KEYS, LONG),
+    "long, scaled": ("granite", LONG_KEYS, LONG),
+    "long, with a factor": ("phi3", LONG_KEYS | {"rope.scaling.attn_factor": 1.2}, LONG),
+    "no rotation": ("granite", {"rope.scaling.finetuned": False}, {}),
+    "scales that are 0": ("granite", dict.fromkeys(["attention.scale", "residual_scale"], 0.0), {}),
+    "base of windows": ("gemma2", SWA_BASE, TIED),
+    "base of windows, by array": (
+        "gemma3",
+        SWA_BASE | {"attention.sliding_window_pattern": np.array([False, True])},
+        {},
+    ),
+    "base of windows that is not used": ("cohere2", SWA_BASE, TIED),
+    "windows without a pattern": ("lfm2", {"attention.sliding_window": 7}, {}),
+    "no windows, a cap": (
+        "gemma3",
+        {"attention.sliding_window": 0, "final_logit_softcapping": 5.0},
+        {},
+    ),
+    "another gating": ("lfm2moe", {"expert_gating_func": 1}, {}),
+    "no lengths of experts": (
+        "qwen2moe",
+        dict.fromkeys(["expert_feed_forward_length", "expert_shared_feed_forward_length"]),
+        {},
+    ),
+    "recurrent by interval": (
+        "qwen3next",
+        {"attention.recurrent_layers": None, "full_attention_interval": 2},
+        {},
+    ),
+}
+
+
+def write(path, architecture, keys, tensors):
+    """A small model with these keys and tensors; None leaves one out."""
+    example = ARCHITECTURES[architecture].example
+    sizes = {"embedding_length": N_EMBD, "feed_forward_length": 64, "vocab_size": N_VOCAB}
+    sizes |= {"rope.dimension_count": 16} if "rope.dimension_count" in example else {}
+    sizes |= {"attention.key_length": 16, "attention.value_length": 16} | keys
+    metadata = small_metadata(ARCHITECTURES[architecture], sizes)
+    metadata |= {"tokenizer.ggml.model": "no_vocab"}
+    sources = {}
+    for name, spec in tensors_of(metadata, N_VOCAB).items():
+        x = draw(name, spec.shape, np.random.default_rng(crc32(name.encode())))
+        x = 1 + 0.1 * x if "norm" in name else 1.2 * x / spec.shape[-1] ** 0.5
+        if not spec.optional or name == "output.weight":
+            sources[name] = x.astype(np.float32)
+    sources = {n: a for n, a in (sources | tensors).items() if a is not None}
+    metadata = {k: v for k, v in metadata.items() if v is not None}
+    gguf.write(path, metadata, [(n, F32, a.shape, a) for n, a in sources.items()])
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_llama_cpp_reads_them_alike(what, tmp_path):
+    """What is left of gemma's is llama.cpp's table of GELUs in halves."""
+    path = tmp_path / "model.gguf"
+    write(path, *FILES[what])
+    found = pyggml.load(path, compute="f32").logits(TOKENS)
+    limit = 1e-6 if "gemma" in FILES[what][0] else 1e-10
+    assert nmse(llama_cpp_logits(path, TOKENS), found) < limit
