@@ -42,6 +42,8 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPa
         if not isinstance(alpha, float) or not np.isfinite(alpha):
             faults.append(f"adapter.lora.alpha is {short(alpha)}, wanted a finite float")
             alpha = 0.0
+        if not file.tensors:
+            faults.append("there are no tensors, wanted an A and a B of at least one matrix")
         pairs = {}
         specs = parts.decoder.tensors()
         for base in _bases(file, faults):

@@ -137,6 +137,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path, name, a, b, message):
         pyggml.load(MODEL, adapter=path)
 
 
+def test_a_file_without_updates_is_refused(tmp_path):
+    path = write_adapter(tmp_path / "a.gguf", "qwen3moe", {})
+    with pytest.raises(AdapterError, match="no tensors, wanted an A and a B of at least one"):
+        pyggml.load(MODEL, adapter=path)
+
+
 FINITE = "wanted a finite float"
 KEYS = [
     ("general.type", np.arange(3), "is an array of 3, wanted 'adapter'"),
