@@ -15,6 +15,7 @@ from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
+from pyggml.lora.data import read_text
 
 
 @click.command("perplexity", context_settings=SETTINGS)
@@ -30,7 +31,7 @@ def command(
     opened = load(model, lora, compute)
     set_threads(threads or max_threads())
     began = perf_counter()
-    words = _read(text)
+    words = read_text(text).removesuffix("\n")  # llama.cpp's -f drops one
     for so_far in _named(text, perplexity(opened, words, ctx)):
         if so_far.chunk == 1:
             whole = span((perf_counter() - began) * so_far.n_chunks)
@@ -46,16 +47,3 @@ def _named(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
         yield from results
     except DataError as error:
         raise DataError(f"{path}: {error}; a smaller --ctx needs less") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if not text.strip():
-            raise DataError(f"{path}: is empty, wanted text")
-        return text
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 at byte {error.start}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {reason}") from None

@@ -131,7 +131,7 @@ def read_corpus(
     the byte), has lines that are not as wanted (with their numbers), or is shorter than a window.
     """
     path = Path(path)
-    text = _read_text(path)
+    text = read_text(path)
     if path.suffix.lower() in _JSON_LINES:
         documents = [tokenizer.encode(t) for t in _documents(path, text)]
         cut = len(documents) - _held_out(len(documents), val_split)
@@ -174,11 +174,16 @@ def _part(whole: Dataset, which: slice | np.ndarray) -> Dataset:
     return Dataset(whole.tokens[which], whole.documents[which])
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's UTF-8 text, its line ends as they are.
+
+    Raises DataError if it cannot be read, is not UTF-8 (with the byte) or holds nothing to read.
+    """
     try:
         raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read: {reason}") from error
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

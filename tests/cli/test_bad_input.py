@@ -177,7 +177,9 @@ def test_no_text_at_all(finetune, pyggml, tiny, path):
 def test_a_text_whose_perplexity_has_no_meaning(pyggml, tiny, tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"caf\xe9")
-    refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "not UTF-8 at byte 3")
+    refused(
+        pyggml("perplexity", "-m", tiny, "-f", path), path, "byte 3 is 0xe9, which is not UTF-8"
+    )
     path.write_text(" \n")
     refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "is empty, wanted text")
     path.write_text("short")

@@ -82,6 +82,19 @@ def test_perplexity_prints_every_running_value_and_the_last(pyggml, tiny, adapte
 # -- quantize -----------------------------------------------------------------------------------
 
 
+def test_perplexity_reads_a_text_as_llama_cpp_does(pyggml, tiny, tmp_path):
+    """Line ends stay as they are, but the last is dropped: 33 bytes and it make two contexts."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"0123\r\n" * 5 + b"01\n")
+    model = library.load(tiny)
+    assert len(model.tokenizer.encode("0123\r\n" * 5 + "01")) == 32
+    wanted = list(perplexity(model, "0123\r\n" * 5 + "01", 16))[-1]
+    ended = pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 16)
+    assert f"PPL = {wanted.value:.4f} +/- {wanted.error:.5f}" in ended.out
+    refused = pyggml("perplexity", "-m", tiny, "-f", path, "--ctx", 17)
+    assert "has 32 tokens, wanted at least 34" in refused.err
+
+
 def test_quantize_says_each_tensor_and_both_sizes(pyggml, tiny, tmp_path):
     out = tmp_path / "out.gguf"
     ended = pyggml("quantize", tiny, out, "q8_0")
