@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ import numpy as np
 from pyggml.errors import TokenizerError
 
 _LABEL, _VALUE, _LEAF = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8
+_MOST_PAIRS = 1 << 18  # of characters that are remembered
+_MOST_BYTES = 1 << 10  # of a replacement, or a text could grow a million times; NFKC's have 33
 _LONGEST = 64  # characters of a key that are looked at; those of real tables have at most 4
 
 
@@ -47,7 +50,7 @@ class Charsmap:
 
     def apply(self, text: str) -> str:
         """The text with every longest key replaced, from left to right."""
-        candidate = self._candidate(set(text))
+        candidate = self._candidate(text)
         if candidate is None:
             return text
         parts, at = [], 0
@@ -57,11 +60,16 @@ class Charsmap:
             parts.append(replacement)
         return "".join((*parts, text[at:]))
 
-    def _candidate(self, chars: set[str]) -> re.Pattern[str] | None:
-        """Where a key or a kept string may begin in a text of these characters: few places."""
+    def _candidate(self, text: str) -> re.Pattern[str] | None:
+        """Where a key or a kept string may begin in this text: few places.
+
+        Only pairs that stand in it are looked at: of all that its characters make there would be
+        hundreds of millions in a text of several scripts.
+        """
+        chars = set(text)
         one = {c for c in chars if c in self._keep or self._match(c, 0) is not None}
-        firsts = [c for c in chars if self._place(c) is not None]
-        pairs = [(c, d) for c in firsts for d in chars if self._may_follow(c, d)]
+        firsts = {c for c in chars if self._place(c) is not None}
+        pairs = [p for p in set(pairwise(text)) if p[0] in firsts and self._may_follow(*p)]
         patterns = [_class(one)] if one else []
         if pairs:
             patterns.append(f"{_class(c for c, _ in pairs)}(?={_class(d for _, d in pairs)})")
@@ -109,6 +117,8 @@ class Charsmap:
     def _may_follow(self, first: str, second: str) -> bool:
         found = self._follows.get((first, second))
         if found is None:
+            if len(self._follows) > _MOST_PAIRS:  # texts without end must not fill the memory
+                self._follows.clear()
             place = self._place(first)
             found = place is not None and self._walk(place, second)[0] is not None
             self._follows[first, second] = found
@@ -122,8 +132,11 @@ class Charsmap:
     def _text(self, start: int) -> str:
         if start >= len(self._texts):
             raise _damaged(f"a replacement begins at byte {start} of {len(self._texts)}")
+        end = self._texts.find(b"\0", start, start + _MOST_BYTES)
+        if end < 0:
+            raise _damaged(f"the replacement at byte {start} is longer than {_MOST_BYTES} bytes")
         try:
-            return self._texts[start : self._texts.index(b"\0", start)].decode()
+            return self._texts[start:end].decode()
         except UnicodeDecodeError:
             raise _damaged(f"the replacement at byte {start} is not UTF-8") from None
 

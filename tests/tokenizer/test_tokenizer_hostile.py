@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceNormalizer
 
 from pyggml import gguf
 from pyggml.errors import GGUFError, PyggmlError, TokenizerError
@@ -218,3 +219,22 @@ def test_a_trie_that_leads_back_into_itself_ends():
     raw = np.array(units, "<u4").tobytes()
     table = Charsmap(len(raw).to_bytes(4, "little") + raw + b"x" * 300 + b"\0", ())
     assert table.apply("a" * 200) == "x" * 4 * 44  # 64 characters at once, of the value 256
+
+
+def test_a_replacement_that_would_fill_the_memory(tiny):
+    table = tiny("t5")["tokenizer.ggml.precompiled_charsmap"]
+    n_trie = int.from_bytes(table[:4].tobytes(), "little")
+    table = np.concatenate([table[: 4 + n_trie], octets(*b"x" * 100_000, 0)])
+    tokenizer = from_metadata(tiny("t5", precompiled_charsmap=table))
+    with pytest.raises(TokenizerError, match="damaged: the replacement at .* longer than 1024 by"):
+        tokenizer.encode("½" * 1000)
+
+
+def test_a_text_of_many_scripts_looks_at_its_own_pairs_only():
+    """NFKC has 4,700 characters that begin a longer key."""
+    proto = SentencePieceNormalizer(rule_name="nmt_nfkc").serialized_model_proto()
+    start = proto.index(b"nmt_nfkc\x12") + 9 + 3  # the table's length has three bytes
+    table = Charsmap(proto[start : proto.rindex(b"\0") + 1], ())
+    text = "".join(chr(point) for point in range(0x20, 0x3000))
+    assert "e\u0301" not in table.apply(text + "e\u0301")
+    assert len(table._follows) <= len(text)
