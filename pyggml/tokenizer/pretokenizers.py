@@ -49,9 +49,20 @@ HAN_KANA = r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+"
 HAN_TO_HANGUL = r"[\u4E00-\u9FA5\u0800-\u4E00\uAC00-\uD7FF&&[^\s]]+"
 NEWLINES = r"[^\n]+|\n+"
 SENTENCE_MARKS = r" ?[^(\s|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)]+"
-# Digits in threes from the right; what stands before a number stays with its first group.
-THREES = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-THREES_FROM_RIGHT = rf"[^\p{{N}}]+(?:{THREES})?|{THREES}"
+# Digits in threes from the right; what stands before a number stays with its first group. Each
+# number is looked through once, at its start: a look ahead from every group would be quadratic.
+THREES_FROM_RIGHT = (
+    r"[^\p{N}]*+\p{N}++|[^\p{N}]++",
+    r"\A[^\p{N}]*+\p{N}{1,2}(?=(?:\p{N}{3})++\z)|\A[^\p{N}]*+\p{N}{1,3}|\p{N}{3}",
+)
+# The same cuts in runs of ASCII digits alone, and only before a group: first at the first group of
+# each run, up to which other characters and runs of one or two digits stay together.
+SUPERBPE = (
+    r"\p{N}+",
+    r"(?:(?:[0-9]{3})++(?![0-9]))?+(?:[^0-9]|[0-9]{1,2}(?![0-9]))*+"
+    r"[0-9]{0,2}(?=(?:[0-9]{3})++(?![0-9])|\z)",
+    r"[0-9]{3}(?=[0-9]{3})",
+)
 
 
 def _any(*alternatives: str) -> str:
@@ -123,7 +134,8 @@ EXAONE_MOE = _any(
 )
 SEED_CODER = _any(SUFFIX, WORD, DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", SPACES)
 JAIS2 = _any(
-    *(SUFFIX, WORD, DIGITS_1_TO_3, SYMBOLS, r"\s*[\r\n]+"),
+    *(SUFFIX, WORD, DIGITS_1_TO_3, SYMBOLS),
+    r"(?=\s)(?<![^\S\r\n]{512})\s*[\r\n]+",  # behind 512 spaces there is none: look no further
     *(rf"\s{{{2**i}}}(?!\S)" for i in range(9, 1, -1)),
     *(r"\s{1,2}(?!\S)", r"\s"),
 )
@@ -197,10 +209,10 @@ _GROUPS: tuple[tuple[Pretokenizer, str], ...] = (
     (Pretokenizer((TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
     (Pretokenizer((GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
     (Pretokenizer((GPT4O_MARKS,), ignore_merges=True), "granite-embed-multi-97m"),
-    (Pretokenizer((THREES_FROM_RIGHT, TINY_AYA)), "tiny_aya cohere2moe"),
-    (Pretokenizer((THREES_FROM_RIGHT, AFMOE_SCRIPTS, DEEPSEEK3)), "afmoe"),
+    (Pretokenizer((*THREES_FROM_RIGHT, TINY_AYA)), "tiny_aya cohere2moe"),
+    (Pretokenizer((*THREES_FROM_RIGHT, AFMOE_SCRIPTS, DEEPSEEK3)), "afmoe"),
     (Pretokenizer((KIMI,)), "kimi-k2"),
-    (Pretokenizer((r"\p{N}+", r"\p{N}+?(?=(?:[0-9]{3})+(?![0-9]))")), "superbpe"),
+    (Pretokenizer(SUPERBPE), "superbpe"),
     (Pretokenizer((JAIS2,)), "jais-2"),
     (Pretokenizer(CHAMELEON, add_bos=True), "chameleon"),
     (
