@@ -1,13 +1,16 @@
 """The types that a file as a whole can have: a base for most matrices, and who gets another one.
 
 Source: llama.cpp, src/llama-quant.cpp (`llama_ftype_get_default_type`, and the branches on `ftype`
-in `llama_tensor_get_type_impl`). Left out are file types that need an importance matrix.
+in `llama_tensor_get_type_impl`). Left out are file types with tensors of types IQ1 to IQ3, which
+nothing here packs, Q2_K_S, which needs an importance matrix, and Q1_0 and NVFP4, for which
+llama.cpp has no other type where a row does not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 # where(i, n, n_gqa): whether tensor i of n is meant; n_gqa query heads share a key head.
 Where = Callable[[int, int, int], bool]
@@ -141,3 +144,19 @@ FILE_TYPES: dict[str, FileType] = {
         _row("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
     )
 }
+
+
+_FALCON: dict[str, dict[str, Any]] = {
+    "Q4_K_M": {"ffn_down": (("Q6_K", _first_sixteenth), ("Q5_K", _some))},
+    "Q4_K_S": {"ffn_down": ()},
+    "Q3_K_L": {"ffn_down": (("Q4_K", _all),), "attn_output": "Q4_K"},
+    "Q3_K_M": {"ffn_down": (("Q5_K", _first_sixteenth), ("Q4_K", _some))},
+}
+
+
+def of_architecture(row: FileType, architecture: str) -> FileType:
+    """Falcon has its own choices; all other architectures share one table."""
+    if architecture != "falcon":
+        return row
+    usual = {"output": "Q8_0", "attn_output": row.base}
+    return replace(row, **(usual | _FALCON.get(row.name, {})))

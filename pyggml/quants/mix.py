@@ -6,7 +6,7 @@ matrix (or the embedding, where it serves as output), and in a share of the laye
 blocks falls back to a type of shorter blocks.
 
 Source: llama.cpp, src/llama-quant.cpp (`llama_tensor_get_type_impl`, `tensor_allows_quantization`,
-`tensor_type_fallback`). The rules of Falcon, GLM 5 and BailingMoE 3 are not included.
+`tensor_type_fallback`). The rules of GLM 5 and BailingMoE 3 are not included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pyggml.dtypes import DTYPES, DType
 from pyggml.errors import QuantError
-from pyggml.quants.file_types import FILE_TYPES, Choice, FileType
+from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, of_architecture
 
 Shape = tuple[int, ...]
 
@@ -69,7 +69,7 @@ def mix(
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
-    row = FILE_TYPES[file_type]
+    row = of_architecture(FILE_TYPES[file_type], model.architecture)
     shapes = dict(sorted(tensors, key=lambda t: (_layer(t[0]), t[0])))  # llama.cpp's own order
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
     found = {}

@@ -45,6 +45,8 @@ SYNTHETIC = {
     "rows-of-96": ("llama", 10, 4, 2, 96, 0, True),
     "rows-of-48": ("llama", 10, 4, 2, 48, 0, True),
     "tied-rows-of-288": ("qwen2", 28, 4, 2, 288, 0, False),
+    "falcon": ("falcon", 32, 4, 4, 256, 0, True),
+    "tied-falcon": ("falcon", 60, 8, 2, 256, 0, False),
 }
 HERE = Path(__file__).parent
 
@@ -95,6 +97,7 @@ def write_synthetic(path: Path, spec: tuple[Any, ...]) -> None:
     w.add_head_count(n_head)
     w.add_head_count_kv(n_head_kv)
     w.add_layer_norm_rms_eps(1e-5)
+    w.add_layer_norm_eps(1e-5)
     w.add_vocab_size(8)
     if n_expert:
         w.add_expert_count(n_expert)
@@ -120,7 +123,7 @@ def quantised_types(path: Path, file_type: int) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.gguf"
         if llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), params):
-            raise RuntimeError(f"llama.cpp could not quantise {path}")
+            raise RuntimeError(f"llama.cpp could not quantise {path} as file type {file_type}")
         with pyggml.gguf.open(out) as file:  # the gguf package does not know every type
             return {name: info.dtype.name for name, info in file.tensors.items()}
 
