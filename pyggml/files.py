@@ -15,14 +15,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path beside `path` to write to; on success it is fsynced and renamed over `path`.
 
     If the block raises, `path` is left as it was and the partial file is removed. An OSError
-    (full disk, no such folder, no permission) becomes a PyggmlError that names `path`, and so does
-    a `path` that is a folder or a device.
+    (full disk, no such folder, no permission) becomes a PyggmlError that names `path`. A folder or
+    a device is refused before anything is written.
     """
     target = Path(path)
     if not target.name or "\0" in str(target):
         raise PyggmlError(f"{str(target)!r}: cannot be written: this is no name of a file")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        if target.exists() and not target.is_file():  # a rename would put a file in its place
+            found = "folder" if target.is_dir() else "device"
+            raise PyggmlError(f"{target}: cannot be written: it is a {found}")
         yield partial
         with partial.open("r+b") as written:
             os.fsync(written.fileno())

@@ -90,6 +90,20 @@ def test_a_place_that_cannot_be_written_is_refused(name, tmp_path, monkeypatch):
     assert names(tmp_path) == ["file.txt", "folder"]
 
 
+@pytest.mark.parametrize("make", ["mkdir", "mkfifo"])
+def test_a_folder_or_device_is_refused_before_the_work(make, tmp_path):
+    if not hasattr(os, make):  # Windows
+        pytest.skip("no such thing here")
+    getattr(os, make)(tmp_path / "there")
+    before = (tmp_path / "there").stat()
+    with (
+        pytest.raises(PyggmlError, match="there: cannot be written: it is a (folder|device)"),
+        replacing(tmp_path / "there"),
+    ):
+        raise AssertionError("the work began")
+    assert (tmp_path / "there").stat().st_mode == before.st_mode
+
+
 def test_a_block_that_writes_nothing_is_an_error(tmp_path):
     with (
         pytest.raises(PyggmlError, match=r"new\.txt: cannot be written"),
