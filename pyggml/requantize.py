@@ -12,9 +12,9 @@ import numpy as np
 from pyggml import gguf
 from pyggml.dtypes import DType
 from pyggml.errors import ConfigError, ModelError, QuantError
+from pyggml.gguf.fields import shown
 from pyggml.quants import (
     FILE_TYPES,
-    NUMBERS,
     QUANTS,
     ModelFacts,
     dequantize,
@@ -34,10 +34,11 @@ def requantize(
 ) -> None:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
 
-    A source in several files becomes one. Tables of integers and of F64 are kept as they are. At
-    most one tensor is in memory at a time; `progress` hears name, old and new type of each.
-    Raises QuantError for an unknown file type or data that cannot be packed, ModelError if the
-    source is no model, ConfigError if both paths are the same file.
+    A source in several files becomes one. What llama.cpp does not quantise (vectors, norms, tables)
+    keeps its type. At most one tensor is in memory at a time; `progress` hears name, old and new
+    type of each.
+    Raises QuantError for an unknown file type or data that cannot be packed, GGUFError if the
+    source is damaged, ModelError if it is no model, ConfigError if both paths are the same file.
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
@@ -64,12 +65,10 @@ def requantize(
 
 def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
     kept = {
-        name: info.dtype
-        for name, info in file.tensors.items()
-        if info.dtype in NUMBERS and not is_packed(name, info.shape)
+        name: info.dtype for name, info in file.tensors.items() if not is_packed(name, info.shape)
     }
     unknown = [
-        f"{name} has type {info.dtype}"
+        f"{shown(name)} has type {info.dtype}"
         for name, info in file.tensors.items()
         if name not in kept and info.dtype.name not in QUANTS
     ]
@@ -80,8 +79,8 @@ def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
 
 
 def _facts(file: gguf.GGUFFile) -> ModelFacts:
-    kind = file.get("general.type", "model")
-    if isinstance(kind, str) and kind in ("adapter", "checkpoint"):
+    kind = file.optional("general.type", str, "model")
+    if kind in ("adapter", "checkpoint"):
         raise ModelError(f"{file.path}: general.type is {kind!r}, wanted a model")
     architecture = file.get("general.architecture")
     if not isinstance(architecture, str):
@@ -114,5 +113,8 @@ def _converted(
         progress(name, info.dtype, to)
     if to is info.dtype:
         return data
-    raw = quantize(dequantize(data, info.dtype.name), to.name)
+    try:
+        raw = quantize(dequantize(data, info.dtype.name), to.name)
+    except QuantError as error:
+        raise QuantError(f"{file.path}: tensor {shown(name)}: {error}") from None
     return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)

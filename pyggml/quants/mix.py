@@ -104,7 +104,7 @@ def _is_attn_v(name: str) -> bool:
 
 
 def is_packed(name: str, shape: Shape) -> bool:
-    """Whether llama.cpp quantises this tensor at all; if not, its converter wrote it as F32."""
+    """Whether llama.cpp quantises this tensor at all."""
     n_dims = len(shape) - next((i for i, n in enumerate(shape) if n != 1), len(shape))
     kept = name in _KEPT_NAMES or any(part in name for part in _KEPT_PARTS)
     return n_dims >= 2 and name.endswith("weight") and not kept
@@ -149,7 +149,7 @@ def _ffn_down(row: FileType, name: str, model: ModelFacts, count: _Count) -> str
     if model.n_expert > 1:  # several ffn_down in a layer: only the name tells which layer it is
         i = _layer(name)
         if not 0 <= i < model.n_layer:
-            raise QuantError(f"{name} is in none of the model's {model.n_layer} layers")
+            raise QuantError(f"{name!r} is in none of the model's {model.n_layer} layers")
     return _chosen(row.ffn_down, row.base, i, model.n_layer, model)
 
 

@@ -109,5 +109,5 @@ def test_unknown_file_type_is_refused():
 def test_expert_outside_of_the_layers_is_refused():
     experts = ModelFacts(architecture="llama", n_layer=2, n_head=4, n_head_kv=2, n_expert=4)
     name = "blk.2.ffn_down_exps.weight"
-    with pytest.raises(QuantError, match=f"{name} is in none of the model's 2 layers"):
+    with pytest.raises(QuantError, match=f"'{name}' is in none of the model's 2 layers"):
         mix("Q4_K_M", [(name, (4, 256, 256))], experts)

@@ -8,7 +8,7 @@ import pytest
 import pyggml
 from pyggml import gguf
 from pyggml.dtypes import DTYPES, F32, I32
-from pyggml.errors import QuantError
+from pyggml.errors import GGUFError, ModelError, QuantError
 from pyggml.quants import FILE_TYPES, dequantize
 from pyggml.requantize import requantize
 
@@ -61,12 +61,52 @@ def test_numbers_are_kept(golden, tmp_path):
         assert file.tensors["blk.0.attn_norm.weight"].dtype is F32
 
 
+def test_what_is_no_model_is_refused(golden, tmp_path):
+    for value, error, words in [
+        ("adapter", ModelError, "general.type is 'adapter', wanted a model"),
+        (np.zeros(3, np.int32), GGUFError, "general.type.* is array of 3 INT32, wanted str"),
+    ]:
+        with gguf.open(golden) as file:
+            gguf.write(tmp_path / "in.gguf", {**file.metadata, "general.type": value}, [])
+        with pytest.raises(error, match=words):
+            requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
+
+
+KEPT = ["position_embd.weight", "blk.0.time_mix_w1.weight", "blk.0.per_layer_model_proj.weight"]
+
+
+def test_what_is_not_quantised_keeps_its_type(golden, tmp_path):
+    bfloats = np.arange(512, dtype=np.uint16).reshape(2, 256)
+    vector = np.linspace(0, 1, 256).astype(np.float16)
+    with gguf.open(golden) as file:
+        tensors = [(name, DTYPES["BF16"], (2, 256), bfloats) for name in KEPT]
+        tensors += [("blk.0.attn_norm.weight", DTYPES["F16"], (256,), vector)]
+        gguf.write(tmp_path / "in.gguf", file.metadata, tensors)
+    for file_type in ("Q4_K_M", "F32"):
+        requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", file_type)
+        with gguf.open(tmp_path / "out.gguf") as file:
+            assert {file.tensors[name].dtype.name for name in KEPT} == {"BF16"}
+            np.testing.assert_array_equal(file.data("blk.0.attn_norm.weight"), vector)
+
+
+def test_numbers_that_cannot_be_packed_name_their_tensor(golden, tmp_path):
+    name = "blk.0.attn_q.weight"
+    with gguf.open(golden) as file:
+        tensors = [(name, F32, (2, 256), np.full((2, 256), np.nan, np.float32))]
+        gguf.write(tmp_path / "in.gguf", file.metadata, tensors)
+    (tmp_path / "out.gguf").write_text("old")
+    with pytest.raises(QuantError, match=rf"in.gguf: tensor '{name}': only finite .* at \(0, 0\)"):
+        requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
+    assert (tmp_path / "out.gguf").read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.gguf", "out.gguf"]
+
+
 def test_a_matrix_of_numbers_is_refused(golden, tmp_path):
     with gguf.open(golden) as file:
         numbers = np.zeros((2, 256), np.int8)
         tensors = [("blk.0.attn_q.weight", DTYPES["I8"], (2, 256), numbers)]
         gguf.write(tmp_path / "in.gguf", file.metadata, tensors)
-    with pytest.raises(QuantError, match="blk.0.attn_q.weight has type I8; known are F32"):
+    with pytest.raises(QuantError, match="'blk.0.attn_q.weight' has type I8; known are F32"):
         requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_0")
 
 
