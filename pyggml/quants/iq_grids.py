@@ -29,12 +29,19 @@ from pyggml.quants.base import HALF_LIMIT, NoPack, Quant
 from pyggml.quants.bits import half_at, half_to_float
 
 # Zeros until `_load` has filled them; kernels have them as constants.
-_IQ2_XXS = np.zeros((256, 8), np.int8)
-_IQ2_XS = np.zeros((512, 8), np.int8)
-_IQ2_S = np.zeros((1024, 8), np.int8)
-_IQ3_XXS = np.zeros((256, 4), np.int8)
-_IQ3_S = np.zeros((512, 4), np.int8)
-_IQ1_S = np.zeros((2048, 8), np.int8)
+_IQ2_XXS = np.zeros((256, 8), np.float32)
+_IQ2_XS = np.zeros((512, 8), np.float32)
+_IQ2_S = np.zeros((1024, 8), np.float32)
+_IQ3_XXS = np.zeros((256, 4), np.float32)
+_IQ3_S = np.zeros((512, 4), np.float32)
+_IQ1_S = np.zeros((2048, 8), np.float32)
+
+# Row i: −1 where bit j of i is 1, else 1; of seven bits with their parity as the eighth. A product
+# with a row of a table becomes vector code where a choice by bits does not.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_SIGNS = 1 - 2 * _BITS.astype(np.float32)
+_ODD = _BITS[:128].sum(axis=1, dtype=np.int64) % 2
+_EVEN_SIGNS = _SIGNS[np.arange(128) | (_ODD << 7)]
 
 _HALF, _QUARTER, _EIGHTH = np.float32(0.5), np.float32(0.25), np.float32(0.125)
 _NO_PACK = NoPack("choosing points of a grid needs data on how the weights are used")
@@ -71,15 +78,6 @@ def _word32(x, b, i):
 
 
 @exact
-def _eight_signs(seven):
-    """Seven bits of signs and an eighth, their parity."""
-    odd = seven ^ (seven >> np.uint32(4))
-    odd ^= odd >> np.uint32(2)
-    odd ^= odd >> np.uint32(1)
-    return seven | ((odd & np.uint32(1)) << np.uint32(7))
-
-
-@exact
 def _nibble(byte, i):
     """The low (i = 0) or high (i = 1) 4 bits."""
     return np.float32((np.uint32(byte) >> np.uint32(4 * i)) & np.uint32(15))
@@ -87,10 +85,19 @@ def _nibble(byte, i):
 
 @exact
 def _write(y, b, start, scale, point, signs):
-    """y[b, start …] = scale · point, negative where a bit of signs is 1."""
-    for j in range(point.size):
-        minus = (signs >> np.uint32(j)) & np.uint32(1)
-        y[b, start + j] = scale * np.float32(-point[j] if minus else point[j])
+    """y[b, start …] = scale · point · signs, 8 of each."""
+    out = y[b, start : start + 8]
+    for j in range(8):
+        out[j] = scale * point[j] * signs[j]
+
+
+@exact
+def _write_two(y, b, start, scale, first, second, signs):
+    """As `_write`, of two points of 4."""
+    out = y[b, start : start + 8]
+    for j in range(4):
+        out[j] = scale * first[j] * signs[j]
+        out[4 + j] = scale * second[j] * signs[4 + j]
 
 
 @block_code(ready=_load)
@@ -103,7 +110,7 @@ def _unpack_iq2_xxs(dst, src, n_blocks):
             word = _word32(x, b, 6 + 8 * i)
             scale = d * (_HALF + np.float32(word >> np.uint32(28))) * _QUARTER
             for k in range(4):
-                signs = _eight_signs((word >> np.uint32(7 * k)) & np.uint32(127))
+                signs = _EVEN_SIGNS[(word >> np.uint32(7 * k)) & np.uint32(127)]
                 _write(y, b, 32 * i + 8 * k, scale, _IQ2_XXS[x[b, 2 + 8 * i + k]], signs)
 
 
@@ -116,7 +123,7 @@ def _unpack_iq2_xs(dst, src, n_blocks):
         for i in range(32):
             word = _word16(x, b, 2 + 2 * i)
             scale = d * (_HALF + _nibble(x[b, 66 + i // 4], i // 2 % 2)) * _QUARTER
-            signs = _eight_signs(word >> np.uint32(9))
+            signs = _EVEN_SIGNS[word >> np.uint32(9)]
             _write(y, b, 8 * i, scale, _IQ2_XS[word & np.uint32(511)], signs)
 
 
@@ -130,7 +137,7 @@ def _unpack_iq2_s(dst, src, n_blocks):
             top = (np.uint32(x[b, 66 + i // 4]) >> np.uint32(2 * (i % 4))) & np.uint32(3)
             point = _IQ2_S[np.uint32(x[b, 2 + i]) | (top << np.uint32(8))]
             scale = d * (_HALF + _nibble(x[b, 74 + i // 4], i // 2 % 2)) * _QUARTER
-            _write(y, b, 8 * i, scale, point, np.uint32(x[b, 34 + i]))
+            _write(y, b, 8 * i, scale, point, _SIGNS[x[b, 34 + i]])
 
 
 @block_code(ready=_load)
@@ -142,10 +149,11 @@ def _unpack_iq3_xxs(dst, src, n_blocks):
         for i in range(8):
             word = _word32(x, b, 66 + 4 * i)
             scale = d * (_HALF + np.float32(word >> np.uint32(28))) * _HALF
-            for k in range(8):
-                signs = _eight_signs((word >> np.uint32(7 * (k // 2))) & np.uint32(127))
-                signs = signs >> np.uint32(4 * (k % 2))
-                _write(y, b, 32 * i + 4 * k, scale, _IQ3_XXS[x[b, 2 + 8 * i + k]], signs)
+            for k in range(4):
+                signs = _EVEN_SIGNS[(word >> np.uint32(7 * k)) & np.uint32(127)]
+                at = 2 + 8 * i + 2 * k
+                first, second = _IQ3_XXS[x[b, at]], _IQ3_XXS[x[b, at + 1]]
+                _write_two(y, b, 32 * i + 8 * k, scale, first, second, signs)
 
 
 @block_code(ready=_load)
@@ -154,20 +162,22 @@ def _unpack_iq3_s(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
         d = half_at(x, b, 0)
-        for i in range(64):
-            top = (np.uint32(x[b, 66 + i // 8]) >> np.uint32(i % 8)) & np.uint32(1)
-            point = _IQ3_S[np.uint32(x[b, 2 + i]) | (top << np.uint32(8))]
-            s = _nibble(x[b, 106 + i // 16], i // 8 % 2)
-            signs = np.uint32(x[b, 74 + i // 2]) >> np.uint32(4 * (i % 2))
-            _write(y, b, 4 * i, d * (s + s + np.float32(1)), point, signs)
+        for i in range(32):
+            top = np.uint32(x[b, 66 + i // 4]) >> np.uint32(2 * (i % 4))
+            first = _IQ3_S[np.uint32(x[b, 2 + 2 * i]) | ((top & np.uint32(1)) << np.uint32(8))]
+            second = _IQ3_S[np.uint32(x[b, 3 + 2 * i]) | ((top & np.uint32(2)) << np.uint32(7))]
+            s = _nibble(x[b, 106 + i // 8], i // 4 % 2)
+            scale = d * (s + s + np.float32(1))
+            _write_two(y, b, 8 * i, scale, first, second, _SIGNS[x[b, 74 + i]])
 
 
 @exact
 def _write_shifted(y, b, start, scale, point, minus):
-    """y[b, start …] = scale · (point ± 1/8)."""
+    """y[b, start …] = scale · (point ± 1/8), 8 of each."""
     shift = -_EIGHTH if minus else _EIGHTH
+    out = y[b, start : start + 8]
     for j in range(8):
-        y[b, start + j] = scale * (np.float32(point[j]) + shift)
+        out[j] = scale * (point[j] + shift)
 
 
 @block_code(ready=_load)
