@@ -46,7 +46,7 @@ def bind(
         arena = device.alloc(p.n_bytes)
     for t, offset in p.offsets.items():
         device.attach(t, arena, offset)
-    nodes = tuple(t for t in p.graph.nodes if t.op is not SAVED and not t.is_view)
+    nodes = tuple(t for t in p.graph.nodes if _runs(t))
     calls = []
     for t in nodes:
         reason = device.unsupported(t)
@@ -72,6 +72,11 @@ def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
 def _one_after_the_other(*calls: Call) -> None:
     for kernel, arguments in calls:
         kernel(*arguments)
+
+
+def _runs(t: Tensor) -> bool:
+    """Whether there is anything to compute: a result without elements is left alone, as in ggml."""
+    return t.op is not SAVED and not t.is_view and bool(t.n_elements or t.saved)
 
 
 def compute(p: Plan) -> None:

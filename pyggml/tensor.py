@@ -19,6 +19,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 
 Shape = tuple[int, ...]
+MAX_AXES = 4  # GGML_MAX_DIMS
 
 _places = count()
 
@@ -55,6 +56,12 @@ class Tensor:
     place: int = field(default_factory=next_place, init=False)
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_AXES or min(self.shape, default=0) < 0:
+            made_by = self.name or (self.op.name if self.op else "leaf")
+            raise ShapeError(
+                f"{made_by}: a shape of {list(self.shape)}, wanted at most {MAX_AXES} axes, "
+                "none below 0"
+            )
         if not self.strides:
             self.strides = contiguous_strides(self.shape, self.dtype)
 
@@ -122,7 +129,8 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
     """A tensor over an existing array, which is not copied.
 
     For a quantised `dtype`, data is uint8 of shape (*shape[:-1], row_bytes). Strides are kept.
-    Raises ShapeError if the array's type has no ggml twin, or is not what holds `dtype`.
+    Raises ShapeError if the array's type has no ggml twin, or is not what holds `dtype`, or if the
+    array has more than four axes or runs backwards along one.
     """
     if dtype is None:
         dtype = _BY_NUMPY.get(data.dtype)
@@ -130,6 +138,8 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
             raise ShapeError(f"{name or 'array'}: NumPy type {data.dtype} has no ggml type")
     if data.dtype != dtype.numpy:
         raise ShapeError(f"{name or 'array'}: {data.dtype} holds no {dtype}, wanted {dtype.numpy}")
+    if min(data.strides, default=0) < 0:  # a view is sought from the first element on
+        raise ShapeError(f"{name or 'array'}: strides are {data.strides}, wanted none below 0")
     if not dtype.quantised:
         return Tensor(data.shape, dtype, name=name, data=data, strides=data.strides)
     n = data.shape[-1] // dtype.block_bytes * dtype.block

@@ -14,10 +14,21 @@ import numpy as np
 from pyggml._jit import parallel, prange
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.ops.broadcast import MAX_AXES, expect_tiles, padded, tiled
+from pyggml.ops.broadcast import copies, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import (
+    MAX_AXES,
+    PLAIN,
+    Call,
+    Memory,
+    Sample,
+    Shape,
+    Site,
+    Spec,
+    Tensor,
+    op,
+)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -103,9 +114,8 @@ def _cycles(large: Shape, small: Shape) -> bool:
 
 def _side_by_side(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
     """Views with two axes for each: (how often b is repeated, b's length)."""
-    large, small = padded(a.shape), padded(b.shape)
-    split = [k for n, m in zip(large, small, strict=True) for k in (n // m, m)]
-    single = [k for m in small for k in (1, m)]
+    split = [k for axis in copies(b.shape, a.shape) for k in axis]
+    single = [k for m in padded(b.shape) for k in (1, m)]
     return out.reshape(split), a.reshape(split), b.reshape(single)
 
 

@@ -191,7 +191,7 @@ def _shapes(tasks: int, n_tokens: int, state: tuple[int, ...], back: bool) -> li
 
 def _marks(n_tokens: int) -> tuple[int, int]:
     """How many states are kept, and how many tokens lie from one to the next."""
-    length = isqrt(n_tokens - 1) + 1
+    length = isqrt(max(n_tokens - 1, 0)) + 1
     return -(-n_tokens // length), length
 
 

@@ -246,7 +246,8 @@ def _scan_back_run(site: Site) -> Call:
     dstate, ddt, da, db, dc = site.saved
     tasks = n_tasks(x.shape[1])
     own = recurrence.scratch(site, tasks, x.shape[0], state, True)
-    parts = site.work.view(np.float32)[-2 * tasks * b.size :].reshape(2, tasks, *b.shape)
+    floats = site.work.view(np.float32)
+    parts = floats[floats.size - 2 * tasks * b.size :].reshape(2, tasks, *b.shape)
     gradients = (site.out, dstate, ddt, da, *parts)
     return _scan_back, (db, dc, parts, *gradients, *own, *site.src)
 

@@ -182,3 +182,14 @@ def test_arrays_as_kernels_see_them():
     assert as_rows(a).shape == (6, 4)
     assert as_rows(np.zeros(())).shape == (1, 1)
     assert as_four(a).shape == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (2, 1, 1, 1, 3)])
+def test_five_axes_are_refused(shape):
+    with pytest.raises(ShapeError, match="x: a shape of .* wanted at most 4 axes"):
+        zeros(shape, name="x")
+
+
+def test_an_array_that_runs_backwards_is_refused():
+    with pytest.raises(ShapeError, match=r"x: strides are \(-12, 4\), wanted none below 0"):
+        leaf(np.zeros((2, 3), np.float32)[::-1], "x")
