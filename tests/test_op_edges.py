@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.alloc import plan
+from pyggml.backward import build_backward
 from pyggml.backward.check import check_gradient
 from pyggml.dtypes import F16, I32, dtype
 from pyggml.errors import ShapeError
@@ -228,6 +229,37 @@ def test_halves_of_quantised_rows_keep_whole_blocks():
         ops.narrow(t, 2, 16, 32)
 
 
+# -- nothing at all -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (2, 0, 4)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(ops.rms_norm, ops.norm, ops.l2_norm, ops.soft_max, ops.relu, ops.silu, ops.sqr, ops.neg),
+        *(lambda x: ops.mul(x, x), lambda x: ops.div(x, ops.scale(x, 2.0)), ops.diag_mask_inf),
+        *(lambda x: ops.geglu(x, x), lambda x: ops.repeat(x, x.shape), ops.sum_),
+        lambda x: ops.add(x, zeros((1,))),
+        lambda x: ops.rms_norm_mul(x, zeros(x.shape[-1:])),
+    ],
+)
+def test_no_elements_give_none_and_a_gradient_of_none(build, shape):
+    x = zeros(shape)
+    y = build(x)
+    found, dx = run(y, *build_backward(y, [x]))
+    assert found.shape == y.shape and not np.any(found)
+    assert dx.shape == shape
+
+
+def test_a_scan_over_no_tokens_leaves_the_state():
+    state, none = leaf(f32((2, 1, 3))), zeros((0, 1, 3))
+    at = zeros((0,), I32)
+    y = ops.ssm_scan(state, zeros((0, 2, 1)), zeros((0, 2)), zeros((2, 3)), none, none, at)
+    last, dstate = run(y.saved[0], *build_backward(y, [state]))
+    np.testing.assert_array_equal(last, state.data)
+    np.testing.assert_array_equal(dstate, np.zeros((2, 1, 3)))
+
+
 # -- in place -----------------------------------------------------------------------------------
 
 
@@ -239,6 +271,18 @@ def test_add_inplace_changes_its_first_source_and_nothing_else():
     wanted[1:3] += f32((6,), 1)
     np.testing.assert_array_equal(a.data, wanted)
     np.testing.assert_array_equal(found, wanted[1:3])
+
+
+def test_a_sink_is_read_before_the_softmax_is_written_over_it():
+    x, sink = leaf(np.array([1.0], np.float32)), ops.scale(leaf(np.array([3.0], np.float32)), 1.0)
+    (y,) = run(ops.soft_max(x, sinks=sink))
+    np.testing.assert_allclose(y, 1 / (1 + np.exp(2.0)), rtol=1e-6)
+
+
+def test_a_limited_gate_without_bound_has_no_slope():
+    gate, up = leaf(np.array([np.inf, 1e30], np.float32)), leaf(np.array([1.0, 2.0], np.float32))
+    (dgate,) = run(*build_backward(ops.swiglu_oai(gate, up), [gate]))
+    np.testing.assert_array_equal(dgate, [0, 0])
 
 
 # -- refusals -----------------------------------------------------------------------------------
@@ -291,6 +335,39 @@ REFUSED = [
     (lambda: ops.count_equal(INTEGERS, X), "count_equal: b is .*wanted I32"),
     (lambda: ops.diag_mask_inf(zeros((8,))), "wanted matrices"),
     (lambda: ops.diag_mask_zero(X, -1), "n_past >= 0"),
+    (lambda: ops.repeat(zeros((1,)), (2, 1, 1, 1, 1)), "repeat: x is"),
+    (lambda: ops.get_rows(X, zeros((1, 1, 1, 1), I32)), "get_rows: a shape .* at most 4 axes"),
+    (lambda: ops.get_rows_back(X, zeros((3,), I32), -1), "get_rows_back: .*none below 0"),
+    (lambda: ops.get_rows(zeros((0, 3, 8)), zeros((1, 2), I32)), "get_rows: ids is"),
+]
+
+# Settings: numbers that no formula is right for.
+NAN = float("nan")
+CUBE = zeros((2, 3, 8))
+YARN = {"n_dims": 8, "ext_factor": 1.0, "n_ctx_orig": 64}
+AT = zeros((3,), I32)
+REFUSED += [
+    (lambda: ops.rms_norm(X, -1e-6), "rms_norm: eps is -1e-06, wanted a number from 0 on"),
+    (lambda: ops.norm(X, NAN), "norm: eps is nan"),
+    (lambda: ops.l2_norm_back(X, X, NAN), "l2_norm_back: eps is nan"),
+    (lambda: ops.group_norm(CUBE, 2, -1.0), "group_norm: eps is -1.0"),
+    (lambda: ops.rms_norm_mul(X, zeros((8,)), -1.0), "rms_norm_mul: eps is -1.0"),
+    (lambda: ops.rms_norm_mul(zeros(()), zeros(())), "rms_norm_mul: x is .* axes"),
+    (lambda: ops.clamp(X, 2.0, 1.0), "clamp: low is 2.0 and high 1.0"),
+    (lambda: ops.clamp(X, NAN, 1.0), "clamp: low is nan"),
+    (lambda: ops.xielu(X, 0.0, 0.0, eps=NAN), "xielu: eps is nan"),
+    (lambda: ops.swiglu(X, X, swapped=True), "wanted swapped=False"),
+    (lambda: ops.soft_max(CUBE, max_bias=8.0), "max_bias is 8.0, wanted a mask"),
+    (lambda: ops.soft_max(CUBE, X, max_bias=-8.0), "max_bias is -8.0, wanted a number from 0"),
+    (lambda: ops.soft_max(CUBE, zeros((0, 3, 8))), "mask .* cannot be repeated"),
+    (lambda: ops.rope_table(AT, n_dims=8, freq_base=-2.0), "freq_base is -2.0, wanted .* above 0"),
+    (lambda: ops.rope_table(AT, n_dims=8, freq_scale=0.0), "freq_scale is 0.0"),
+    (lambda: ops.rope_table(AT, **YARN, beta_fast=0.0), "beta_fast is 0.0"),
+    (lambda: ops.rope_table(AT, **YARN, freq_base=NAN), "freq_base is nan"),
+    (lambda: ops.arange(0, math.inf), "arange: .* or no end"),
+    (lambda: ops.linear_cross_entropy(zeros(()), X, AT, zeros((3,))), r"h \(\), w"),
+    (lambda: ops.linear_cross_entropy(X, zeros((0, 8)), AT, zeros((3,))), "none empty"),
+    (lambda: ops.linear_cross_entropy(X, INTEGERS, AT, zeros((3,))), "cannot be unpacked"),
 ]
 
 

@@ -7,7 +7,7 @@ timestep_embedding   cos(t·f_0) … cos(t·f_(h−1)), sin(t·f_0) …; f_j = m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tenso
 def arange(start: float, stop: float, step: float = 1.0) -> Tensor:
     """(ceil((stop − start)/step),) F32: start, start + step, … (ggml's ARANGE).
 
-    Raises ShapeError if that is not at least one number.
+    Raises ShapeError if that is not at least one number, or infinitely many.
     """
     return ARANGE(start=float(start), stop=float(stop), step=float(step))
 
@@ -42,9 +42,10 @@ def timestep_embedding(t: Tensor, dim: int, max_period: int = 10000) -> Tensor:
 
 
 def _arange_spec(start: float, stop: float, step: float) -> Spec:
-    n = ceil((stop - start) / step) if step else 0
+    length = (stop - start) / step if step else 0.0
+    n = ceil(length) if isfinite(length) else 0
     if n < 1:
-        raise ShapeError(f"arange: {start} to {stop} by {step} holds no number")
+        raise ShapeError(f"arange: {start} to {stop} by {step} holds no number, or no end")
     return Spec((n,))
 
 

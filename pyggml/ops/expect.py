@@ -27,6 +27,18 @@ def expect_axes(op: str, what: str, t: Tensor, *n_axes: int) -> None:
         raise ShapeError(f"{op}: {what} is {t!r}, wanted {wanted} axes")
 
 
+def expect_number(op: str, what: str, value: float, least: float = 0.0) -> None:
+    """ShapeError unless a setting is finite and at least `least`."""
+    if not least <= value < np.inf:
+        raise ShapeError(f"{op}: {what} is {value}, wanted a number from {least:g} on")
+
+
+def expect_above_zero(op: str, what: str, value: float) -> None:
+    """ShapeError unless a setting is finite and more than 0."""
+    if not 0 < value < np.inf:
+        raise ShapeError(f"{op}: {what} is {value}, wanted a number above 0")
+
+
 def expect_gapless(op: str, what: str, t: Tensor) -> None:
     """ShapeError if t, which the op changes in place, is a view with gaps."""
     if not t.is_contiguous:

@@ -16,6 +16,7 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import sigmoid32
+from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
 from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arith import mul
@@ -70,7 +71,9 @@ def geglu_erf(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> 
 
 
 def parts(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
-    """(gate, up), cut out of a packed gate if there is no up."""
+    """(gate, up), cut out of a packed gate if there is no up; ShapeError if swapped with one."""
+    if up is not None and swapped:
+        raise ShapeError("a gated unit with gate and up apart, wanted swapped=False")
     if up is not None:
         return gate, up
     first, second = halves(gate)

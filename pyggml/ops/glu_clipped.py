@@ -16,7 +16,7 @@ from pyggml._simd import sigmoid32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
 from pyggml.ops.glu import glu_op, parts
-from pyggml.tensor import NoGrad, Tensor
+from pyggml.tensor import NoGrad, Op, Tensor
 
 _ONE = np.float32(1)
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
@@ -34,8 +34,7 @@ def swiglu_oai(
 
     Raises ShapeError if limit is not above 0.
     """
-    _check("swiglu_oai", limit)
-    return SWIGLU_OAI(*parts(gate, up, swapped), alpha=alpha, limit=limit, shift=1.0)
+    return _clipped_unit(SWIGLU_OAI, parts(gate, up, swapped), alpha, limit, 1.0)
 
 
 def swiglu_clamp(
@@ -45,13 +44,15 @@ def swiglu_clamp(
 
     Raises ShapeError if limit is not above 0.
     """
-    _check("swiglu_clamp", limit)
-    return SWIGLU_CLAMP(*parts(gate, up, swapped), alpha=1.0, limit=limit, shift=0.0)
+    return _clipped_unit(SWIGLU_CLAMP, parts(gate, up, swapped), 1.0, limit, 0.0)
 
 
-def _check(name: str, limit: float) -> None:
+def _clipped_unit(
+    unit: Op, sources: tuple[Tensor, Tensor], alpha: float, limit: float, shift: float
+) -> Tensor:
     if not limit > 0:
-        raise ShapeError(f"{name}: limit is {limit}, wanted more than 0")
+        raise ShapeError(f"{unit.name}: limit is {limit}, wanted more than 0")
+    return unit(*sources, alpha=float(alpha), limit=float(limit), shift=shift)
 
 
 @kernel
@@ -65,8 +66,9 @@ def _clipped(y, gate, up, alpha, limit, shift):
 def _back_gate(dgate, gate, up, dy, alpha, limit, shift):
     for i in range(gate.size):
         u = min(max(up[i], -limit), limit) + shift
-        s = sigmoid32(alpha * gate[i])
-        slope = s * (_ONE + alpha * gate[i] * (_ONE - s)) * np.float32(gate[i] < limit)
+        g = min(gate[i], limit)  # so that an infinite gate has slope 0, not NaN
+        s = sigmoid32(alpha * g)
+        slope = s * (_ONE + alpha * g * (_ONE - s)) * np.float32(gate[i] < limit)
         dgate[i] = dy[i] * u * slope
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.expect import expect, expect_axes, expect_type
+from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
 from pyggml.ops.norm import NORM, NORM_BACK, norm_back_rows, norm_rows
 from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op
 
@@ -23,12 +23,12 @@ def group_norm(x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
     ggml's GROUP_NORM. Raises ShapeError if the groups would not be of one size: there ggml makes
     the last ones smaller, or empty.
     """
-    return GROUP_NORM(x, n_groups=n_groups, eps=eps)
+    return GROUP_NORM(x, n_groups=n_groups, eps=float(eps))
 
 
 def group_norm_back(x: Tensor, dy: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
     """d(loss)/dx of group_norm, given dy = d(loss)/dy; all of one shape."""
-    return GROUP_NORM_BACK(x, dy, n_groups=n_groups, eps=eps)
+    return GROUP_NORM_BACK(x, dy, n_groups=n_groups, eps=float(eps))
 
 
 def _spec(x: Tensor, *dy: Tensor, n_groups: int, eps: float) -> Spec:
@@ -36,6 +36,7 @@ def _spec(x: Tensor, *dy: Tensor, n_groups: int, eps: float) -> Spec:
     expect_axes("group_norm", "x", x, 3, 4)
     for t in dy:
         expect("group_norm_back", "dy", t, x.shape)
+    expect_number("group_norm", "eps", eps)
     if n_groups < 1 or x.shape[-3] % n_groups:
         raise ShapeError(f"group_norm: {n_groups} groups do not divide the channels of {x!r}")
     return Spec(x.shape)

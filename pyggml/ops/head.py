@@ -22,6 +22,8 @@ from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.arith import mul
+from pyggml.ops.expect import expect_number
+from pyggml.quants import QUANTS
 from pyggml.tensor import Call, Memory, Needs, Sample, Site, Spec, Tensor, op
 
 _ONE = np.float32(1)
@@ -50,11 +52,15 @@ def linear_cross_entropy(
 def _spec(
     h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool, softcap: float
 ) -> Spec:
+    expect_number("linear_cross_entropy", "softcap", softcap)
+    fits = len(h.shape) == len(w.shape) == 2 and h.shape[1] == w.shape[1]
+    if not fits or 0 in (*h.shape, *w.shape):
+        raise ShapeError(
+            f"linear_cross_entropy: h {h.shape}, w {w.shape}, wanted (T, K), (V, K), none empty"
+        )
+    if w.dtype.name not in QUANTS:
+        raise ShapeError(f"linear_cross_entropy: rows of {w!r} cannot be unpacked")
     n = h.shape[0]
-    if not 0 <= softcap < np.inf:
-        raise ShapeError(f"linear_cross_entropy: softcap is {softcap}, wanted 0 or more")
-    if len(h.shape) != 2 or len(w.shape) != 2 or h.shape[1] != w.shape[1]:
-        raise ShapeError(f"linear_cross_entropy: h {h.shape}, w {w.shape}, wanted (T, K), (V, K)")
     if targets.shape != (n,) or weights.shape != (n,):
         raise ShapeError(
             f"linear_cross_entropy: targets {targets.shape}, weights {weights.shape}, wanted ({n},)"

@@ -1,5 +1,7 @@
 """Normalisation of each row (the last axis); every back takes what its forward took, then dy.
 
+An eps below 0 is refused; with 0, a row of zeros, or of equals for norm, has no result but NaN.
+
 rms_norm        y  = x·r,  r = 1/sqrt(mean(x²) + eps)
 rms_norm_back   dx = r·(dy − x·r²·mean(x·dy))
 norm            y  = (x − mean(x))·r,  r = 1/sqrt(var(x) + eps), var over n, not n − 1
@@ -17,7 +19,7 @@ import numpy as np
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.expect import expect, expect_number, expect_type
 from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, op, rows
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
@@ -26,37 +28,38 @@ _ONE = np.float32(1)
 
 def rms_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """Each row of x (..., n) F32 divided by its root mean square (ggml's RMS_NORM)."""
-    return RMS_NORM(x, eps=eps)
+    return RMS_NORM(x, eps=float(eps))
 
 
 def rms_norm_back(x: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor:
     """d(loss)/dx of rms_norm, given dy = d(loss)/dy; all of one shape."""
-    return RMS_NORM_BACK(x, dy, eps=eps)
+    return RMS_NORM_BACK(x, dy, eps=float(eps))
 
 
 def norm(x: Tensor, eps: float = 1e-5) -> Tensor:
     """Each row of x (..., n) F32 less its mean, over its deviation (ggml's NORM, LayerNorm)."""
-    return NORM(x, eps=eps)
+    return NORM(x, eps=float(eps))
 
 
 def norm_back(x: Tensor, dy: Tensor, eps: float = 1e-5) -> Tensor:
     """d(loss)/dx of norm, given dy = d(loss)/dy; all of one shape."""
-    return NORM_BACK(x, dy, eps=eps)
+    return NORM_BACK(x, dy, eps=float(eps))
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """Each row of x (..., n) F32 divided by its length, or by eps if that is more (L2_NORM)."""
-    return L2_NORM(x, eps=eps)
+    return L2_NORM(x, eps=float(eps))
 
 
 def l2_norm_back(x: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor:
     """d(loss)/dx of l2_norm, given dy = d(loss)/dy; all of one shape."""
-    return L2_NORM_BACK(x, dy, eps=eps)
+    return L2_NORM_BACK(x, dy, eps=float(eps))
 
 
 def _one(name: str) -> Callable[..., Spec]:
     def spec(x: Tensor, eps: float) -> Spec:
         expect_type(name, "x", x)
+        expect_number(name, "eps", eps)
         return Spec(x.shape)
 
     return spec
@@ -66,6 +69,7 @@ def _two(name: str) -> Callable[..., Spec]:
     def spec(x: Tensor, dy: Tensor, eps: float) -> Spec:
         expect_type(name, "x", x)
         expect(name, "dy", dy, x.shape)
+        expect_number(name, "eps", eps)
         return Spec(x.shape)
 
     return spec

@@ -8,13 +8,14 @@ rms_norm_mul_back_w  dw = Σ over rows of r·x·dy
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
 from pyggml.tensor import (
     PLAIN,
     Call,
@@ -37,17 +38,17 @@ _CHUNK = 32  # rows summed by one thread; fixed, so that the sum is the same at 
 
 def rms_norm_mul(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
     """Each row of x (..., n) F32 over its root mean square, times w (n,) F32."""
-    return RMS_NORM_MUL(x, w, eps=eps)
+    return RMS_NORM_MUL(x, w, eps=float(eps))
 
 
 def rms_norm_mul_back(x: Tensor, w: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor:
     """d(loss)/dx of rms_norm_mul, given dy = d(loss)/dy of x's shape."""
-    return RMS_NORM_MUL_BACK(x, w, dy, eps=eps)
+    return RMS_NORM_MUL_BACK(x, w, dy, eps=float(eps))
 
 
 def rms_norm_mul_back_w(x: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor:
     """d(loss)/dw (n,) of rms_norm_mul, given dy = d(loss)/dy of x's shape."""
-    return RMS_NORM_MUL_BACK_W(x, dy, eps=eps)
+    return RMS_NORM_MUL_BACK_W(x, dy, eps=float(eps))
 
 
 @kernel
@@ -67,8 +68,10 @@ def _rate_ref(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _rms_norm_mul_spec(x: Tensor, w: Tensor, eps: float) -> Spec:
+    expect_axes("rms_norm_mul", "x", x, 1, 2, 3, 4)
     expect_type("rms_norm_mul", "x", x)
     expect("rms_norm_mul", "w", w, x.shape[-1:])
+    expect_number("rms_norm_mul", "eps", eps)
     return Spec(x.shape)
 
 
@@ -178,9 +181,8 @@ def _n_chunks(n_rows: int) -> int:
 
 
 def _rms_norm_mul_back_w_work(node: Tensor) -> int:
-    x = node.src[0]
-    n = x.shape[-1]
-    return _n_chunks(x.n_elements // n) * n * F32.block_bytes
+    *outer, n = node.src[0].shape
+    return _n_chunks(prod(outer)) * n * F32.block_bytes
 
 
 @kernel

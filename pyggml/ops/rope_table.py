@@ -26,7 +26,7 @@ from pyggml._jit import kernel
 from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.expect import expect_axes, expect_type
+from pyggml.ops.expect import expect_above_zero, expect_axes, expect_type
 from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op
 
 ONE_POSITION, FOUR_POSITIONS = ("normal", "neox"), ("mrope", "imrope", "vision")
@@ -52,8 +52,8 @@ def rope_table(
 
     positions (n_tokens,) I32, or (4, n_tokens) in modes "mrope", "imrope" and "vision", which need
     four `sections`; freq_factors (at least n_pairs,) F32. Raises ShapeError if n_dims is odd, the
-    mode is none or lacks sections, or if ext_factor is not 0 and n_ctx_orig, freq_scale or
-    freq_base does not allow YaRN.
+    mode is none or lacks sections, if freq_base, freq_scale or a beta is not above 0, or if
+    ext_factor is not 0 and n_ctx_orig or freq_base does not allow YaRN.
     """
     return ROPE_TABLE(
         *(t for t in (positions, freq_factors) if t is not None),
@@ -88,11 +88,10 @@ def _spec(
     n_dims: int,
     mode: str,
     sections: Sections,
-    freq_base: float,
-    freq_scale: float,
     ext_factor: float,
     n_ctx_orig: int,
-    **_: float,
+    attn_factor: float,
+    **frequencies: float,
 ) -> Spec:
     check_mode(mode)
     expect_type("rope_table", "positions", positions, I32)
@@ -110,12 +109,19 @@ def _spec(
         expect_axes("rope_table", "freq_factors", f, 1)
         if f.shape[0] < pairs:
             raise ShapeError(f"rope_table: freq_factors is {f!r}, wanted {pairs} or more")
-    if ext_factor and (n_ctx_orig <= 0 or freq_scale <= 0 or freq_base <= 1):
-        raise ShapeError(
-            f"rope_table: YaRN needs n_ctx_orig > 0, freq_scale > 0 and freq_base > 1, found "
-            f"{n_ctx_orig}, {freq_scale} and {freq_base}"
-        )
+    _check_settings(ext_factor, n_ctx_orig, **frequencies)
     return Spec((positions.shape[-1], 2, pairs))
+
+
+def _check_settings(ext_factor: float, n_ctx_orig: int, **frequencies: float) -> None:
+    """ShapeError unless base, scale and betas allow an angle, and YaRN where it is asked for."""
+    for what, value in frequencies.items():
+        expect_above_zero("rope_table", what, value)
+    if ext_factor and (n_ctx_orig <= 0 or frequencies["freq_base"] <= 1):
+        raise ShapeError(
+            "rope_table: YaRN needs n_ctx_orig > 0 and freq_base > 1, found "
+            f"{n_ctx_orig} and {frequencies['freq_base']}"
+        )
 
 
 def _pairs(mode: str, n_dims: int, sections: Sections) -> tuple[np.ndarray, np.ndarray]:

@@ -59,7 +59,9 @@ def _expect_ids(name: str, ids: Tensor) -> None:
 
 def _check_batch(name: str, ids: Tensor, batch: Shape) -> None:
     first = ids.shape[: len(batch)]
-    if len(first) < len(batch) or any(i == 0 or n % i for n, i in zip(batch, first, strict=True)):
+    if len(first) < len(batch) or any(
+        i == 0 or n == 0 or n % i for n, i in zip(batch, first, strict=True)
+    ):
         raise ShapeError(f"{name}: ids is {ids!r}, whose first axes do not divide {list(batch)}")
 
 

@@ -21,7 +21,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.arith import mul, neg
 from pyggml.ops.broadcast import padded
-from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.expect import expect, expect_number, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.reduce import sum_rows
 from pyggml.ops.repeat import repeat_back
@@ -57,15 +57,16 @@ def soft_max(
 
     mask is F32, has x's last two sizes, and is repeated over heads and batch. max_bias > 0 weighs
     it by ALiBi's slope of each head. sinks (n_head,) F32 are one more score for each row, which
-    gets a share but no place. Mask and sinks have gradients. Raises ShapeError if one does not fit.
+    gets a share but no place. Mask and sinks have gradients. Raises ShapeError if one does not fit,
+    or if max_bias is below 0 or there is no mask for it to weigh.
     """
     sources = (t for t in (x, mask, sinks) if t is not None)
-    return SOFT_MAX(*sources, scale=scale, max_bias=max_bias, masked=mask is not None)
+    return SOFT_MAX(*sources, scale=float(scale), max_bias=float(max_bias), masked=mask is not None)
 
 
 def soft_max_back(dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """d(loss)/dx of soft_max, given dy = d(loss)/dy and its result y; all of one shape."""
-    return SOFT_MAX_BACK(dy, y, scale=scale)
+    return SOFT_MAX_BACK(dy, y, scale=float(scale))
 
 
 # -- soft_max -----------------------------------------------------------------------------------
@@ -79,10 +80,13 @@ def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
 def _soft_max_spec(x: Tensor, *extras: Tensor, scale: float, max_bias: float, masked: bool) -> Spec:
     expect_type("soft_max", "x", x)
     m, sinks = _extras(extras, masked)
+    expect_number("soft_max", "max_bias", max_bias)
+    if max_bias > 0 and m is None:
+        raise ShapeError(f"soft_max: max_bias is {max_bias}, wanted a mask for it to weigh")
     if m is not None:
         expect_type("soft_max", "mask", m)
         outer = tuple(zip(reversed(x.shape[:-2]), reversed(m.shape[:-2]), strict=False))
-        fits = m.shape[-2:] == x.shape[-2:] and all(n % k == 0 for n, k in outer)
+        fits = m.shape[-2:] == x.shape[-2:] and all(k and n % k == 0 for n, k in outer)
         if not fits or len(m.shape) > len(x.shape):
             raise ShapeError(f"soft_max: mask {m!r} cannot be repeated to the shape of {x!r}")
     if sinks is not None:
@@ -129,12 +133,13 @@ def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
     n_head, n_q = x.shape[1], x.shape[2]
     for row in prange(x.shape[0] * n_head * n_q):
         b, h, q = row // (n_head * n_q), row // n_q % n_head, row % n_q
+        sink = sinks[h]  # before y, which may lie where the sinks do
         if has_mask:
             weights = mask[b % mask.shape[0], h % mask.shape[1], q]
             _masked(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
         else:
             _scaled(y[b, h, q], x[b, h, q], scale)
-        share = _soft_max_row(y[b, h, q], sinks[h])
+        share = _soft_max_row(y[b, h, q], sink)
         if lost.size > 0:
             lost[row] = share
 

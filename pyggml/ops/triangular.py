@@ -68,7 +68,7 @@ def diag(x: Tensor) -> Tensor:
 
 def fill(x: Tensor, value: float) -> Tensor:
     """A tensor of x's shape, F32, with one value in it (ggml's FILL)."""
-    return FILL(x, value=value)
+    return FILL(x, value=float(value))
 
 
 def _square(name: str, x: Tensor) -> None:

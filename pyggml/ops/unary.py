@@ -14,6 +14,7 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml._simd import exp32
+from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.arith import div, mul, neg, scale
 from pyggml.ops.expect import expect_type
@@ -259,7 +260,12 @@ STEP = unary_op("step", GGMLUnaryOp.STEP, _step, _step_ref, _FLAT, draws(0, 2))
 
 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
-    """x, but at least low and at most high, F32; either may be infinite (ggml's CLAMP)."""
+    """x, but at least low and at most high, F32; either may be infinite (ggml's CLAMP).
+
+    Raises ShapeError if low is above high.
+    """
+    if not low <= high:
+        raise ShapeError(f"clamp: low is {low} and high {high}, wanted low <= high")
     return CLAMP(x, low=float(low), high=float(high))
 
 

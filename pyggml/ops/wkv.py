@@ -76,7 +76,7 @@ def gated_linear_attn(
     [value, key], ggml's its transpose. positions (T,) I32: 0 begins a sequence with a zero state.
     The result's `saved[0]` is the last state.
     """
-    return GATED_LINEAR_ATTN(state, k, v, q, g, positions, scale=scale)
+    return GATED_LINEAR_ATTN(state, k, v, q, g, positions, scale=float(scale))
 
 
 # -- kernels ------------------------------------------------------------------------------------

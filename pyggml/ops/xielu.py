@@ -30,7 +30,7 @@ def xielu(
 
     The alphas are constants, as in ggml. Raises ShapeError if eps is above 0.
     """
-    if eps > 0:
+    if not eps <= 0:
         raise ShapeError(f"xielu: eps is {eps}, wanted 0 or less")
     a_n, a_p = beta + _softplus(alpha_n), _softplus(alpha_p)
     return XIELU(x, a_n=a_n, a_p=a_p, beta=float(beta), eps=float(eps))
