@@ -8,16 +8,14 @@ concat        a, then b, along one axis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 import numpy as np
 
-from pyggml._jit import kernel
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect_type
 from pyggml.ops.layout import no_kernel
-from pyggml.tensor import PLAIN, STRIDED, Call, Memory, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import STRIDED, Call, Memory, Sample, Site, Spec, Tensor, op
 
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:
@@ -100,23 +98,18 @@ NARROW = op(
 )
 
 
-@kernel
-def _narrow_back(out, dy, start):
-    for i in range(out.shape[0]):
-        for j in range(start):
-            out[i, j] = 0
-        for j in range(dy.shape[1]):
-            out[i, start + j] = dy[i, j]
-        for j in range(start + dy.shape[1], out.shape[1]):
-            out[i, j] = 0
+def _inset(before: np.ndarray, inside: np.ndarray, after: np.ndarray, dy: np.ndarray) -> None:
+    before.fill(0)
+    np.copyto(inside, dy)
+    after.fill(0)
 
 
 def _narrow_back_run(site: Site) -> Call:
     (dy,) = site.src
-    p = site.node.params
-    outer = prod(dy.shape[: p["axis"]])
-    inner = prod(dy.shape[p["axis"] + 1 :])
-    return _narrow_back, (site.out.reshape(outer, -1), dy.reshape(outer, -1), p["start"] * inner)
+    axis, start, size = (site.node.params[k] for k in ("axis", "start", "size"))
+    end = start + dy.shape[axis]
+    ranges = ((0, start), (start, end - start), (end, size - end))
+    return _inset, (*(_ranged(site.out, axis, *r) for r in ranges), dy)
 
 
 def _narrow_back_spec(dy: Tensor, axis: int, start: int, size: int) -> Spec:
@@ -153,7 +146,7 @@ NARROW_BACK = op(
     grad=_narrow_back_grad,
     samples=_narrow_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
+    needs=STRIDED,
 )
 
 # -- concat -------------------------------------------------------------------------------------
