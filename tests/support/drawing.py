@@ -3,8 +3,8 @@
 Sizes change together wherever they are the same in a sample, as rows, heads or keys do. They grow
 past tiles; they shrink as far as another sample of the op has gone on that axis, and not at all
 where integers are among the sources, which may be numbers of rows. What the op then refuses is
-drawn in the sizes that it was declared with. Values are nearly those of the sample, so that they
-stay in the op's domain and away from its kinks.
+drawn in the sizes that it was declared with. Values, and settings that are real numbers, are nearly
+those of the sample, so that they stay in the op's domain and away from its kinks.
 """
 
 import numpy as np
@@ -36,18 +36,24 @@ def fed_by_results(ops):
 
 def draw_sample(data, op, exclude):
     """(arrays, params) that the op accepts."""
-    samples = list(op.samples(np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1), "seed"))
+    samples = list(op.samples(rng))
     sample = data.draw(st.sampled_from(samples), "sample")
     fixed = op.name in exclude or any(isinstance(a, Tensor) for a in sample.arrays)
-    if fixed or not sample.arrays:
+    if fixed:
         return sample.arrays, sample.params
+    settings = {
+        k: v * rng.uniform(0.8, 1.25) if type(v) is float else v for k, v in sample.params.items()
+    }
+    if not _accepts(op, sample.arrays, settings):
+        settings = sample.params
     sizes = _draw_sizes(data, sample, samples)
     shapes = [tuple(sizes[n] for n in a.shape) for a in sample.arrays]
-    if max(np.prod(s) for s in shapes) <= MOST:
+    if max((np.prod(s) for s in shapes), default=0) <= MOST:
         arrays = tuple(_resized(a, sizes) for a in sample.arrays)
-        if _accepts(op, arrays, sample.params):
-            return arrays, sample.params
-    return sample.arrays, sample.params
+        if _accepts(op, arrays, settings):
+            return arrays, settings
+    return sample.arrays, settings
 
 
 def _resized(a, sizes):
