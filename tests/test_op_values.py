@@ -99,6 +99,17 @@ def test_gated_functions_far_from_zero(build):
         assert math.isfinite(s.found)
 
 
+def test_gelu_erf_keeps_its_digits_far_to_the_left():
+    x = np.linspace(-8, -1, 29, dtype=np.float32)
+    phi = [0.5 * math.erfc(-v / math.sqrt(2)) for v in x.tolist()]
+    density = np.exp(-(x.astype(float) ** 2) / 2) / math.sqrt(2 * math.pi)
+    y = ops.gelu_erf(leaf(x))
+    alone, gated, dx = run(y, ops.geglu_erf(leaf(x), leaf(x)), *build_backward(y, y.src))
+    np.testing.assert_allclose(alone, x * phi, rtol=1e-5)
+    np.testing.assert_allclose(gated, x * x * phi, rtol=1e-5)
+    np.testing.assert_allclose(dx, phi + x * density, rtol=1e-4)
+
+
 def test_the_gradient_of_elu_does_not_overflow():
     x = leaf(np.array([300.0, -300.0], np.float32))
     (dx,) = build_backward(ops.elu(x), [x])

@@ -30,7 +30,7 @@ _ONE, _HALF, _THREE = np.float32(1), np.float32(0.5), np.float32(3)
 _QUICK = np.float32(1.702)
 _CUBE = np.float32(0.044715)
 _TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # 1 + tanh(u) = 2 · s(2u), without cancellation
-_ROOT_HALF = np.float32(math.sqrt(0.5))
+_MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
 _DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
 
 
@@ -340,15 +340,21 @@ def gelu_erf(x: Tensor) -> Tensor:
 
 
 @kernel
+def _phi32(x):
+    """Φ, half of erfc(−x / √2): 1 + erf would lose all digits far to the left."""
+    return _HALF * np.float32(math.erfc(x * _MINUS_ROOT_HALF))
+
+
+@kernel
 def _gelu_erf(y, x):
     for i in range(x.size):
-        y[i] = _HALF * x[i] * (_ONE + np.float32(math.erf(x[i] * _ROOT_HALF)))
+        y[i] = x[i] * _phi32(x[i])
 
 
 def _phi(x: np.ndarray) -> np.ndarray:
-    """Φ: half of 1 + erf(x / √2)."""
-    erf = np.vectorize(math.erf, otypes=[float])
-    return np.asarray(0.5 * (1 + erf(x * math.sqrt(0.5))))
+    """Φ: half of erfc(−x / √2)."""
+    erfc = np.vectorize(math.erfc, otypes=[float])
+    return np.asarray(0.5 * erfc(-x * math.sqrt(0.5)))
 
 
 def _gelu_erf_ref(x: np.ndarray) -> np.ndarray:
@@ -363,8 +369,7 @@ def _gelu_erf_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 def _gelu_erf_back(dx, x, dy):
     for i in range(x.size):
         v = x[i]
-        phi = _HALF * (_ONE + np.float32(math.erf(v * _ROOT_HALF)))
-        dx[i] = dy[i] * (phi + v * _DENSITY * np.exp(-_HALF * v * v))
+        dx[i] = dy[i] * (_phi32(v) + v * _DENSITY * np.exp(-_HALF * v * v))
 
 
 def _gelu_erf_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
 _QUICK = np.float32(1.702)
 _CUBE = np.float32(0.044715)
 _TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # gelu(x) = x · s(2 √(2/π) (x + 0.044715 x³))
-_ROOT_HALF = np.float32(math.sqrt(0.5))
+_MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
@@ -210,7 +210,8 @@ def _geglu_quick(y, gate, up):
 @kernel
 def _geglu_erf(y, gate, up):
     for i in range(gate.size):
-        y[i] = _HALF * gate[i] * (_ONE + np.float32(math.erf(gate[i] * _ROOT_HALF))) * up[i]
+        phi = _HALF * np.float32(math.erfc(gate[i] * _MINUS_ROOT_HALF))  # not 1 + erf: digits
+        y[i] = gate[i] * phi * up[i]
 
 
 REGLU = glu_op("reglu", GGMLGLUOp.REGLU, _reglu, _product_ref("relu"), _product_grad(relu))
