@@ -81,7 +81,8 @@ def scratch(n_bytes):
 def call(op, node, out, src):
     """Run one kernel on arrays of our choice."""
     saved = tuple(np.empty(s.shape, s.dtype.numpy) for s in node.saved)
-    kernel, arguments = op.run(Site(node, out, src, saved, scratch(op.needs.work(node)), "f32"))
+    site = Site(node, out, src, saved, scratch(op.needs.work(node)), "f32")
+    kernel, arguments = op.run(site)  # which may hold addresses only: site keeps the arrays
     kernel(*arguments)
     return out
 

@@ -14,7 +14,7 @@ import numpy as np
 from pyggml._jit import parallel, prange
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.ops.broadcast import copies, expect_tiles, padded, tiled
+from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
 from pyggml.tensor import (
@@ -133,6 +133,7 @@ def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
             ((4, 1, 6), (2, 1, 6)),
             ((2, 3, 8), (2, 1, 8)),
             ((7,), (1, 1, 7)),
+            drawn_tiles(rng),
         ),
     ]
     for a, b in shapes:

@@ -35,6 +35,12 @@ def expect_tiles(op: str, what: str, t: Tensor, shape: Shape) -> None:
         raise ShapeError(f"{op}: {what} is {t!r}, wanted axes that divide those of {list(shape)}")
 
 
+def drawn_tiles(rng: np.random.Generator) -> tuple[Shape, Shape]:
+    """For samples: four axes, and a shape that is repeated along some of them."""
+    times, small = rng.integers(1, 4, (2, MAX_AXES))
+    return tuple((times * small).tolist()), tuple(small.tolist())
+
+
 def tiled(a: np.ndarray, shape: Shape) -> np.ndarray:
     """a repeated to `shape`, in NumPy; what the references use."""
     counts = [times for times, _ in copies(a.shape, shape)]

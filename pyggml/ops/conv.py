@@ -193,14 +193,27 @@ def _conv_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return CONV_2D_BACK_W(dy, x, of=w.shape, **p), CONV_TRANSPOSE_2D(w, dy, of=x.shape, **p)
 
 
+_Case = tuple[Shape, Shape, Pair, Pair, Pair, int]
+
+
+def _drawn_case(rng: np.random.Generator) -> _Case:
+    """Shapes of x and w, stride, padding, dilation, groups; w reaches over at most 5 of 6."""
+    pairs = rng.integers((1, 1, 0, 1), (4, 4, 3, 3), (2, 4)).T.tolist()
+    kernel, stride, padding, dilation = ((a, b) for a, b in pairs)
+    groups, own, each = rng.integers(1, 4, 3).tolist()
+    x, w = (2, groups * own, 6, 7), (groups * each, own, *kernel)
+    return x, w, stride, padding, dilation, groups
+
+
 def _conv_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    cases: list[tuple[Shape, Shape, Pair, Pair, Pair, int]] = [
+    cases: list[_Case] = [
         ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1), (0, 0), (1, 1), 1),
         ((2, 3, 5, 6), (4, 3, 2, 3), (1, 1), (0, 0), (1, 1), 1),
         ((1, 2, 7, 9), (3, 2, 3, 2), (2, 3), (1, 2), (2, 1), 1),
         ((2, 4, 1, 11), (6, 2, 1, 4), (1, 2), (0, 3), (1, 2), 2),
         ((1, 5, 6, 4), (5, 1, 3, 3), (1, 1), (1, 1), (1, 1), 5),
     ]
+    cases.append(_drawn_case(rng))
     for x, w, *geometry in cases:
         arrays = rng.standard_normal(w), rng.standard_normal(x)
         names = ("stride", "padding", "dilation", "groups")

@@ -133,7 +133,8 @@ def _timestep_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _timestep_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for n, dim, max_period in [(1, 1, 10), (3, 8, 10000), (4, 7, 100)]:
+    drawn = (5, int(rng.integers(1, 20)), int(rng.integers(1, 1000)))
+    for n, dim, max_period in [(1, 1, 10), (3, 8, 10000), (4, 7, 100), drawn]:
         params = {"dim": dim, "max_period": max_period}
         yield Sample((rng.uniform(0, 9, n),), params)
 

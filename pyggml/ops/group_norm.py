@@ -71,7 +71,9 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, n_groups in [((4, 2, 3), 2), ((6, 3, 5), 3), ((2, 4, 3, 2), 1), ((3, 5, 2, 7), 5)]:
+    groups, each = rng.integers(1, 5, 2).tolist()
+    cases = [((4, 2, 3), 2), ((6, 3, 5), 3), ((2, 4, 3, 2), 1), ((3, 5, 2, 7), 5)]
+    for shape, n_groups in [*cases, ((2, groups * each, 3, 3), groups)]:
         yield Sample((rng.standard_normal(shape),), {"n_groups": n_groups, "eps": 1e-5})
 
 

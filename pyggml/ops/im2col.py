@@ -125,10 +125,12 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    drawn = rng.integers((1, 1, 0, 1), (4, 4, 3, 3), (2, 4)).T.tolist()
     for x, size, stride, padding, dilation in (
         ((1, 1, 1, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
         ((2, 3, 5, 6), (2, 3), (1, 1), (0, 0), (1, 1)),
         ((1, 2, 7, 9), (3, 2), (2, 3), (1, 2), (2, 1)),
+        ((2, 2, 6, 7), *map(tuple, drawn)),
     ):
         windows = {"size": size, "stride": stride, "padding": padding, "dilation": dilation}
         yield Sample((rng.standard_normal(x),), windows)

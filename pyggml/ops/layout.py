@@ -265,6 +265,7 @@ def _permute_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _permute_samples(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [((1, 1), (1, 0)), ((2, 3, 4), (2, 0, 1)), ((2, 3, 4, 5), (0, 2, 3, 1)), ((5,), (0,))]
+    cases.append(((3, 1, 4, 2), tuple(rng.permutation(4).tolist())))
     for shape, axes in cases:
         yield Sample((rng.standard_normal(shape),), {"axes": axes})
 

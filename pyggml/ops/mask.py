@@ -71,7 +71,8 @@ def _mask_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _mask_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, n_past in [((1, 1), 0), ((4, 4), 0), ((3, 8), 2), ((2, 2, 5, 3), 1)]:
+    cases = [((1, 1), 0), ((4, 4), 0), ((3, 8), 2), ((2, 2, 5, 3), 1)]
+    for shape, n_past in [*cases, ((3, 4, 6), int(rng.integers(0, 9)))]:
         yield Sample((rng.standard_normal(shape),), {"n_past": n_past})
 
 

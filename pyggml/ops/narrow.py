@@ -81,6 +81,8 @@ def _narrow_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _narrow_samples(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [((1, 1), 1, 0, 1), ((3, 8), 1, 2, 5), ((4, 3, 5), 1, 1, 2), ((6, 2, 3, 2), 0, 3, 3)]
+    axis, start = rng.integers(0, (4, 5)).tolist()
+    cases.append(((5, 5, 5, 5), axis, start, int(rng.integers(1, 6 - start))))
     for shape, axis, start, size in cases:
         yield Sample((rng.standard_normal(shape),), {"axis": axis, "start": start, "size": size})
 
@@ -133,6 +135,8 @@ def _narrow_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _narrow_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [((1, 1), 1, 0, 1), ((3, 5), 1, 2, 8), ((2, 3, 4), 0, 1, 4), ((5,), 0, 1, 6)]
+    axis, start, after = rng.integers(0, (3, 5, 5)).tolist()
+    cases.append(((2, 2, 2), axis, start, start + 2 + after))
     for shape, axis, start, size in cases:
         yield Sample((rng.standard_normal(shape),), {"axis": axis, "start": start, "size": size})
 
@@ -188,7 +192,10 @@ def _concat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _concat_samples(rng: np.random.Generator) -> Iterator[Sample]:
     cases = [((1, 1), (1, 1), 0), ((3, 5), (3, 8), 1), ((2, 3, 5), (2, 1, 5), 1), ((4,), (1,), 0)]
-    for a, b, axis in cases:
+    drawn = int(rng.integers(0, 3))
+    left, right = [2, 3, 4], [2, 3, 4]
+    left[drawn], right[drawn] = rng.integers(1, 7, 2).tolist()
+    for a, b, axis in [*cases, (tuple(left), tuple(right), drawn)]:
         yield Sample((rng.standard_normal(a), rng.standard_normal(b)), {"axis": axis})
 
 

@@ -60,6 +60,7 @@ def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape, widths in [
         *(((1, 1), ((0, 0), (0, 0))), ((3, 5), ((1, 0), (2, 3))), ((4,), ((0, 9),))),
         ((2, 3, 4, 5), ((1, 1), (0, 2), (3, 0), (1, 1))),
+        ((3, 4), tuple(map(tuple, rng.integers(0, 7, (2, 2)).tolist()))),
     ]:
         for circular in (False, True):
             params = {"widths": widths, "circular": circular}
@@ -82,7 +83,8 @@ def _reflect_ref(x: np.ndarray, before: int, after: int) -> np.ndarray:
 
 
 def _reflect_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, before, after in [((1, 1), 0, 0), ((3, 5), 4, 2), ((2, 3, 7), 0, 6), ((2,), 1, 1)]:
+    cases = [((1, 1), 0, 0), ((3, 5), 4, 2), ((2, 3, 7), 0, 6), ((2,), 1, 1)]
+    for shape, before, after in [*cases, ((2, 6), *rng.integers(0, 6, 2).tolist())]:
         yield Sample((rng.standard_normal(shape),), {"before": before, "after": after})
 
 
@@ -102,7 +104,9 @@ def _roll_ref(x: np.ndarray, shifts: Shape) -> np.ndarray:
 
 
 def _roll_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, shifts in [((1, 1), (0, 5)), ((3, 8), (1, -3)), ((2, 3, 4, 5), (1, 2, -1, 9))]:
+    cases = [((1, 1), (0, 5)), ((3, 8), (1, -3)), ((2, 3, 4, 5), (1, 2, -1, 9))]
+    cases.append(((4, 5, 6), tuple(rng.integers(-9, 10, 3).tolist())))
+    for shape, shifts in cases:
         yield Sample((rng.standard_normal(shape),), {"shifts": shifts})
 
 

@@ -67,9 +67,11 @@ def _places(i: int, n: int, k: int, stride: int, padding: int) -> range:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    drawn = rng.integers(1, 5, (2, 2)).tolist()
     for shape, size, stride, padding in [
         *(((1, 1, 1, 1), (1, 1), (1, 1), (0, 0)), ((2, 3, 6, 8), (2, 2), (2, 2), (0, 0))),
         *(((1, 2, 5, 7), (3, 2), (1, 3), (1, 1)), ((1, 4, 1, 9), (1, 4), (1, 2), (0, 2))),
+        ((2, 1, 6, 7), tuple(drawn[0]), tuple(drawn[1]), tuple(rng.integers(0, drawn[0]).tolist())),
     ]:
         x = rng.permutation(1.0 + np.arange(np.prod(shape)))  # none equal
         yield Sample((x.reshape(shape),), {"size": size, "stride": stride, "padding": padding})

@@ -9,7 +9,7 @@ import numpy as np
 from pyggml._jit import kernel
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.broadcast import expect_tiles, padded, tiled, tiles, untiled
+from pyggml.ops.broadcast import drawn_tiles, expect_tiles, padded, tiled, tiles, untiled
 from pyggml.ops.expect import expect_type
 from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
 
@@ -65,7 +65,7 @@ def _repeat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _repeat_samples(rng: np.random.Generator) -> Iterator[Sample]:
     shapes = [((1, 1), (1, 1)), ((5,), (3, 5)), ((2, 1, 3), (2, 4, 6)), ((), (2, 3, 4, 5))]
-    for small, large in shapes:
+    for small, large in [*shapes, drawn_tiles(rng)[::-1]]:
         yield Sample((np.asarray(rng.standard_normal(small)),), {"shape": large})
 
 

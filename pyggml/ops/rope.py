@@ -147,11 +147,12 @@ def _rope_apply_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _rope_apply_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, half in [((1, 1, 2), 1), ((5, 3, 8), 3), ((2, 4, 3, 32), 16)]:
+    for shape, half in [((1, 1, 2), 1), ((5, 3, 8), 3), ((2, 4, 3, 32), 16), ((5, 2, 21), 4)]:
         angle = rng.uniform(-3, 3, (shape[-3], half))
         table = 1.1 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         for neox in (False, True):
-            for offset in {0, shape[-1] - 2 * half}:
+            last = shape[-1] - 2 * half
+            for offset in {0, last, int(rng.integers(0, last + 1))}:
                 params = {"neox": neox, "offset": offset}
                 yield Sample((rng.standard_normal(shape), table), params)
 

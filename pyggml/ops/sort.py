@@ -106,7 +106,8 @@ def _top_k_ref(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _top_k_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, k in [((1, 1), 1), ((7, 40), 4), ((2, 3, 5), 5), ((6, 9), 1)]:
+    cases = [((1, 1), 1), ((7, 40), 4), ((2, 3, 5), 5), ((6, 9), 1)]
+    for shape, k in [*cases, ((5, 33), int(rng.integers(1, 34)))]:
         yield Sample((rng.standard_normal(shape),), {"k": k})
     yield Sample((np.array([[1.0, 2.0, 2.0, 2.0, 0.0]]),), {"k": 2})
 

@@ -45,7 +45,7 @@ def _ref(span: np.ndarray, window: int) -> np.ndarray:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for n, window in ((1, 1), (9, 4), (33, 100)):
+    for n, window in ((1, 1), (9, 4), (33, 100), (20, int(rng.integers(1, 12)))):
         first = rng.integers(0, 5, n)
         span = np.stack([first, first + rng.integers(0, 12, n)], axis=1)
         yield Sample((span.astype(np.int32),), {"window": window})

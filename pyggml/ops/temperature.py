@@ -46,7 +46,7 @@ def _ref(positions: np.ndarray, strength: float, every: int) -> np.ndarray:
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for n, every in ((1, 1), (9, 4), (40, 16)):
+    for n, every in ((1, 1), (9, 4), (40, 16), (9, int(rng.integers(1, 50)))):
         positions = rng.integers(0, 50, n).astype(np.int32)
         yield Sample((positions,), {"strength": 0.1 * n, "every": every})
 

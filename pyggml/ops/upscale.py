@@ -100,7 +100,8 @@ def _at(lines: np.ndarray, i: int, m: int, mode: str, align_corners: bool) -> np
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, sizes in [((1, 1), (1, 3)), ((3, 4), (6, 9)), ((2, 1, 5, 7), (2, 2, 8, 3))]:
+    cases = [((1, 1), (1, 3)), ((3, 4), (6, 9)), ((2, 1, 5, 7), (2, 2, 8, 3))]
+    for shape, sizes in [*cases, ((4, 3, 5), tuple(rng.integers(1, 10, 3).tolist()))]:
         for mode in _MODES:
             for align_corners in (False, True):
                 params = {"sizes": sizes, "mode": mode, "align_corners": align_corners}

@@ -122,6 +122,8 @@ def _view_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((2, 3, 5), (5, 2, 3), (1, 15, 5), 0),
         ((24,), (), (), 7),
     ]
+    s0, s1, first = rng.integers(0, (5, 5, 6)).tolist()  # within 24: 5 + 3·4 + 1·4
+    windows.append(((4, 6), (4, 2), (s0, s1), first))
     for whole, shape, strides, offset in windows:
         params = {"shape": shape, "strides": strides, "offset": offset}
         yield Sample((rng.standard_normal(whole),), params)
