@@ -28,8 +28,9 @@ def build_backward(
     results are views of those. What no parameter reaches gets no backward node. Integers carry no
     gradient: what is chosen by number, such as the experts of a token, counts as fixed.
     `keep` trades memory for time and changes no bit of a gradient.
-    Raises NoGradientError, before anything is computed, if an op on the way has no gradient or
-    a parameter does not reach the loss; ShapeError if a seed or an accumulator has another shape.
+    Raises NoGradientError, before anything is computed, if an op on the way has no gradient, if a
+    parameter does not reach the loss, or if a gradient needs numbers that were written over since;
+    ShapeError if a seed or an accumulator has another shape.
     """
     _same_shapes("seed", [seed or loss], [loss])
     if accumulators is not None:
@@ -42,7 +43,9 @@ def build_backward(
     if keep is not Keep.ALL:
         gradients = _walk(_Sums(parameters, None, order), seed, reached, plain)
         plain = Recompute(dropped_by(keep, loss, gradients))
-    return _walk(_Sums(parameters, accumulators, order), seed, reached, plain)
+    found = _walk(_Sums(parameters, accumulators, order), seed, reached, plain)
+    _refuse_changed(order, found)
+    return found
 
 
 def _walk(sums: _Sums, seed: Tensor, reached: set[Tensor], again: Recompute) -> list[Tensor]:
@@ -132,10 +135,26 @@ def _refuse_gaps(
     faults += [
         f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"
         for t in order
-        if t in reached and t.op is not None and isinstance(t.op.grad, NoGrad)
+        if t in reached and t in known and t.op is not None and isinstance(t.op.grad, NoGrad)
     ]
     if faults:
         raise NoGradientError("; ".join(faults))
+
+
+def _refuse_changed(order: list[Tensor], gradients: Sequence[Tensor]) -> None:
+    """A backward node must not read a forward tensor whose memory a later node has changed."""
+    writers = (t for t in order if t.base is not None and not t.is_view)
+    last = {t.root: t for t in writers}
+    forward = set(order)
+    faults = {
+        f"a gradient needs {_place(s)}, over which {_place(last[s.root])} has written since"
+        for t in (topological(*gradients) if last else ())
+        if t not in forward
+        for s in t.src
+        if s.root in last and s.place < last[s.root].place
+    }
+    if faults:
+        raise NoGradientError("; ".join(sorted(faults)))
 
 
 def _place(t: Tensor) -> str:

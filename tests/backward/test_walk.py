@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from pyggml.alloc import plan
-from pyggml.backward import build_backward
+from pyggml.backward import Keep, build_backward
 from pyggml.backward.check import check_gradient
 from pyggml.dtypes import I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
 from pyggml.ops import (
     add,
+    add_inplace,
     argmax,
     div,
     flash_attn_ext,
@@ -310,6 +311,27 @@ def test_an_op_without_gradient_beside_the_way_is_no_fault():
     x, p = filled((3, 8), 0, "x"), filled((3, 8), 1, "p")
     (g,) = run(*build_backward(sum_(mul(floor(x), p)), [p]))
     np.testing.assert_array_equal(g, np.floor(x.data))
+
+
+def test_an_op_without_gradient_on_the_way_to_a_choice_is_no_fault():
+    """floor is reached by the parameter, but only positions come of it."""
+    w, table = filled((1, 4), name="w"), filled((4, 3), 1, "table")
+    chosen = get_rows(table, argmax(floor(w)))
+    (dw,) = run(*build_backward(sum_(mul(chosen, narrow(w, 1, 0, 3))), [w]))
+    np.testing.assert_array_equal(dw[0, 3:], 0)
+    assert np.all(dw[0, :3])
+
+
+def test_numbers_that_a_gradient_needs_must_not_be_written_over():
+    x, b = filled((3,), name="x"), filled((3,), 1)
+    a = scale(x, 1.0).named("a")
+    loss = sum_(add(sqr(a), sqr(add_inplace(a, b))))
+    for keep in Keep:
+        with pytest.raises(NoGradientError, match="needs a, over which .*add.* has written since"):
+            build_backward(loss, [x], keep=keep)
+    y = scale(x, 2.0)
+    (dx,) = run(*build_backward(sum_(sqr(add_inplace(y, b))), [x]))  # nothing needs y as it was
+    np.testing.assert_allclose(dx, 4 * (2 * x.data + b.data), rtol=1e-6)
 
 
 def test_every_fault_is_in_one_error():
