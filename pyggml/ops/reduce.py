@@ -1,8 +1,10 @@
 """Reductions.
 
-sum        all elements to one, in float64          sum_rows, mean   each row to one, axis kept
+sum        all elements to one                      sum_rows, mean   each row to one, axis kept
 cumsum     y_j = Σ_{k<=j} x_k along rows            cumsum_back      dx_j = Σ_{k>=j} dy_k
 argmax     where each row is largest, the first     count_equal      how many integers agree
+
+Sums and means are added up in float64, as in ggml.
 """
 
 from __future__ import annotations
@@ -134,9 +136,9 @@ SUM = op(
 @kernel
 def _sum_rows(out, x):
     for i in range(x.shape[0]):
-        total = np.float32(0)
-        for j in range(x.shape[1]):
-            total += x[i, j]
+        row, total = x[i], np.float64(0)
+        for j in range(row.size):
+            total += row[j]
         out[i] = total
 
 
