@@ -54,7 +54,7 @@ LEFT_OUT = {
     "LIGHTNING_INDEXER": _DEEPSEEK,
     "COL2IM_1D": "left out: audio decoders only; im2col_back adds windows up",
 }
-# What is wrong or missing in ggml's gradient, or differs; it is right here.
+# What is wrong or missing in ggml, or differs; it is right here.
 FAULTS = {
     "ADD1": "ggml takes the mean where b's gradient is the sum",
     "SUB": "ggml does not sum b's gradient over what b was repeated for, and aborts",
@@ -80,6 +80,8 @@ FAULTS = {
     "GEGLU": "as SWIGLU; upstream has none",
     "SGN": "0 in ggml; refused here, as it would train nothing",
     "STEP": "as SGN",
+    "ARGMAX": "the first of equals; ggml's CPU code takes the last",
+    "CUSTOM": f"{_CALLBACK}. What has no twin in ggml carries this number here",
     "UPSCALE": "without antialiasing",
     "POOL_1D": "ggml's 1-D mean is over what lies inside, its 2-D mean over zeros too; so here",
 }
@@ -105,13 +107,14 @@ def table() -> str:
     by_enum: ByEnum = defaultdict(list)
     for op in OPS.values():
         by_enum[type(op.ggml), op.ggml].append(op)
-    skipped = {GGMLOp.NONE, GGMLOp.UNARY, GGMLOp.GLU, GGMLOp.CUSTOM}
+    own = by_enum.pop((GGMLOp, GGMLOp.CUSTOM))
+    skipped = {GGMLOp.NONE, GGMLOp.UNARY, GGMLOp.GLU}
     parts = [
         HEAD,
         *_section("ggml_op", (e for e in GGMLOp if e not in skipped), by_enum),
         *_section("ggml_unary_op", GGMLUnaryOp, by_enum),
         *_section("ggml_glu_op", GGMLGLUOp, by_enum),
-        *_own(by_enum[GGMLOp, GGMLOp.CUSTOM]),
+        *_own(own),
     ]
     return "\n".join(parts) + "\n"
 
