@@ -109,18 +109,18 @@ def _expect(name: str, **tensors: Tensor) -> None:
 
 
 @kernel
-def _line(y, x, w, q, first, last, start, stride, mode):
-    """One line of y, from `first` to `last`, with one line of x, from `start` on, for w[q]."""
+def _line(y, x, w, q, mode):
+    """Places of one line of y with what w[q] sees for each of them."""
+    factor, total = w[q], np.float32(0)
     if mode == 0:
-        for j in range(last - first):
-            y[first + j] += w[q] * x[start + j * stride]
+        for j in range(y.size):
+            y[j] += factor * x[j]
     elif mode == 1:
-        for j in range(last - first):
-            x[start + j * stride] += w[q] * y[first + j]
+        for j in range(y.size):
+            x[j] += factor * y[j]
     else:
-        total = np.float32(0)
-        for j in range(last - first):
-            total += y[first + j] * x[start + j * stride]
+        for j in range(y.size):
+            total += y[j] * x[j]
         w[q] += total
 
 
@@ -146,9 +146,8 @@ def _convolve(y, x, w, stride, padding, dilation, groups, mode):
                         for i in range(y.shape[2]):
                             row = i * stride[0] + p * dilation[0] - padding[0]
                             if 0 <= row < x.shape[2] and first < last:
-                                start = first * stride[1] + offset
-                                _line(y[n, o, i], source[row], w[o, c, p], q, first, last, start,
-                                      stride[1], mode)  # fmt: skip
+                                seen = source[row, first * stride[1] + offset :: stride[1]]
+                                _line(y[n, o, i, first:last], seen, w[o, c, p], q, mode)
 
 
 def _run(mode: int) -> Callable[[Site], Call]:
