@@ -16,7 +16,7 @@ from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.conv import Pair, out_size
-from pyggml.ops.expect import expect, expect_axes, expect_type
+from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.resample import Axis, picked, resampling_op
 from pyggml.tensor import PLAIN, Call, Memory, Needs, NoGrad, Sample, Shape, Site, Spec, Tensor, op
@@ -181,7 +181,10 @@ POOL_MAX = op(
 
 def _back_spec(dy: Tensor, where: Tensor, of: Shape) -> Spec:
     expect_type("pool_max_back", "dy", dy)
+    expect_axes("pool_max_back", "dy", dy, 4)
     expect("pool_max_back", "where", where, dy.shape, I32)
+    if len(of) != 4 or of[:2] != dy.shape[:2]:
+        raise ShapeError(f"pool_max_back: {dy!r} is no pool of {list(of)}")
     return Spec(of)
 
 
@@ -194,9 +197,14 @@ def _pool_max_back(dx, dy, where):
             dx[plane, where[plane, i]] += dy[plane, i]
 
 
+def _back(dx: np.ndarray, dy: np.ndarray, where: np.ndarray) -> None:
+    check_ids("pool_max_back", where, dx.shape[1])
+    _pool_max_back(dx, dy, where)
+
+
 def _back_run(site: Site) -> Call:
     n_planes = site.out.shape[0] * site.out.shape[1]
-    return _pool_max_back, tuple(a.reshape(n_planes, -1) for a in (site.out, *site.src))
+    return _back, tuple(a.reshape(n_planes, -1) for a in (site.out, *site.src))
 
 
 def _back_ref(dy: np.ndarray, where: np.ndarray, of: Shape) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 from pyggml import ops
 from pyggml.backward import build_backward
 from pyggml.backward.check import check_gradient
-from pyggml.errors import ShapeError
+from pyggml.errors import PyggmlError, ShapeError
 from pyggml.runtime import run
 from pyggml.tensor import leaf, zeros
 
@@ -73,6 +73,13 @@ def test_the_gradient_of_a_maximum_goes_to_the_first_of_equals():
     x = leaf(np.array([7, 7, 1, 7], np.float32))
     (dx,) = run(*build_backward(ops.pool_1d(x, "max", 2, 1), [x]))
     np.testing.assert_array_equal(dx, [1, 1, 0, 1])
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_a_maximum_that_stands_nowhere_is_refused(wrong):
+    dy, where = zeros((1, 1, 1, 1)), leaf(np.full((1, 1, 1, 1), wrong, np.int32))
+    with pytest.raises(PyggmlError, match=f"pool_max_back: id {wrong} is none of the 4 rows"):
+        run(ops.OPS["pool_max_back"](dy, where, of=(1, 1, 2, 2)))
 
 
 X = zeros((1, 2, 5, 5))
