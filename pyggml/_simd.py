@@ -4,7 +4,7 @@ exp32(x)      e^x, at most 2 ulp; 0 below -87.3, inf above 88.37, NaN kept
 sigmoid32(x)  1 / (1 + e^-x)
 tanh32(x)     1 - 2 / (1 + e^2x), odd, with the series x - x³/3 + … near 0
 row_max(x)    the largest of one or more numbers
-dot(a, b)     Σ a_i b_i, in lanes
+dot(a, b)     Σ a_i b_i over the elements of a, in lanes; b may have more
 fill(a, v)    every element of a = v
 """
 

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
+from pyggml._simd import dot
 from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
@@ -54,10 +55,7 @@ def rms_norm_mul_back_w(x: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor:
 @kernel
 def _rate(x, eps):
     """1/sqrt(mean(x²) + eps) of a row."""
-    total = np.float32(0)
-    for j in range(x.size):
-        total += x[j] * x[j]
-    return _ONE / np.sqrt(total / np.float32(x.size) + eps)
+    return _ONE / np.sqrt(dot(x, x) / np.float32(x.size) + eps)
 
 
 def _rate_ref(x: np.ndarray, eps: float) -> np.ndarray:

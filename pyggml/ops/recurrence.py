@@ -8,9 +8,10 @@ Each head has a state S (dv, dk). From token to token
 where a, b count only if the op is `coupled`. A token at position 0 begins a sequence: the state
 before it is zero. Otherwise the first token of a run goes on from the initial state.
 
-An op fills the factors of one head, f (6, T, max(dk, dv)) with rows W, A, B, K, R, V; afterwards it
-turns their gradients g, of the same layout, into those of its sources. The way back needs the state
-before each token: every √T-th is kept, and those between are computed once more.
+An op fills the factors of one head, f (6, T, max(dk, dv)) with rows W, A, B, K, R, V, whose first
+dk elements count, or dv of V's; afterwards it turns their gradients g, of the same layout, into
+those of its sources. The way back needs the state before each token: every √T-th is kept, and those
+between are computed once more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from math import isqrt, prod
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml._simd import dot
 from pyggml.dtypes import I32
 from pyggml.ops.expect import expect
 from pyggml.tensor import Sample, Site, Tensor
@@ -31,15 +33,6 @@ MOST_TASKS = 16  # pieces the heads are shared out in, each with scratch of its 
 
 
 # -- kernels ------------------------------------------------------------------------------------
-
-
-@kernel
-def dot(x, y, n):
-    """Σ x·y over the first n elements."""
-    total = np.float32(0)
-    for j in range(n):
-        total += x[j] * y[j]
-    return total
 
 
 @kernel
@@ -63,7 +56,7 @@ def _step(s, w, a, b, k, v, coupled):
     for i in range(s.shape[0]):
         row = s[i]
         if coupled:
-            along = dot(row, a, n)
+            along = dot(row, a)
             for j in range(n):
                 row[j] = row[j] * w[j] + along * b[j] + v[i] * k[j]
         else:
@@ -74,7 +67,6 @@ def _step(s, w, a, b, k, v, coupled):
 @kernel
 def head_forward(y, h, s, f, initial, positions, coupled, early):
     """y[:, h] (T, H, dv) from the factors of head h; s (dv, dk) ends as the last state."""
-    n = s.shape[1]
     copy_state(s, initial)
     for t in range(positions.size):
         if positions[t] == 0:
@@ -82,18 +74,18 @@ def head_forward(y, h, s, f, initial, positions, coupled, early):
         r, out = f[R, t], y[t, h]
         if early:
             for i in range(s.shape[0]):
-                out[i] = dot(s[i], r, n)
+                out[i] = dot(s[i], r)
         _step(s, f[W, t], f[A, t], f[B, t], f[K, t], f[V, t], coupled)
         if not early:
             for i in range(s.shape[0]):
-                out[i] = dot(s[i], r, n)
+                out[i] = dot(s[i], r)
 
 
 @kernel
 def _coupled_back(row, g, t, before, a, b):
     """Adds to the gradients of a and b at t; returns (S a)_i and (dS b)_i for this row i."""
     n = before.size
-    along, d_along = dot(before, a, n), dot(row, b, n)
+    along, d_along = dot(before, a), dot(row, b)
     ga, gb = g[A, t], g[B, t]
     for j in range(n):
         ga[j] += d_along * before[j]
@@ -114,7 +106,7 @@ def _step_back(ds, g, f, t, s, dy, coupled, early):
             for j in range(n):
                 row[j] += d * r[j]
                 gr[j] += d * (before[j] * w[j] + v * k[j])
-        gv[i] = dot(row, k, n)
+        gv[i] = dot(row, k)
         along, d_along = np.float32(0), np.float32(0)
         if coupled:
             along, d_along = _coupled_back(row, g, t, before, a, b)

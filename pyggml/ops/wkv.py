@@ -187,10 +187,9 @@ def _call(
     early: bool,
 ) -> Call:
     """The forward kernel; what the op lacks is stood in for by an array that is not read."""
-    state = site.src[0]
-    (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], state, False)
+    (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], site.src[0], False)
     factors = (w, k, r, v, a, b, u, positions, np.float32(scale), coupled, early)
-    return _wkv, (site.out, *site.saved, work, state, *factors)
+    return _wkv, (site.out, *site.saved, work, site.src[0], *factors)
 
 
 def _work(node: Tensor) -> int:
