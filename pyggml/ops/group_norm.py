@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
-from pyggml.ops.norm import NORM, NORM_BACK, norm_back_rows, norm_rows
+from pyggml.ops.norm import NORM_BACK, norm_back_rows, norm_rows
 from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op
 
 
@@ -58,7 +58,10 @@ def _run(code: Callable[..., None]) -> Callable[[Site], Call]:
 
 
 def _ref(x: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
-    return np.asarray(NORM.ref(_in_groups(x, n_groups), eps).reshape(x.shape))
+    groups = x.reshape(-1, n_groups, x.shape[-3] // n_groups, *x.shape[-2:])
+    centred = groups - groups.mean((2, 3, 4), keepdims=True)
+    y = centred / np.sqrt(groups.var((2, 3, 4), keepdims=True) + eps)
+    return np.asarray(y.reshape(x.shape))
 
 
 def _back_ref(x: np.ndarray, dy: np.ndarray, n_groups: int, eps: float) -> np.ndarray:

@@ -126,17 +126,18 @@ def _get_rows_run(site: Site) -> Call:
     return _gather_or_loop, (out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block)
 
 
-def _picked(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A table as rows of all its batches, and what ids mean in it, in the result's shape."""
-    *batch, n_rows, n = table.shape
-    shape = (*batch, *ids.shape[len(batch) :])
-    numbers = _row_numbers("get_rows", ids, tuple(batch), n_rows).reshape(shape)
-    return table.reshape(-1, n), numbers
+def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:
+    """For the references: each batch and the ids that count there."""
+    for b in np.ndindex(*batch):
+        yield b, ids[tuple(i % n for i, n in zip(b, ids.shape, strict=False))]
 
 
 def _get_rows_ref(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    every_row, numbers = _picked(table, ids)
-    return np.asarray(every_row[numbers])
+    batch = table.shape[:-2]
+    y = np.empty((*batch, *ids.shape[len(batch) :], table.shape[-1]), table.dtype)
+    for b, own in _ids_by_batch(ids, batch):
+        y[b] = table[b][own]
+    return y
 
 
 def _get_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -200,8 +201,8 @@ def _get_rows_back_run(site: Site) -> Call:
 
 def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int, batch: Shape) -> np.ndarray:
     table = np.zeros((*batch, n_rows, dy.shape[-1]))
-    every_row, numbers = _picked(table, ids)
-    np.add.at(every_row, numbers, dy)
+    for b, own in _ids_by_batch(ids, batch):
+        np.add.at(table[b], own, dy[b])
     return table
 
 
@@ -266,10 +267,8 @@ def _set_rows_run(site: Site) -> Call:
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
     out = dst.copy()
-    batch = dst.shape[: ids.ndim - 1]
-    for b in np.ndindex(*batch):
-        own = tuple(i % n for i, n in zip(b, ids.shape[:-1], strict=True))
-        out[b][ids[own]] = src[b]
+    for b, own in _ids_by_batch(ids, dst.shape[: ids.ndim - 1]):
+        out[b][own] = src[b]
     return out
 
 

@@ -45,12 +45,15 @@ def _argsort_spec(x: Tensor, descending: bool) -> Spec:
     return Spec(x.shape, I32)
 
 
-def _argsort_ref(x: np.ndarray, descending: bool) -> np.ndarray:
-    return np.argsort(-x if descending else x, axis=-1, kind="stable").astype(np.int32)
-
-
 def _argsort(out: np.ndarray, x: np.ndarray, descending: bool) -> None:
-    out[...] = _argsort_ref(x, descending)
+    out[...] = np.argsort(-x if descending else x, axis=-1, kind="stable")
+
+
+def _argsort_ref(x: np.ndarray, descending: bool) -> np.ndarray:
+    """By Python's sort, which is stable too."""
+    places = range(x.shape[-1])
+    rows = (-x if descending else x).reshape(-1, x.shape[-1])
+    return np.array([sorted(places, key=row.__getitem__) for row in rows]).reshape(x.shape)
 
 
 def _argsort_run(site: Site) -> Call:
