@@ -31,6 +31,9 @@ USES_NUMBA = {"pyggml/_jit.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_jit.py",
     "pyggml/_tasks.py",
+    "pyggml/gemm/blocks.py",
+    "pyggml/gemm/dots.py",
+    "pyggml/gemm/vectors.py",
     "pyggml/gemm/isa.py",
     "pyggml/gemm/microkernel.py",
     "pyggml/quants/bits.py",
