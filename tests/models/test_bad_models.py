@@ -10,7 +10,6 @@ from pyggml.errors import ConfigError, GGUFError, ModelError
 from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
 from pyggml.quants import quantize
-from pyggml.requantize import requantize
 
 
 def refusal(path, error=ModelError):
