@@ -24,7 +24,7 @@ from pyggml.cli import demo
 
 from machine import about
 
-COMMAND = [sys.executable, "-m", "pyggml.cli"]
+COMMAND = [sys.executable, "-P", "-m", "pyggml.cli"]  # -P: not the checkout that lies here
 GENERATE = [*COMMAND, "generate", "-m", str(demo.BASE), "-p", "ROMEO:", "-n", "1"]
 
 
@@ -37,6 +37,9 @@ def seconds(command: list[str], cache: str, until: str | None = None) -> float:
         for line in process.stdout:
             if until is not None and line.startswith(until):
                 break
+        else:
+            if process.wait() or until is not None:
+                raise SystemExit(f"{' '.join(command)} ended without {until or 'success'}")
         taken = perf_counter() - began
         process.kill()
     return taken
@@ -99,7 +102,7 @@ def main() -> None:
             warm.append(first_step(cache))
             seconds(GENERATE, cache)
             token.append(seconds(GENERATE, cache))
-            imports.append(seconds([sys.executable, "-c", "import pyggml"], cache))
+            imports.append(seconds([sys.executable, "-P", "-c", "import pyggml"], cache))
     result = {
         "benchmark": "startup",
         "import": round(median(imports), 2),

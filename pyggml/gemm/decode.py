@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import kernel, parallel, prange
+from pyggml._jit import kernel, task_code
 from pyggml._simd import dot, exp32, fill, row_max
+from pyggml._tasks import floats2, floats3, frame, integer, ints2, launch, real, stage
 from pyggml.tensor import Call, Shape
 
 _FEWEST = 64  # keys of a block
@@ -91,23 +92,31 @@ def _join(out, parts, h):
     return top + np.log(norm)
 
 
-@parallel
-def _forward(out, lse, q, k, v, span, scale, parts, keys):
-    n_queries, n_blocks, n_heads = parts.shape[:3]
-    for task in prange(n_queries * n_blocks):
-        t, b = task // n_blocks, task % n_blocks
-        first = span[t, 0] + b * keys
-        n = min(keys, span[t, 1] - first)
-        if n > 0:
-            _block(parts[t, b], q[t], k, v, first, n, scale)
-    for task in prange(n_queries * n_heads):
-        t, h = task // n_heads, task % n_heads
-        used = (max(span[t, 1] - span[t, 0], 0) + keys - 1) // keys
-        if used > 0:
-            lse[h, t] = _join(out[t, h], parts[t, :used], h)
-        else:
-            fill(out[t, h], np.float32(0))
-            lse[h, t] = _NOTHING
+def _block_task(frame, task, thread):
+    """One block of one query's keys, if it sees so many."""
+    q, k, v, span = floats3(frame, 2), floats3(frame, 3), floats3(frame, 4), ints2(frame, 5)
+    keys, n_blocks = integer(frame, 8), integer(frame, 9)
+    t, b = task // n_blocks, task % n_blocks
+    first = span[t, 0] + b * keys
+    n = min(keys, span[t, 1] - first)
+    if n > 0:
+        _block(floats3(frame, 7)[task], q[t], k, v, first, n, real(frame, 6))
+
+
+def _join_task(frame, task, thread):
+    """One head of one query."""
+    out, lse, span = floats3(frame, 0), floats2(frame, 1), ints2(frame, 5)
+    parts, keys, n_blocks = floats3(frame, 7), integer(frame, 8), integer(frame, 9)
+    t, h = task // out.shape[1], task % out.shape[1]
+    used = (max(span[t, 1] - span[t, 0], 0) + keys - 1) // keys
+    if used > 0:
+        lse[h, t] = _join(out[t, h], parts[t * n_blocks : t * n_blocks + used], h)
+    else:
+        fill(out[t, h], np.float32(0))
+        lse[h, t] = _NOTHING
+
+
+_BLOCK, _JOIN = task_code(_block_task), task_code(_join_task)
 
 
 def forward(
@@ -115,4 +124,8 @@ def forward(
     span: np.ndarray, scale: np.float32, parts: np.ndarray,
 ) -> Call:  # fmt: skip
     """out (T, H, D) and lse (H, T) as flash.forward makes them; parts as parts_shape says."""
-    return _forward, (out, lse, q, k, v, span, scale, parts, _block_keys(len(k)))
+    n_queries, n_blocks, n_heads, n = parts.shape
+    flat = parts.reshape(n_queries * n_blocks, n_heads, n)
+    sides = frame(out, lse, q, k, v, span, scale, flat, _block_keys(len(k)), n_blocks)
+    blocks = stage(_BLOCK, sides, n_queries * n_blocks)
+    return launch, (blocks, stage(_JOIN, sides, n_queries * n_heads))
