@@ -7,9 +7,8 @@ import pytest
 
 import pyggml
 from pyggml.generation import Session
-from pyggml.requantize import requantize
 
-from peers.trial import llama_cpp_logits, nmse, trained
+from peers.trial import in_f32, llama_cpp_logits, nmse, trained
 
 FORMULAS = Path(__file__).parents[1] / "golden/formulas"
 FILES = sorted(FORMULAS.glob("*.gguf"))
@@ -34,9 +33,7 @@ def test_a_cache_changes_nothing(file):
 @pytest.mark.interop
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_llama_cpp_has_the_same_logits(file, tmp_path):
-    """From a file in F32, for which it rounds no activations."""
-    requantize(file, tmp_path / "f32.gguf", "F32")
-    found = llama_cpp_logits(tmp_path / "f32.gguf", TOKENS)
+    found = llama_cpp_logits(in_f32(file, tmp_path / "f32.gguf"), TOKENS)
     assert nmse(found, np.load(file.with_suffix(".npy"))) < 1e-10
 
 
@@ -44,8 +41,7 @@ def test_llama_cpp_has_the_same_logits(file, tmp_path):
 @pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
 def test_llama_cpp_has_the_same_logits_with_our_adapter(file, tmp_path):
     """On every matrix that it looks updates up for, the token embedding and the output included."""
-    requantize(file, tmp_path / "f32.gguf", "F32")
-    model = pyggml.load(tmp_path / "f32.gguf", compute="f32")
+    model = pyggml.load(in_f32(file, tmp_path / "f32.gguf"), compute="f32")
     before = model.logits(TOKENS)
     modules = (*model.parts.decoder.modules, "token_embd", "output")
     trained(model, modules=modules).save(tmp_path / "adapter.gguf")

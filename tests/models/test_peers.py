@@ -6,12 +6,11 @@ import pytest
 import pyggml
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, attach, loss_and_grads
-from pyggml.requantize import requantize
 
 from peers import PEERS, golden
 from peers.files import GOLDEN, save
 from peers.peer import LORA_RANK, LORA_SCALE
-from peers.trial import llama_cpp_logits, nmse, trained, wide_modules
+from peers.trial import in_f32, llama_cpp_logits, nmse, trained, wide_modules
 
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
 
@@ -93,8 +92,7 @@ def test_llama_cpp_agrees_with_and_without_our_adapter(name, model, values, tmp_
     if PEERS[name].not_in_llama_cpp:
         pytest.skip(f"llama.cpp: {PEERS[name].not_in_llama_cpp}")
     tokens = values["tokens"]
-    path = tmp_path / "model.gguf"
-    requantize(GOLDEN / f"{name}.gguf", path, "F32")  # so that llama.cpp rounds no activations
+    path = in_f32(GOLDEN / f"{name}.gguf", tmp_path / "model.gguf")
     assert nmse(llama_cpp_logits(path, tokens), values["logits"]) < 1e-6
     trained(model, modules=wide_modules(model, 4)).save(tmp_path / "adapter.gguf")
     ours = model.logits(tokens)

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyggml import gguf
+from pyggml.dtypes import F32
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.model import Model
+from pyggml.quants import dequantize
 
 
 def nmse(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -33,6 +36,20 @@ def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None
     )
     llama.eval([int(t) for t in tokens])
     return np.array(llama.scores[: len(tokens)])
+
+
+def in_f32(source: Path, target: Path) -> Path:
+    """A model with all its tensors in F32, so that llama.cpp rounds no activations.
+
+    quantize would leave those alone that llama.cpp's does.
+    """
+    with gguf.open(source) as file:
+        tensors = [
+            (name, F32, t.shape, dequantize(file.data(name), t.dtype.name))
+            for name, t in file.tensors.items()
+        ]
+        gguf.write(target, file.metadata, tensors)
+    return target
 
 
 def wide_modules(model: Model, rank: int) -> tuple[str, ...]:
