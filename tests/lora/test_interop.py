@@ -5,7 +5,7 @@ import pytest
 
 import pyggml
 
-from peers.trial import llama_cpp_logits, nmse, trained
+from peers.trial import in_f32, llama_cpp_logits, nmse, trained
 
 pytestmark = pytest.mark.interop
 GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2"]
@@ -19,6 +19,8 @@ def test_llama_cpp_gives_our_logits_with_our_adapter(shared, tmp_path, arch):
     model = pyggml.load(path, compute="f32")
     trained(model).save(tmp_path / "adapter.gguf")
     ours, base = model.logits(tokens), pyggml.load(path, compute="f32").logits(tokens)
+    if "moe" in arch:  # halves of activations would choose other experts where two are close
+        path = in_f32(path, tmp_path / "f32.gguf")
     theirs = llama_cpp_logits(path, tokens, tmp_path / "adapter.gguf")
     assert nmse(ours, base) > 0.1, "the adapter does next to nothing"
     assert nmse(theirs, ours) < 1e-5
