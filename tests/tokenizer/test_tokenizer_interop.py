@@ -72,13 +72,17 @@ def charsmap_of(model):
             return model[start : start + n]
 
 
+SILENCE = []  # what llama.cpp calls must outlive the tests: it writes on, for other tests too
+
+
 class Theirs:
     """llama.cpp's view of a vocabulary."""
 
     def __init__(self, path):
         self.lib = pytest.importorskip("llama_cpp")
-        self.silence = self.lib.llama_log_callback(lambda *_: None)
-        self.lib.llama_log_set(self.silence, ctypes.c_void_p(0))
+        silence = self.lib.llama_log_callback(lambda *_: None)
+        SILENCE.append(silence)
+        self.lib.llama_log_set(silence, ctypes.c_void_p(0))
         params = self.lib.llama_model_default_params()
         params.vocab_only = True
         self.model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
