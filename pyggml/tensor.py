@@ -238,7 +238,7 @@ class Needs:
     saved     (*src, **params) -> what else the forward kernel writes, for the gradient rule
     work      (node) -> bytes of scratch
     shared    (node) -> bytes of scratch that the kernel makes of its last source alone, so that
-              nodes with the same source may use it too; 0 if it makes none
+              nodes with the same source and the same `shared` may use it too; 0 if it makes none
     costly    far more than a few operations for each number read or written
     """
 

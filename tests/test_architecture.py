@@ -33,9 +33,9 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_tasks.py",
     "pyggml/gemm/blocks.py",
     "pyggml/gemm/dots.py",
-    "pyggml/gemm/vectors.py",
     "pyggml/gemm/isa.py",
     "pyggml/gemm/microkernel.py",
+    "pyggml/gemm/vectors.py",
     "pyggml/quants/bits.py",
 }
 COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}

@@ -92,8 +92,8 @@ def test_a_place_that_cannot_be_written_is_refused(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("make", ["mkdir", "mkfifo"])
 def test_a_folder_or_device_is_refused_before_the_work(make, tmp_path):
-    if not hasattr(os, make):  # Windows
-        pytest.skip("no such thing here")
+    if not hasattr(os, make):
+        pytest.skip(f"this system (Windows) has no os.{make}")
     getattr(os, make)(tmp_path / "there")
     before = (tmp_path / "there").stat()
     with (

@@ -7,7 +7,8 @@ microkernel; in a plan the first does it for all. The numbers are the same as wi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from pyggml.dtypes import I8
 from pyggml.graph import Graph
@@ -16,15 +17,14 @@ from pyggml.tensor import SHARED, Tensor
 
 def sharing(graph: Graph) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """The scratch, and the two or more nodes that share it, in the order in which they run."""
-    users: dict[Hashable, list[Tensor]] = defaultdict(list)
+    users: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     changed = {t.root for t in graph.nodes if t.base is not None and not t.is_view}
     for t in graph.nodes:
         if t.op is None or not t.op.needs.shared(t):
             continue
-        x = t.src[-1]
+        made, x = t.op.needs.shared, t.src[-1]  # ops that name the same function make the same
         if x.root not in changed:
-            users[x.root, x.offset, x.shape, x.strides].append(t)
-    for nodes in users.values():
-        sizes = [t.op.needs.shared(t) for t in nodes if t.op is not None]
+            users[made, made(t), x.root, x.offset, x.shape, x.strides].append(t)
+    for (_, n_bytes, *_), nodes in users.items():
         if len(nodes) > 1:
-            yield Tensor((max(sizes),), I8, SHARED, (nodes[0],)), nodes
+            yield Tensor((n_bytes,), I8, SHARED, (nodes[0],)), nodes

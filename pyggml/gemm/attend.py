@@ -30,6 +30,7 @@ from pyggml.gemm.panels import (
 BLOCK = 64  # keys (or queries) that one step of the inner loop takes; a multiple of every panel
 TILE = PADDED_MR * BLOCK  # numbers of one tile of scores; rows from MR on are never read as such
 ZERO = np.float32(0)
+NOTHING = np.float32(1e30)  # lse of a query that sees no key: e^(z − lse) is 0
 
 
 def padded(n: int, to: int) -> int:

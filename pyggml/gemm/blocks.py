@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.gemm.vectors import F32, I8, I16, I32, I64, broadcast, every, fma
+from pyggml.gemm.vectors import F32, I8, I16, I32, I64, at, broadcast, every, fma, load
 from pyggml.quants.iq4 import VALUES
 
 GROUP = 16  # numbers of one Σ x, and of one vector of floats
@@ -118,10 +118,7 @@ class Block:
         self._sum(lows, self._floats_at(self._group_sums, 0))
 
     def _floats_at(self, base: Any, i: int) -> Any:
-        place = self.b.inttoptr(self.b.add(base, ir.Constant(I64, 4 * i)), FLOATS.as_pointer())
-        value = self.b.load(place)
-        value.align = 4
-        return value
+        return load(self.b, at(self.b, base, ir.Constant(I64, i)), FLOATS)
 
     def _sum(self, a: Any, b: Any) -> None:
         sums = next(self._chains)

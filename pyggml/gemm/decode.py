@@ -12,11 +12,11 @@ import numpy as np
 from pyggml._jit import kernel, task_code
 from pyggml._simd import dot, exp32, fill, row_max
 from pyggml._tasks import floats2, floats3, frame, integer, ints2, launch, real, stage
+from pyggml.gemm.attend import NOTHING
 from pyggml.tensor import Call, Shape
 
 _FEWEST = 64  # keys of a block
 _BLOCKS = 32  # at most so many
-_NOTHING = np.float32(1e30)  # lse of a query that sees no key
 _TOP, _NORM, _SCORES = 0, 1, 2  # what stands before the scores of a head, after its D sums
 
 
@@ -33,15 +33,14 @@ def parts_shape(q: Shape, k: Shape) -> Shape:
 
 @kernel
 def _add_values(out, weights, v, first, g):
-    """out += Σ_j weights[j] · v[first + j, g], four values at a time."""
-    n = weights.size // 4 * 4
-    for j in range(0, n, 4):
-        a, b, c, d = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
-        row = first + j
-        va, vb, vc, vd = v[row, g], v[row + 1, g], v[row + 2, g], v[row + 3, g]
+    """out += Σ_j weights[j] · v[first + j, g]; four of them, the usual case, in one go over out."""
+    if weights.size == 4:
+        a, b, c, d = weights[0], weights[1], weights[2], weights[3]
+        va, vb, vc, vd = v[first, g], v[first + 1, g], v[first + 2, g], v[first + 3, g]
         for i in range(out.size):
             out[i] += (a * va[i] + b * vb[i]) + (c * vc[i] + d * vd[i])
-    for j in range(n, weights.size):
+        return
+    for j in range(weights.size):
         value = v[first + j, g]
         for i in range(out.size):
             out[i] += weights[j] * value[i]
@@ -113,7 +112,7 @@ def _join_task(frame, task, thread):
         lse[h, t] = _join(out[t, h], parts[t * n_blocks : t * n_blocks + used], h)
     else:
         fill(out[t, h], np.float32(0))
-        lse[h, t] = _NOTHING
+        lse[h, t] = NOTHING
 
 
 _BLOCK, _JOIN = task_code(_block_task), task_code(_join_task)

@@ -20,6 +20,7 @@ from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import dot, exp32, fill
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN, attend, decode, flash
+from pyggml.gemm.attend import NOTHING
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
@@ -100,7 +101,7 @@ def _plain_row(out, q, k, v, g, start, stop, scale):
         for i in range(out.shape[0]):
             out[i] += p * row[i]
     if not norm > 0:
-        return np.float32(1e30)
+        return NOTHING
     for i in range(out.shape[0]):
         out[i] /= norm
     return top + np.log(norm)

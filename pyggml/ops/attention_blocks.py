@@ -14,12 +14,12 @@ import numpy as np
 from pyggml import gemm
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot, exp32, fill, row_max, tanh32
+from pyggml.gemm.attend import NOTHING
 from pyggml.tensor import Shape
 
 ROWS = 192  # at 4096 keys a block of scores is 3 MiB
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _MINUS_INF = np.float32(-np.inf)
-_NOTHING = np.float32(1e30)  # lse of a query that sees no key: e^(z − lse) is 0
 
 # -- scores of one row --------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ def _soft_max(row, sink):
     if top == _MINUS_INF:
         for j in range(row.size):
             row[j] = _ZERO
-        return _NOTHING
+        return NOTHING
     total = _ZERO
     for j in range(row.size):
         row[j] = exp32(row[j] - top)

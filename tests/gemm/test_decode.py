@@ -7,7 +7,9 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.gemm import CHOSEN, decode
 from pyggml.ops.attention import _plain_forward
 
-pytestmark = pytest.mark.skipif(CHOSEN.name == "numpy", reason="the plain loop is the only one")
+pytestmark = pytest.mark.skipif(
+    CHOSEN.name == "numpy", reason="PYGGML_ISA=numpy runs the plain loop itself"
+)
 
 
 def case(rng, n_queries, n_keys, span, heads=(6, 2), d=40):
