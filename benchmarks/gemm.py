@@ -23,41 +23,48 @@ from pyggml import gemm
 from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
-from pyggml.gemm.panels import DEPTH, HALF, MR, PANEL, pair_product, tile_product
+from pyggml.gemm.activations import QUADS
+from pyggml.gemm.int8_tile import byte_product
+from pyggml.gemm.panels import MR, PANEL, pair_product, tile_product
 from pyggml.quants import quantize
 from pyggml.tensor import Call, Compute
 
 from machine import about
 
 REPEATS = 4000
+SLOTS: dict[Compute, int] = {"f32": 128, "bf16": 128, "int8": 64}  # depth of the limit's tile
+PAIRS, BYTES = 1, 2
+NUMBERS: dict[Compute, int] = {"f32": 1, "bf16": 2, "int8": 4}  # in a slot
 
 
 @kernel
-def _repeat(a, b, c, k, pairs, n):
+def _repeat(a, b, c, k, form, n):
+    a, b, c = a.ctypes.data, b.ctypes.data, c.ctypes.data
     for _ in range(n):
-        if pairs:
-            pair_product(a.ctypes.data, b.ctypes.data, PANEL, c.ctypes.data, PANEL, k, 1)
+        if form == BYTES:
+            byte_product(a, a, a, b, b, c, PANEL, k // QUADS)
+        elif form == PAIRS:
+            pair_product(a, b, PANEL, c, PANEL, k, 1)
         else:
-            tile_product(a.ctypes.data, b.ctypes.data, PANEL, c.ctypes.data, PANEL, k, 1)
+            tile_product(a, b, PANEL, c, PANEL, k, 1)
 
 
 @parallel
-def _on_every_thread(a, b, c, k, pairs, n):
+def _on_every_thread(a, b, c, k, form, n):
     for i in prange(len(a)):
-        _repeat(a[i], b[i], c[i], k, pairs, n)
+        _repeat(a[i], b[i], c[i], k, form, n)
 
 
 def limit(compute: Compute) -> Call:
-    """The microkernel alone, REPEATS times on every thread."""
-    n, pairs = max_threads(), compute == "bf16"
-    k = HALF if pairs else DEPTH // 2
+    """The microkernel alone, REPEATS times on every thread; bytes with their scales."""
+    n, form = max_threads(), ("f32", "bf16", "int8").index(compute)
+    k = SLOTS[compute]
     a, b, c = (np.zeros((n, m), np.float32) for m in (k * MR, k * PANEL, MR * PANEL))
-    return _on_every_thread, (a, b, c, k, pairs, REPEATS)
+    return _on_every_thread, (a, b, c, k, form, REPEATS)
 
 
 def limit_flop(compute: Compute) -> int:
-    k = DEPTH if compute == "bf16" else DEPTH // 2
-    return 2 * MR * PANEL * k * REPEATS * max_threads()
+    return 2 * MR * PANEL * SLOTS[compute] * NUMBERS[compute] * REPEATS * max_threads()
 
 
 def product(
@@ -92,14 +99,14 @@ def main() -> None:
     parser.add_argument("--types", default="F16,Q8_0,Q4_0,Q5_0,Q4_K,Q5_K,Q6_K")
     options = parser.parse_args()
     shape = (options.tokens, options.rows, options.depth)
-    computes: list[Compute] = ["f32"] if gemm.FASTEST == "f32" else ["f32", "bf16"]
+    computes: list[Compute] = list(dict.fromkeys(("f32", gemm.FLOATS, gemm.FASTEST)))
 
     keep: list[Any] = []
     calls: dict[tuple[Compute, str, str], Call] = {}
     for compute in computes:
         calls[compute, "limit", ""] = limit(compute)
         for kind in options.types.split(","):
-            for which in ("mul_mat", "out_prod"):
+            for which in ("mul_mat",) if compute == "int8" else ("mul_mat", "out_prod"):
                 calls[compute, which, kind] = product(which, kind, compute, shape, keep)
     found: dict[tuple[Compute, str, str], list[float]] = defaultdict(list)
     for one in calls.values():

@@ -190,7 +190,7 @@ class Memory(Enum):
     ALIAS = "in its first source's memory, which the kernel changes"
 
 
-Compute = Literal["f32", "bf16"]
+Compute = Literal["f32", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ def _no_work(node: Tensor) -> int:
     return 0
 
 
-def _nothing_shared(node: Tensor) -> int:
-    return 0
+def _nothing_shared(node: Tensor) -> tuple[int, str]:
+    return 0, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +237,15 @@ class Needs:
               source with gaps
     saved     (*src, **params) -> what else the forward kernel writes, for the gradient rule
     work      (node) -> bytes of scratch
-    shared    (node) -> bytes of scratch that the kernel makes of its last source alone, so that
-              nodes with the same source and the same `shared` may use it too; 0 if it makes none
+    shared    (node) -> bytes of scratch that the kernel makes of its last source alone, 0 if none,
+              and a word for what it makes; nodes with the same source, function and word share it
     costly    far more than a few operations for each number read or written
     """
 
     strided: bool = False
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
     work: Callable[[Tensor], int] = _no_work
-    shared: Callable[[Tensor], int] = _nothing_shared
+    shared: Callable[[Tensor], tuple[int, str]] = _nothing_shared
     costly: bool = False
 
     @property

@@ -20,11 +20,13 @@ def sharing(graph: Graph) -> Iterator[tuple[Tensor, list[Tensor]]]:
     users: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     changed = {t.root for t in graph.nodes if t.base is not None and not t.is_view}
     for t in graph.nodes:
-        if t.op is None or not t.op.needs.shared(t):
+        if t.op is None:
             continue
-        made, x = t.op.needs.shared, t.src[-1]  # ops that name the same function make the same
-        if x.root not in changed:
-            users[made, made(t), x.root, x.offset, x.shape, x.strides].append(t)
-    for (_, n_bytes, *_), nodes in users.items():
+        shared = t.op.needs.shared  # ops that name the same function make the same
+        n_bytes, word = shared(t)
+        x = t.src[-1] if n_bytes else t
+        if n_bytes and x.root not in changed:
+            users[n_bytes, word, shared, x.root, x.offset, x.shape, x.strides].append(t)
+    for (n_bytes, *_), nodes in users.items():
         if len(nodes) > 1:
             yield Tensor((n_bytes,), I8, SHARED, (nodes[0],)), nodes

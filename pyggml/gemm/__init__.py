@@ -3,7 +3,9 @@
 mul_mat    y (+)= x · Wᵀ      out_prod    dx (+)= dy · W      strided    c (+)= a · bᵀ
 
 `compute` is how the numbers of a packed weight are multiplied: "f32" exactly, "bf16" after rounding
-both sides to bfloat16, with sums in float32. Float32 weights are always multiplied exactly.
+both sides to bfloat16, with sums in float32, "int8" after rounding x to bytes in mul_mat; what
+integers cannot do (out_prod, weights that are floats) is done as FLOATS says. Float32 weights are
+always multiplied exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 
 from pyggml._jit import max_threads
 from pyggml.dtypes import F32, DType
-from pyggml.gemm import dots, panels, product, thin, twin
+from pyggml.gemm import dots, few, int8, panels, product, thin, twin
 from pyggml.gemm import strided as strides
 from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
@@ -33,7 +35,8 @@ __all__ = [
 ]
 
 _NUMPY = CHOSEN.name == "numpy"
-FASTEST: Compute = "bf16" if CHOSEN.bf16 else "f32"  # what "auto" stands for on this machine
+FLOATS: Compute = "bf16" if CHOSEN.bf16 else "f32"  # the fastest products of floats here
+FASTEST: Compute = "int8" if CHOSEN.vnni else FLOATS  # what "auto" stands for on this machine
 
 
 def work_bytes(n_rows: int, depth: int, n_batches: int = 1) -> int:
@@ -66,7 +69,22 @@ class Weight:
 
     @property
     def pairs(self) -> bool:
-        return self.compute == "bf16" and self.dtype is not F32
+        """Whether products of floats round to bfloat16."""
+        return rounds(self.compute) and self.dtype is not F32
+
+    def bytes(self, depth: int) -> bool:
+        """Whether mul_mat with rows of this length rounds x to bytes."""
+        return self.compute == "int8" and int8.takes(self.dtype, depth)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Address and bytes of a row."""
+        return self.data.ctypes.data, self.data.strides[0]
+
+
+def rounds(compute: Compute) -> bool:
+    """Whether products of floats round to bfloat16 when packed weights are multiplied so."""
+    return "bf16" in (compute, FLOATS if compute == "int8" else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +95,19 @@ class Packing:
     done: bool
 
 
-def packed_bytes(n_rows: int, depth: int, kind: DType) -> int:
-    """Memory of a Packing for x (n_rows, depth) and weights of this type; 0 if x is not packed."""
-    if n_rows <= product.FEW or kind is F32:
-        return 0
-    return 4 * max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True))
+def packed_bytes(n_rows: int, depth: int, kind: DType) -> tuple[int, str]:
+    """Memory of a Packing for x (n_rows, depth) and weights of this type, 0 if x is not packed; and
+    a word for the form it may have, whatever is computed with."""
+    if n_rows <= few.FEW or kind is F32:
+        return 0, ""
+    size = 4 * max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True))
+    return size, "bytes" if int8.takes(kind, depth) else "floats"
+
+
+def _packed_slots(n_rows: int, depth: int, pairs: bool, in_bytes: bool) -> int:
+    if in_bytes:
+        return int8.packed_slots(n_rows, depth)
+    return panels.packed_slots(n_rows, depth, pairs)
 
 
 def mul_mat(
@@ -90,16 +116,26 @@ def mul_mat(
 ) -> Call:  # fmt: skip
     """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows."""
     shape = (x.shape[0], w.data.shape[0], x.shape[1])
-    if _is_thin(w, shape[1]) and shape[0] > product.FEW:
+    if _is_thin(w, shape[1]) and shape[0] > few.FEW:
         return _thin_rows(y, x, w.data, work, accumulate)
+    in_bytes = w.bytes(shape[2])
     if _NUMPY:
-        return twin.forward, (y, x, w.data, w.dtype, accumulate, w.pairs)
-    packed, tiles = _scratch(work, panels.packed_slots(x.shape[0], x.shape[1], w.pairs))
+        return twin.forward, (y, x, w.data, w.dtype, accumulate, w.pairs, in_bytes)
+    sides = y.reshape(-1), _flat(x), x.strides[0] // 4
+    if shape[0] <= few.FEW:
+        kind = dots.kind_of_rows(w.dtype, shape[2])
+        in_bytes = in_bytes and shape[2] <= few.LONGEST_INTS
+        tiles = _scratch(work, 0)[1]
+        return few.forward(*sides, _address(w), kind, shape, accumulate, in_bytes, tiles)
+    size = _packed_slots(x.shape[0], x.shape[1], w.pairs, in_bytes)
+    packed, tiles = _scratch(work, size)
     if packing is not None:
-        packed = packing.memory.view(np.float32)[: packed.size]
+        packed = packing.memory.view(np.float32)[:size]
     done = packing is not None and packing.done
-    sides = y.reshape(-1), _flat(x), x.strides[0] // 4, _address(w, shape[2]), shape
-    return product.forward(*sides, accumulate, w.pairs, packed, tiles, done)
+    if in_bytes:
+        weight = *w.place, w.dtype
+        return int8.forward(*sides, weight, shape, accumulate, packed, tiles, done)
+    return product.forward(*sides, _address(w), shape, accumulate, w.pairs, packed, tiles, done)
 
 
 def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
@@ -110,15 +146,14 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     if _NUMPY:
         return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs)
     packed, tiles = _scratch(work, panels.packed_slots(dy.shape[0], dy.shape[1], w.pairs))
-    sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4, _address(w, shape[2]), shape
+    sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4, _address(w), shape
     return product.backward(*sides, accumulate, w.pairs, packed, tiles)
 
 
-def _address(w: Weight, depth: int) -> product.Weight:
+def _address(w: Weight) -> product.Weight:
     """The weight as the kernels take it."""
     code, kind = QUANTS[w.dtype.name].unpack.address, w.dtype
-    where = w.data.ctypes.data, w.data.strides[0], code, kind.block, kind.block_bytes
-    return *where, dots.kind_of_rows(kind, depth)
+    return *w.place, code, kind.block, kind.block_bytes
 
 
 def _is_thin(w: Weight, n: int) -> bool:

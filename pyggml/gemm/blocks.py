@@ -1,24 +1,24 @@
-"""What lies in a block of each weight type, as vectors of whole numbers and scales; for dots.py.
+"""What lies in a block of each weight type, as vectors of whole numbers and scales.
 
-Every type's code gets a `Block` and says which products it adds up, 16 numbers at a time; LLVM cuts
-them to the CPU's width. How the bytes lie is said in pyggml.quants; floats come out as there, but
-for the order of the sums.
+Every type's code gets a `Block` and tells it the weights, WIDE at a time, as scale·q + low. What is
+done with them, the Block decides: pyggml.gemm.dots multiplies them, in floats or in integers, and
+pyggml.gemm.bytes unpacks them for a tile. How the bytes lie is said in pyggml.quants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from typing import Any
 
 from llvmlite import ir
 
-from pyggml.gemm.vectors import F32, I8, I16, I32, I64, at, broadcast, every, fma, load
+from pyggml.gemm.vectors import F32, I8, I16, I32, I64, broadcast, every
 from pyggml.quants.iq4 import VALUES
 
-GROUP = 16  # numbers of one Σ x, and of one vector of floats
+GROUP = 16  # numbers that have one scale in every type, and fill a vector of floats
 WIDE = 32  # numbers that are handled at a time; a step of types whose own blocks are shorter
 FLOATS = ir.VectorType(F32, GROUP)
+EIGHT = ir.VectorType(F32, 8)
 _BYTES = ir.VectorType(I8, WIDE)
 _INTS = ir.VectorType(I32, GROUP)
 _IQ4_VALUES = [int(v) for v in VALUES]
@@ -26,15 +26,14 @@ _FP4_VALUES = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 class Block:
-    """The block of a row that the loop stands at, and the numbers of x that it multiplies.
+    """The block of a row that a loop stands at; what becomes of its weights is a subclass's matter.
 
     Weights are WIDE signed bytes until their last step: that is cheaper than wider integers.
     """
 
-    def __init__(self, builder: Any, chains: list[Any], source: Any, x: Any, sums: Any) -> None:
-        self.b, self._x, self._group_sums = builder, x, sums
+    def __init__(self, builder: Any, source: Any) -> None:
+        self.b = builder
         self._source = builder.inttoptr(source, I8.as_pointer())
-        self._chains = cycle(chains)
 
     # -- what lies in the block ----------------------------------------------------------------
 
@@ -91,38 +90,30 @@ class Block:
     def floats(self, ints: Any) -> Any:
         return self.b.sitofp(ints, ir.VectorType(F32, ints.type.count))
 
-    def halves(self, wide: Any) -> list[Any]:
-        """The first and the last GROUP weights, as floats."""
-        places = (range(GROUP), range(GROUP, WIDE))
-        masks = (ir.Constant(_INTS, list(some)) for some in places)
-        return [self.floats(self.b.shuffle_vector(wide, wide, mask)) for mask in masks]
-
     def lane(self, vector: Any, i: int) -> Any:
         return self.b.extract_element(vector, ir.Constant(I32, i))
 
-    # -- sums ----------------------------------------------------------------------------------
+    # -- what the weights are, w = scale·q + low; number i of the block is the first of them ----
 
-    def add(self, scale: Any, wide: Any, i: int = 0) -> None:
-        """scale · Σ q x of WIDE weights, the first of which meets number i of x."""
-        part = every(FLOATS, 0.0)
-        for n, floats in enumerate(self.halves(wide)):
-            part = fma(self.b, floats, self._floats_at(self._x, i + n * GROUP), part)
-        self._sum(part, broadcast(self.b, scale, FLOATS))
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        """WIDE weights scale·q."""
+        raise NotImplementedError
 
-    def add_floats(self, floats: Any, i: int) -> None:
-        """Σ w x of GROUP weights that are floats."""
-        self._sum(floats, self._floats_at(self._x, i))
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        """The same with one scale for the first GROUP and one for the others."""
+        raise NotImplementedError
+
+    def add_low(self, low: Any) -> None:
+        """A low of the block's first WIDE weights."""
+        raise NotImplementedError
 
     def add_lows(self, lows: Any) -> None:
-        """Σ low · Σ x over 16 groups, the first of them at the block's beginning."""
-        self._sum(lows, self._floats_at(self._group_sums, 0))
+        """Lows of 8 times WIDE weights, the first of them at the block's beginning."""
+        raise NotImplementedError
 
-    def _floats_at(self, base: Any, i: int) -> Any:
-        return load(self.b, at(self.b, base, ir.Constant(I64, i)), FLOATS)
-
-    def _sum(self, a: Any, b: Any) -> None:
-        sums = next(self._chains)
-        self.b.store(fma(self.b, a, b, self.b.load(sums)), sums)
+    def add_floats(self, floats: Any, i: int) -> None:
+        """GROUP weights that are floats."""
+        raise NotImplementedError
 
 
 # -- the types ------------------------------------------------------------------------------------
@@ -136,11 +127,10 @@ def _q4_0(block: Block) -> None:
     block.add(block.half(0), block.less(block.nibbles(2), 8))
 
 
-def _add_with_low(block: Block, wide: Any) -> None:
+def _add_with_low(block: Block, q: Any) -> None:
     """Weights d·q + m, d and m being the first two halves."""
-    d, m = (broadcast(block.b, block.half(i), FLOATS) for i in (0, 2))
-    for n, q in enumerate(block.halves(wide)):
-        block.add_floats(fma(block.b, q, d, m), n * GROUP)
+    block.add(block.half(0), q)
+    block.add_low(block.half(2))
 
 
 def _q4_1(block: Block) -> None:
@@ -187,7 +177,7 @@ def _mxfp4(block: Block) -> None:
 
 
 def _k_scales(block: Block) -> tuple[Any, Any]:
-    """The scales of Q4_K's and Q5_K's 8 groups of 32, times d; and 16 lows, two for each group."""
+    """The scales and the lows of Q4_K's and Q5_K's 8 groups of 32."""
     b, mask4 = block.b, ir.Constant(I32, 0x0F0F0F0F)
     first, second, third = (block.read(4 + 4 * i, I32) for i in range(3))
 
@@ -201,8 +191,7 @@ def _k_scales(block: Block) -> tuple[Any, Any]:
     upper = b.lshr(third, ir.Constant(I32, 4))
     scales = _k_floats(block, block.half(0), six(first), joined(third, first))
     lows = _k_floats(block, b.fneg(block.half(2)), six(second), joined(upper, second))
-    twice = ir.Constant(_INTS, [i // 2 for i in range(GROUP)])
-    return scales, b.shuffle_vector(lows, lows, twice)
+    return scales, lows
 
 
 def _k_floats(block: Block, factor: Any, *words: Any) -> Any:
@@ -211,8 +200,7 @@ def _k_floats(block: Block, factor: Any, *words: Any) -> Any:
     for i, word in enumerate(words):
         pair = block.b.insert_element(pair, word, ir.Constant(I32, i))
     whole = block.b.zext(block.b.bitcast(pair, ir.VectorType(I8, 8)), ir.VectorType(I32, 8))
-    floats = block.floats(whole)
-    return block.b.fmul(floats, broadcast(block.b, factor, floats.type))
+    return block.b.fmul(block.floats(whole), broadcast(block.b, factor, EIGHT))
 
 
 def _q4_k(block: Block) -> None:
@@ -236,14 +224,12 @@ def _q6_k(block: Block) -> None:
     b = block.b
     scales = block.floats(block.read(192, ir.VectorType(I8, GROUP)))
     scales = b.fmul(scales, broadcast(b, block.half(208), FLOATS))
-    block.add_lows(b.fmul(scales, every(FLOATS, -32.0)))
     for i in range(8):  # groups of 32, four of them in 64 + 32 bytes
         half, k = divmod(i, 4)
         low = block.bits(block.bytes(64 * half + k % 2 * 32), k // 2 * 4, 4)
         high = block.bits(block.bytes(128 + 32 * half), 2 * k, 2, to=4)
-        for n, q in enumerate(block.halves(b.or_(low, high))):
-            scale = broadcast(b, block.lane(scales, 2 * i + n), FLOATS)
-            block.add_floats(b.fmul(q, scale), 32 * i + n * GROUP)
+        both = block.lane(scales, 2 * i), block.lane(scales, 2 * i + 1)
+        block.add_two(both, block.less(b.or_(low, high), 32), 32 * i)
 
 
 def _f16(block: Block) -> None:

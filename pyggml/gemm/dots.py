@@ -1,14 +1,16 @@
-"""Dot products of packed rows with float32, never unpacked: what one token at a time spends.
+"""Dot products of packed rows with x, never unpacked: what one token at a time spends.
 
 A block's weights are scale·q + low for groups of 16 or more, so its part of a dot product is
-scale·Σ q x + low·Σ x. Whole numbers q go straight to vectors of float32, scales multiply sums, and
-Σ x is the same for every row. Types that pyggml.gemm.blocks knows have this path; others are
+scale·Σ q x + low·Σ x. With x in float32 the whole numbers q go straight to vectors of floats; with
+x in bytes (pyggml.gemm.activations) the inner sum is one of integers, exact. Scales multiply sums,
+and Σ x is the same for every row. Types that pyggml.gemm.blocks knows have these paths; others are
 unpacked first.
 """
 
 from __future__ import annotations
 
 from functools import reduce
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ from llvmlite import ir
 
 from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml.dtypes import DType, dtype
-from pyggml.gemm.blocks import EMIT, FLOATS, GROUP, WIDE, Block, Emit
-from pyggml.gemm.vectors import I64, every, total
+from pyggml.gemm.activations import QUADS
+from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WIDE, Block, Emit
+from pyggml.gemm.isa import CHOSEN
+from pyggml.gemm.vectors import I32, I64, at, broadcast, by_quads, every, fma, load, total
 
-LONGEST = 1 << 16  # numbers of a row whose group sums fit into a thread's scratch
+LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 _CHAINS = 4  # independent sums of a row, so that none waits for the one before
+_EIGHT_INTS = ir.VectorType(I32, QUADS)
 
 
 def step(kind: DType) -> int:
@@ -36,12 +41,105 @@ def kind_of_rows(kind: DType, depth: int) -> int:
 
 @kernel
 def group_sums(sums, x):
-    """Sums of GROUP neighbours of x."""
-    for i in range(x.size // GROUP):
+    """Sums of WIDE neighbours of x."""
+    for i in range(x.size // WIDE):
         total = np.float32(0)
-        for j in range(GROUP):
-            total += x[i * GROUP + j]
+        for j in range(WIDE):
+            total += x[i * WIDE + j]
         sums[i] = total
+
+
+class _Dot(Block):
+    """Adds a block's part to chains of vector sums."""
+
+    def __init__(self, builder: Any, chains: list[Any], source: Any, sums: Any) -> None:
+        super().__init__(builder, source)
+        self._chains, self._sums = cycle(chains), sums
+
+    def _sum(self, a: Any, b: Any) -> None:
+        sums = next(self._chains)
+        self.b.store(fma(self.b, a, b, self.b.load(sums)), sums)
+
+    def _loaded(self, base: Any, i: int, kind: Any) -> Any:
+        return load(self.b, at(self.b, base, ir.Constant(I64, i)), kind)
+
+    def _widened(self, eight: Any) -> Any:
+        """Eight floats as long as a chain, with zeros."""
+        raise NotImplementedError
+
+    def add_low(self, low: Any) -> None:
+        product = self.b.fmul(low, self.b.load(at(self.b, self._sums, ir.Constant(I64, 0))))
+        first = self.b.insert_element(every(EIGHT, 0.0), product, ir.Constant(I32, 0))
+        self._sum(self._widened(first), self._widened(every(EIGHT, 1.0)))
+
+    def add_lows(self, lows: Any) -> None:
+        self._sum(self._widened(lows), self._widened(self._loaded(self._sums, 0, EIGHT)))
+
+
+class _FloatDot(_Dot):
+    """Σ w x with x in float32."""
+
+    def __init__(self, builder: Any, chains: list[Any], source: Any, x: Any, sums: Any) -> None:
+        super().__init__(builder, chains, source, sums)
+        self._x = x
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        part = every(FLOATS, 0.0)
+        for n, floats in enumerate(self._halves(q)):
+            part = fma(self.b, floats, self._loaded(self._x, i + n * GROUP, FLOATS), part)
+        self._sum(part, broadcast(self.b, scale, FLOATS))
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        for n, (scale, floats) in enumerate(zip(scales, self._halves(q), strict=True)):
+            scaled = self.b.fmul(floats, broadcast(self.b, scale, FLOATS))
+            self.add_floats(scaled, i + n * GROUP)
+
+    def add_floats(self, floats: Any, i: int) -> None:
+        self._sum(floats, self._loaded(self._x, i, FLOATS))
+
+    def _halves(self, q: Any) -> list[Any]:
+        """The first and the last GROUP weights, as floats."""
+        places = (range(GROUP), range(GROUP, WIDE))
+        masks = (ir.Constant(ir.VectorType(I32, GROUP), list(some)) for some in places)
+        return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
+
+    def _widened(self, eight: Any) -> Any:
+        mask = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
+        return self.b.shuffle_vector(eight, every(EIGHT, 0.0), mask)
+
+
+class _IntDot(_Dot):
+    """Σ w x with x in bytes."""
+
+    def __init__(
+        self, builder: Any, chains: list[Any], source: Any, x: Any, quads: Any, scales: Any,
+        totals: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(builder, chains, source, totals)
+        self._x, self._quads, self._scales = x, quads, scales
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), EIGHT))
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        low, high = (broadcast(self.b, self._scaled(scale, i), EIGHT) for scale in scales)
+        mask = ir.Constant(_EIGHT_INTS, [0, 1, 2, 3, 12, 13, 14, 15])
+        self._sum(self._products(q, i), self.b.shuffle_vector(low, high, mask))
+
+    def _products(self, q: Any, i: int) -> Any:
+        """Σ q x of each four of WIDE weights, as floats."""
+        unsigned = self.b.xor(q, every(q.type, -128))
+        x = self._loaded(self._x, i // 4, _EIGHT_INTS)
+        start = self._loaded(self._quads, i // 4, _EIGHT_INTS)
+        return self.floats(by_quads(self.b, unsigned, x, start, CHOSEN.vnni))
+
+    def _scaled(self, scale: Any, i: int) -> Any:
+        return self.b.fmul(
+            scale, self.b.load(at(self.b, self._scales, ir.Constant(I64, i // WIDE)))
+        )
+
+    def _widened(self, eight: Any) -> Any:
+        return eight
 
 
 @intrinsic(prefer_literal=True)
@@ -50,23 +148,41 @@ def row_dot(typing: Any, kind: Any, row: Any, x: Any, sums: Any, depth: Any) -> 
     name, emit = list(EMIT.items())[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _emit_row(builder, arguments[1:], dtype(name), emit)
+        sizes = 4 * WIDE, 4
+        return _emit_row(builder, arguments[1:], dtype(name), emit, _FloatDot, FLOATS, sizes)
 
     return types.float32(kind, *(types.intp,) * 4), codegen
 
 
-def _emit_row(builder: Any, sides: list[Any], kind: DType, emit: Emit) -> Any:
-    """The loop over a row's blocks, and their sum."""
+@intrinsic(prefer_literal=True)
+def row_dot_ints(
+    typing: Any, kind: Any, row: Any, x: Any, quads: Any, scales: Any, totals: Any, depth: Any
+) -> Any:
+    """The same with x as pyggml.gemm.activations leaves it; addresses."""
+    name, emit = list(EMIT.items())[kind.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        sizes = WIDE, WIDE, 4, 4
+        return _emit_row(builder, arguments[1:], dtype(name), emit, _IntDot, EIGHT, sizes)
+
+    return types.float32(kind, *(types.intp,) * 6), codegen
+
+
+def _emit_row(
+    builder: Any, sides: list[Any], kind: DType, emit: Emit, dot: Any, vector: Any,
+    sizes: tuple[int, ...],
+) -> Any:  # fmt: skip
+    """The loop over a row's blocks; sizes: bytes that WIDE weights meet in each side of x."""
     *bases, depth = sides
     n = step(kind)
-    sizes = n // kind.block * kind.block_bytes, 4 * n, 4 * n // GROUP
-    chains = [cgutils.alloca_once(builder, FLOATS) for _ in range(_CHAINS)]
+    steps = n // kind.block * kind.block_bytes, *(n // WIDE * size for size in sizes)
+    chains = [cgutils.alloca_once(builder, vector) for _ in range(_CHAINS)]
     for chain in chains:
-        builder.store(every(FLOATS, 0.0), chain)
+        builder.store(every(vector, 0.0), chain)
     with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(I64, n))) as loop:
         here = (
             builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
-            for base, size in zip(bases, sizes, strict=True)
+            for base, size in zip(bases, steps, strict=True)
         )
-        emit(Block(builder, chains, *here))
+        emit(dot(builder, chains, *here))
     return total(builder, reduce(builder.fadd, [builder.load(chain) for chain in chains]))

@@ -4,10 +4,11 @@
 `mr, nv`  the microkernel keeps mr × nv registers of sums: mr broadcast rows by nv vectors
 `panel`   nv · lanes, the columns of one tile
 `bf16`    whether the CPU multiplies pairs of bfloat16, at twice the rate of float32
+`vnni`    whether it multiplies bytes, four to a slot, at four times that rate
 
-PYGGML_ISA=avx512bf16|avx512|avx2|neon|generic|numpy forces a path; one this machine lacks is
-refused by name. `generic` runs on any CPU; `numpy` unpacks whole matrices and leaves the product to
-NumPy: the slow twin, and the only path when Numba's JIT is switched off.
+PYGGML_ISA=avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces a path; one this machine
+lacks is refused by name. `generic` runs on any CPU; `numpy` unpacks whole matrices and leaves the
+product to NumPy: the slow twin, and the only path when Numba's JIT is switched off.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class ISA:
     mr: int
     nv: int
     bf16: bool = False
+    vnni: bool = False
 
     @property
     def panel(self) -> int:
@@ -46,12 +48,14 @@ class ISA:
 
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
+_VNNI = _AVX512 | {"avx512vnni"}
 
 # Register tiles: mr·nv sums + nv loads + 1 broadcast fit in 32 (AVX-512, NEON) or 16 registers.
 ISAS: dict[str, ISA] = {
     isa.name: isa
     for isa in (
-        ISA("avx512bf16", _AVX512 | {"avx512bf16"}, lanes=16, mr=6, nv=4, bf16=True),
+        ISA("avx512bf16", _VNNI | {"avx512bf16"}, lanes=16, mr=6, nv=4, bf16=True, vnni=True),
+        ISA("avx512vnni", _VNNI, lanes=16, mr=12, nv=2, vnni=True),
         ISA("avx512", _AVX512, lanes=16, mr=12, nv=2),
         ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, mr=6, nv=2),
         ISA("neon", frozenset({"neon"}), lanes=4, mr=6, nv=4),

@@ -141,10 +141,21 @@ def multiply_panel(
             tile_product(a, b, PANEL, to, step, k, accumulate and whole)
         if whole:
             continue
-        for i in range(rows):
+        add_edge(c, here, ldc, edge, rows, n_columns, accumulate)
+
+
+@kernel
+def add_edge(c, start, ldc, edge, n_rows, n_columns, accumulate):
+    """The part of a whole tile, `edge`, that lies inside C."""
+    for i in range(n_rows):
+        row = start + i * ldc
+        to, of = c[row : row + n_columns], edge[i * PANEL : i * PANEL + n_columns]
+        if accumulate:
             for j in range(n_columns):
-                old = c[here + i * ldc + j] if accumulate else np.float32(0)
-                c[here + i * ldc + j] = old + edge[i * PANEL + j]
+                to[j] += of[j]
+        else:
+            for j in range(n_columns):
+                to[j] = of[j]
 
 
 @kernel

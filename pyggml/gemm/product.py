@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import Code, kernel, task_code
-from pyggml._simd import dot, fill
+from pyggml._jit import kernel, task_code
+from pyggml._simd import fill
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
-from pyggml.gemm.blocks import EMIT, GROUP
-from pyggml.gemm.dots import LONGEST, group_sums, row_dot
+from pyggml.gemm import int8_tile
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     DEPTH,
@@ -41,35 +40,33 @@ from pyggml.tensor import Call
 
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
 CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
-FEW_ROWS = 64  # weight rows of one task for few tokens
-FEW = 3  # so few tokens would leave the tiles empty: each weight row is a dot product
 
 # Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED, LONGEST // GROUP)
-TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS)
+ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED, int8_tile.ROWS)
+TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, TILE * int8_tile.ROW)
 SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
 
 @kernel
-def _weight(frame):
+def weight_of(frame):
     """Address, bytes of a row, address of the unpacker, elements and bytes of a block."""
     ints = (integer(frame, 3), integer(frame, 4), integer(frame, 5))
     return (*ints, integer(frame, 6), integer(frame, 7))
 
 
 @kernel
-def _scratch(frame, thread):
+def scratch_of(frame, thread):
     """This thread's unpacked rows, tile and edge."""
-    mine = floats2(frame, 14)[thread]
+    mine = floats2(frame, 13)[thread]
     return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
 
 
 def _pack_task(frame, task, thread):
     """Pack one group of x (or dy): T rows of the length that is summed over."""
-    packed, x, x_step = floats1(frame, 13), floats1(frame, 1), integer(frame, 2)
-    n_rows, depth = integer(frame, 9), integer(frame, 16)
-    if integer(frame, 17):
-        pack_pairs_group(packed, x, x_step, n_rows, depth, task, _scratch(frame, thread)[0])
+    packed, x, x_step = floats1(frame, 12), floats1(frame, 1), integer(frame, 2)
+    n_rows, depth = integer(frame, 8), integer(frame, 15)
+    if integer(frame, 16):
+        pack_pairs_group(packed, x, x_step, n_rows, depth, task, scratch_of(frame, thread)[0])
     else:
         pack_group(packed, x, 0, x_step, 1, n_rows, depth, task)
 
@@ -103,13 +100,13 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
 
 
 def _forward_task(frame, task, thread):
-    y, packed = floats1(frame, 0), floats1(frame, 13)
-    n_tokens, n_out, depth = integer(frame, 9), integer(frame, 10), integer(frame, 11)
-    accumulate, n_parts, pairs = integer(frame, 12), integer(frame, 15), integer(frame, 17) != 0
-    rows, tile, edge = _scratch(frame, thread)
+    y, packed = floats1(frame, 0), floats1(frame, 12)
+    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
+    accumulate, n_parts, pairs = integer(frame, 11), integer(frame, 14), integer(frame, 16) != 0
+    rows, tile, edge = scratch_of(frame, thread)
     groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
     first = task // n_parts * TILE
-    weight = _weight(frame)
+    weight = weight_of(frame)
     here = (weight[0] + first * weight[1], *weight[1:])
     n_rows = min(TILE, n_out - first)
     for k0 in range(0, depth, DEPTH):
@@ -122,54 +119,6 @@ def _forward_task(frame, task, thread):
                 tile.ctypes.data + column * n * 4, edge, y, first + column, n_out, n_tokens,
                 min(PANEL, n_rows - column), accumulate or k0 > 0,
             )  # fmt: skip
-
-
-def _few_tasks(kind: int) -> Code:
-    """FEW_ROWS weight rows, multiplied with one token after the other, in float32.
-
-    Compiled for one kind of rows at a time (see pyggml.gemm.dots); -1 for those to be unpacked.
-    """
-
-    def task_of_few(frame, task, thread):
-        x, x_step, depth = floats1(frame, 1), integer(frame, 2), integer(frame, 11)
-        address, row_bytes, _, _, _ = _weight(frame)
-        scratch, tile, _ = _scratch(frame, thread)
-        first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, integer(frame, 10))
-        found = tile[: last - first]
-        for t in range(integer(frame, 9)):
-            token = x[t * x_step : t * x_step + depth]
-            if kind >= 0:
-                group_sums(scratch, token)
-            for n in range(last - first):
-                row = address + (first + n) * row_bytes
-                if kind >= 0:
-                    found[n] = row_dot(kind, row, token.ctypes.data, scratch.ctypes.data, depth)
-                else:
-                    found[n] = _unpacked_dot(frame, row, token, scratch)
-            _put_few(frame, t, first, found)
-
-    return task_code(task_of_few)
-
-
-@kernel
-def _put_few(frame, t, first, found):
-    """Numbers first … of token t's result, or what is added to them."""
-    start = t * integer(frame, 10) + first
-    mine = floats1(frame, 0)[start : start + found.size]
-    for i in range(found.size):
-        mine[i] = found[i] + (mine[i] if integer(frame, 12) else np.float32(0))
-
-
-@kernel
-def _unpacked_dot(frame, address, x, row):
-    """Σ w x of a packed row of any type, which goes through `row`, DEPTH weights at a time."""
-    _, _, code, block, block_bytes = _weight(frame)
-    found = np.float32(0)
-    for k0 in range(0, x.size, DEPTH):
-        k = min(DEPTH, x.size - k0)
-        call_block(code, row.ctypes.data, address + k0 // block * block_bytes, k // block)
-        found += dot(row[:k], x[k0 : k0 + k])
-    return found
 
 
 # -- backward -----------------------------------------------------------------------------------
@@ -208,14 +157,14 @@ def _spread_row(tile, row, i, n, k):
 
 
 def _backward_task(frame, task, thread):
-    dx, packed = floats1(frame, 0), floats1(frame, 13)
-    n_tokens, n_out, depth = integer(frame, 9), integer(frame, 10), integer(frame, 11)
-    accumulate, n_parts, pairs = integer(frame, 12), integer(frame, 15), integer(frame, 17) != 0
-    rows, tile, edge = _scratch(frame, thread)
+    dx, packed = floats1(frame, 0), floats1(frame, 12)
+    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
+    accumulate, n_parts, pairs = integer(frame, 11), integer(frame, 14), integer(frame, 16) != 0
+    rows, tile, edge = scratch_of(frame, thread)
     groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
     k0 = task // n_parts * COLUMNS
     k = min(COLUMNS, depth - k0)
-    weight = _weight(frame)
+    weight = weight_of(frame)
     source = weight[0] + k0 // weight[3] * weight[4]
     for n0 in range(0, n_out, CHUNK):
         n_rows = min(CHUNK, n_out - n0)
@@ -231,11 +180,10 @@ def _backward_task(frame, task, thread):
 
 # -- binding ------------------------------------------------------------------------------------
 
-Weight = tuple[int, int, int, int, int, int]  # as `_weight` reads it, and the kind of its rows
+Weight = tuple[int, int, int, int, int]  # as `weight_of` reads it
 
 _PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
 _BACKWARD = task_code(_backward_task)
-_FEW = {kind: _few_tasks(kind) for kind in range(-1, len(EMIT))}
 
 
 def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:
@@ -254,8 +202,6 @@ def forward(
     n_tokens, n_out, depth = shape
     n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
     slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, depth, pairs)
-    if n_tokens <= FEW:
-        return launch, (stage(_FEW[weight[5]], slots, -(-n_out // FEW_ROWS)),)
     multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
     pack = stage(_PACK, slots, -(-n_tokens // MR))
     return launch, ((multiply,) if is_packed else (pack, multiply))

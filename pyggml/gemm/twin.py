@@ -9,10 +9,15 @@ from pyggml.quants import dequantize
 
 
 def forward(
-    y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool
-) -> None:
-    """y (+)= x · wᵀ; with `pairs` of numbers rounded to bfloat16."""
-    _put(y, _factor(x, pairs) @ _factor(dequantize(w, dtype.name), pairs).T, accumulate)
+    y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool,
+    in_bytes: bool = False,
+) -> None:  # fmt: skip
+    """y (+)= x · wᵀ; with `pairs` of numbers rounded to bfloat16, with `in_bytes` x to bytes."""
+    plain = dequantize(w, dtype.name)
+    if in_bytes:
+        _put(y, _in_bytes(x) @ plain.T, accumulate)
+    else:
+        _put(y, _factor(x, pairs) @ _factor(plain, pairs).T, accumulate)
 
 
 def backward(
@@ -29,6 +34,14 @@ def _factor(x: np.ndarray, pairs: bool) -> np.ndarray:
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return np.where(np.isnan(x), x, rounded.view(np.float32))
+
+
+def _in_bytes(x: np.ndarray) -> np.ndarray:
+    """x rounded as pyggml.gemm.activations does."""
+    blocks = x.reshape(-1, 32)
+    scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    whole = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
+    return np.where(np.isfinite(scale), whole * scale, np.nan).reshape(x.shape)
 
 
 def strided(c: np.ndarray, a: np.ndarray, b: np.ndarray, accumulate: bool) -> None:

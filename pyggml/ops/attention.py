@@ -19,7 +19,7 @@ import numpy as np
 from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import dot, exp32, fill
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, attend, decode, flash
+from pyggml.gemm import CHOSEN, attend, decode, flash, rounds
 from pyggml.gemm.attend import NOTHING
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
@@ -288,7 +288,7 @@ def _back_run(site: Site) -> Call:
     dk, dv = site.saved
     if not _tiled(q.shape[0]):
         return _plain_back, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
-    pairs = site.compute == "bf16"
+    pairs = rounds(site.compute)
     carve = _Carver(site.work, pairs)
     delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
     sides = [(carve.rows(x), carve.columns(x)) for x in (site.node.src[i] for i in (0, 6, 1))]

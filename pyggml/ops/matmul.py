@@ -153,11 +153,11 @@ def _mul_mat_work(node: Tensor) -> int:
     return _rows_work(node, node.src[-1])
 
 
-def _mul_mat_shared(node: Tensor) -> int:
-    """Products of whole rows with the same x can use one packing of it."""
+def _mul_mat_shared(node: Tensor) -> tuple[int, str]:
+    """Products of whole rows with the same x can use one packing of it, of floats or of bytes."""
     w, x = node.src[-2:]
     if len(w.shape) != 2 or not x.is_contiguous:
-        return 0
+        return 0, ""
     return gemm.packed_bytes(prod(x.shape[:-1]), x.shape[-1], w.dtype)
 
 

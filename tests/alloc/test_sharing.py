@@ -7,7 +7,7 @@ from pyggml.alloc import plan
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.dtypes import dtype
-from pyggml.gemm.product import FEW
+from pyggml.gemm.few import FEW
 from pyggml.graph import Graph
 from pyggml.ops import add, add_inplace, mul_mat, mul_mat_add, reshape, scale
 from pyggml.quants import quantize
@@ -41,11 +41,11 @@ def groups(p):
     return list(found.values())
 
 
-@pytest.mark.parametrize("compute", ["f32", "bf16"])
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
 def test_products_of_one_source_share_its_packing(compute, rng):
     x = scale(tokens(rng, 9), 0.5)
     one, other = mul_mat(packed(rng, 20), x), mul_mat(packed(rng, 70, "Q4_0"), x)
-    sum_ = mul_mat_add(one, packed(rng, 20, "F16"), x)
+    sum_ = mul_mat_add(one, packed(rng, 20, "Q5_1"), x)
     alone = mul_mat(packed(rng, 20), scale(x, 2.0))
     p = plan(Graph.of(add(sum_, alone), other))
     assert groups(p) == [[t for t in p.graph.nodes if t in (one, other, sum_)]]
@@ -57,6 +57,18 @@ def test_products_of_one_source_share_its_packing(compute, rng):
     )
     separate = plan(p.graph, share=False)
     assert not separate.shared
+    for a, b in zip(results(p, compute), results(separate, compute), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
+def test_weights_of_floats_and_of_whole_numbers_have_packings_of_their_own(compute, rng):
+    """In integers one wants bytes of x where the other wants floats."""
+    x = scale(tokens(rng, 9), 0.5)
+    nodes = [mul_mat(packed(rng, 20, kind), x) for kind in ("Q8_0", "F16", "Q4_0", "BF16")]
+    p = plan(Graph.of(*nodes))
+    assert groups(p) == [nodes[::2], nodes[1::2]]
+    separate = plan(p.graph, share=False)
     for a, b in zip(results(p, compute), results(separate, compute), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -10,8 +10,9 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
 from pyggml.gemm import CHOSEN, dots, twin
+from pyggml.gemm.few import FEW, FEW_ROWS
 from pyggml.gemm.panels import DEPTH, TILE
-from pyggml.gemm.product import CHUNK, COLUMNS, FEW, FEW_ROWS
+from pyggml.gemm.product import CHUNK, COLUMNS
 from pyggml.quants import QUANTS, dequantize
 
 MR = CHOSEN.mr

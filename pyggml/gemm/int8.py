@@ -1,0 +1,213 @@
+"""y[T, N] (+)= x[T, K] · W[N, K]ᵀ in integers: both sides as bytes, in blocks of 32 along K.
+
+x is rounded to bytes with one scale for 32 numbers as it is packed (pyggml.gemm.activations): that
+is the whole error, NMSE 3e-5 of normal numbers, but for Q6_K, where two groups of weights get one
+scale, 4e-5. Blocked as pyggml.gemm.product, with which it shares frames and scratch.
+
+Packed x, for each group of MR rows, with B = K / 32: (8B, MR) slots of four bytes, then (B, 3, MR)
+scales, what the integer sums begin with, and totals, which lows are multiplied with.
+A tile of W: panels (SLOTS, PANEL) of bytes, then panels (2·BLOCKS, PANEL) of scales and of lows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import BlockCode, block_code, kernel, task_code
+from pyggml._simd import fill
+from pyggml._tasks import floats1, frame, integer, launch, stage
+from pyggml.dtypes import DType
+from pyggml.gemm.activations import QUADS, quantize
+from pyggml.gemm.blocks import WIDE
+from pyggml.gemm.dots import step
+from pyggml.gemm.int8_tile import (
+    BLOCKS,
+    DEPTH,
+    KINDS,
+    ROW,
+    SLOTS,
+    WITH_LOWS,
+    byte_product,
+    unpack_bytes,
+)
+from pyggml.gemm.microkernel import call_block
+from pyggml.gemm.panels import (
+    LANES,
+    MR,
+    PADDED_MR,
+    PANEL,
+    SPILL,
+    TILE,
+    add_edge,
+    interleave,
+    split,
+    transpose,
+)
+from pyggml.gemm.product import Weight, parts, scratch_of, weight_of
+from pyggml.tensor import Call
+
+
+def takes(kind: DType, depth: int) -> bool:
+    """Whether rows of this type and length can be multiplied as integers."""
+    return kind.name in KINDS and depth % step(kind) == 0
+
+
+def packed_slots(n_rows: int, depth: int) -> int:
+    """Slots of the packed form of an (n_rows, depth) matrix."""
+    return -(-n_rows // MR) * MR * (QUADS + 3) * (depth // WIDE)
+
+
+# -- packing x ----------------------------------------------------------------------------------
+
+
+@kernel
+def _group(packed, depth, group):
+    """A group's slots of bytes, and its sides (B, 3, MR)."""
+    n = depth // WIDE * MR
+    first = group * (QUADS + 3) * n
+    return packed[first : first + QUADS * n], packed[first + QUADS * n : first + (QUADS + 3) * n]
+
+
+def _pack_task(frame, task, thread):
+    """One group of x."""
+    packed, x, x_step = floats1(frame, 12), floats1(frame, 1), integer(frame, 2)
+    n_tokens, depth = integer(frame, 8), integer(frame, 10)
+    rows, _, _ = scratch_of(frame, thread)
+    spare = rows[PADDED_MR * SLOTS :]
+    slots, sides = _group(packed, depth, task)
+    for k0 in range(0, depth, DEPTH):
+        n = min(DEPTH, depth - k0) // WIDE
+        for i in range(MR):
+            row = rows[i * SLOTS : (i + 1) * SLOTS]
+            if task * MR + i < n_tokens:
+                _quantize_row(row, spare, x[(task * MR + i) * x_step + k0 :], n)
+            else:
+                fill(row, np.float32(0))
+                fill(spare[: 3 * BLOCKS], np.float32(0))
+            for b in range(n):
+                for side in range(3):
+                    to = ((k0 // WIDE + b) * 3 + side) * MR + i
+                    sides[to] = spare[side * BLOCKS + b]
+        _put_slots(slots[k0 // 4 * MR :], rows, n * QUADS)
+
+
+@kernel
+def _quantize_row(row, sides, x, n):
+    """n blocks of x: bytes to row; scales, starts (as int32) and totals to sides (3, BLOCKS)."""
+    quads = sides[3 * BLOCKS :]
+    scales, totals = sides.ctypes.data, sides[2 * BLOCKS :].ctypes.data
+    quantize(row.ctypes.data, quads.ctypes.data, scales, totals, x.ctypes.data, n)
+    whole, starts = quads.view(np.int32), sides[BLOCKS : 2 * BLOCKS].view(np.int32)
+    for b in range(n):
+        total = np.int32(0)
+        for q in range(QUADS):
+            total += whole[b * QUADS + q]
+        starts[b] = total
+
+
+@kernel
+def _put_slots(slots, rows, n):
+    """(n, MR) from rows of SLOTS."""
+    done = max(0, n - SPILL) // LANES * LANES
+    interleave(slots.ctypes.data, rows.ctypes.data, SLOTS, done)
+    for k in range(done, n):
+        for i in range(MR):
+            slots[k * MR + i] = rows[i * SLOTS + k]
+
+
+# -- a tile of W --------------------------------------------------------------------------------
+
+
+def _unpacker(kind: int) -> BlockCode:
+    """Blocks of one type to a row of ROW slots."""
+
+    def unpack(dst, src, n_blocks):
+        unpack_bytes(kind, dst, src, n_blocks)
+
+    return block_code(unpack)
+
+
+_UNPACK = {name: _unpacker(i) for i, name in enumerate(KINDS)}
+
+
+@kernel
+def _unpack_tile(tile, rows, weight, n_rows, k0, k):
+    """Panels of bytes, then of scales and lows, from LANES rows of W at a time."""
+    address, row_bytes, code, block, block_bytes = weight
+    source = address + k0 // block * block_bytes
+    for first in range(0, n_rows, LANES):
+        for i in range(LANES):
+            row = rows[i * ROW : (i + 1) * ROW]
+            if first + i < n_rows:
+                call_block(code, row.ctypes.data, source + (first + i) * row_bytes, k // block)
+            else:
+                fill(row, np.float32(0))
+        of, panel, column = rows.ctypes.data, first // PANEL, first % PANEL
+        to = tile.ctypes.data + (panel * SLOTS * PANEL + column) * 4
+        for j in range(0, k // 4, LANES):
+            transpose(to + j * PANEL * 4, PANEL, of + j * 4, ROW)
+        to = tile.ctypes.data + (TILE * SLOTS + panel * 2 * BLOCKS * PANEL + column) * 4
+        for j in range(0, 2 * BLOCKS, LANES):
+            transpose(to + j * PANEL * 4, PANEL, of + (SLOTS + j) * 4, ROW)
+
+
+@kernel
+def _clear(c, start, ldc):
+    for i in range(MR):
+        fill(c[start + i * ldc : start + i * ldc + PANEL], np.float32(0))
+
+
+def _forward_task(frame, task, thread):
+    y, packed = floats1(frame, 0), floats1(frame, 12)
+    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
+    accumulate, n_parts, with_lows = integer(frame, 11), integer(frame, 14), integer(frame, 15)
+    rows, tile, edge = scratch_of(frame, thread)
+    groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
+    first = task // n_parts * TILE
+    weight = weight_of(frame)
+    here = (weight[0] + first * weight[1], *weight[1:])
+    n_rows = min(TILE, n_out - first)
+    for k0 in range(0, depth, DEPTH):
+        k = min(DEPTH, depth - k0)
+        _unpack_tile(tile, rows, here, n_rows, k0, k)
+        added = accumulate or k0 > 0
+        for column in range(0, n_rows, PANEL):
+            panel = tile.ctypes.data + column * SLOTS * 4
+            sides = tile.ctypes.data + (TILE * SLOTS + column * 2 * BLOCKS) * 4
+            n_columns = min(PANEL, n_rows - column)
+            for g in range(groups[0], groups[1]):
+                start = g * MR * n_out + first + column
+                n = min(MR, n_tokens - g * MR)
+                whole = n == MR and n_columns == PANEL
+                to, ldc = (y.ctypes.data + start * 4, n_out) if whole else (edge.ctypes.data, PANEL)
+                if not whole:
+                    _clear(edge, 0, PANEL)
+                elif not added:
+                    _clear(y, start, n_out)
+                slots, a_sides = _group(packed, depth, g)
+                a, beside = slots[k0 // 4 * MR :], a_sides[k0 // WIDE * 3 * MR :]
+                byte_product(
+                    a.ctypes.data, beside.ctypes.data, panel, sides, to, ldc, k // WIDE, with_lows
+                )
+                if not whole:
+                    add_edge(y, start, n_out, edge, n, n_columns, added)
+
+
+_PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
+
+
+def forward(
+    y: np.ndarray, x: np.ndarray, x_step: int, w: tuple[int, int, DType],
+    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
+    is_packed: bool,
+) -> Call:  # fmt: skip
+    """y (+)= x · Wᵀ as pyggml.gemm.product.forward; w: address, bytes of a row, type."""
+    address, row_bytes, kind = w
+    n_tokens, n_out, _ = shape
+    weight: Weight = (address, row_bytes, _UNPACK[kind.name].address, kind.block, kind.block_bytes)
+    n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
+    with_lows = kind.name in WITH_LOWS
+    slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, with_lows)
+    multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
+    pack = stage(_PACK, slots, -(-n_tokens // MR))
+    return launch, ((multiply,) if is_packed else (pack, multiply))

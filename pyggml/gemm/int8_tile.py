@@ -1,0 +1,185 @@
+"""LLVM code of the products in integers: weights unpacked to bytes, and the register tile.
+
+unpack_bytes   blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
+byte_product   C[MR, PANEL] += scales of both sides · Σ of integers, 32 numbers at a time
+
+A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activations). The sum of
+32 products of bytes is exact in int32, and becomes a float32 when both scales multiply it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml._jit import cgutils, intrinsic, types
+from pyggml.dtypes import dtype
+from pyggml.gemm.activations import QUADS
+from pyggml.gemm.blocks import EMIT, GROUP, WIDE, Block
+from pyggml.gemm.dots import step
+from pyggml.gemm.isa import CHOSEN
+from pyggml.gemm.panels import LANES, MR, PADDED_MR, PANEL
+from pyggml.gemm.vectors import (
+    F32,
+    I32,
+    I64,
+    at,
+    broadcast,
+    by_quads,
+    declared,
+    every,
+    fma,
+    load,
+    store,
+)
+
+_WHOLE = {"F32", "F16", "BF16"}  # their weights are no whole numbers
+KINDS = [name for name in EMIT if name not in _WHOLE]
+WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
+_FINER = 4.0  # steps of Q6_K's larger scale in one of its own, where two groups get one scale
+
+DEPTH = 1024  # numbers along K in one pass: C is read and written once for all of them
+BLOCKS = DEPTH // WIDE
+SLOTS = BLOCKS * QUADS  # of their bytes
+ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, lows
+ROWS = max(LANES * ROW, PADDED_MR * SLOTS + SLOTS + 4 * BLOCKS)  # scratch to unpack W, to pack x
+
+_FLOATS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+
+
+class _Bytes(Block):
+    """Writes what it is told: WIDE bytes q + 128 for each scale, and lows."""
+
+    def __init__(self, builder: Any, source: Any, q: Any, scales: Any, lows: Any) -> None:
+        super().__init__(builder, source)
+        self._q, self._scales, self._lows = q, scales, lows
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        unsigned = self.b.bitcast(self.b.xor(q, every(q.type, -128)), ir.VectorType(I32, QUADS))
+        store(self.b, unsigned, at(self.b, self._q, ir.Constant(I64, i // 4)))
+        self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // WIDE)))
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        """Both groups in steps of a quarter of the larger scale; what is rounded is less than a
+        16th of the variance that the smaller scale's own rounding has."""
+        b = self.b
+        sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
+        largest = b.select(b.fcmp_unordered("uge", *sizes), *scales)
+        per = b.fdiv(ir.Constant(F32, _FINER), largest)
+        per = b.select(
+            b.fcmp_unordered("une", largest, ir.Constant(F32, 0.0)), per, ir.Constant(F32, 0.0)
+        )
+        lanes = ir.VectorType(F32, WIDE)
+        low, high = (broadcast(b, b.fmul(s, per), lanes) for s in scales)
+        mask = [*range(GROUP), *range(WIDE + GROUP, 2 * WIDE)]
+        factors = b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, WIDE), mask))
+        rint = declared(b, f"llvm.rint.v{WIDE}f32", lanes, [lanes])
+        rounded = b.fptosi(
+            b.call(rint, [b.fmul(self.floats(q), factors)]), ir.VectorType(I32, WIDE)
+        )
+        most = every(rounded.type, 127)
+        inside = b.select(b.icmp_signed("<", rounded, most), rounded, most)
+        self.add(b.fdiv(largest, ir.Constant(F32, _FINER)), b.trunc(inside, q.type), i)
+
+    def add_low(self, low: Any) -> None:
+        self.b.store(low, at(self.b, self._lows, ir.Constant(I64, 0)))
+
+    def add_lows(self, lows: Any) -> None:
+        store(self.b, lows, at(self.b, self._lows, ir.Constant(I64, 0)))
+
+
+@intrinsic(prefer_literal=True)
+def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
+    """n blocks of type KINDS[kind], a constant, to a row of ROW slots; pointers."""
+    name = KINDS[kind.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, to, source, n = arguments
+        source, q = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+        scales, lows = (
+            builder.add(q, ir.Constant(I64, 4 * slot)) for slot in (SLOTS, SLOTS + BLOCKS)
+        )
+        many = step(dtype(name))
+        sizes = dtype(name).block_bytes, many, many // QUADS, many // QUADS
+        with cgutils.for_range(builder, n) as loop:
+            here = (
+                builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
+                for base, size in zip((source, q, scales, lows), sizes, strict=True)
+            )
+            EMIT[name](_Bytes(builder, *here))
+        return context.get_dummy_value()
+
+    return types.void(kind, to, source, types.intp), codegen
+
+
+@intrinsic
+def byte_product(
+    typing: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, n: Any, lows: Any
+) -> Any:
+    """C[MR, PANEL] += Σ over n blocks of a_scale · b_scale · (start + Σ over QUADS slots of a·b),
+    and where `lows` is not 0, of total · low.
+
+    a (n·QUADS, MR) slots of signed bytes, b (n·QUADS, PANEL) slots of unsigned ones; a_sides (n, 3,
+    MR) scales, starts (int32) and totals; b_sides (2, BLOCKS, PANEL) scales and lows; rows of C ldc
+    floats apart; addresses.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *places, n, lows = arguments
+        with builder.if_else(builder.icmp_signed("!=", lows, lows.type(0))) as parts:
+            for part, with_lows in zip(parts, (True, False), strict=True):
+                with part, cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
+                    _emit_tile_block(builder, i, *places, with_lows=with_lows)
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 8), codegen
+
+
+def _emit_tile_block(
+    builder: Any, i: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, *,
+    with_lows: bool,
+) -> None:  # fmt: skip
+    """One block of WIDE numbers: MR·nv vectors of int32 in registers, then added to C."""
+    rows = builder.mul(i, ir.Constant(I64, 3 * MR))
+    panel = builder.mul(i, ir.Constant(I64, PANEL))
+    sums = _emit_sums(builder, i, a, b, a_sides, rows)
+    columns = range(0, PANEL, LANES)
+    scales = [load(builder, at(builder, b_sides, panel, j), _FLOATS) for j in columns]
+    beside = [at(builder, b_sides, panel, BLOCKS * PANEL + j) for j in columns]
+    lows = [load(builder, place, _FLOATS) for place in beside] if with_lows else []
+    for m in range(MR):
+        scale, total = (
+            broadcast(builder, builder.load(at(builder, a_sides, rows, m + side * MR)), _FLOATS)
+            for side in (0, 2)
+        )
+        start = builder.mul(ldc, ir.Constant(I64, m))
+        for n, j in enumerate(columns):
+            to = at(builder, c, start, j)
+            found = load(builder, to, _FLOATS)
+            if with_lows:
+                found = fma(builder, lows[n], total, found)
+            part = builder.fmul(builder.sitofp(sums[m][n], _FLOATS), scales[n])
+            store(builder, fma(builder, part, scale, found), to)
+
+
+def _emit_sums(builder: Any, i: Any, a: Any, b: Any, a_sides: Any, rows: Any) -> list[list[Any]]:
+    """start + Σ a·b of block i, for each row of the tile its vectors."""
+    nv = PANEL // LANES
+    a_at, b_at = (builder.mul(i, ir.Constant(I64, QUADS * n)) for n in (MR, PANEL))
+
+    def every_lane(base: Any, element: Any, n: int) -> Any:
+        place = builder.bitcast(at(builder, base, element, n), I32.as_pointer())
+        return broadcast(builder, builder.load(place), _INTS)
+
+    sums = [[every_lane(a_sides, rows, MR + m)] * nv for m in range(MR)]
+    for k in range(QUADS):
+        places = [at(builder, b, b_at, k * PANEL + j * LANES) for j in range(nv)]
+        columns = [load(builder, place, _INTS) for place in places]
+        for m in range(MR):
+            x = every_lane(a, a_at, k * MR + m)
+            sums[m] = [
+                by_quads(builder, column, x, old, CHOSEN.vnni)
+                for column, old in zip(columns, sums[m], strict=True)
+            ]
+    return sums

@@ -1,0 +1,144 @@
+"""Products with x rounded to bytes: beside the twin that rounds alike, and the exact product."""
+
+import numpy as np
+import pytest
+
+from pyggml import gemm
+from pyggml._jit import max_threads, set_threads, threads
+from pyggml.backends import CPU
+from pyggml.dtypes import dtype
+from pyggml.gemm import CHOSEN, few, int8, twin
+from pyggml.gemm.int8_tile import DEPTH, KINDS
+from pyggml.gemm.panels import TILE
+from pyggml.quants import QUANTS, dequantize, quantize
+
+MR = CHOSEN.mr
+NUMPY = CHOSEN.name == "numpy"
+
+
+def nmse(found, wanted):
+    return ((found - wanted) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
+
+
+def forward(x, w, kind, start=None, compute="int8"):
+    n_tokens, depth = x.shape
+    y = np.full((n_tokens, len(w)), np.nan if start is None else start, np.float32)
+    work = CPU().alloc(gemm.work_bytes(n_tokens, depth))
+    work[:] = 255  # NaN
+    weight = gemm.Weight(w, dtype(kind), compute)
+    kernel, arguments = gemm.mul_mat(y, x, weight, work, start is not None)
+    kernel(*arguments)
+    return y
+
+
+def doubled(x, w, kind, start=0.0):
+    """The twin's product, which rounds x to the same bytes."""
+    y = np.full((len(x), len(w)), start, np.float32)
+    twin.forward(y, x, np.ascontiguousarray(w), dtype(kind), True, False, True)
+    return y
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
+    """Around the edges of tiles and of passes; weights and tokens that lie apart."""
+    step = max(dtype(kind).block, 32)
+    for n_tokens, n_out, depth in (
+        (1, 1, step),
+        (few.FEW, few.FEW_ROWS + 3, 3 * step),
+        (few.FEW + 1, TILE - 1, DEPTH),
+        (MR, TILE, 5 * step),
+        (2 * MR + 1, TILE + 1, DEPTH + step),
+    ):
+        w = some_weight(rng, (2 * n_out, depth), kind)[::2]
+        x = normal(rng, n_tokens, depth + 8)[:, 4:-4]
+        found, wanted = forward(x, w, kind), doubled(x, w, kind)
+        one_scale = kind == "Q6_K" and n_tokens > few.FEW and not NUMPY
+        assert nmse(found, wanted) < (3e-5 if one_scale else 1e-11)
+        assert nmse(forward(x, w, kind, 0.5), doubled(x, w, kind, 0.5)) < 3e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_tokens", [2, 40])
+def test_how_far_from_exact(kind, n_tokens, rng, some_weight):
+    """The figure that int8's docstring states."""
+    w, x = some_weight(rng, (300, 768), kind), normal(rng, n_tokens, 768)
+    wanted = x.astype(np.float64) @ dequantize(w, kind).T.astype(np.float64)
+    assert 1e-5 < nmse(forward(x, w, kind), wanted) < (6e-5 if kind == "Q6_K" else 4e-5)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 40])
+def test_whole_numbers_are_multiplied_exactly(n_tokens, rng):
+    """Where nothing is rounded: bytes as they are, with the largest of either sign."""
+    x = rng.integers(-127, 128, (n_tokens, 256)).astype(np.float32)
+    x.reshape(-1, 32)[:, 0] = 127
+    w = rng.integers(-127, 128, (70, 256)).astype(np.float32)
+    w.reshape(-1, 32)[:, 0] = -127
+    found = forward(x, quantize(w, "Q8_0"), "Q8_0")
+    np.testing.assert_array_equal(found, x @ dequantize(quantize(w, "Q8_0"), "Q8_0").T)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(bad, n_tokens, rng):
+    x, w = normal(rng, n_tokens, 96), quantize(normal(rng, 70, 96), "Q8_0")
+    wanted = forward(x, w, "Q8_0")
+    x[1, 40] = bad
+    with np.errstate(invalid="ignore"):  # of the path that is NumPy's
+        found = forward(x, w, "Q8_0")
+    assert not np.isfinite(found[1]).any()
+    others = np.arange(n_tokens) != 1
+    np.testing.assert_array_equal(found[others], wanted[others])
+
+
+@pytest.mark.parametrize("n_tokens", [2, 40])
+def test_nothing_comes_of_nothing(n_tokens, rng):
+    w = quantize(normal(rng, 70, 96), "Q8_0")
+    for tiny in (0.0, 1e-38, 1e-45):
+        found = forward(np.full((n_tokens, 96), tiny, np.float32), w, "Q8_0")
+        assert (np.abs(found) < 1e-30).all()
+
+
+def test_two_groups_of_q6_k_get_one_scale(rng):
+    """Scales of opposite signs, equal ones, one that is zero, and both."""
+    raw = quantize(normal(rng, 80, 256), "Q6_K")
+    for pair in ((100, -100), (-7, 7), (-128, 127), (50, 50), (0, 90), (-90, 0), (0, 0)):
+        raw[:, 192:208] = np.array(8 * pair, np.int8).view(np.uint8)
+        x = normal(rng, 40, 256)
+        found, wanted = forward(x, raw, "Q6_K"), doubled(x, raw, "Q6_K")
+        assert ((found - wanted) ** 2).sum() <= 3e-4 * (wanted**2).sum()
+
+
+def test_threads_do_not_change_a_bit(rng):
+    before = threads()
+    x, w = normal(rng, 50, 512), quantize(normal(rng, 150, 512), "Q4_K")
+    try:
+        found = []
+        for n in range(1, max_threads() + 1):
+            set_threads(n)
+            found.append((forward(x, w, "Q4_K"), forward(x[:2], w, "Q4_K")))
+    finally:
+        set_threads(before)
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_weight):
+    assert not int8.takes(dtype("Q8_0"), 40)
+    x = normal(rng, 20, 256)
+    for kind in set(QUANTS) - set(KINDS):
+        w = some_weight(rng, (33, 256), kind)
+        assert not int8.takes(dtype(kind), 256)
+        np.testing.assert_array_equal(forward(x, w, kind), forward(x, w, kind, None, gemm.FLOATS))
+
+
+def test_rows_too_long_to_be_kept_as_bytes(rng):
+    """One token's row is then multiplied in floats."""
+    x, w = normal(rng, 1, few.LONGEST_INTS + 32), normal(rng, 2, few.LONGEST_INTS + 32)
+    packed = quantize(w, "Q8_0")
+    exact = x @ dequantize(packed, "Q8_0").T
+    assert nmse(forward(x, packed, "Q8_0"), exact) < (1e-4 if NUMPY else 1e-9)
