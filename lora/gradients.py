@@ -35,8 +35,9 @@ def loss_and_grads(
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
     loss = build_loss(model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters)
-    value, *gradients = run(loss, *build_backward(loss, list(parameters.values())))
-    return float(value), dict(zip(parameters, gradients, strict=True))
+    gradients = build_backward(loss, list(parameters.values()))
+    value, *found = run(loss, *gradients, backend=model.backend)
+    return float(value), dict(zip(parameters, found, strict=True))
 
 
 def _parameters(model: Model) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
 from pyggml.models.adapter import read_adapter
 from pyggml.runtime import Program, bind
-from pyggml.tensor import Tensor
+from pyggml.tensor import Compute, Tensor
 
-COMPUTE_TYPES = ("auto", "f32")
+COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
 
 
 class Model:
@@ -29,14 +30,16 @@ class Model:
     `pyggml.lora.attach` adds to them.
     """
 
-    def __init__(self, file: gguf.GGUFFile, parts: Parts, compute: str) -> None:
+    def __init__(
+        self, file: gguf.GGUFFile, parts: Parts, compute: Compute | Literal["auto"]
+    ) -> None:
         self.file, self.parts, self.compute = file, parts, compute
         self.adapters: list[LoraPairs] = []
 
     @property
     def backend(self) -> CPU:
         """Where this model's graphs run, and how they multiply."""
-        return CPU(FASTEST if self.compute == "auto" else "f32")
+        return CPU(FASTEST if self.compute == "auto" else self.compute)
 
     @property
     def config(self) -> ModelConfig:
@@ -104,13 +107,15 @@ def load(
 ) -> Model:
     """Open a GGUF model, and a LoRA adapter for it.
 
-    compute: "f32" multiplies exactly in float32; "auto" takes the fastest of what this CPU has.
+    compute: how packed weights are multiplied, see pyggml.gemm. "f32" is exact; "bf16" and "int8"
+    round, and are slow where the CPU has no such instructions; "auto" takes the fastest of them.
     Raises GGUFError, ModelError, AdapterError or ConfigError: one sentence that names the fault.
     """
-    if compute not in COMPUTE_TYPES:
+    known = next((name for name in COMPUTE_TYPES if name == compute), None)
+    if known is None:
         raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")
     file = gguf.open(path)
-    model = Model(file, read(file), compute)
+    model = Model(file, read(file), known)
     if adapter is not None:
         model.adapters.append(read_adapter(adapter, model.parts))
     return model

@@ -79,12 +79,15 @@ def _runs(t: Tensor) -> bool:
     return t.op is not SAVED and not t.is_view and bool(t.n_elements or t.saved)
 
 
-def compute(p: Plan) -> None:
+def compute(p: Plan, backend: Backend | None = None) -> None:
     """Bind and run a plan once; afterwards `data` of the graph's outputs holds the numbers."""
-    bind(p)()
+    bind(p, backend)()
 
 
-def run(*outputs: Tensor) -> list[np.ndarray]:
-    """Plan, bind and run the graph of these outputs; copies of their values."""
-    compute(plan(Graph.of(*outputs)))
+def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
+    """Plan, bind and run the graph of these outputs; copies of their values.
+
+    backend: where, and how packed weights are multiplied; the CPU, in float32, if it is not given.
+    """
+    compute(plan(Graph.of(*outputs)), backend)
     return [np.array(array(t)) for t in outputs]

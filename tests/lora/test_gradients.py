@@ -15,7 +15,7 @@ TOKENS = np.arange(30) * 11 % 48
 
 def attached(path, b_from=0, **settings):
     """A model with an adapter whose B is not zero in the blocks from `b_from` on."""
-    model = pyggml.load(path)
+    model = pyggml.load(path, compute="f32")
     adapter = attach(model, LoraConfig(rank=4, alpha=6.0, **settings))
     for name, pair in adapter.pairs.items():
         if int(name.split(".")[1]) >= b_from:

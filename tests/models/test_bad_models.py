@@ -59,7 +59,7 @@ def test_what_is_no_file_at_all(tmp_path):
 
 
 def test_an_unknown_way_to_compute(tiny):
-    with pytest.raises(ConfigError, match="compute is 'f8', known are auto, f32"):
+    with pytest.raises(ConfigError, match="compute is 'f8', known are auto, int8, bf16, f32"):
         pyggml.load(tiny(), compute="f8")
 
 
