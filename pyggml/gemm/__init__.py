@@ -143,10 +143,13 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     shape = (dy.shape[0], w.data.shape[0], dx.shape[1])
     if _is_thin(w, shape[2]):
         return _thin_rows(dx, dy, w.data.T, work, accumulate)
+    in_bytes = w.compute == "int8" and int8.takes_rows(w.dtype, *shape[1:])
     if _NUMPY:
-        return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs)
-    packed, tiles = _scratch(work, panels.packed_slots(dy.shape[0], dy.shape[1], w.pairs))
+        return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs, in_bytes)
+    packed, tiles = _scratch(work, _packed_slots(dy.shape[0], dy.shape[1], w.pairs, in_bytes))
     sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4, _address(w), shape
+    if in_bytes:
+        return int8.backward(*sides, accumulate, packed, tiles)
     return product.backward(*sides, accumulate, w.pairs, packed, tiles)
 
 

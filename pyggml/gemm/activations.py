@@ -13,6 +13,7 @@ What is not finite makes its block's scale so, and with it all that the scale me
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -58,11 +59,11 @@ def _emit_block(b: Any, i: Any, bytes_: Any, quads: Any, scales: Any, totals: An
     eight = b.mul(i, ir.Constant(I64, QUADS))
     first = b.mul(i, ir.Constant(I64, WIDE))
     values = [load(b, at(b, x, first, n), FLOATS) for n in (0, FLOATS.count)]
-    most = _largest(b, values)
-    scale = b.fdiv(most, ir.Constant(F32, LIMIT))
-    usual = b.fcmp_ordered(">", most, ir.Constant(F32, _TINY))
-    per_scale = b.select(usual, b.fdiv(ir.Constant(F32, LIMIT), most), ir.Constant(F32, 0.0))
-    halves = [_rounded(b, v, per_scale) for v in values]
+    name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
+    bits = b.bitcast(largest(b, values), _BITS)
+    most = b.bitcast(b.call(declared(b, name, I32, [_BITS]), [bits]), F32)
+    scale, per_scale = scale_of(b, broadcast(b, most, FLOATS))
+    halves = [b.trunc(rounded(b, v, per_scale), _HALF) for v in values]
     q = b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, WIDE), [*range(WIDE)]))
     ints = ir.VectorType(I32, QUADS)
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)
@@ -70,20 +71,28 @@ def _emit_block(b: Any, i: Any, bytes_: Any, quads: Any, scales: Any, totals: An
     total = b.sitofp(b.call(declared(b, name, I32, [ints]), [sums]), F32)
     store(b, b.bitcast(q, ints), at(b, bytes_, eight))
     store(b, b.mul(sums, every(ints, -128)), at(b, quads, eight))
+    scale = b.extract_element(scale, ir.Constant(I32, 0))
     b.store(scale, at(b, scales, i))
     b.store(b.fmul(scale, total), at(b, totals, i))
 
 
-def _largest(b: Any, values: list[Any]) -> Any:
-    """max |x|, sought among bit patterns, where NaN is above all numbers."""
-    bits = [b.and_(b.bitcast(v, _BITS), every(_BITS, 0x7FFFFFFF)) for v in values]
-    pair = b.select(b.icmp_unsigned(">", *bits), *bits)
-    name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
-    return b.bitcast(b.call(declared(b, name, I32, [_BITS]), [pair]), F32)
+def largest(b: Any, values: list[Any]) -> Any:
+    """max |x| of each lane, sought among bit patterns, where NaN is above all numbers."""
+    kind = ir.VectorType(I32, values[0].type.count)
+    bits = [b.and_(b.bitcast(v, kind), every(kind, 0x7FFFFFFF)) for v in values]
+    most = reduce(lambda x, y: b.select(b.icmp_unsigned(">", x, y), x, y), bits)
+    return b.bitcast(most, values[0].type)
 
 
-def _rounded(b: Any, x: Any, per_scale: Any) -> Any:
-    """x · per_scale to the nearest whole number, ties to even, as bytes."""
-    scaled = b.fmul(x, broadcast(b, per_scale, FLOATS))
-    rint = declared(b, f"llvm.rint.v{FLOATS.count}f32", FLOATS, [FLOATS])
-    return b.trunc(b.fptosi(b.call(rint, [scaled]), _BITS), _HALF)
+def scale_of(b: Any, most: Any) -> tuple[Any, Any]:
+    """The scale of bytes up to LIMIT for numbers up to `most`, and what x is multiplied with."""
+    limit = every(most.type, LIMIT)
+    usual = b.fcmp_ordered(">", most, every(most.type, _TINY))
+    return b.fdiv(most, limit), b.select(usual, b.fdiv(limit, most), every(most.type, 0.0))
+
+
+def rounded(b: Any, x: Any, per_scale: Any) -> Any:
+    """x · per_scale to the nearest whole numbers, ties to even."""
+    rint = declared(b, f"llvm.rint.v{x.type.count}f32", x.type, [x.type])
+    whole = b.call(rint, [b.fmul(x, per_scale)])
+    return b.fptosi(whole, ir.VectorType(I32, x.type.count))

@@ -1,8 +1,9 @@
-"""y[T, N] (+)= x[T, K] · W[N, K]ᵀ in integers: both sides as bytes, in blocks of 32 along K.
+"""The products with a packed weight in integers: both sides as bytes, in blocks of 32 along K or N.
 
 x is rounded to bytes with one scale for 32 numbers as it is packed (pyggml.gemm.activations): that
 is the whole error, NMSE 3e-5 of normal numbers, but for Q6_K, where two groups of weights get one
-scale, 4e-5. Blocked as pyggml.gemm.product, with which it shares frames and scratch.
+scale, 4e-5. Backward, sums go over rows of W, whose scales differ: each column's 32 numbers are
+rounded anew to bytes, as dy is, 6e-5. Frames and scratch are those of pyggml.gemm.product.
 
 Packed x, for each group of MR rows, with B = K / 32: (8B, MR) slots of four bytes, then (B, 3, MR)
 scales, what the integer sums begin with, and totals, which lows are multiplied with.
@@ -22,12 +23,14 @@ from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.dots import step
 from pyggml.gemm.int8_tile import (
     BLOCKS,
+    CHUNK,
     DEPTH,
     KINDS,
     ROW,
     SLOTS,
     WITH_LOWS,
     byte_product,
+    quantize_columns,
     unpack_bytes,
 )
 from pyggml.gemm.microkernel import call_block
@@ -43,13 +46,18 @@ from pyggml.gemm.panels import (
     split,
     transpose,
 )
-from pyggml.gemm.product import Weight, parts, scratch_of, weight_of
+from pyggml.gemm.product import COLUMNS, Weight, parts, scratch_of, weight_of
 from pyggml.tensor import Call
 
 
 def takes(kind: DType, depth: int) -> bool:
     """Whether rows of this type and length can be multiplied as integers."""
     return kind.name in KINDS and depth % step(kind) == 0
+
+
+def takes_rows(kind: DType, n_rows: int, depth: int) -> bool:
+    """Whether sums over the rows of such a matrix can be made of integers."""
+    return takes(kind, depth) and n_rows % WIDE == 0
 
 
 def packed_slots(n_rows: int, depth: int) -> int:
@@ -152,17 +160,46 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k):
 
 
 @kernel
+def _multiply_tile(frame, tile, edge, groups, first, columns, k0, k, added):
+    """C[:, first : first + columns[0]] (+)= packed[:, k0 : k0 + k] · tile, for groups of MR rows.
+
+    columns: how many there are, and how many a whole tile has.
+    """
+    y, packed = floats1(frame, 0), floats1(frame, 12)
+    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
+    for column in range(0, columns[0], PANEL):
+        panel = tile.ctypes.data + column * SLOTS * 4
+        sides = tile.ctypes.data + (columns[1] * SLOTS + column * 2 * BLOCKS) * 4
+        n_columns = min(PANEL, columns[0] - column)
+        for g in range(groups[0], groups[1]):
+            start = g * MR * n_out + first + column
+            n = min(MR, n_tokens - g * MR)
+            whole = n == MR and n_columns == PANEL
+            to, ldc = (y.ctypes.data + start * 4, n_out) if whole else (edge.ctypes.data, PANEL)
+            if not whole:
+                _clear(edge, 0, PANEL)
+            elif not added:
+                _clear(y, start, n_out)
+            slots, a_sides = _group(packed, depth, g)
+            a, beside = (
+                slots[k0 // 4 * MR :].ctypes.data,
+                a_sides[k0 // WIDE * 3 * MR :].ctypes.data,
+            )
+            byte_product(a, beside, panel, sides, to, ldc, k // WIDE, integer(frame, 15))
+            if not whole:
+                add_edge(y, start, n_out, edge, n, n_columns, added)
+
+
+@kernel
 def _clear(c, start, ldc):
     for i in range(MR):
         fill(c[start + i * ldc : start + i * ldc + PANEL], np.float32(0))
 
 
 def _forward_task(frame, task, thread):
-    y, packed = floats1(frame, 0), floats1(frame, 12)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, n_parts, with_lows = integer(frame, 11), integer(frame, 14), integer(frame, 15)
+    n_out, depth, n_parts = integer(frame, 9), integer(frame, 10), integer(frame, 14)
     rows, tile, edge = scratch_of(frame, thread)
-    groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
+    groups = split((integer(frame, 8) + MR - 1) // MR, n_parts, task % n_parts)
     first = task // n_parts * TILE
     weight = weight_of(frame)
     here = (weight[0] + first * weight[1], *weight[1:])
@@ -170,30 +207,49 @@ def _forward_task(frame, task, thread):
     for k0 in range(0, depth, DEPTH):
         k = min(DEPTH, depth - k0)
         _unpack_tile(tile, rows, here, n_rows, k0, k)
-        added = accumulate or k0 > 0
-        for column in range(0, n_rows, PANEL):
-            panel = tile.ctypes.data + column * SLOTS * 4
-            sides = tile.ctypes.data + (TILE * SLOTS + column * 2 * BLOCKS) * 4
-            n_columns = min(PANEL, n_rows - column)
-            for g in range(groups[0], groups[1]):
-                start = g * MR * n_out + first + column
-                n = min(MR, n_tokens - g * MR)
-                whole = n == MR and n_columns == PANEL
-                to, ldc = (y.ctypes.data + start * 4, n_out) if whole else (edge.ctypes.data, PANEL)
-                if not whole:
-                    _clear(edge, 0, PANEL)
-                elif not added:
-                    _clear(y, start, n_out)
-                slots, a_sides = _group(packed, depth, g)
-                a, beside = slots[k0 // 4 * MR :], a_sides[k0 // WIDE * 3 * MR :]
-                byte_product(
-                    a.ctypes.data, beside.ctypes.data, panel, sides, to, ldc, k // WIDE, with_lows
-                )
-                if not whole:
-                    add_edge(y, start, n_out, edge, n, n_columns, added)
+        added = integer(frame, 11) != 0 or k0 > 0
+        _multiply_tile(frame, tile, edge, groups, first, (n_rows, TILE), k0, k, added)
 
+
+# -- backward: dx[T, K] (+)= dy[T, N] · W[N, K], summed over rows of W ----------------------------
+
+
+@kernel
+def _unpack_columns(tile, rows, weight, n_rows, n_columns):
+    """Panels of bytes and of scales from n_columns of W's rows, WIDE of these at a time."""
+    source, row_bytes, code, block, _ = weight
+    for first in range(0, n_rows, WIDE):
+        for i in range(WIDE):
+            row = rows[i * COLUMNS : (i + 1) * COLUMNS]
+            call_block(code, row.ctypes.data, source + (first + i) * row_bytes, n_columns // block)
+        for column in range(0, n_columns, LANES):
+            panel, j = column // PANEL * PANEL, column % PANEL
+            to = panel * SLOTS + first // 4 * PANEL + j
+            scales = COLUMNS * SLOTS + panel * 2 * BLOCKS + first // WIDE * PANEL + j
+            of = rows[column:].ctypes.data
+            quantize_columns(tile[to:].ctypes.data, tile[scales:].ctypes.data, of, COLUMNS)
+
+
+def _backward_task(frame, task, thread):
+    n_out, depth, n_parts = integer(frame, 9), integer(frame, 10), integer(frame, 14)
+    rows, tile, edge = scratch_of(frame, thread)
+    groups = split((integer(frame, 8) + MR - 1) // MR, n_parts, task % n_parts)
+    first = task // n_parts * COLUMNS
+    n_columns = min(COLUMNS, n_out - first)
+    address, row_bytes, code, block, block_bytes = weight_of(frame)
+    source = address + first // block * block_bytes
+    for k0 in range(0, depth, CHUNK):
+        k = min(CHUNK, depth - k0)
+        here = (source + k0 * row_bytes, row_bytes, code, block, block_bytes)
+        _unpack_columns(tile, rows, here, k, n_columns)
+        added = integer(frame, 11) != 0 or k0 > 0
+        _multiply_tile(frame, tile, edge, groups, first, (n_columns, COLUMNS), k0, k, added)
+
+
+# -- binding --------------------------------------------------------------------------------------
 
 _PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
+_BACKWARD = task_code(_backward_task)
 
 
 def forward(
@@ -211,3 +267,16 @@ def forward(
     multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
     pack = stage(_PACK, slots, -(-n_tokens // MR))
     return launch, ((multiply,) if is_packed else (pack, multiply))
+
+
+def backward(
+    dx: np.ndarray, dy: np.ndarray, dy_step: int, weight: Weight, shape: tuple[int, int, int],
+    accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
+) -> Call:  # fmt: skip
+    """dx (+)= dy · W as pyggml.gemm.product.backward."""
+    n_tokens, n_out, depth = shape
+    n_parts = parts(n_tokens, -(-depth // COLUMNS), len(scratch))
+    sides = dx, dy, dy_step, *weight, n_tokens, depth, n_out
+    slots = frame(*sides, accumulate, packed, scratch, n_parts, False)
+    pack = stage(_PACK, slots, -(-n_tokens // MR))
+    return launch, (pack, stage(_BACKWARD, slots, -(-depth // COLUMNS) * n_parts))

@@ -1,6 +1,7 @@
 """LLVM code of the products in integers: weights unpacked to bytes, and the register tile.
 
 unpack_bytes   blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
+quantize_columns   floats of W's rows -> bytes and scales of its columns
 byte_product   C[MR, PANEL] += scales of both sides · Σ of integers, 32 numbers at a time
 
 A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activations). The sum of
@@ -15,7 +16,7 @@ from llvmlite import ir
 
 from pyggml._jit import cgutils, intrinsic, types
 from pyggml.dtypes import dtype
-from pyggml.gemm.activations import QUADS
+from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
 from pyggml.gemm.blocks import EMIT, GROUP, WIDE, Block
 from pyggml.gemm.dots import step
 from pyggml.gemm.isa import CHOSEN
@@ -42,6 +43,7 @@ _FINER = 4.0  # steps of Q6_K's larger scale in one of its own, where two groups
 DEPTH = 1024  # numbers along K in one pass: C is read and written once for all of them
 BLOCKS = DEPTH // WIDE
 SLOTS = BLOCKS * QUADS  # of their bytes
+CHUNK = 512  # rows of W in one backward pass
 ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, lows
 ROWS = max(LANES * ROW, PADDED_MR * SLOTS + SLOTS + 4 * BLOCKS)  # scratch to unpack W, to pack x
 
@@ -111,6 +113,29 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(kind, to, source, types.intp), codegen
+
+
+@intrinsic
+def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
+    """LANES columns of WIDE rows of floats: QUADS vectors of bytes q + 128, PANEL slots apart, and
+    the columns' scales; addresses, row_step in floats."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, scales, rows, row_step = arguments
+        starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(WIDE)]
+        values = [load(builder, at(builder, rows, start), _FLOATS) for start in starts]
+        scale, per_scale = scale_of(builder, largest(builder, values))
+        store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
+        for slot in range(QUADS):
+            slots = every(_INTS, 0)
+            for n, v in enumerate(values[4 * slot : 4 * slot + 4]):
+                q = builder.add(rounded(builder, v, per_scale), every(_INTS, 128))
+                byte = builder.and_(q, every(_INTS, 255))
+                slots = builder.or_(slots, builder.shl(byte, every(_INTS, 8 * n)))
+            store(builder, slots, at(builder, to, ir.Constant(I64, slot * PANEL)))
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 4), codegen
 
 
 @intrinsic

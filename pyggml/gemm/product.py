@@ -17,6 +17,7 @@ from pyggml._jit import kernel, task_code
 from pyggml._simd import fill
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
 from pyggml.gemm import int8_tile
+from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     DEPTH,
@@ -42,8 +43,8 @@ COLUMNS = 256  # weight columns of one backward task; a multiple of every block 
 CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
 
 # Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED, int8_tile.ROWS)
-TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, TILE * int8_tile.ROW)
+ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED, int8_tile.ROWS, WIDE * COLUMNS)
+TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, max(TILE, COLUMNS) * int8_tile.ROW)
 SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
 

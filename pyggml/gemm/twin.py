@@ -21,10 +21,15 @@ def forward(
 
 
 def backward(
-    dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool
-) -> None:
-    """dx (+)= dy · w; with `pairs` of numbers rounded to bfloat16."""
-    _put(dx, _factor(dy, pairs) @ _factor(dequantize(w, dtype.name), pairs), accumulate)
+    dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool,
+    in_bytes: bool = False,
+) -> None:  # fmt: skip
+    """dx (+)= dy · w; with `pairs` of bfloat16, with `in_bytes` both rounded to bytes along N."""
+    plain = dequantize(w, dtype.name)
+    if in_bytes:
+        _put(dx, _in_bytes(dy) @ _in_bytes(np.ascontiguousarray(plain.T)).T, accumulate)
+    else:
+        _put(dx, _factor(dy, pairs) @ _factor(plain, pairs), accumulate)
 
 
 def _factor(x: np.ndarray, pairs: bool) -> np.ndarray:

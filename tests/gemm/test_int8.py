@@ -8,8 +8,9 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
 from pyggml.gemm import CHOSEN, few, int8, twin
-from pyggml.gemm.int8_tile import DEPTH, KINDS
+from pyggml.gemm.int8_tile import CHUNK, DEPTH, KINDS
 from pyggml.gemm.panels import TILE
+from pyggml.gemm.product import COLUMNS
 from pyggml.quants import QUANTS, dequantize, quantize
 
 MR = CHOSEN.mr
@@ -38,6 +39,16 @@ def doubled(x, w, kind, start=0.0):
     return y
 
 
+def backward(dy, w, kind, n_in, start=None, compute="int8"):
+    dx = np.full((len(dy), n_in), np.nan if start is None else start, np.float32)
+    work = CPU().alloc(gemm.work_bytes(*dy.shape))
+    work[:] = 255
+    weight = gemm.Weight(w, dtype(kind), compute)
+    kernel, arguments = gemm.out_prod(dx, dy, weight, work, start is not None)
+    kernel(*arguments)
+    return dx
+
+
 def normal(rng, *shape):
     return rng.standard_normal(shape).astype(np.float32)
 
@@ -59,6 +70,38 @@ def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
         one_scale = kind == "Q6_K" and n_tokens > few.FEW and not NUMPY
         assert nmse(found, wanted) < (3e-5 if one_scale else 1e-11)
         assert nmse(forward(x, w, kind, 0.5), doubled(x, w, kind, 0.5)) < 3e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_rows_in_any_number(kind, rng, some_weight):
+    """Around the edges of tiles and of passes over W's rows; both sides lie apart."""
+    for n_tokens, n_out, n_in in (
+        (1, 32, 256),
+        (MR, CHUNK, 256 + COLUMNS),
+        (2 * MR + 1, CHUNK + 96, 768),
+    ):
+        w = some_weight(rng, (2 * n_out, n_in), kind)[::2]
+        dy = normal(rng, n_tokens, n_out + 8)[:, 4:-4]
+        for start in (None, 0.5):
+            found = backward(dy, w, kind, n_in, start)
+            wanted = np.full_like(found, start or 0)
+            twin.backward(wanted, dy, np.ascontiguousarray(w), dtype(kind), True, False, True)
+            assert nmse(found, wanted) < 1e-6  # a tie may be rounded the other way
+        exact = dy.astype(np.float64) @ dequantize(np.ascontiguousarray(w), kind)
+        assert 1e-5 < nmse(backward(dy, w, kind, n_in), exact) < 1e-4
+
+
+def test_small_blocks_leave_columns_over(rng):
+    """Rows of W that are no whole number of tiles long."""
+    w, dy = quantize(normal(rng, 64, COLUMNS + 96), "Q8_0"), normal(rng, 9, 64)
+    wanted = dy @ dequantize(w, "Q8_0")
+    assert nmse(backward(dy, w, "Q8_0", COLUMNS + 96), wanted) < 1e-4
+
+
+def test_gradients_over_an_odd_number_of_rows_are_made_of_floats(rng):
+    w, dy = quantize(normal(rng, 40, 256), "Q8_0"), normal(rng, 9, 40)
+    found, wanted = (backward(dy, w, "Q8_0", 256, None, c) for c in ("int8", gemm.FLOATS))
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,12 +157,13 @@ def test_two_groups_of_q6_k_get_one_scale(rng):
 
 def test_threads_do_not_change_a_bit(rng):
     before = threads()
-    x, w = normal(rng, 50, 512), quantize(normal(rng, 150, 512), "Q4_K")
+    x, w = normal(rng, 50, 512), quantize(normal(rng, 160, 512), "Q4_K")
     try:
         found = []
         for n in range(1, max_threads() + 1):
             set_threads(n)
             found.append((forward(x, w, "Q4_K"), forward(x[:2], w, "Q4_K")))
+            found[-1] += (backward(x[:, :160], w, "Q4_K", 512),)
     finally:
         set_threads(before)
     for other in found[1:]:
@@ -134,6 +178,10 @@ def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_we
         w = some_weight(rng, (33, 256), kind)
         assert not int8.takes(dtype(kind), 256)
         np.testing.assert_array_equal(forward(x, w, kind), forward(x, w, kind, None, gemm.FLOATS))
+        found, wanted = (
+            backward(x[:, :32], w[:32], kind, 256, None, c) for c in ("int8", gemm.FLOATS)
+        )
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_rows_too_long_to_be_kept_as_bytes(rng):
