@@ -1,11 +1,12 @@
 """One LoRA training step of pyggml: tokens per second, peak memory, time by op.
 
-usage: step.py MODEL.gguf [--tokens 512] [--rank 8] [--steps 5] [--compute auto|f32]
+usage: step.py MODEL.gguf [--tokens 512] [--rank 8] [--steps 5] [--compute auto|int8|bf16|f32]
                [--grad-checkpointing] [--in-turns]
 
 Rank-r adapters on all linear modules, random token ids, one sequence a step. Prints a JSON line;
 the time is the median of the steps after the first, which may compile. The share of the peak counts
-4 FLOP for each matrix weight and token, against the microkernel's own rate (see gemm.py).
+4 FLOP for each matrix weight and token, against the rate of the microkernel for floats (gemm.py),
+bfloat16's on a CPU that has it, though integers are multiplied faster.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gemm import limit, limit_flop, seconds
 
 import pyggml
 from pyggml.backward import Keep
+from pyggml.gemm import FLOATS
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW
@@ -72,7 +74,8 @@ def matrix_weights(model: Model) -> int:
 
 
 def peak_flops(compute: Compute) -> float:
-    """The microkernel's own rate on all threads, the median of five."""
+    """The rate on all threads of the microkernel for floats, the median of five."""
+    compute = compute if compute == "f32" else FLOATS
     return limit_flop(compute) / median(seconds(limit(compute)) for _ in range(5))
 
 

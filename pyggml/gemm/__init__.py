@@ -133,8 +133,8 @@ def mul_mat(
         packed = packing.memory.view(np.float32)[:size]
     done = packing is not None and packing.done
     if in_bytes:
-        weight = *w.place, w.dtype
-        return int8.forward(*sides, weight, shape, accumulate, packed, tiles, done)
+        w_at = *w.place, w.dtype
+        return int8.forward(*sides, w_at, shape, accumulate, packed, tiles, done)
     return product.forward(*sides, _address(w), shape, accumulate, w.pairs, packed, tiles, done)
 
 
@@ -147,10 +147,10 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     if _NUMPY:
         return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs, in_bytes)
     packed, tiles = _scratch(work, _packed_slots(dy.shape[0], dy.shape[1], w.pairs, in_bytes))
-    sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4, _address(w), shape
+    sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4
     if in_bytes:
-        return int8.backward(*sides, accumulate, packed, tiles)
-    return product.backward(*sides, accumulate, w.pairs, packed, tiles)
+        return int8.backward(*sides, (*w.place, w.dtype), shape, accumulate, packed, tiles)
+    return product.backward(*sides, _address(w), shape, accumulate, w.pairs, packed, tiles)
 
 
 def _address(w: Weight) -> product.Weight:

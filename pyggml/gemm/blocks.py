@@ -94,6 +94,7 @@ class Block:
         return self.b.extract_element(vector, ir.Constant(I32, i))
 
     # -- what the weights are, w = scale·q + low; number i of the block is the first of them ----
+    # A block's lows are told before its other parts.
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         """WIDE weights scale·q."""
@@ -129,8 +130,8 @@ def _q4_0(block: Block) -> None:
 
 def _add_with_low(block: Block, q: Any) -> None:
     """Weights d·q + m, d and m being the first two halves."""
-    block.add(block.half(0), q)
     block.add_low(block.half(2))
+    block.add(block.half(0), q)
 
 
 def _q4_1(block: Block) -> None:

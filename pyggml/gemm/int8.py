@@ -32,6 +32,7 @@ from pyggml.gemm.int8_tile import (
     byte_product,
     quantize_columns,
     unpack_bytes,
+    unpack_floats,
 )
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
@@ -126,16 +127,20 @@ def _put_slots(slots, rows, n):
 # -- a tile of W --------------------------------------------------------------------------------
 
 
-def _unpacker(kind: int) -> BlockCode:
-    """Blocks of one type to a row of ROW slots."""
+def _unpacker(kind: int, in_bytes: bool) -> BlockCode:
+    """Blocks of one type to a row of ROW slots, or of floats."""
 
     def unpack(dst, src, n_blocks):
-        unpack_bytes(kind, dst, src, n_blocks)
+        if in_bytes:
+            unpack_bytes(kind, dst, src, n_blocks)
+        else:
+            unpack_floats(kind, dst, src, n_blocks)
 
     return block_code(unpack)
 
 
-_UNPACK = {name: _unpacker(i) for i, name in enumerate(KINDS)}
+_BYTES = {name: _unpacker(i, True) for i, name in enumerate(KINDS)}
+_FLOATS = {name: _unpacker(i, False) for i, name in enumerate(KINDS)}
 
 
 @kernel
@@ -260,7 +265,7 @@ def forward(
     """y (+)= x · Wᵀ as pyggml.gemm.product.forward; w: address, bytes of a row, type."""
     address, row_bytes, kind = w
     n_tokens, n_out, _ = shape
-    weight: Weight = (address, row_bytes, _UNPACK[kind.name].address, kind.block, kind.block_bytes)
+    weight: Weight = (address, row_bytes, _BYTES[kind.name].address, kind.block, kind.block_bytes)
     n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
     with_lows = kind.name in WITH_LOWS
     slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, with_lows)
@@ -270,11 +275,13 @@ def forward(
 
 
 def backward(
-    dx: np.ndarray, dy: np.ndarray, dy_step: int, weight: Weight, shape: tuple[int, int, int],
-    accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
+    dx: np.ndarray, dy: np.ndarray, dy_step: int, w: tuple[int, int, DType],
+    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
-    """dx (+)= dy · W as pyggml.gemm.product.backward."""
+    """dx (+)= dy · W as pyggml.gemm.product.backward; w as forward takes it."""
+    address, row_bytes, kind = w
     n_tokens, n_out, depth = shape
+    weight: Weight = (address, row_bytes, _FLOATS[kind.name].address, kind.block, kind.block_bytes)
     n_parts = parts(n_tokens, -(-depth // COLUMNS), len(scratch))
     sides = dx, dy, dy_step, *weight, n_tokens, depth, n_out
     slots = frame(*sides, accumulate, packed, scratch, n_parts, False)

@@ -1,6 +1,7 @@
 """LLVM code of the products in integers: weights unpacked to bytes, and the register tile.
 
 unpack_bytes   blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
+unpack_floats  the same as floats
 quantize_columns   floats of W's rows -> bytes and scales of its columns
 byte_product   C[MR, PANEL] += scales of both sides · Σ of integers, 32 numbers at a time
 
@@ -10,6 +11,7 @@ A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -17,7 +19,7 @@ from llvmlite import ir
 from pyggml._jit import cgutils, intrinsic, types
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
-from pyggml.gemm.blocks import EMIT, GROUP, WIDE, Block
+from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WIDE, Block
 from pyggml.gemm.dots import step
 from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.panels import LANES, MR, PADDED_MR, PANEL
@@ -91,6 +93,62 @@ class _Bytes(Block):
         store(self.b, lows, at(self.b, self._lows, ir.Constant(I64, 0)))
 
 
+class _Floats(Block):
+    """Writes the weights as floats, which are to be rounded: their last bit does not matter."""
+
+    def __init__(self, builder: Any, source: Any, to: Any) -> None:
+        super().__init__(builder, source)
+        self._to, self._lows = to, None
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        self.add_two((scale, scale), q, i)
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        for n, scale in enumerate(scales):
+            places = ir.Constant(ir.VectorType(I32, GROUP), [n * GROUP + j for j in range(GROUP)])
+            floats = self.floats(self.b.shuffle_vector(q, q, places))
+            factor = broadcast(self.b, scale, FLOATS)
+            if self._lows is None:
+                weights = self.b.fmul(floats, factor)
+            else:
+                low = broadcast(self.b, self.lane(self._lows, i // WIDE), FLOATS)
+                weights = fma(self.b, floats, factor, low)
+            store(self.b, weights, at(self.b, self._to, ir.Constant(I64, i + n * GROUP)))
+
+    def add_low(self, low: Any) -> None:
+        self._lows = broadcast(self.b, low, EIGHT)
+
+    def add_lows(self, lows: Any) -> None:
+        self._lows = lows
+
+
+@intrinsic(prefer_literal=True)
+def unpack_floats(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
+    """n blocks of type KINDS[kind], a constant, to floats; pointers."""
+    name = KINDS[kind.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, to, source, n = arguments
+        places = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+        sizes = dtype(name).block_bytes, 4 * dtype(name).block
+        _emit_blocks(builder, name, n, places, sizes, _Floats)
+        return context.get_dummy_value()
+
+    return types.void(kind, to, source, types.intp), codegen
+
+
+def _emit_blocks(
+    builder: Any, name: str, n: Any, places: Sequence[Any], sizes: Sequence[int], sink: Any
+) -> None:
+    """n times a type's code, with places that grow by sizes in bytes."""
+    with cgutils.for_range(builder, n) as loop:
+        here = (
+            builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
+            for base, size in zip(places, sizes, strict=True)
+        )
+        EMIT[name](sink(builder, *here))
+
+
 @intrinsic(prefer_literal=True)
 def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
     """n blocks of type KINDS[kind], a constant, to a row of ROW slots; pointers."""
@@ -104,12 +162,7 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
         )
         many = step(dtype(name))
         sizes = dtype(name).block_bytes, many, many // QUADS, many // QUADS
-        with cgutils.for_range(builder, n) as loop:
-            here = (
-                builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
-                for base, size in zip((source, q, scales, lows), sizes, strict=True)
-            )
-            EMIT[name](_Bytes(builder, *here))
+        _emit_blocks(builder, name, n, (source, q, scales, lows), sizes, _Bytes)
         return context.get_dummy_value()
 
     return types.void(kind, to, source, types.intp), codegen
