@@ -6,20 +6,23 @@ p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
 With δ_i = do_i·o_i and ds_ij = p_ij (do_i·v_j − δ_i):
 dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij do_i
 
-q, o, do, dq are (T, H, D), k, v, dk, dv (S, HK, D), lse and δ (H, T). Head h uses key head
-h // (H / HK). A task owns MR rows of its result, so no two threads add to the same number. With
-`pairs` the backward pass rounds the factors of its products to bfloat16; the forward pass, where
-the exponential would make relative errors of absolute ones, is always exact.
+q, o, do, dq are (T, H, D), k, v, dk, dv (S, HK, D), lse is (H, T). Head h uses key head
+h // (H / HK). First k and v are copied as the products want them. A task of the forward pass then
+takes a tile's queries of one head. A task of the backward pass takes one head, or of few heads
+every n-th tile of queries, makes p and ds once for all three gradients, and sums dk and dv in
+memory of its own, which a last stage adds up: no two threads add to the same number, and no sum
+depends on who computes it.
+
+With `pairs` the backward pass rounds the factors of its products to bfloat16; the forward pass,
+where the exponential would make relative errors of absolute ones, is always exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pyggml._jit import kernel, task_code
-from pyggml._simd import dot, exp32, fill
+from pyggml._simd import dot, exp32, fill, row_max
 from pyggml._tasks import (
     SLOT,
     Stage,
@@ -33,82 +36,78 @@ from pyggml._tasks import (
     stage,
 )
 from pyggml.gemm.attend import (
+    BELOW,
     BLOCK,
+    EXACT,
+    GROUPS,
+    NOTHING,
+    PITCH,
+    QUERIES,
+    START,
     TILE,
     ZERO,
-    add_weighted,
+    add_to_keys,
+    add_to_queries,
     cut,
-    hull,
+    deep_slots,
+    hulls,
+    load_rows,
     pack_columns,
-    pack_group,
     pack_rows,
-    products,
-    write_group,
+    padded,
+    round_columns,
+    round_rows,
+    scores,
+    seen,
 )
-from pyggml.gemm.panels import LANES, MR, PANEL
-from pyggml.tensor import Call
+from pyggml.gemm.panels import LANES, MR, PAIRED, PANEL
+from pyggml.tensor import Call, Shape
 
 MASKED = np.float32(-1e30)
+FEWEST_TASKS = 16  # of a backward pass, if there are tiles enough
 
-# -- forward ------------------------------------------------------------------------------------
+# -- scratch ------------------------------------------------------------------------------------
+
+
+def forward_floats(d: int) -> int:
+    """Floats one thread needs for the forward pass, or to copy."""
+    deep, wide = deep_slots(d, False), padded(d, PANEL)
+    return QUERIES * (deep + wide + 2) + TILE + 2 * GROUPS + 2 * wide + PAIRED
+
+
+def backward_floats(d: int) -> int:
+    """Floats one thread needs for the backward pass, or to copy."""
+    deep, wide = deep_slots(d, False), padded(d, PANEL)
+    tiles = 3 * TILE + QUERIES * BLOCK // 2
+    return QUERIES * (2 * deep + 3 * wide + 1) + tiles + 2 * GROUPS + 2 * wide + PAIRED
+
+
+def sums_shape(q: Shape, k: Shape) -> Shape:
+    """Shape of the sums of dk and dv: tasks, both, (S, D) with room around it."""
+    n_heads, n_tiles = q[1], -(-q[0] // QUERIES)
+    parts = min(n_tiles, -(-FEWEST_TASKS // n_heads))
+    return n_heads * parts, 2, (padded(k[0], BLOCK) + MR) * padded(k[2], PANEL)
 
 
 @kernel
-def _online_softmax_row(row, start, stop, scale, total, top, norm):
-    """row = exp(scale·row − new top) inside [start, stop), else 0; total and norm are rescaled."""
-    best = MASKED
-    for j in range(start, stop):
-        best = max(best, row[j] * scale)
-    new = max(top, best)
-    factor = exp32(top - new)
-    for j in range(total.shape[0]):
-        total[j] *= factor
-    added = ZERO
-    for j in range(BLOCK):
-        p = exp32(row[j] * scale - new) if start <= j < stop else ZERO
-        row[j] = p
-        added += p
-    return new, norm * factor + added
+def _cut_groups(memory, n):
+    """lows and highs for the groups of n queries, and the rest."""
+    n_groups = (n + MR - 1) // MR
+    lows, rest = cut(memory, GROUPS)
+    highs, rest = cut(rest, GROUPS)
+    return lows[:n_groups].view(np.int32), highs[:n_groups].view(np.int32), rest
 
 
-@kernel
-def _forward_group(out, lse, q, span, scale, head, first, k_columns, v_rows, mine):
-    n, wide, deep = min(MR, q.shape[0] - first), v_rows.shape[1], k_columns.shape[1] // PANEL
-    packed, mine = cut(mine, MR * deep + LANES)
-    tile, mine = cut(mine, TILE)
-    total, mine = cut(mine, MR * wide)
-    tops, mine = cut(mine, MR)
-    norms, scratch = cut(mine, MR)
-    pack_group(packed, q, first, head, deep, False, scratch)
-    fill(total, ZERO)
-    fill(tops, MASKED)
-    fill(norms, ZERO)
-    low, high = hull(span, first, n)
-    for block in range(low // BLOCK * BLOCK, high, BLOCK):
-        products(tile, packed, k_columns, block, False)
-        for i in range(n):
-            start, stop = max(span[first + i, 0] - block, 0), min(span[first + i, 1] - block, BLOCK)
-            row = tile[i * BLOCK : (i + 1) * BLOCK]
-            if start < stop:
-                sums = total[i * wide : (i + 1) * wide]
-                tops[i], norms[i] = _online_softmax_row(
-                    row, start, stop, scale, sums, tops[i], norms[i]
-                )
-            else:
-                fill(row, ZERO)
-        fill(tile[n * BLOCK :], ZERO)
-        add_weighted(total, tile, v_rows, block, False, scratch)
-    for i in range(n):
-        lse[head, first + i] = tops[i] + np.log(norms[i]) if norms[i] > 0 else -MASKED
-        norms[i] = 1 / norms[i] if norms[i] > 0 else ZERO
-    write_group(out, total, first, head, norms)
+# -- copies -------------------------------------------------------------------------------------
 
 
 def _rows_task(frame, task, thread):
     """The copy by rows, argument 1, of one head of argument 0, (T, H, D)."""
+    x, used = floats3(frame, 0), integer(frame, 2)
+    n = (used + BLOCK - 1) // BLOCK * BLOCK
     pack_rows(
-        floats3(frame, 1)[task], floats3(frame, 0), task, integer(frame, 2),
-        integer(frame, 3) != 0, floats2(frame, 4)[thread],
+        floats3(frame, 1)[task], x, START, n, task, used, integer(frame, 3) != 0,
+        floats2(frame, 4)[thread],
     )  # fmt: skip
 
 
@@ -120,14 +119,91 @@ def _columns_task(frame, task, thread):
     )  # fmt: skip
 
 
+# -- forward ------------------------------------------------------------------------------------
+
+
+@kernel
+def _online_softmax_row(row, start, stop, scale, total, top, norm):
+    """row = exp(scale·row − new top) inside [start, stop), else 0; total and norm are rescaled."""
+    some = row[start // LANES * LANES : (stop + LANES - 1) // LANES * LANES]
+    start, stop = start % LANES, start % LANES + stop - start
+    for j in range(some.shape[0]):
+        some[j] = some[j] * scale if start <= j < stop else MASKED
+    new = max(top, row_max(some))
+    if new > top:
+        factor = exp32(top - new)
+        norm *= factor
+        for j in range(total.shape[0]):
+            total[j] *= factor
+    added = ZERO
+    for j in range(some.shape[0]):
+        some[j] = exp32(some[j] - new)
+        added += some[j]
+    return new, norm + added
+
+
+@kernel
+def _softmax_tile(tile, span, first, n, block, window, scale, total, tops, norms):
+    """The tile's scores become weights, with zeros elsewhere in the window."""
+    wide = total.shape[0] // QUERIES
+    for i in range((n + MR - 1) // MR * MR):
+        row = tile[i * PITCH : (i + 1) * PITCH]
+        start, stop = seen(span[first:], i, n, block)
+        if start >= stop:
+            fill(row[window[0] : window[1]], ZERO)
+            continue
+        fill(row[window[0] : start], ZERO)
+        fill(row[stop : window[1]], ZERO)
+        sums = total[i * wide : (i + 1) * wide]
+        tops[i], norms[i] = _online_softmax_row(row, start, stop, scale, sums, tops[i], norms[i])
+
+
+@kernel
+def _window(low, high, block):
+    """The columns of a tile that the hull [low, high) of keys meets, in whole groups."""
+    start, stop = max(low - block, 0), min(high - block, BLOCK)
+    return start // MR * MR, (stop + MR - 1) // MR * MR
+
+
+@kernel
+def _forward_tile(out, lse, q, span, scale, head, first, k_columns, v_rows, mine):
+    n, deep, d = min(QUERIES, q.shape[0] - first), k_columns.shape[1] // PANEL, q.shape[2]
+    wide, whole = v_rows.shape[0] * PANEL, (n + MR - 1) // MR * MR
+    lows, highs, mine = _cut_groups(mine, n)
+    rows, mine = cut(mine, QUERIES * deep)
+    tile, mine = cut(mine, TILE)
+    total, mine = cut(mine, QUERIES * wide)
+    tops, mine = cut(mine, QUERIES)
+    norms, spare = cut(mine, QUERIES)
+    load_rows(rows[: whole * deep], q, first, head, q.shape[0], deep, EXACT, spare)
+    fill(total[: whole * wide], ZERO)
+    fill(tops, MASKED)
+    fill(norms, ZERO)
+    low, high = hulls(lows, highs, span, first)
+    for block in range(low // BLOCK * BLOCK, high, BLOCK):
+        scores(tile, rows, k_columns, block, lows, highs, EXACT)
+        window = _window(low, high, block)
+        _softmax_tile(tile, span, first, n, block, window, scale, total, tops, norms)
+        add_to_queries(total, tile, BELOW, v_rows, block, lows, highs, EXACT)
+    for i in range(n):
+        seeing = norms[i] > 0
+        lse[head, first + i] = tops[i] + np.log(norms[i]) if seeing else NOTHING
+        factor = 1 / norms[i] if seeing else ZERO
+        of, to = total[i * wide : (i + 1) * wide], out[first + i, head]
+        for j in range(d):
+            to[j] = of[j] * factor
+
+
 def _forward_task(frame, task, thread):
+    """One tile's queries; few keys and many in turn, so that neighbours take equally long."""
     q, k_columns, v_rows = floats3(frame, 2), floats3(frame, 3), floats3(frame, 4)
-    n_groups = (q.shape[0] + MR - 1) // MR
-    head, group = task // n_groups, task % n_groups
+    n_tiles = (q.shape[0] + QUERIES - 1) // QUERIES
+    head, turn = task // n_tiles, task % n_tiles
+    i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
     key_head = head // (q.shape[1] // k_columns.shape[0])
-    _forward_group(
+    _forward_tile(
         floats3(frame, 0), floats2(frame, 1), q, ints2(frame, 5), real(frame, 6),
-        head, group * MR, k_columns[key_head], v_rows[key_head], floats2(frame, 7)[thread],
+        head, i * QUERIES, k_columns[key_head], v_rows[key_head], floats2(frame, 7)[thread],
     )  # fmt: skip
 
 
@@ -135,145 +211,115 @@ def _forward_task(frame, task, thread):
 
 
 @kernel
-def _dq_tile(s, dp, span, first, n, block, lse, delta, scale):
-    """s becomes ds for n queries (rows) and the keys of a block; lse and delta are one head's."""
-    for i in range(n):
-        start, stop = max(span[first + i, 0] - block, 0), min(span[first + i, 1] - block, BLOCK)
-        row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
-        log_sum, mean = lse[first + i], delta[first + i]
-        for j in range(BLOCK):
-            p = exp32(row[j] * scale - log_sum) if start <= j < stop else ZERO
-            row[j] = p * (other[j] - mean)
-    fill(s[n * BLOCK :], ZERO)
-
-
-@kernel
-def _dq_group(dq, q, do, span, lse, delta, scale, pairs, head, first, k_side, v_columns, mine):
-    k_rows, k_columns = k_side
-    n, wide, deep = min(MR, q.shape[0] - first), k_rows.shape[1], k_columns.shape[1] // PANEL
-    q_packed, mine = cut(mine, MR * deep + LANES)
-    do_packed, mine = cut(mine, MR * deep + LANES)
-    s, mine = cut(mine, TILE)
-    dp, mine = cut(mine, TILE)
-    total, mine = cut(mine, MR * wide)
-    factors, scratch = cut(mine, MR)
-    pack_group(q_packed, q, first, head, deep, pairs, scratch)
-    pack_group(do_packed, do, first, head, deep, pairs, scratch)
-    fill(total, ZERO)
-    fill(factors, scale)
-    low, high = hull(span, first, n)
-    for block in range(low // BLOCK * BLOCK, high, BLOCK):
-        products(s, q_packed, k_columns, block, pairs)
-        products(dp, do_packed, v_columns, block, pairs)
-        _dq_tile(s, dp, span, first, n, block, lse[head], delta[head], scale)
-        add_weighted(total, s, k_rows, block, pairs, scratch)
-    write_group(dq, total, first, head, factors)
-
-
-@kernel
-def _dkv_tile(s, dp, low, high, lse, delta, scale, key, n_keys):
-    """s becomes p, dp becomes ds, for keys key … (rows); the rest is of the block's queries."""
-    n = low.shape[0]
-    for i in range(MR):
-        row, other = s[i * BLOCK : (i + 1) * BLOCK], dp[i * BLOCK : (i + 1) * BLOCK]
-        if i >= n_keys:
-            fill(row, ZERO)
-            fill(other, ZERO)
+def _gradient_tile(s, dp, span, first, n, block, window, scale, lse, delta):
+    """s becomes p and dp becomes ds, with zeros elsewhere in the window; lse is one head's."""
+    for i in range((n + MR - 1) // MR * MR):
+        row, other = s[i * PITCH : (i + 1) * PITCH], dp[i * PITCH : (i + 1) * PITCH]
+        start, stop = seen(span[first:], i, n, block)
+        if start >= stop:
+            fill(row[window[0] : window[1]], ZERO)
+            fill(other[window[0] : window[1]], ZERO)
             continue
-        for j in range(n):
-            p = exp32(row[j] * scale - lse[j])
-            p = p if low[j] <= key + i < high[j] else ZERO
-            row[j] = p
-            other[j] = p * (other[j] - delta[j])
-        fill(row[n:], ZERO)
-        fill(other[n:], ZERO)
+        low, high = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
+        log_sum, mean = lse[first + i], delta[i]
+        some, others = row[low:high], other[low:high]
+        for j in range(some.shape[0]):
+            p = exp32(some[j] * scale - log_sum) if start <= j + low < stop else ZERO
+            some[j] = p
+            others[j] = p * (others[j] - mean)
+        fill(row[window[0] : low], ZERO)
+        fill(other[window[0] : low], ZERO)
+        fill(row[high : window[1]], ZERO)
+        fill(other[high : window[1]], ZERO)
 
 
 @kernel
-def _any_sees(low, high, start, stop):
-    """Whether any range [low, high) meets the keys [start, stop)."""
-    found = False
-    for j in range(low.shape[0]):
-        found |= low[j] < stop and high[j] > start
-    return found
-
-
-@kernel
-def _dkv_group(
-    dk, dv, k, v, ends, lse, delta, scale, pairs, key_head, first, q_side, do_side, mine
-):
-    n_queries, deep = ends.shape[1], q_side[1].shape[2] // PANEL
-    wide, repeats = q_side[0].shape[2], lse.shape[0] // k.shape[1]
-    n_keys = min(MR, k.shape[0] - first)
-    k_packed, mine = cut(mine, MR * deep + LANES)
-    v_packed, mine = cut(mine, MR * deep + LANES)
+def _backward_tile(dq, sums, ins, lse, span, scale, pairs, head, first, sides, mine):
+    """dq of a tile's queries; what they add to dk and dv goes to sums (2, keys · wide)."""
+    (q, do, o), (k_columns, k_rows, v_columns) = ins, sides
+    n, deep = min(QUERIES, q.shape[0] - first), k_columns.shape[1] // PANEL
+    n_panels, whole = k_rows.shape[0], (n + MR - 1) // MR * MR
+    wide, half = n_panels * PANEL, QUERIES * BLOCK // 2
+    lows, highs, mine = _cut_groups(mine, n)
+    q_rows, mine = cut(mine, QUERIES * deep)
+    do_rows, mine = cut(mine, QUERIES * deep)
+    q_side, mine = cut(mine, QUERIES * wide)
+    do_side, mine = cut(mine, QUERIES * wide)
     s, mine = cut(mine, TILE)
     dp, mine = cut(mine, TILE)
-    sums, mine = cut(mine, 2 * MR * wide)
-    factors, scratch = cut(mine, MR)
-    dk_sum, dv_sum = cut(sums, MR * wide)
-    pack_group(k_packed, k, first, key_head, deep, pairs, scratch)
-    pack_group(v_packed, v, first, key_head, deep, pairs, scratch)
-    fill(sums, ZERO)
-    for head in range(key_head * repeats, (key_head + 1) * repeats):
-        for block in range(0, n_queries, BLOCK):
-            n = min(BLOCK, n_queries - block)
-            low, high = ends[0, block : block + n], ends[1, block : block + n]
-            if not _any_sees(low, high, first, first + n_keys):
-                continue
-            products(s, k_packed, q_side[1][head], block, pairs)
-            products(dp, v_packed, do_side[1][head], block, pairs)
-            log_sums, dots = lse[head, block : block + n], delta[head, block : block + n]
-            _dkv_tile(s, dp, low, high, log_sums, dots, scale, first, n_keys)
-            add_weighted(dv_sum, s, do_side[0][head], block, pairs, scratch)
-            add_weighted(dk_sum, dp, q_side[0][head], block, pairs, scratch)
-    fill(factors, np.float32(1))
-    write_group(dv, dv_sum, first, key_head, factors)
-    fill(factors, scale)
-    write_group(dk, dk_sum, first, key_head, factors)
+    rounded, mine = cut(mine, TILE)
+    rounded_rows, mine = cut(mine, half)
+    total, mine = cut(mine, QUERIES * wide)
+    delta, spare = cut(mine, QUERIES)
+    load_rows(q_rows[: whole * deep], q, first, head, q.shape[0], deep, pairs, spare)
+    load_rows(do_rows[: whole * deep], do, first, head, q.shape[0], deep, pairs, spare)
+    q_side, do_side = q_side.reshape(n_panels, -1), do_side.reshape(n_panels, -1)
+    pack_rows(q_side, q, first, whole, head, q.shape[0], pairs, spare)
+    pack_rows(do_side, do, first, whole, head, q.shape[0], pairs, spare)
+    for i in range(n):
+        delta[i] = dot(do[first + i, head], o[first + i, head])
+    fill(total[: whole * wide], ZERO)
+    low, high = hulls(lows, highs, span, first)
+    for block in range(low // BLOCK * BLOCK, high, BLOCK):
+        window = _window(low, high, block)
+        scores(s, q_rows, k_columns, block, lows, highs, pairs)
+        scores(dp, do_rows, v_columns, block, lows, highs, pairs)
+        _gradient_tile(s, dp, span, first, n, block, window, scale, lse[head], delta)
+        p, ds, ds_rows, pitch = s, dp, dp, BELOW
+        if pairs:
+            (p, ds), ds_rows, pitch = cut(rounded, TILE // 2), rounded_rows, np.int64(BLOCK // 2)
+            round_columns(p, s, whole)
+            round_columns(ds, dp, whole)
+            round_rows(ds_rows, dp, whole)
+        add_to_queries(total, ds_rows, pitch, k_rows, block, lows, highs, pairs)
+        add_to_keys(sums[0], ds, q_side, block, window, lows, highs, pairs)
+        add_to_keys(sums[1], p, do_side, block, window, lows, highs, pairs)
+    for i in range(n):
+        of, to = total[i * wide : (i + 1) * wide], dq[first + i, head]
+        for j in range(to.shape[0]):
+            to[j] = of[j] * scale
 
 
-def _delta_task(frame, task, thread):
-    """δ of one head, and on the way the ends of the spans as two rows."""
-    o, do, delta = floats3(frame, 0), floats3(frame, 1), floats2(frame, 2)
-    span, ends = ints2(frame, 3), ints2(frame, 4)
-    for t in range(o.shape[0]):
-        delta[task, t] = dot(do[t, task], o[t, task])
-        if task == 0:
-            ends[0, t], ends[1, t] = span[t, 0], span[t, 1]
-
-
-def _dq_task(frame, task, thread):
-    q, k_rows = floats3(frame, 1), floats3(frame, 8)
-    n_groups = (q.shape[0] + MR - 1) // MR
-    head, group = task // n_groups, task % n_groups
+def _backward_task(frame, task, thread):
+    """One head, or every n-th of its tiles, n tasks to a head."""
+    q, sums = floats3(frame, 1), floats3(frame, 7)[task]
+    ins = q, floats3(frame, 2), floats3(frame, 3)
+    k_columns, k_rows, v_columns = floats3(frame, 8), floats3(frame, 9), floats3(frame, 10)
+    parts = floats3(frame, 7).shape[0] // q.shape[1]
+    head = task // parts
     key_head = head // (q.shape[1] // k_rows.shape[0])
-    _dq_group(
-        floats3(frame, 0), q, floats3(frame, 2), ints2(frame, 3), floats2(frame, 4),
-        floats2(frame, 5), real(frame, 6), integer(frame, 7) != 0, head, group * MR,
-        (k_rows[key_head], floats3(frame, 9)[key_head]), floats3(frame, 10)[key_head],
-        floats2(frame, 11)[thread],
-    )  # fmt: skip
+    sides = k_columns[key_head], k_rows[key_head], v_columns[key_head]
+    fill(sums[0], ZERO)
+    fill(sums[1], ZERO)
+    for first in range(task % parts * QUERIES, q.shape[0], parts * QUERIES):
+        _backward_tile(
+            floats3(frame, 0), sums, ins, floats2(frame, 4), ints2(frame, 11), real(frame, 5),
+            integer(frame, 6) != 0, head, first, sides, floats2(frame, 12)[thread],
+        )  # fmt: skip
 
 
-def _dkv_task(frame, task, thread):
-    k = floats3(frame, 2)
-    n_groups = (k.shape[0] + MR - 1) // MR
-    _dkv_group(
-        floats3(frame, 0), floats3(frame, 1), k, floats3(frame, 3), ints2(frame, 4),
-        floats2(frame, 5), floats2(frame, 6), real(frame, 7), integer(frame, 8) != 0,
-        task // n_groups, task % n_groups * MR, (floats3(frame, 9), floats3(frame, 10)),
-        (floats3(frame, 11), floats3(frame, 12)), floats2(frame, 13)[thread],
-    )  # fmt: skip
+def _keys_task(frame, task, thread):
+    """dk and dv, arguments 0 and 1, of some keys: what all tasks that share a key head added."""
+    sums, scale = floats3(frame, 2), real(frame, 3)
+    n_keys, n_heads, d = floats3(frame, 0).shape
+    n_blocks = (n_keys + BLOCK - 1) // BLOCK
+    head, first = task // n_blocks, task % n_blocks * BLOCK
+    repeats, wide = sums.shape[0] // n_heads, integer(frame, 4)
+    for which in range(2):
+        factor = scale if which == 0 else np.float32(1)
+        for j in range(first, min(first + BLOCK, n_keys)):
+            to = floats3(frame, which)[j, head]
+            fill(to, ZERO)
+            for part in range(head * repeats, (head + 1) * repeats):
+                of = sums[part, which][j * wide :]
+                for i in range(d):
+                    to[i] += of[i] * factor
 
 
 # -- binding ------------------------------------------------------------------------------------
 
-Side = tuple[np.ndarray, np.ndarray]  # rows and columns, shaped as pyggml.gemm.attend says
-
 _ROWS, _COLUMNS = task_code(_rows_task), task_code(_columns_task)
-_FORWARD, _DELTA = task_code(_forward_task), task_code(_delta_task)
-_DQ, _DKV = task_code(_dq_task), task_code(_dkv_task)
+_FORWARD, _BACKWARD, _KEYS = (task_code(t) for t in (_forward_task, _backward_task, _keys_task))
 
 
 def forward(
@@ -287,37 +333,29 @@ def forward(
         stage(_ROWS, frame(v, v_rows, 0, False, scratch), v.shape[1]),
     ]
     slots = frame(out, lse, q, k_columns, v_rows, span, scale, scratch)
-    n_groups = -(-q.shape[0] // MR)
-    tiles = stage(_FORWARD, slots, q.shape[1] * n_groups)
+    tiles = stage(_FORWARD, slots, q.shape[1] * -(-q.shape[0] // QUERIES))
     return _launch_seen, (span, packing, (*packing, tiles))
 
 
 def backward(
     dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
     span: np.ndarray, o: np.ndarray, lse: np.ndarray, do: np.ndarray, scale: np.float32,
-    pairs: bool, delta: np.ndarray, ends: np.ndarray, sides: Sequence[Side],
-    v_columns: np.ndarray, scratch: np.ndarray,
+    pairs: bool, k_columns: np.ndarray, k_rows: np.ndarray, v_columns: np.ndarray,
+    sums: np.ndarray, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
-    """dq, dk and dv; delta (H, T), ends (2, T) int32, sides of q, do and k, and v's are scratch."""
-    q_side, do_side, k_side = sides
-    fixed = _pack(q, q_side, len(q), pairs, scratch) + _pack(do, do_side, len(q), pairs, scratch)
-    seen = _pack(k, k_side, 0, pairs, scratch)
-    seen.append(stage(_COLUMNS, frame(v, v_columns, 0, pairs, scratch), v.shape[1]))
-    dots = stage(_DELTA, frame(o, do, delta, span, ends), q.shape[1])
-    dq_slots = frame(dq, q, do, span, lse, delta, scale, pairs, *k_side, v_columns, scratch)
-    dkv_slots = frame(dk, dv, k, v, ends, lse, delta, scale, pairs, *q_side, *do_side, scratch)
-    queries = stage(_DQ, dq_slots, q.shape[1] * -(-q.shape[0] // MR))
-    keys = stage(_DKV, dkv_slots, k.shape[1] * -(-k.shape[0] // MR))
-    return _launch_seen, (span, seen, (*fixed, *seen, dots, queries, keys))
+    """dq, dk and dv; the copies of k and v and the sums, shaped by sums_shape, are scratch."""
+    copies = ((_COLUMNS, k, k_columns), (_ROWS, k, k_rows), (_COLUMNS, v, v_columns))
+    packing = [stage(c, frame(x, to, 0, pairs, scratch), x.shape[1]) for c, x, to in copies]
+    slots = frame(
+        dq, q, do, o, lse, scale, pairs, sums, k_columns, k_rows, v_columns, span, scratch
+    )
+    heads = stage(_BACKWARD, slots, len(sums))
+    wide = padded(k.shape[2], PANEL)
+    keys = stage(_KEYS, frame(dk, dv, sums, scale, wide), k.shape[1] * -(-k.shape[0] // BLOCK))
+    return _launch_seen, (span, packing, (*packing, heads, keys))
 
 
-def _pack(x: np.ndarray, side: Side, used: int, pairs: bool, scratch: np.ndarray) -> list[Stage]:
-    """The stages that fill a side from the first `used` rows of x (T, H, D)."""
-    rows, columns = (frame(x, copy, used, pairs, scratch) for copy in side)
-    return [stage(_ROWS, rows, x.shape[1]), stage(_COLUMNS, columns, x.shape[1])]
-
-
-def _launch_seen(span: np.ndarray, packing: Sequence[Stage], stages: Sequence[Stage]) -> None:
+def _launch_seen(span: np.ndarray, packing: list[Stage], stages: tuple[Stage, ...]) -> None:
     """Keys past the last one that any query sees need no copy: a cache is mostly empty."""
     used = int(span[:, 1].max())
     for _, _, _, slots in packing:

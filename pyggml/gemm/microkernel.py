@@ -1,6 +1,7 @@
 """Register-tiled code that Numba's own loops do not reach, as LLVM vector instructions.
 
-tile_product   C[mr, panel] (+)= Σ_k a[k, mr] ⊗ b[k, panel]: mr·nv vector sums stay in registers
+tile_product   C[mr, panel] (+)= Σ_k a[k, mr] ⊗ b[k, panel]: mr·nv vector sums stay in registers;
+               strided_product takes a as it lies
 dot_tile       out[mr, mr] = x[mr, k] · a[mr, k]ᵀ: no side needs packing
 round_row      float32 to bfloat16, and round_two, which pairs two rows
 transpose      a lanes × lanes block of float32
@@ -87,7 +88,9 @@ def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = Fa
         signature = types.void(*(types.intp,) * 7)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _emit_tile_product(builder, arguments, multiply, (mr, nv), ir.VectorType(F32, lanes))
+            a, *others = arguments
+            side = a, ir.Constant(I64, 1), ir.Constant(I64, mr)
+            _emit_tile_product(builder, side, others, multiply, (mr, nv), lanes)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -95,15 +98,38 @@ def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = Fa
     return tile_product
 
 
+def make_strided_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = False) -> Any:
+    """The same with a's steps from row to row and along k: (a, row_step, step, b, …) -> None."""
+    multiply = (_dpbf16 if bf16 else _widened_pairs) if pairs else fma
+
+    @intrinsic
+    def strided_product(
+        typing: Any, a: Any, row_step: Any, step: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any,
+        acc: Any,
+    ) -> Any:  # fmt: skip
+        signature = types.void(*(types.intp,) * 9)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            side, others = arguments[:3], arguments[3:]
+            _emit_tile_product(builder, side, others, multiply, (mr, nv), lanes)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return strided_product
+
+
 _Tile = tuple[int, int]  # mr, nv
 
 
 def _emit_tile_product(
-    builder: Any, arguments: Any, multiply: Any, tile: _Tile, vector: Any
+    builder: Any, side: Any, others: Any, multiply: Any, tile: _Tile, lanes: int
 ) -> None:
-    a, b, ldb, c, ldc, k, accumulate = arguments
+    """side is a and its steps from row to row and along k."""
+    b, ldb, c, ldc, k, accumulate = others
     mr, nv = tile
-    sums = _emit_depth_loop(builder, a, b, ldb, k, multiply, tile, vector)
+    vector = ir.VectorType(F32, lanes)
+    sums = _emit_depth_loop(builder, side, b, ldb, k, multiply, tile, vector)
     summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
     wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
@@ -123,10 +149,10 @@ def _emit_tile_product(
 
 
 def _emit_depth_loop(
-    builder: Any, a: Any, b: Any, ldb: Any, k: Any, multiply: Any, tile: _Tile, vector: Any
+    builder: Any, side: Any, b: Any, ldb: Any, k: Any, multiply: Any, tile: _Tile, vector: Any
 ) -> list[list[Any]]:
     """The loop over k with all sums in registers; returns them."""
-    mr, nv = tile
+    (a, row_step, a_step), (mr, nv) = side, tile
     entry = builder.block
     loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
     zero = ir.Constant(I64, 0)
@@ -140,10 +166,11 @@ def _emit_depth_loop(
             phi.add_incoming(ir.Constant(vector, [0.0] * vector.count), entry)
     b_row = builder.mul(step, ldb)
     columns = [load(builder, at(builder, b, b_row, j * vector.count), vector) for j in range(nv)]
-    a_row = builder.mul(step, ir.Constant(I64, mr))
+    a_start = builder.mul(step, a_step)
     news = []
     for i in range(mr):
-        scalar = broadcast(builder, builder.load(at(builder, a, a_row, i)), vector)
+        place = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
+        scalar = broadcast(builder, builder.load(at(builder, a, place)), vector)
         news.append([multiply(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
     following = builder.add(step, ir.Constant(I64, 1))
     step.add_incoming(following, loop)

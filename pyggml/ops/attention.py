@@ -186,7 +186,7 @@ def _flash_work(node: Tensor) -> int:
     if not _tiled(q.shape[0]):
         return 4 * prod(decode.parts_shape(q.shape, k.shape))
     copies = _columns_floats(k) + _rows_floats(k)
-    return 4 * (copies + max_threads() * attend.scratch_floats(q.shape[2]))
+    return 4 * (copies + max_threads() * flash.forward_floats(q.shape[2]))
 
 
 def _flash_run(site: Site) -> Call:
@@ -200,7 +200,7 @@ def _flash_run(site: Site) -> Call:
         parts = carve.take(*decode.parts_shape(q.shape, k.shape))
         return decode.forward(site.out, lse, q, k, v, span, scale, parts)
     sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
-    scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
+    scratch = carve.take(max_threads(), flash.forward_floats(q.shape[2]))
     return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)
 
 
@@ -277,9 +277,9 @@ def _back_work(node: Tensor) -> int:
     q, k = node.src[:2]
     if not _tiled(q.shape[0]):
         return 0
-    sides = 2 * (_rows_floats(q) + _columns_floats(q)) + _rows_floats(k) + 2 * _columns_floats(k)
-    per_query = q.shape[0] * (q.shape[1] + 2)  # delta, and the ends of the spans
-    return 4 * (sides + per_query + max_threads() * attend.scratch_floats(q.shape[2]))
+    copies = _rows_floats(k) + 2 * _columns_floats(k)
+    sums = prod(flash.sums_shape(q.shape, k.shape))
+    return 4 * (copies + sums + max_threads() * flash.backward_floats(q.shape[2]))
 
 
 def _back_run(site: Site) -> Call:
@@ -290,29 +290,12 @@ def _back_run(site: Site) -> Call:
         return _plain_back, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
     pairs = rounds(site.compute)
     carve = _Carver(site.work, pairs)
-    delta, ends = carve.take(q.shape[1], q.shape[0]), carve.take(2, q.shape[0]).view(np.int32)
-    sides = [(carve.rows(x), carve.columns(x)) for x in (site.node.src[i] for i in (0, 6, 1))]
-    v_columns = carve.columns(site.node.src[2])
-    scratch = carve.take(max_threads(), attend.scratch_floats(q.shape[2]))
-    return flash.backward(
-        site.out,
-        dk,
-        dv,
-        q,
-        k,
-        v,
-        span,
-        o,
-        lse,
-        do,
-        scale,
-        pairs,
-        delta,
-        ends,
-        sides,
-        v_columns,
-        scratch,
-    )
+    k_node, v_node = site.node.src[1:3]
+    sides = carve.columns(k_node), carve.rows(k_node), carve.columns(v_node)
+    sums = carve.take(*flash.sums_shape(q.shape, k.shape))
+    scratch = carve.take(max_threads(), flash.backward_floats(q.shape[2]))
+    grads, saved = (site.out, dk, dv), (q, k, v, span, o, lse, do)
+    return flash.backward(*grads, *saved, scale, pairs, *sides, sums, scratch)
 
 
 def _back_ref(
