@@ -10,14 +10,15 @@ from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN
-from pyggml.gemm.attend import BLOCK
+from pyggml.gemm.attend import BLOCK, QUERIES
+from pyggml.gemm.flash import FEWEST_TASKS, sums_shape
 from pyggml.graph import Graph
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.runtime import bind
 from pyggml.tensor import leaf, zeros
 
 MR = CHOSEN.mr
-QUERIES = [1, MR - 1, MR, MR + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 5]
+COUNTS = [1, MR - 1, MR, MR + 1, QUERIES - 1, QUERIES, QUERIES + 1, BLOCK + 1, 2 * BLOCK + 5]
 
 
 def numbers(rng, *shape):
@@ -90,7 +91,7 @@ def assert_same_attention(q, k, v, seed, span, atol=1e-5, rounded=True):
 # -- against softmax ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_queries", QUERIES)
+@pytest.mark.parametrize("n_queries", sorted(set(COUNTS)))
 def test_query_counts_around_the_tiles(n_queries, rng):
     q, k, v, seed = inputs(rng, n_queries, n_queries, 2, 1, 16)
     assert_same_attention(q, k, v, seed, causal(n_queries, n_queries))
@@ -107,6 +108,14 @@ def test_head_sizes_that_are_no_whole_panels(d, rng):
 def test_heads_that_share_keys(heads, key_heads, rng):
     q, k, v, seed = inputs(rng, MR + 3, MR + 3, heads, key_heads, 12)
     assert_same_attention(q, k, v, seed, causal(MR + 3, MR + 3))
+
+
+@pytest.mark.parametrize("heads", [2, FEWEST_TASKS])
+def test_tiles_of_a_head_in_one_task_or_several(heads, rng):
+    n = 2 * QUERIES + 3
+    q, k, v, seed = inputs(rng, n, n, heads, 2, 8)
+    assert sums_shape(q.shape, k.shape)[0] == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
+    assert_same_attention(q, k, v, seed, causal(n, n))
 
 
 @pytest.mark.parametrize("n_queries", [1, 5, MR, 2 * MR + 1])
@@ -201,7 +210,7 @@ def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
 
 
 @pytest.mark.skipif(max_threads() < 2, reason="this process has one thread")
-@pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1])
+@pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * QUERIES + 1])
 def test_results_do_not_depend_on_the_threads(n, rng):
     q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
     before, found = threads(), []
