@@ -199,12 +199,9 @@ def _flash_run(site: Site) -> Call:
     if not _tiled(q.shape[0]):
         parts = carve.take(*decode.parts_shape(q.shape, k.shape))
         return decode.forward(site.out, lse, q, k, v, span, scale, parts)
-    k_columns = carve.take(*attend.columns_shape(k.shape[1], k.shape[0], k.shape[2], pairs=False))
-    carve.pairs = site.compute == "bf16"
-    v_rows = carve.rows(site.node.src[2])
+    sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
     scratch = carve.take(max_threads(), flash.forward_floats(q.shape[2]))
-    sides = k_columns, v_rows
-    return flash.forward(site.out, lse, q, k, v, span, scale, carve.pairs, *sides, scratch)
+    return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)
 
 
 def _flash_ref(
