@@ -110,6 +110,12 @@ def floats3(frame, i):
 
 
 @kernel
+def shorts1(frame, i):
+    """Argument i as a uint16 array of one axis."""
+    return carray(_as_pointer(frame[SLOT * i]), (frame[SLOT * i + 1],), np.uint16)
+
+
+@kernel
 def ints2(frame, i):
     """Argument i as an int32 array of two axes."""
     shape = (frame[SLOT * i + 1], frame[SLOT * i + 2])

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml._jit import kernel
+from pyggml._jit import JIT, kernel, task_code
+from pyggml._tasks import floats1, frame, integer, launch, shorts1, stage
 from pyggml.dtypes import BF16, F16, F32, DType, dtype
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.ops.strips import LENGTH
 from pyggml.quants.bits import bfloat_to_float, float_to_half, half_to_float
 from pyggml.tensor import (
     PLAIN,
@@ -164,10 +166,30 @@ def _cpy(out, x, to, of):
                     out[i, j, k, c] = _write(_read(x[i, j, k, c], of), to)
 
 
+def _strip_task(frame, task, thread):
+    """One strip of float32 rounded to bfloat16, or of bfloat16 made float32."""
+    narrow, wide = shorts1(frame, 0), floats1(frame, 1)
+    first, last = task * LENGTH, min((task + 1) * LENGTH, wide.size)
+    short, long = narrow[first:last], wide[first:last]
+    if integer(frame, 2):
+        for i in range(long.size):
+            short[i] = _float_to_bfloat(long[i])
+    else:
+        for i in range(long.size):
+            long[i] = bfloat_to_float(short[i])
+
+
+_STRIP = task_code(_strip_task)
+
+
 def _cpy_run(site: Site) -> Call:
-    kinds = (_FLOATS.index(site.node.dtype), _FLOATS.index(site.node.src[0].dtype))
-    arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (site.out, *site.src))
-    return _cpy, (*arrays, *kinds)
+    x, to, of = site.src[0], site.node.dtype, site.node.src[0].dtype
+    if JIT and {to, of} == {F32, BF16} and x.flags.c_contiguous:
+        narrow, wide = (site.out, x) if to is BF16 else (x, site.out)
+        slots = frame(narrow.reshape(-1), wide.reshape(-1), to is BF16)
+        return launch, (stage(_STRIP, slots, -(-wide.size // LENGTH)),)
+    arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (site.out, x))
+    return _cpy, (*arrays, _FLOATS.index(to), _FLOATS.index(of))
 
 
 def _cpy_spec(x: Tensor, to: str) -> Spec:
@@ -178,7 +200,8 @@ def _cpy_spec(x: Tensor, to: str) -> Spec:
 
 
 def _cpy_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, to in [((1, 1), "F32"), ((3, 8), "F16"), ((2, 3, 5), "BF16"), ((7,), "F16")]:
+    cases = [((1, 1), "F32"), ((3, 8), "F16"), ((2, 3, 5), "BF16"), ((7,), "F16")]
+    for shape, to in [*cases, ((2, LENGTH // 2 + 1), "BF16")]:
         yield Sample((rng.standard_normal(shape),), {"to": to})
 
 
