@@ -48,6 +48,7 @@ class Passes:
                 model.adapters,
                 gradient=gradient,
                 fused=fused,
+                kept_as=model.kept_as,
             )
             for gradient in (True, False)
         )

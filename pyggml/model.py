@@ -12,6 +12,7 @@ import numpy as np
 from pyggml import gguf, tokenizer
 from pyggml.alloc import plan
 from pyggml.backends import CPU
+from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import ConfigError, DataError, TokenizerError
 from pyggml.gemm import FASTEST
 from pyggml.graph import Graph
@@ -40,6 +41,12 @@ class Model:
     def backend(self) -> CPU:
         """Where this model's graphs run, and how they multiply."""
         return CPU(FASTEST if self.compute == "auto" else self.compute)
+
+    @property
+    def kept_as(self) -> DType:
+        """How training keeps what is large inside a layer: rounded where products round."""
+        packed = any(w.dtype is not F32 for w in self.parts.weights.values())
+        return BF16 if packed and self.backend.compute == "bf16" else F32
 
     @property
     def config(self) -> ModelConfig:

@@ -53,6 +53,7 @@ class Tensor:
     data: np.ndarray | None = None
     saved: tuple[Tensor, ...] = ()  # what the forward kernel leaves for the gradient rule
     boundary: bool = False  # between two layers: always kept for the backward pass
+    stand_in: Tensor | None = None  # a rounded copy, which the backward pass reads instead
     place: int = field(default_factory=next_place, init=False)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,10 @@
 A tensor that is not kept is cloned, with the same op on the same numbers, right before the backward
 node that reads it first; what its clone reads is kept or cloned in turn. Clones give the same bits,
 so gradients do not depend on what is kept; only memory and time do.
+
+Of a tensor with a stand-in the backward pass reads only that, made float32 again, and what cheap ops
+make of it is made of that too. So the tensor itself is gone when the forward pass has read it, and a
+layer that is computed again makes the stand-in again, of the same numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from pyggml.dtypes import F32
 from pyggml.graph import topological
+from pyggml.ops import cpy
 from pyggml.tensor import SAVED, Tensor, next_place
 
 
@@ -23,29 +29,50 @@ class Keep(Enum):
 
 
 class Recompute:
-    """The clones of `dropped`, which are owners of memory; each is made when first asked for."""
+    """What the backward pass reads instead of some owners of memory, made when first asked for.
 
-    def __init__(self, dropped: set[Tensor]) -> None:
-        self.dropped = dropped
+    dropped   are not kept: clones
+    rounded   have a stand-in or are made of such: what has been rounded, and is made of it
+    """
+
+    def __init__(self, dropped: set[Tensor], rounded: set[Tensor]) -> None:
+        self.dropped, self.rounded = dropped, rounded
         self._clones: dict[Tensor, Tensor] = {}
+        self._of_rounded: dict[Tensor, Tensor] = {}
 
     def is_dropped(self, t: Tensor) -> bool:
         return t.op is not None and _maker(t).root in self.dropped
 
     def redirect(self, roots: Iterable[Tensor | None], after: int) -> list[Tensor | None]:
-        """Let the nodes of these roots that were made later than place `after` read clones instead
-        of what is dropped, and run after them; the roots, cloned where they are dropped."""
+        """Let the nodes of these roots that were made later than place `after` read what stands for
+        their sources, and run after it; the roots, or what stands for them."""
         found = list(roots)
         fresh = _later_than(after, [t for t in found if t is not None])
         for t in fresh:
             t.src = tuple(self._now(s) for s in t.src)
-            if t.base is not None and self.is_dropped(t.base):
+            if t.base is not None:
                 t.base = self._now(t.base)
             t.place = next_place()
         return [None if t is None else self._now(t) for t in found]
 
     def _now(self, t: Tensor) -> Tensor:
-        """What holds t's numbers during the backward pass."""
+        """What the backward pass reads for t."""
+        if t.root not in self.rounded:
+            return self._exact(t)
+        if t not in self._of_rounded:
+            self._of_rounded[t] = self._round(t).named(t.name)
+        return self._of_rounded[t]
+
+    def _round(self, t: Tensor) -> Tensor:
+        if t.stand_in is None:
+            assert t.op is not None
+            return t.op(*(self._now(s) for s in t.src), **t.params)
+        stand_in = self._exact(t).stand_in
+        assert stand_in is not None
+        return cpy(stand_in, F32)
+
+    def _exact(self, t: Tensor) -> Tensor:
+        """What holds t's own numbers during the backward pass."""
         if self.is_dropped(t) and t not in self._clones:
             self._clone(t)
         return self._clones.get(t, t)
@@ -67,17 +94,19 @@ class Recompute:
         clone = t.op(*(self._clones.get(s, s) for s in t.src), **t.params).named(t.name)
         self._clones[t] = clone
         self._clones |= zip(t.saved, clone.saved, strict=True)
+        if t.stand_in is not None:
+            clone.stand_in = cpy(clone, t.stand_in.dtype)
 
 
-def dropped_by(keep: Keep, loss: Tensor, gradients: Sequence[Tensor]) -> set[Tensor]:
-    """The owners of memory that need not be kept, given gradients that were built to read all."""
-    if keep is Keep.ALL:
-        return set()
+def recompute(keep: Keep, loss: Tensor, gradients: Sequence[Tensor]) -> Recompute:
+    """What need not be kept, and what is read rounded, given gradients built to read all as it is."""
     order = [t for t in topological(loss) if t.op is not None]
-    dropped = _cheap(order, _read_by(gradients, set(order)))
+    pinned = _pinned(order, loss)
+    cheap = _cheap(order, _read_by(gradients, set(order))) - pinned
+    dropped = set() if keep is Keep.ALL else cheap
     if keep is Keep.LAYERS:
-        dropped |= _inside_layers(order)
-    return dropped - _pinned(order, loss)
+        dropped = cheap | (_inside_layers(order) - pinned)
+    return Recompute(dropped, _rounded(order, cheap, pinned))
 
 
 def _later_than(place: int, roots: Sequence[Tensor]) -> list[Tensor]:
@@ -118,6 +147,17 @@ def _cheap(order: Sequence[Tensor], read: set[Tensor]) -> set[Tensor]:
         if t.base is None and t.op is not None and t.op.needs.cheap and all(there):
             again.add(t)
     return again
+
+
+def _rounded(order: Sequence[Tensor], cheap: set[Tensor], pinned: set[Tensor]) -> set[Tensor]:
+    """Owners with a stand-in, and what is cheap to make of those; whatever `keep` says, so that it
+    changes no bit."""
+    rounded: set[Tensor] = set()
+    for t in order:
+        made_of = t in cheap and any(s.root in rounded for s in t.src)
+        if made_of or (t.stand_in is not None and t not in pinned):
+            rounded.add(t)
+    return rounded
 
 
 def _inside_layers(order: Sequence[Tensor]) -> set[Tensor]:

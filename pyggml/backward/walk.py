@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pyggml.backward.recompute import Keep, Recompute, dropped_by
+from pyggml.backward.recompute import Keep, Recompute, recompute
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import topological
 from pyggml.ops import add, add_inplace, repeat_back
@@ -27,7 +27,8 @@ def build_backward(
     shapes, each gradient is added to its accumulator in place as soon as it is complete, and the
     results are views of those. What no parameter reaches gets no backward node. Integers carry no
     gradient: what is chosen by number, such as the experts of a token, counts as fixed.
-    `keep` trades memory for time and changes no bit of a gradient.
+    `keep` trades memory for time and changes no bit of a gradient; the stand-ins of forward tensors
+    do, by their rounding.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient, if a
     parameter does not reach the loss, or if a gradient needs numbers that were written over since;
     ShapeError if a seed or an accumulator has another shape.
@@ -39,11 +40,11 @@ def build_backward(
     reached = _reached_from(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     seed = seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")
-    plain = Recompute(set())
-    if keep is not Keep.ALL:
-        gradients = _walk(_Sums(parameters, None, order), seed, reached, plain)
-        plain = Recompute(dropped_by(keep, loss, gradients))
-    found = _walk(_Sums(parameters, accumulators, order), seed, reached, plain)
+    again = Recompute(set(), set())
+    if keep is not Keep.ALL or any(t.stand_in for t in order):
+        gradients = _walk(_Sums(parameters, None, order), seed, reached, again)
+        again = recompute(keep, loss, gradients)
+    found = _walk(_Sums(parameters, accumulators, order), seed, reached, again)
     _refuse_changed(order, found)
     return found
 

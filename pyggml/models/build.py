@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.dtypes import F32, DType
 from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
 from pyggml.models.architectures import ARCHITECTURES
@@ -93,13 +94,15 @@ def build_loss(
     adapters: Sequence[LoraPairs] = (),
     gradient: bool = True,
     fused: bool = True,
+    kept_as: DType = F32,
 ) -> Tensor:
     """Σ_t weights_t · cross entropy of the logits at t and targets_t, a scalar.
 
     The fused loss makes no logits matrix; it serves unless the output matrix has an adapter or a
-    bias. fused=False is its slow twin, wanted when the output matrix itself is trained.
+    bias. fused=False is its slow twin, wanted when the output matrix itself is trained. `kept_as`,
+    F32 or BF16, is how the backward pass will find what is large inside a layer (Net.keep).
     """
-    decoder, net = parts.decoder, Net(parts.weights, inputs, adapters)
+    decoder, net = parts.decoder, Net(parts.weights, inputs, adapters, kept_as=kept_as)
     h = decoder.hidden(net)
     full = f"{parts.output_name}.weight"
     plain = "output.bias" not in parts.weights

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pyggml.dtypes import F32, I32
+from pyggml.dtypes import F32, I32, DType
 from pyggml.models.weights import Weights
 from pyggml.ops import (
     add,
     add_id,
+    cpy,
     get_rows,
     mul_mat,
     mul_mat_add,
@@ -87,12 +88,16 @@ class Cache:
 
 @dataclass(slots=True)
 class Net:
-    """A decoder being built: what its parts have at hand."""
+    """A decoder being built: what its parts have at hand.
+
+    kept_as: the type of what `keep` keeps for the backward pass.
+    """
 
     weights: Weights
     inputs: Inputs
     adapters: Sequence[LoraPairs] = ()
     cache: Cache | None = None
+    kept_as: DType = F32
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
 
     @property
@@ -134,6 +139,13 @@ class Net:
     def boundary(self, x: Tensor) -> Tensor:
         """x, marked as what one layer hands to the next: kept where layers are computed again."""
         x.boundary = True
+        return x
+
+    def keep(self, x: Tensor) -> Tensor:
+        """x, large and inside a layer: until the backward pass only a copy as `kept_as` remains, and
+        that is what it reads. No copy is made where nothing reads it."""
+        if x.dtype is not self.kept_as:
+            x.stand_in = cpy(x, self.kept_as)
         return x
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
