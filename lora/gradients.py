@@ -13,7 +13,6 @@ from pyggml.backward import build_backward
 from pyggml.errors import AdapterError, DataError
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
-from pyggml.runtime import run
 from pyggml.tensor import Tensor, leaf
 
 
@@ -34,7 +33,14 @@ def loss_and_grads(
     inputs = Inputs.empty(len(ids) - 1)
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
-    loss = build_loss(model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters)
+    loss = build_loss(
+        model.parts,
+        inputs,
+        leaf(ids[1:], "targets"),
+        weights,
+        model.adapters,
+        kept_as=model.kept_as,
+    )
     gradients = build_backward(loss, list(parameters.values()))
     value, *found = run(loss, *gradients, backend=model.backend)
     return float(value), dict(zip(parameters, found, strict=True))

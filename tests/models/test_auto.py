@@ -45,3 +45,4 @@ def test_gradients(architecture, kind, compute, golden_file, golden):
         exact = wanted[name]
         cosine = (found * exact).sum() / (np.linalg.norm(found) * np.linalg.norm(exact))
         assert cosine > COSINES[compute], name
+        assert np.linalg.norm(found - exact) > 1e-5 * np.linalg.norm(exact), f"{name} is rounded"
