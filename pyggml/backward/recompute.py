@@ -4,9 +4,9 @@ A tensor that is not kept is cloned, with the same op on the same numbers, right
 node that reads it first; what its clone reads is kept or cloned in turn. Clones give the same bits,
 so gradients do not depend on what is kept; only memory and time do.
 
-Of a tensor with a stand-in the backward pass reads only that, made float32 again, and what cheap ops
-make of it is made of that too. So the tensor itself is gone when the forward pass has read it, and a
-layer that is computed again makes the stand-in again, of the same numbers.
+Of a tensor with a stand-in the backward pass reads only that, made float32 again, and what cheap
+ops make of it is made of that too. So the tensor itself is gone when the forward pass has read it,
+and a layer that is computed again makes the stand-in again, of the same numbers.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Recompute:
 
 
 def recompute(keep: Keep, loss: Tensor, gradients: Sequence[Tensor]) -> Recompute:
-    """What need not be kept, and what is read rounded, given gradients built to read all as it is."""
+    """What is not kept, and what is read rounded, given gradients built to read all as it is."""
     order = [t for t in topological(loss) if t.op is not None]
     pinned = _pinned(order, loss)
     cheap = _cheap(order, _read_by(gradients, set(order))) - pinned

@@ -142,8 +142,8 @@ class Net:
         return x
 
     def keep(self, x: Tensor) -> Tensor:
-        """x, large and inside a layer: until the backward pass only a copy as `kept_as` remains, and
-        that is what it reads. No copy is made where nothing reads it."""
+        """x, large and inside a layer: until the backward pass only a copy as `kept_as` remains,
+        which is what it reads. No copy is made where nothing reads it."""
         if x.dtype is not self.kept_as:
             x.stand_in = cpy(x, self.kept_as)
         return x
