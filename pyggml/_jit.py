@@ -29,8 +29,10 @@ from typing import Any, overload
 
 import llvmlite
 import numba
+from llvmlite.binding import Linkage
 from numba import carray, get_thread_id, prange, types
 from numba.core import cgutils, config
+from numba.core.codegen import JITCodeLibrary
 from numba.extending import intrinsic
 
 __all__ = [
@@ -148,6 +150,34 @@ if _CACHE is not None:
 if "NUMBA_THREADING_LAYER" not in os.environ:
     # OpenMP starts a loop in 2 to 14 µs, the built-in work queue in 180 µs (measured).
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+
+def _call_own_copies() -> None:
+    """Let the process that compiles a kernel run the very code that its cache will hold.
+
+    A kernel's machine code carries copies of all that it calls, the bodies of its loops included,
+    optimised once more; with sums that may be reordered they can differ in the last bit from those
+    compiled before. The copies are weak symbols: the compiling process runs whichever code has the
+    name already, later processes the copies. As internal symbols they are what every process runs.
+    A loop's wrapper is weak where it is made and needed by that name.
+    """
+    optimize = getattr(JITCodeLibrary, "_optimize_final_module", None)
+    if optimize is None:  # another Numba: all works, but for the last bit
+        return
+
+    def optimize_own(library: Any) -> None:
+        makes_wrapper = "_GufuncWrapper" in library.name
+        for f in () if makes_wrapper else library._final_module.functions:
+            ours = any(part in f.name for part in ("pyggml", "__numba_parfor_gufunc"))
+            if ours and f.linkage in _WEAK and not f.is_declaration:
+                f.linkage = Linkage.internal
+        optimize(library)
+
+    JITCodeLibrary._optimize_final_module = optimize_own
+
+
+_WEAK = (Linkage.linkonce_odr, Linkage.weak_odr)
+_call_own_copies()
 
 _OPTIONS: dict[str, Any] = {
     "cache": _CACHE is not None,

@@ -76,3 +76,32 @@ BROKEN = {
 def test_a_machine_without_a_place_for_them(run, patch):
     environment = {"XDG_CACHE_HOME": ""}  # which counts as not set
     assert NOTE in run(patch + SCRIPT, **environment)[1]
+
+
+SUMS = """
+import hashlib
+import numpy as np
+from pyggml.ops.head import _softmax_loss_rows
+rng = np.random.default_rng(0)
+z, weights = rng.standard_normal((7, 1003), np.float32), rng.random(7, np.float32)
+targets, losses = rng.integers(0, 1003, 7).astype(np.int32), np.zeros(7, np.float32)
+z *= 3
+_softmax_loss_rows(z, losses, targets, weights, True, np.float32(0))
+print(hashlib.sha256(z.tobytes() + losses.tobytes()).hexdigest())
+"""
+
+
+def test_the_process_that_compiles_a_kernel_gives_the_bits_of_later_ones(tmp_path):
+    """A parallel loop with a sum: what ran and what was kept have added in another order."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-P", "-c", SUMS],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert list(tmp_path.rglob("*.nbc")), "the first process kept its kernel"
+    assert found[0] == found[1]
