@@ -13,6 +13,7 @@ from pyggml.backward import build_backward
 from pyggml.errors import AdapterError, DataError
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
+from pyggml.runtime import run
 from pyggml.tensor import Tensor, leaf
 
 

@@ -46,7 +46,7 @@ class Model:
     def kept_as(self) -> DType:
         """How training keeps what is large inside a layer: rounded where products round."""
         packed = any(w.dtype is not F32 for w in self.parts.weights.values())
-        return BF16 if packed and self.backend.compute == "bf16" else F32
+        return BF16 if packed and self.backend.compute != "f32" else F32
 
     @property
     def config(self) -> ModelConfig:
