@@ -27,7 +27,7 @@ from pyggml.quants import QUANTS
 from pyggml.tensor import Call, Memory, Needs, Sample, Site, Spec, Tensor, op
 
 _ONE = np.float32(1)
-LOGITS_BYTES = 96 << 20  # of logits that may exist at once
+LOGITS_BYTES = 192 << 20  # of logits that may exist at once
 SLICE = 8192  # vocabulary rows that one step of the backward product takes
 
 
