@@ -90,6 +90,12 @@ class Block:
     def floats(self, ints: Any) -> Any:
         return self.b.sitofp(ints, ir.VectorType(F32, ints.type.count))
 
+    def halves(self, q: Any) -> list[Any]:
+        """The first and the last GROUP of WIDE weights, as floats."""
+        places = (range(GROUP), range(GROUP, WIDE))
+        masks = (ir.Constant(_INTS, list(some)) for some in places)
+        return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
+
     def lane(self, vector: Any, i: int) -> Any:
         return self.b.extract_element(vector, ir.Constant(I32, i))
 

@@ -85,23 +85,17 @@ class _FloatDot(_Dot):
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         part = every(FLOATS, 0.0)
-        for n, floats in enumerate(self._halves(q)):
+        for n, floats in enumerate(self.halves(q)):
             part = fma(self.b, floats, self._loaded(self._x, i + n * GROUP, FLOATS), part)
         self._sum(part, broadcast(self.b, scale, FLOATS))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        for n, (scale, floats) in enumerate(zip(scales, self._halves(q), strict=True)):
+        for n, (scale, floats) in enumerate(zip(scales, self.halves(q), strict=True)):
             scaled = self.b.fmul(floats, broadcast(self.b, scale, FLOATS))
             self.add_floats(scaled, i + n * GROUP)
 
     def add_floats(self, floats: Any, i: int) -> None:
         self._sum(floats, self._loaded(self._x, i, FLOATS))
-
-    def _halves(self, q: Any) -> list[Any]:
-        """The first and the last GROUP weights, as floats."""
-        places = (range(GROUP), range(GROUP, WIDE))
-        masks = (ir.Constant(ir.VectorType(I32, GROUP), list(some)) for some in places)
-        return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
 
     def _widened(self, eight: Any) -> Any:
         mask = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])

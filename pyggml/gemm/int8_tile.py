@@ -1,9 +1,9 @@
 """LLVM code of the products in integers: weights unpacked to bytes, and the register tile.
 
-unpack_bytes   blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
-unpack_floats  the same as floats
-quantize_columns   floats of W's rows -> bytes and scales of its columns
-byte_product   C[MR, PANEL] += scales of both sides · Σ of integers, 32 numbers at a time
+unpack_bytes      blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
+unpack_floats     the same as floats
+quantize_columns  floats of W's rows -> bytes and scales of its columns
+byte_product      C[MR, PANEL] += scales of both sides · Σ of integers, 32 numbers at a time
 
 A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activations). The sum of
 32 products of bytes is exact in int32, and becomes a float32 when both scales multiply it.
@@ -25,6 +25,7 @@ from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.panels import LANES, MR, PADDED_MR, PANEL
 from pyggml.gemm.vectors import (
     F32,
+    I8,
     I32,
     I64,
     at,
@@ -37,10 +38,9 @@ from pyggml.gemm.vectors import (
     store,
 )
 
-_WHOLE = {"F32", "F16", "BF16"}  # their weights are no whole numbers
-KINDS = [name for name in EMIT if name not in _WHOLE]
+KINDS = [name for name in EMIT if name not in ("F32", "F16", "BF16")]  # those of whole numbers
 WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
-_FINER = 4.0  # steps of Q6_K's larger scale in one of its own, where two groups get one scale
+_FINER = ir.Constant(F32, 4.0)
 
 DEPTH = 1024  # numbers along K in one pass: C is read and written once for all of them
 BLOCKS = DEPTH // WIDE
@@ -49,7 +49,7 @@ CHUNK = 512  # rows of W in one backward pass
 ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, lows
 ROWS = max(LANES * ROW, PADDED_MR * SLOTS + SLOTS + 4 * BLOCKS)  # scratch to unpack W, to pack x
 
-_FLOATS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+_NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Bytes(Block):
@@ -65,26 +65,21 @@ class _Bytes(Block):
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // WIDE)))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        """Both groups in steps of a quarter of the larger scale; what is rounded is less than a
-        16th of the variance that the smaller scale's own rounding has."""
-        b = self.b
+        """Both groups in quarters of the larger scale, which the other's weights are rounded to:
+        that has a 16th of the variance of what the larger scale itself was rounded by."""
+        b, zero = self.b, ir.Constant(F32, 0.0)
         sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
-        largest = b.select(b.fcmp_unordered("uge", *sizes), *scales)
-        per = b.fdiv(ir.Constant(F32, _FINER), largest)
-        per = b.select(
-            b.fcmp_unordered("une", largest, ir.Constant(F32, 0.0)), per, ir.Constant(F32, 0.0)
-        )
-        lanes = ir.VectorType(F32, WIDE)
-        low, high = (broadcast(b, b.fmul(s, per), lanes) for s in scales)
-        mask = [*range(GROUP), *range(WIDE + GROUP, 2 * WIDE)]
-        factors = b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, WIDE), mask))
-        rint = declared(b, f"llvm.rint.v{WIDE}f32", lanes, [lanes])
-        rounded = b.fptosi(
-            b.call(rint, [b.fmul(self.floats(q), factors)]), ir.VectorType(I32, WIDE)
-        )
-        most = every(rounded.type, 127)
-        inside = b.select(b.icmp_signed("<", rounded, most), rounded, most)
-        self.add(b.fdiv(largest, ir.Constant(F32, _FINER)), b.trunc(inside, q.type), i)
+        quarter = b.fdiv(b.select(b.fcmp_unordered("uge", *sizes), *scales), _FINER)
+        not_zero = b.fcmp_unordered("une", quarter, zero)
+        factors = (b.select(not_zero, b.fdiv(scale, quarter), zero) for scale in scales)
+        most = every(ir.VectorType(I32, GROUP), 127)
+        parts = []
+        for floats, factor in zip(self.halves(q), factors, strict=True):
+            whole = rounded(b, floats, broadcast(b, factor, FLOATS))
+            inside = b.select(b.icmp_signed("<", whole, most), whole, most)
+            parts.append(b.trunc(inside, ir.VectorType(I8, GROUP)))
+        order = ir.Constant(ir.VectorType(I32, WIDE), [*range(WIDE)])
+        self.add(quarter, b.shuffle_vector(*parts, order), i)
 
     def add_low(self, low: Any) -> None:
         self.b.store(low, at(self.b, self._lows, ir.Constant(I64, 0)))
@@ -104,9 +99,7 @@ class _Floats(Block):
         self.add_two((scale, scale), q, i)
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        for n, scale in enumerate(scales):
-            places = ir.Constant(ir.VectorType(I32, GROUP), [n * GROUP + j for j in range(GROUP)])
-            floats = self.floats(self.b.shuffle_vector(q, q, places))
+        for n, (scale, floats) in enumerate(zip(scales, self.halves(q), strict=True)):
             factor = broadcast(self.b, scale, FLOATS)
             if self._lows is None:
                 weights = self.b.fmul(floats, factor)
@@ -176,7 +169,7 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, scales, rows, row_step = arguments
         starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(WIDE)]
-        values = [load(builder, at(builder, rows, start), _FLOATS) for start in starts]
+        values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
         scale, per_scale = scale_of(builder, largest(builder, values))
         store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
         for slot in range(QUADS):
@@ -223,21 +216,21 @@ def _emit_tile_block(
     panel = builder.mul(i, ir.Constant(I64, PANEL))
     sums = _emit_sums(builder, i, a, b, a_sides, rows)
     columns = range(0, PANEL, LANES)
-    scales = [load(builder, at(builder, b_sides, panel, j), _FLOATS) for j in columns]
+    scales = [load(builder, at(builder, b_sides, panel, j), _NUMBERS) for j in columns]
     beside = [at(builder, b_sides, panel, BLOCKS * PANEL + j) for j in columns]
-    lows = [load(builder, place, _FLOATS) for place in beside] if with_lows else []
+    lows = [load(builder, place, _NUMBERS) for place in beside] if with_lows else []
     for m in range(MR):
         scale, total = (
-            broadcast(builder, builder.load(at(builder, a_sides, rows, m + side * MR)), _FLOATS)
+            broadcast(builder, builder.load(at(builder, a_sides, rows, m + side * MR)), _NUMBERS)
             for side in (0, 2)
         )
         start = builder.mul(ldc, ir.Constant(I64, m))
         for n, j in enumerate(columns):
             to = at(builder, c, start, j)
-            found = load(builder, to, _FLOATS)
+            found = load(builder, to, _NUMBERS)
             if with_lows:
                 found = fma(builder, lows[n], total, found)
-            part = builder.fmul(builder.sitofp(sums[m][n], _FLOATS), scales[n])
+            part = builder.fmul(builder.sitofp(sums[m][n], _NUMBERS), scales[n])
             store(builder, fma(builder, part, scale, found), to)
 
 
