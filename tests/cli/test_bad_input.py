@@ -201,7 +201,7 @@ SETTINGS = {
     "lr": (("--lr", "nan"), "lr is nan, wanted above 0"),
     "lr is a word": (("--lr", "fast"), "'fast' is not a valid float"),
     "scheduler": (("--lr-scheduler", "wild"), "lr_scheduler is 'wild', wanted one of cosine"),
-    "compute": (("--compute", "f8"), "compute is 'f8', wanted one of auto, f32"),
+    "compute": (("--compute", "f8"), "compute is 'f8', wanted one of auto, int8, bf16, f32"),
     "threads": (("--threads", -1), "threads is -1, wanted 0 or more"),
     "several": (("--batch", 0, "--epochs", 0), "batch is 0, wanted 1 to 65536; epochs is 0"),
     "prompt": (("--prompt", "long" * 20), "the prompt has 80 tokens, wanted 1 to 63"),
@@ -230,7 +230,7 @@ GENERATE = {
     "no prompt": (("-p", ""), "the prompt is empty"),
     "temperature": (("-p", "a", "--temp", -1), "temperature is -1.0, wanted 0 to 100"),
     "threads": (("-p", "a", "--threads", -1), "-1 is not in the range"),
-    "compute": (("-p", "a", "--compute", "f8"), "'f8' is not one of 'auto', 'f32'"),
+    "compute": (("-p", "a", "--compute", "f8"), "'f8' is not one of 'auto', 'int8', 'bf16', 'f32'"),
     "half a character": (("-p", "\ud800"), "half of a surrogate pair"),
 }
 
