@@ -68,5 +68,5 @@ def _use(path: Path, threads: int) -> None:
     settings = TrainConfig(ctx=_CTX, threads=threads, max_steps=1)
     Trainer(model, attach(model).parameters, Corpus(windows, windows), settings).run()
     session = Session(model, _CTX)
-    session.feed(window[0, :4])
+    session.feed(window[0, :16])  # enough to fill the tiles of every CPU
     session.feed([4])

@@ -70,6 +70,7 @@ SHARED = (
     "gemm/microkernel.py",
     "gemm/panels.py",
     "gemm/attend.py",
+    "gemm/decode_tile.py",
     "ops/recurrence.py",
 )
 

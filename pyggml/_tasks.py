@@ -116,6 +116,13 @@ def shorts1(frame, i):
 
 
 @kernel
+def halves3(frame, i):
+    """Argument i, an array of halves of three axes, as their bits."""
+    shape = (frame[SLOT * i + 1], frame[SLOT * i + 2], frame[SLOT * i + 3])
+    return carray(_as_pointer(frame[SLOT * i]), shape, np.uint16)
+
+
+@kernel
 def ints2(frame, i):
     """Argument i as an int32 array of two axes."""
     shape = (frame[SLOT * i + 1], frame[SLOT * i + 2])

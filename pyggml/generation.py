@@ -69,7 +69,8 @@ class Session:
         if n_ctx < 1:
             raise ConfigError(f"n_ctx is {n_ctx}, wanted at least 1")
         self.model, self.n_ctx, self.n_past = model, n_ctx, 0
-        self.cache = Cache.empty(model.parts.decoder.state(n_ctx), n_ctx)
+        state = model.parts.decoder.state(n_ctx)
+        self.cache = Cache.empty(state, n_ctx, exact=model.compute == "f32")
         self._programs: dict[int, tuple[Program, Inputs, Tensor]] = {}
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:

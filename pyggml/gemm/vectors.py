@@ -16,6 +16,7 @@ I16 = ir.IntType(16)
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 _VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing extra within a line
+_HALF_ALIGNMENT = 2
 
 
 def at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:
@@ -27,8 +28,16 @@ def at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:
 
 def load(builder: Any, pointer: Any, vector: Any) -> Any:
     loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
-    loaded.align = _VECTOR_LOAD_ALIGNMENT
+    loaded.align = _HALF_ALIGNMENT if vector.element == ir.HalfType() else _VECTOR_LOAD_ALIGNMENT
     return loaded
+
+
+def prefetch(builder: Any, pointer: Any) -> None:
+    """Have the line at this address, which need not exist, fetched into the second cache."""
+    byte = I8.as_pointer()
+    fetch = declared(builder, "llvm.prefetch.p0i8", ir.VoidType(), [byte, I32, I32, I32])
+    read, second, data = (ir.Constant(I32, n) for n in (0, 2, 1))
+    builder.call(fetch, [builder.bitcast(pointer, byte), read, second, data])
 
 
 def store(builder: Any, value: Any, pointer: Any) -> None:
@@ -55,6 +64,24 @@ def total(builder: Any, values: Any) -> Any:
     name = f"llvm.vector.reduce.fadd.v{values.type.count}f32"
     add = declared(builder, name, F32, [F32, values.type])
     return builder.call(add, [ir.Constant(F32, 0.0), values], fastmath=("reassoc",))
+
+
+def totals(builder: Any, vectors: list[Any]) -> Any:
+    """The sums of the lanes of float32 vectors, a power of two of them, as one vector."""
+    lanes = vectors[0].type.count  # of which each sum has this many left
+    while lanes > 1:
+        pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
+        n = vectors[0].type.count if len(vectors) > 1 else vectors[0].type.count // 2
+        even, odd = (
+            ir.Constant(ir.VectorType(I32, n), [2 * i + first for i in range(n)])
+            for first in (0, 1)
+        )
+        vectors = [
+            builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+            for a, b in pairs
+        ]
+        lanes //= 2
+    return vectors[0]
 
 
 def fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:

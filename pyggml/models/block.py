@@ -9,7 +9,7 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part, states
 from pyggml.models.weights import Tensors, merged
 from pyggml.ops import add, scale
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensor import Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Chain(Part):
     def tensors(self, at: str) -> Tensors:
         return merged(part.tensors(at) for part in self.parts)
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
         return states(self.parts, at, n_ctx)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class Residual(Part):
     def tensors(self, at: str) -> Tensors:
         return self.body.tensors(at)
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
         return self.body.state(at, n_ctx)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Sum(Part):
     def tensors(self, at: str) -> Tensors:
         return merged(part.tensors(at) for part in self.parts)
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
         return states(self.parts, at, n_ctx)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:

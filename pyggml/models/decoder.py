@@ -12,7 +12,7 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merged
 from pyggml.ops import add, get_rows, scale, tanh
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensor import Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,9 @@ class Decoder:
         found = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
         return tuple(dict.fromkeys(found))
 
-    def state(self, n_ctx: int) -> Mapping[str, Shape]:
+    def state(self, n_ctx: int) -> Mapping[str, Spec]:
         """What a cache for n_ctx tokens must hold."""
-        found: dict[str, Shape] = {}
+        found: dict[str, Spec] = {}
         for i, block in enumerate(self.blocks):
             found |= block.state(f"blk.{i}.", n_ctx)
         return found

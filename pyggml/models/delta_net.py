@@ -27,7 +27,7 @@ from pyggml.ops import (
     split,
     swiglu,
 )
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensor import Shape, Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,8 @@ class DeltaNet(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
-        return {**self._conv.state(at, n_ctx), f"{at}delta_state": self._state}
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+        return {**self._conv.state(at, n_ctx), f"{at}delta_state": Spec(self._state)}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         qkv = silu(self._conv(net, at, net.linear(f"{at}attn_qkv", x)))

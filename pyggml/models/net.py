@@ -24,7 +24,7 @@ from pyggml.ops import (
     set_rows,
     window_span,
 )
-from pyggml.tensor import Shape, Tensor, zeros
+from pyggml.tensor import Spec, Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,20 @@ class Inputs:
 class Cache:
     """What is kept of earlier tokens, by name: the state that each part of a decoder asks for.
 
-    Keys and values are (n_ctx, n) float32, a row for each position; a part whose memory does not
-    grow with the context asks for another shape. All start as zeros.
+    Keys and values are (n_ctx, n) F16, a row for each position; a part whose memory does not grow
+    with the context asks for another shape, in F32. All start as zeros.
     """
 
     n_ctx: int
     state: Mapping[str, Tensor]
 
     @classmethod
-    def empty(cls, shapes: Mapping[str, Shape], n_ctx: int) -> Cache:
-        """A cache for n_ctx tokens; `shapes` is Decoder.state(n_ctx)."""
-        return cls(n_ctx, {name: zeros(shape, F32, name) for name, shape in shapes.items()})
+    def empty(cls, state: Mapping[str, Spec], n_ctx: int, exact: bool = False) -> Cache:
+        """A cache for n_ctx tokens; `state` is Decoder.state(n_ctx). exact: all of it in F32."""
+        return cls(
+            n_ctx,
+            {n: zeros(s.shape, F32 if exact else s.dtype, n) for n, s in state.items()},
+        )
 
 
 @dataclass(slots=True)

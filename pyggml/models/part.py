@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensor import Spec, Tensor
 
 
 class Part(ABC):
@@ -28,14 +28,14 @@ class Part(ABC):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         """Its result for x (T, n_embd)."""
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
-        """What it must remember of earlier tokens: name in Cache.state -> shape, float32."""
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+        """What it must remember of earlier tokens: name in Cache.state -> shape and type."""
         return {}
 
 
-def states(parts: Iterable[Part], at: str, n_ctx: int) -> Mapping[str, Shape]:
+def states(parts: Iterable[Part], at: str, n_ctx: int) -> Mapping[str, Spec]:
     """What all these parts keep at a place."""
-    found: dict[str, Shape] = {}
+    found: dict[str, Spec] = {}
     for part in parts:
         found |= part.state(at, n_ctx)
     return found

@@ -11,7 +11,7 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import add, after, set_rows, ssm_conv
-from pyggml.tensor import Shape, Tensor, leaf, zeros
+from pyggml.tensor import Shape, Spec, Tensor, leaf, zeros
 
 
 def initial(net: Net, name: str, shape: Shape) -> Tensor:
@@ -43,8 +43,8 @@ class CausalConv(Part):
         found = {f"{at}{self.name}.weight": TensorSpec((self.n, self.width), unpacked=True)}
         return found | ({f"{at}{self.name}.bias": TensorSpec((self.n,))} if self.bias else {})
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
-        return {f"{at}{self.name}.state": (self.width - 1, self.n)}
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+        return {f"{at}{self.name}.state": Spec((self.width - 1, self.n))}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"

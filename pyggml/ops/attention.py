@@ -18,13 +18,14 @@ import numpy as np
 
 from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml._simd import dot, exp32, fill
+from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, attend, decode, flash, rounds
+from pyggml.gemm import CHOSEN, attend, decode, flash, halves, rounds
 from pyggml.gemm.attend import NOTHING
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, leaf, op
 
 
 def flash_attn_ext(
@@ -42,12 +43,13 @@ def flash_attn_ext(
     """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
-    sees none yields zeros. Head h uses key head h // (H / HK). float32 only.
+    sees none yields zeros. Head h uses key head h // (H / HK). F32, but k and v may both be F16, as
+    a cache keeps them: they are widened, and there is no gradient then.
     logit_softcap c > 0 makes a score s into c·tanh(s / c). mask (T, S) or (n, T, S), n dividing H,
     is added to the scores of head h as mask[h % n]; it has no gradient. max_bias > 0 is ALiBi: it
     weighs the mask, or without one the distance from the last key seen, by each head's slope.
     sinks (H,) take part in the softmax's sum with a score of their own; they have a gradient.
-    Raises ShapeError if the shapes do not fit together.
+    Raises ShapeError if the shapes or types do not fit together.
     """
     if not logit_softcap and not max_bias and mask is None and sinks is None:
         return FLASH_ATTN_EXT(q, k, v, span, scale=scale)
@@ -61,7 +63,7 @@ def flash_attn_ext(
 
 
 def _flash_spec(q: Tensor, k: Tensor, v: Tensor, span: Tensor, *, scale: float) -> Spec:
-    expect_attention("flash_attn_ext", q, k, v, span)
+    expect_attention("flash_attn_ext", q, k, v, span, F32, F16)
     return Spec(q.shape)
 
 
@@ -180,28 +182,32 @@ def _columns_floats(x: Tensor) -> int:
 
 
 def _flash_work(node: Tensor) -> int:
-    q, k = node.src[:2]
+    q, k, v = node.src[:3]
+    wide = halves.n_floats(k, v)
     if CHOSEN.name == "numpy":
-        return 0
+        return 4 * wide
     if not _tiled(q.shape[0]):
         return 4 * prod(decode.parts_shape(q.shape, k.shape))
     copies = _columns_floats(k) + _rows_floats(k)
-    return 4 * (copies + max_threads() * flash.forward_floats(q.shape[2]))
+    return 4 * (wide + copies + max_threads() * flash.forward_floats(q.shape[2]))
 
 
 def _flash_run(site: Site) -> Call:
     q, k, v, span = site.src
     (lse,) = site.saved
     scale = np.float32(site.node.params["scale"])
-    if CHOSEN.name == "numpy":
-        return _plain_forward, (site.out, lse, q, k, v, span, scale)
     carve = _Carver(site.work, pairs=False)
-    if not _tiled(q.shape[0]):
+    if CHOSEN.name != "numpy" and not _tiled(q.shape[0]):
         parts = carve.take(*decode.parts_shape(q.shape, k.shape))
         return decode.forward(site.out, lse, q, k, v, span, scale, parts)
-    sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
-    scratch = carve.take(max_threads(), flash.forward_floats(q.shape[2]))
-    return flash.forward(site.out, lse, q, k, v, span, scale, *sides, scratch)
+    wide_k, wide_v = halves.widened((k, v), carve.take(halves.n_floats(*site.node.src[1:3])))
+    if CHOSEN.name == "numpy":
+        call: Call = _plain_forward, (site.out, lse, q, wide_k, wide_v, span, scale)
+    else:
+        sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
+        scratch = carve.take(max_threads(), flash.forward_floats(q.shape[2]))
+        call = flash.forward(site.out, lse, q, wide_k, wide_v, span, scale, *sides, scratch)
+    return halves.after_widening(span, (k, v), (wide_k, wide_v), call)
 
 
 def _flash_ref(
@@ -216,6 +222,8 @@ def _flash_saved(q: Tensor, *_: Tensor, scale: float) -> tuple[Spec, ...]:
 
 
 def _flash_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    if node.src[1].dtype is F16:  # a cache: nothing is learned from it
+        return (None,) * len(node.src)
     dq = FLASH_ATTN_BACK(*node.src, node, node.saved[0], dy, **node.params)
     return dq, *dq.saved, None
 
@@ -233,7 +241,10 @@ def _flash_samples(rng: np.random.Generator) -> Iterator[Sample]:
         window = np.stack([np.maximum(last - 7, 0), last], axis=1)
         window[0] = 0  # a query that sees nothing
         for span in (causal, window):
-            yield Sample((q, k, v, span.astype(np.int32)), {"scale": d**-0.5})
+            params = {"scale": d**-0.5}
+            yield Sample((q, k, v, span.astype(np.int32)), params)
+            in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
+            yield Sample((q, *in_cache, span.astype(np.int32)), params)
 
 
 FLASH_ATTN_EXT = op(
@@ -263,7 +274,7 @@ def _back_spec(
     *,
     scale: float,
 ) -> Spec:
-    _flash_spec(q, k, v, span, scale=scale)
+    expect_attention("flash_attn_back", q, k, v, span, F32)
     if do.shape != q.shape or o.shape != q.shape:
         raise ShapeError(f"flash_attn_back: o {o.shape} and do {do.shape}, wanted {q.shape}")
     return Spec(q.shape)
@@ -319,6 +330,8 @@ def _back_ref(
 
 def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for s in _flash_samples(rng):
+        if any(isinstance(a, Tensor) for a in s.arrays):
+            continue
         q, k, v, span = (np.asarray(a) for a in s.arrays)
         scale = s.params["scale"]
         kk = np.repeat(k, q.shape[1] // k.shape[1], axis=1)

@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
+from pyggml.gemm import halves
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops import attention_blocks as blocks
 from pyggml.ops.expect import expect, expect_attention, expect_type
 from pyggml.ops.softmax import alibi_slopes
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Shape, Site, Spec, Tensor, leaf, op
 
 _FEW = 8  # up to so many queries go one row after the other: a product is not worth its start
 
@@ -68,7 +70,7 @@ def _spec(
     max_bias: float,
     masked: bool,
 ) -> Spec:
-    expect_attention("attention_dense", q, k, v, span)
+    expect_attention("attention_dense", q, k, v, span, F32, F16)
     mask, sinks = _extras(extras, masked)
     if cap < 0 or max_bias < 0:
         raise ShapeError(f"attention_dense: cap {cap}, max_bias {max_bias}, wanted 0 or more")
@@ -120,21 +122,26 @@ def _carve(work: np.ndarray, n_bytes: int, shapes: list[Shape]) -> list[np.ndarr
 
 def _work(node: Tensor) -> int:
     q, k = (t.shape for t in node.src[:2])
+    wide = 4 * halves.n_floats(*node.src[1:3])
     if q[0] <= _FEW:
-        return 4 * q[0] * q[1] * k[0]
-    return blocks.work_bytes(q, k) + 4 * sum(map(prod, blocks.forward_shapes(q, k)))
+        return wide + 4 * q[0] * q[1] * k[0]
+    return wide + blocks.work_bytes(q, k) + 4 * sum(map(prod, blocks.forward_shapes(q, k)))
 
 
 def _run(site: Site) -> Call:
-    problem = _problem(site.node.params, site.src)
+    q, k, v, span, *extras = site.src
     (lse,) = site.saved
-    q, k = (a.shape for a in site.src[:2])
-    if q[0] <= _FEW:
-        (scores,) = _carve(site.work, 0, [(q[0], q[1], k[0])])
-        return blocks.few, (problem, site.out, lse, scores)
-    n_bytes = blocks.work_bytes(q, k)
-    scratch = _carve(site.work, n_bytes, blocks.forward_shapes(q, k))
-    return blocks.forward, (problem, site.out, lse, site.work[:n_bytes], scratch)
+    n = halves.n_floats(*site.node.src[1:3])
+    wide, work = halves.widened((k, v), site.work.view(np.float32)[:n]), site.work[4 * n :]
+    problem = _problem(site.node.params, (q, *wide, span, *extras))
+    if len(q) <= _FEW:
+        (scores,) = _carve(work, 0, [(len(q), q.shape[1], len(k))])
+        call: Call = blocks.few, (problem, site.out, lse, scores)
+    else:
+        n_bytes = blocks.work_bytes(q.shape, k.shape)
+        scratch = _carve(work, n_bytes, blocks.forward_shapes(q.shape, k.shape))
+        call = blocks.forward, (problem, site.out, lse, work[:n_bytes], scratch)
+    return halves.after_widening(span, (k, v), wide, call)
 
 
 def _shares(
@@ -172,6 +179,8 @@ def _saved(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    if node.src[1].dtype is F16:
+        return (None,) * len(node.src)
     dq = ATTENTION_DENSE_BACK(node, node.saved[0], dy, *node.src, **node.params)
     dk, dv, dsinks = dq.saved
     extras = _extras(node.src[4:], node.params["masked"])
@@ -192,6 +201,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((q, k, v, span), {**plain, "cap": 1.5})
         yield Sample((q, k, v, span, sinks), {**plain, "max_bias": 8.0 * (n % 2)})
         yield Sample((q, k, v, span, mask), {**plain, "masked": True, "max_bias": 8.0})
+        in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
+        yield Sample((q, *in_cache, span, sinks), {**plain, "cap": 1.5})
         everything = {"scale": 2 * d**-0.5, "cap": 2.0, "max_bias": 0.0, "masked": True}
         yield Sample((q, k, v, span, mask[0], sinks), everything)
 
@@ -213,6 +224,8 @@ ATTENTION_DENSE = op(
 
 def _back_spec(o: Tensor, lse: Tensor, do: Tensor, *src: Tensor, **params: Any) -> Spec:
     shape = _spec(*src, **params).shape
+    q, k, v, span = src[:4]
+    expect_attention("attention_dense_back", q, k, v, span, F32)
     expect("attention_dense_back", "o", o, shape)
     expect("attention_dense_back", "lse", lse, (shape[1], shape[0]))
     expect("attention_dense_back", "do", do, shape)
@@ -254,6 +267,8 @@ def _back_ref(
 
 def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for s in _samples(rng):
+        if any(isinstance(a, Tensor) for a in s.arrays):
+            continue
         src = tuple(np.asarray(a) for a in s.arrays)
         lse = _shares(src, **s.params)[2]
         do = rng.standard_normal(src[0].shape)

@@ -11,7 +11,7 @@ any row is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
@@ -24,7 +24,8 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op, zeros
+from pyggml.quants.bits import float_to_half
+from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, leaf, op, zeros
 
 
 def get_rows(table: Tensor, ids: Tensor) -> Tensor:
@@ -45,6 +46,7 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
     """dst (*batch, n_rows, *row) F32 or F16 with src (*batch, m, *row) F32 in the rows ids name.
 
     ids (*batch, m) I32 or I64 says how many axes of batches there are (ggml SET_ROWS).
+    An F16 dst takes the nearest halves, ties to even; beyond 65520 that is infinity.
     The result is dst's memory: who needs the new rows must read the result, not dst, so that it
     runs later. Running it raises PyggmlError if an id is no row of dst or is named twice.
     """
@@ -246,23 +248,63 @@ def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
     return Spec(dst.shape, dst.dtype)
 
 
+@kernel
+def _ascending(numbers, n_rows):
+    """Whether they are rows, each above the one before."""
+    before = -1
+    for number in numbers:
+        if not before < number < n_rows:
+            return False
+        before = number
+    return True
+
+
+@kernel
+def _put_floats(dst, src, numbers, known):
+    """dst[numbers[i]] = src[i]; False, and nothing written, if it is unknown whether it may be."""
+    if not (known or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        row, part = dst[numbers[i]], src[i]
+        for j in range(part.size):
+            row[j] = part[j]
+    return True
+
+
+@kernel
+def _put_halves(dst, src, numbers, known):
+    """The same with dst the bits of halves, to which src is rounded, ties to even."""
+    if not (known or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        row, part = dst[numbers[i]], src[i]
+        for j in range(part.size):
+            row[j] = float_to_half(part[j])
+    return True
+
+
 def _overwrite(
-    dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int
-) -> None:
+    put: Callable[..., bool], dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
+    n_rows: int,
+) -> None:  # fmt: skip
+    """As a rule ids ascend; others are looked at more closely."""
+    if not batch and put(dst, src, ids, False):
+        return
     numbers = _row_numbers("set_rows", ids, batch, n_rows)
-    if numbers.size > 1:
-        found, counts = np.unique(numbers, return_counts=True)
-        if found.size < numbers.size:
-            raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
-    dst[numbers] = src
+    found, counts = np.unique(numbers, return_counts=True)
+    if found.size < numbers.size:
+        raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
+    put(dst, src, numbers, True)
 
 
 def _set_rows_run(site: Site) -> Call:
     _, src, ids = site.src
     shape = site.out.shape
     batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
-    n = prod(batch) * ids.shape[-1]
-    return _overwrite, (site.out.reshape(-1, row), src.reshape(n, row), ids, batch, n_rows)
+    dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], row)
+    if site.node.dtype is F16:
+        return _overwrite, (_put_halves, dst.view(np.uint16), src, ids, batch, n_rows)
+    return _overwrite, (_put_floats, dst, src, ids, batch, n_rows)
 
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -289,7 +331,9 @@ def _set_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
         every = np.tile(np.arange(shape[n_batch], dtype=np.int32), (*n_ids[:-1], 1))
         ids = rng.permuted(every, axis=-1)[..., : n_ids[-1]]
         src = rng.standard_normal((*shape[:n_batch], n_ids[-1], *shape[n_batch + 1 :]))
-        yield Sample((rng.standard_normal(shape), src, ids))
+        dst = rng.standard_normal(shape)
+        yield Sample((dst, src, ids))
+        yield Sample((leaf(dst.astype(np.float16)), src, ids))
 
 
 SET_ROWS = op(

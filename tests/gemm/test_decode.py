@@ -46,6 +46,31 @@ def test_as_the_plain_loop_has_it(n_keys, span, rng):
     np.testing.assert_allclose(lse, arguments[1], rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (3, 3), (8, 1)])
+@pytest.mark.parametrize("d", [3, 20, 64, 72])
+def test_halves_are_the_floats_that_they_are(heads, d, rng):
+    """Heads by two and one; rows of whole vectors, of others, and shorter than any."""
+    n_keys, span = 70, [(0, 70), (3, 4), (9, 9), (1, 67)]
+    out, lse, q, k, v, *rest = case(rng, len(span), n_keys, span, heads, d)
+    k, v = k.astype(np.float16), v.astype(np.float16)
+    found = decoded(out, lse, q, k, v, *rest)
+    _plain_forward(out, lse, q, k.astype(np.float32), v.astype(np.float32), *rest)
+    for a, b in zip(found, (out, lse), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_keys_that_no_query_sees_are_not_read(rng):
+    """NaN before and after what is seen, within its tiles too."""
+    out, lse, q, k, v, span, scale = case(rng, 2, 300, [(66, 200), (70, 199)], (4, 2), 64)
+    wanted = decoded(out, lse, q, k, v, span, scale)
+    for side in (k, v):
+        side[:66], side[200:] = np.nan, np.nan
+    for kind, exact in ((np.float32, True), (np.float16, False)):
+        found = decoded(out, lse, q, k.astype(kind), v.astype(kind), span, scale)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0 if exact else 1e-2, atol=0 if exact else 1e-2)
+
+
 def test_scores_far_apart_do_not_overflow(rng):
     arguments = case(rng, 1, 200, [(0, 200)])
     arguments[2][:] *= 1e3  # scores of thousands: one key takes all

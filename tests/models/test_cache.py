@@ -1,9 +1,13 @@
-"""A key-value cache changes nothing: tokens fed in any portions give the logits of the whole."""
+"""A key-value cache changes nothing: tokens fed in any portions give the logits of the whole.
+
+Nothing but rounding, where it keeps halves: those tests say how much.
+"""
 
 import numpy as np
 import pytest
 
 import pyggml
+from pyggml.dtypes import F16, F32
 from pyggml.errors import DataError
 from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES
@@ -53,8 +57,51 @@ def test_with_an_adapter(golden_file, golden):
     assert_same(session.feed(tokens[15:]), model.logits(tokens)[-1])
 
 
+HALVES = ("llama", "gemma2", "gpt-oss", "falcon", "lfm2", "qwen3", "qwen3next")
+
+
+def fed_error(model, tokens):
+    """Squares of what is wrong after portions of one, a few and many tokens, and over chunks, as a
+    share of the squares of the logits of the whole."""
+    whole, wrong, all_of_it = model.logits(tokens), 0.0, 0.0
+    for portions in [[1] * 5, [20, 1, 2, 3, 4, 5], [3, 1, 36]]:
+        session = Session(model, 44)
+        for n in portions:
+            logits = session.feed(tokens[session.n_past : session.n_past + n])
+            wanted = whole[session.n_past - 1]
+            wrong += ((logits - wanted) ** 2).sum()
+            all_of_it += (wanted**2).sum()
+    return wrong / all_of_it
+
+
+@pytest.mark.parametrize("architecture", HALVES)
+def test_a_cache_of_halves_costs_their_rounding(architecture, tiny, monkeypatch):
+    """Caps, sinks, windows, recurrent layers. 11 bits are 2e-8 in squares, which layers enlarge."""
+    monkeypatch.setattr("pyggml.generation.PROMPT_CHUNK", 16)
+    error = fed_error(pyggml.load(tiny(architecture)), np.arange(40) * 7 % 11)
+    assert 1e-12 < error < 1e-5
+
+
+@pytest.mark.parametrize("fastest", ["bf16", "int8"])
+@pytest.mark.parametrize("name", ["qwen3-Q8_0", "llama-Q4_K_M"])
+def test_halves_are_lost_in_the_rounding_of_products(fastest, name, golden_file, monkeypatch):
+    """In bytes, what differs little before rounding may differ by a whole step after it."""
+    monkeypatch.setattr("pyggml.model.FASTEST", fastest)
+    monkeypatch.setattr("pyggml.generation.PROMPT_CHUNK", 16)
+    model = pyggml.load(golden_file(f"{name}.gguf"))
+    assert fed_error(model, np.arange(40) * 7 % model.config.n_vocab) < 1e-3
+
+
+@pytest.mark.parametrize(("compute", "kind"), [("auto", F16), ("f32", F32)])
+def test_only_keys_and_values_are_halves_and_not_if_all_is_exact(compute, kind, tiny):
+    cache = Session(pyggml.load(tiny("qwen3next"), compute=compute), 8).cache.state
+    for name, t in cache.items():
+        assert t.dtype is (kind if name.endswith(("cache_k", "cache_v")) else F32), name
+    assert len({t.dtype for t in cache.values()}) == (2 if kind is F16 else 1)
+
+
 def test_a_long_prompt_goes_in_by_chunks(tiny, monkeypatch):
-    model = pyggml.load(tiny("qwen3"))
+    model = pyggml.load(tiny("qwen3"), compute="f32")
     tokens = np.arange(30) % 11
     monkeypatch.setattr("pyggml.generation.PROMPT_CHUNK", 8)
     session = Session(model, 30)
@@ -63,7 +110,7 @@ def test_a_long_prompt_goes_in_by_chunks(tiny, monkeypatch):
 
 
 def test_sessions_do_not_disturb_each_other(tiny):
-    model = pyggml.load(tiny())
+    model = pyggml.load(tiny(), compute="f32")
     tokens = np.arange(12) % 11
     whole, backwards = model.logits(tokens), model.logits(tokens[::-1])
     one, other = Session(model, 12), Session(model, 12)

@@ -6,7 +6,8 @@ import pytest
 from pyggml import ops
 from pyggml.alloc import plan
 from pyggml.backward import build_backward
-from pyggml.errors import ShapeError
+from pyggml.dtypes import BF16
+from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
 from pyggml.ops.attention_blocks import ROWS
 from pyggml.ops.attention_dense import attention_dense
@@ -108,6 +109,39 @@ def test_scores_are_never_held_for_all_queries():
     out = ops.flash_attn_ext(q, k, v, causal(2048, 2048), 1.0, logit_softcap=50.0)
     grads = build_backward(out, [q, k, v], zeros(out.shape))
     assert plan(Graph.of(*grads)).n_bytes < 32 * 2**20
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("extras", [{}, {"logit_softcap": 2.0}])
+def test_halves_are_read_as_the_floats_that_they_are(rng, n, extras):
+    """Few queries and many, late in a cache whose end is not filled."""
+    k, v = (leaf(rng.standard_normal((90, 2, 24)).astype(np.float16)) for _ in "kv")
+    for side in (k, v):
+        side.data[70:] = np.nan
+    wide = (leaf(side.data.astype(np.float32)) for side in (k, v))
+    q, span = numbers(rng, n, 6, 24), causal(n, 70, 33)
+    found, wanted = run(
+        ops.flash_attn_ext(q, k, v, span, 0.3, **extras),
+        ops.flash_attn_ext(q, *wide, span, 0.3, **extras),
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("extras", [{}, {"logit_softcap": 2.0}])
+def test_halves_have_no_gradient(rng, extras):
+    q, k, v = numbers(rng, 5, 2, 8), *(leaf(np.zeros((5, 2, 8), np.float16)) for _ in "kv")
+    out = ops.flash_attn_ext(q, k, v, causal(5, 5), 1.0, **extras)
+    with pytest.raises(NoGradientError, match="has no gradient for its source 0"):
+        build_backward(out, [q])
+
+
+def test_keys_and_values_are_of_one_type(rng):
+    q, k, half = *(numbers(rng, 5, 2, 8) for _ in "qk"), leaf(np.zeros((5, 2, 8), np.float16))
+    for sides in ((q, k, half), (q, half, k), (q, *(zeros((5, 2, 8), BF16) for _ in "kv"))):
+        with pytest.raises(ShapeError, match="wanted k and v both in F32 or F16"):
+            ops.flash_attn_ext(*sides, causal(5, 5), 1.0)
+    with pytest.raises(ShapeError, match="wanted q in F32"):
+        ops.flash_attn_ext(half, half, half, causal(5, 5), 1.0)
 
 
 Q, SPAN = zeros((5, 4, 8)), causal(5, 5)

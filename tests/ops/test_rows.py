@@ -67,6 +67,17 @@ def test_set_rows_writes_into_the_cache_itself(kind):
     assert not np.any(cache.data[[0, 2, 3, 5]])
 
 
+def test_set_rows_rounds_to_halves_with_ties_to_even():
+    tie = 2.0**-11
+    edges = [1 + tie, 1 + 3 * tie, -1 - tie, 65519.99, 65520, -1e30, 6e-8, 2.9e-8, np.inf, -0.0]
+    wanted = [1, 1 + 4 * tie, -1, 65504, np.inf, -np.inf, 2.0**-24, 0, np.inf, -0.0]
+    cache = leaf(np.ones((3, len(edges)), np.float16))
+    run(set_rows(cache, leaf(np.array([edges], np.float32)), numbers(1)))
+    bits = np.array(wanted, np.float16).view(np.uint16)
+    np.testing.assert_array_equal(cache.data[1].view(np.uint16), bits)
+    assert (cache.data[[0, 2]] == 1).all()
+
+
 def test_what_set_rows_cannot_do_is_refused():
     cache, new = leaf(np.zeros((4, 6), np.float32)), leaf(floats(2, 6))
     with pytest.raises(PyggmlError, match="id 3 is named twice"):

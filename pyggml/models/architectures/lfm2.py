@@ -18,7 +18,7 @@ from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
 from pyggml.models.weights import Tensors, matrix, merged
 from pyggml.ops import mul, split, swiglu
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensor import Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ShortConv(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
         return self._conv.state(at, n_ctx)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
 from pyggml.ops import add, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensor import Shape, Spec, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ class Mamba2(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
-        return {**self._conv.state(at, n_ctx), f"{at}ssm_state": self._state}
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+        return {**self._conv.state(at, n_ctx), f"{at}ssm_state": Spec(self._state)}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         n_tokens, n = x.shape[0], self.n_inner

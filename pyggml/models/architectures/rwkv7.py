@@ -37,7 +37,7 @@ from pyggml.ops import (
     sum_rows,
     tanh,
 )
-from pyggml.tensor import Shape, Tensor, leaf
+from pyggml.tensor import Shape, Spec, Tensor, leaf
 
 _LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
 _GROUP_EPS = 64e-5  # of the norm over each head
@@ -70,8 +70,8 @@ class ChannelMix(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
-        return {f"{at}channel_shift": (1, self.n_embd)}
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+        return {f"{at}channel_shift": Spec((1, self.n_embd))}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         change = _change(net, f"{at}channel_shift", x)
@@ -114,8 +114,8 @@ class TimeMix(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Shape]:
-        return {f"{at}time_shift": (1, self.n_embd), f"{at}wkv_state": self._state}
+    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+        return {f"{at}time_shift": Spec((1, self.n_embd)), f"{at}wkv_state": Spec(self._state)}
 
     @property
     def _state(self) -> Shape:

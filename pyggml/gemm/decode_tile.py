@@ -1,0 +1,165 @@
+"""A tile of attention in registers: KEYS neighbouring keys and one query's heads, one or two.
+
+Keys and values are arrays (S, HK, D) of float32 or of halves as uint16, which are widened on their
+way from memory; queries, scores and sums are float32, by address, their rows `step` bytes apart. A
+tile takes the whole vectors of a row: its first D // LANES · LANES numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml._jit import cgutils, intrinsic, types
+from pyggml.gemm.isa import CHOSEN
+from pyggml.gemm.vectors import F32, I64, broadcast, every, fma, load, prefetch, store, totals
+
+KEYS = 4
+_AHEAD = 6  # rows: as far ahead keys are fetched into the second cache, measured
+LANES = CHOSEN.lanes
+_FLOATS = ir.VectorType(F32, LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
+
+
+class _Rows:
+    """Float32 rows, `step` bytes apart."""
+
+    size, kind, vector = 4, F32, _FLOATS
+
+    def __init__(self, builder: Any, base: Any, step: Any) -> None:
+        self.b, self.base, self.step = builder, base, step
+
+    def row(self, i: Any) -> Any:
+        """Its address."""
+        return self.b.add(self.base, self.b.mul(i, self.step))
+
+    def at(self, row: Any, element: Any) -> Any:
+        """Pointer to a number of the row at this address."""
+        place = self.b.add(row, self.b.mul(element, ir.Constant(I64, self.size)))
+        return self.b.inttoptr(place, self.kind.as_pointer())
+
+    def floats(self, row: Any, element: Any) -> Any:
+        """LANES numbers."""
+        return load(self.b, self.at(row, element), self.vector)
+
+
+class _HalfRows(_Rows):
+    """Rows of halves."""
+
+    size, kind, vector = 2, ir.HalfType(), _HALVES
+
+    def floats(self, row: Any, element: Any) -> Any:
+        return self.b.fpext(super().floats(row, element), _FLOATS)
+
+
+class _Tile:
+    """What both tiles have in hand while their code is written."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+        self.b, self.n_heads = builder, signature.args[0].literal_value
+        x, first, head, last, *self.addresses = arguments[1:]
+        array = context.make_array(signature.args[1])(context, builder, x)
+        _, n_heads, self.depth = cgutils.unpack_tuple(builder, array.shape)
+        kind = _Rows if signature.args[1].dtype == types.float32 else _HalfRows
+        row = builder.mul(self.depth, ir.Constant(I64, kind.size))
+        start = builder.mul(builder.add(builder.mul(first, n_heads), head), row)
+        base = builder.add(builder.ptrtoint(array.data, I64), start)
+        self.keys = kind(builder, base, builder.mul(n_heads, row))
+        places = (ir.Constant(I64, i) for i in range(KEYS))
+        inside = ((builder.icmp_signed("<", place, last), place) for place in places)
+        self.key_rows = [self.keys.row(builder.select(i, place, last)) for i, place in inside]
+
+    def rows(self, i: int) -> tuple[_Rows, list[Any]]:
+        """Rows for every head from the i-th address and step, and where each begins."""
+        rows = _Rows(self.b, *self.addresses[2 * i : 2 * i + 2])
+        return rows, [rows.row(ir.Constant(I64, h)) for h in range(self.n_heads)]
+
+    def each_vector(self, body: Callable[[Any, list[Any]], None]) -> None:
+        """body(number of a vector's first element, that vector of each key).
+
+        The rows of a later tile are asked for: the CPU itself sees too late what comes.
+        """
+        far = self.b.mul(self.keys.step, ir.Constant(I64, _AHEAD))
+        n = self.b.udiv(self.depth, ir.Constant(I64, LANES))
+        with cgutils.for_range(self.b, n) as loop:
+            element = self.b.mul(loop.index, ir.Constant(I64, LANES))
+            for row in self.key_rows:
+                prefetch(self.b, self.keys.at(self.b.add(row, far), element))
+            body(element, [self.keys.floats(row, element) for row in self.key_rows])
+
+
+def _typed(heads: Any, x: Any) -> Any:
+    return types.void(heads, x, *(types.intp,) * 7)
+
+
+@intrinsic(prefer_literal=True)
+def score_tile(
+    typing: Any, heads: Any, k: Any, first: Any, head: Any, last: Any, to: Any, to_step: Any,
+    q: Any, q_step: Any,
+) -> Any:  # fmt: skip
+    """to[h, j] = q[h]·k[first + min(j, last), head] for KEYS keys and `heads` heads, a constant."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tile = _Tile(context, builder, signature, arguments)
+        (scores, to_rows), (queries, q_rows) = tile.rows(0), tile.rows(1)
+        chains = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(KEYS)] for _ in to_rows]
+        for own in chains:
+            for chain in own:
+                builder.store(every(_FLOATS, 0.0), chain)
+
+        def add(element: Any, keys: list[Any]) -> None:
+            for row, own in zip(q_rows, chains, strict=True):
+                numbers = queries.floats(row, element)
+                for key, chain in zip(keys, own, strict=True):
+                    builder.store(fma(builder, numbers, key, builder.load(chain)), chain)
+
+        tile.each_vector(add)
+        for row, own in zip(to_rows, chains, strict=True):
+            sums = totals(builder, [builder.load(chain) for chain in own])
+            store(builder, sums, scores.at(row, ir.Constant(I64, 0)))
+        return context.get_dummy_value()
+
+    return _typed(heads, k), codegen
+
+
+@intrinsic(prefer_literal=True)
+def value_tile(
+    typing: Any, heads: Any, v: Any, first: Any, head: Any, last: Any, to: Any, to_step: Any,
+    weights: Any, weights_step: Any,
+) -> Any:  # fmt: skip
+    """to[h] += Σ_j weights[h, j] · v[first + min(j, last), head], likewise."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tile = _Tile(context, builder, signature, arguments)
+        (sums, to_rows), (weights, w_rows) = tile.rows(0), tile.rows(1)
+        places = [ir.Constant(I64, j) for j in range(KEYS)]
+        factors = [
+            [broadcast(builder, builder.load(weights.at(row, j)), _FLOATS) for j in places]
+            for row in w_rows
+        ]
+
+        def add(element: Any, values: list[Any]) -> None:
+            for row, own in zip(to_rows, factors, strict=True):
+                total = sums.floats(row, element)
+                for value, factor in zip(values, own, strict=True):
+                    total = fma(builder, value, factor, total)
+                store(builder, total, sums.at(row, element))
+
+        tile.each_vector(add)
+        return context.get_dummy_value()
+
+    return _typed(heads, v), codegen
+
+
+@intrinsic
+def as_float(typing: Any, number: Any) -> Any:
+    """A float32, or the float of a half's bits (uint16)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if signature.args[0] == types.float32:
+            return arguments[0]
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), F32)
+
+    return types.float32(number), codegen
