@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.gemm.vectors import F32, I8, I16, I32, I64, broadcast, every
+from pyggml.gemm.vectors import F32, I8, I16, I32, I64, broadcast, every, from_halves
 from pyggml.quants.iq4 import VALUES
 
 GROUP = 16  # numbers that have one scale in every type, and fill a vector of floats
@@ -46,7 +46,7 @@ class Block:
 
     def half(self, offset: int) -> Any:
         """The float of the half at byte `offset`."""
-        return self.b.fpext(self.read(offset, ir.HalfType()), F32)
+        return from_halves(self.b, self.read(offset, ir.HalfType()), F32)
 
     def bytes(self, offset: int) -> Any:
         """WIDE bytes."""
@@ -242,7 +242,7 @@ def _q6_k(block: Block) -> None:
 def _f16(block: Block) -> None:
     for i in range(0, WIDE, GROUP):
         halves = block.read(2 * i, ir.VectorType(ir.HalfType(), GROUP))
-        block.add_floats(block.b.fpext(halves, FLOATS), i)
+        block.add_floats(from_halves(block.b, halves, FLOATS), i)
 
 
 def _bf16(block: Block) -> None:

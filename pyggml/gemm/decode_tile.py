@@ -14,7 +14,18 @@ from llvmlite import ir
 
 from pyggml._jit import cgutils, intrinsic, types
 from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.vectors import F32, I64, broadcast, every, fma, load, prefetch, store, totals
+from pyggml.gemm.vectors import (
+    F32,
+    I64,
+    broadcast,
+    every,
+    fma,
+    from_halves,
+    load,
+    prefetch,
+    store,
+    totals,
+)
 
 KEYS = 4
 _AHEAD = 6  # rows: as far ahead keys are fetched into the second cache, measured
@@ -51,7 +62,7 @@ class _HalfRows(_Rows):
     size, kind, vector = 2, ir.HalfType(), _HALVES
 
     def floats(self, row: Any, element: Any) -> Any:
-        return self.b.fpext(super().floats(row, element), _FLOATS)
+        return from_halves(self.b, super().floats(row, element), _FLOATS)
 
 
 class _Tile:
@@ -160,6 +171,6 @@ def as_float(typing: Any, number: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if signature.args[0] == types.float32:
             return arguments[0]
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), F32)
+        return from_halves(builder, builder.bitcast(arguments[0], ir.HalfType()), F32)
 
     return types.float32(number), codegen

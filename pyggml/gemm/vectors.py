@@ -10,6 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from pyggml.gemm.isa import CHOSEN
+
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
@@ -89,6 +91,30 @@ def fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     vector = sums.type
     name = f"llvm.fmuladd.v{vector.count}f32"
     return builder.call(declared(builder, name, vector, [vector] * 3), [a, b, sums])
+
+
+def from_halves(builder: Any, halves: Any, floats: Any) -> Any:
+    """The float32 of a half, or those of a vector of them.
+
+    The CPU does it, but where it may be any: without its help LLVM calls a function of libgcc's,
+    which a process need not have.
+    """
+    if CHOSEN.name != "generic":
+        return builder.fpext(halves, floats)
+    count = getattr(floats, "count", 0)
+    short, word = (ir.VectorType(i, count) if count else i for i in (I16, I32))
+
+    def number(kind: Any, value: float) -> Any:
+        return every(kind, value) if count else ir.Constant(kind, value)
+
+    bits = builder.zext(builder.bitcast(halves, short), word)
+    sign = builder.shl(builder.and_(bits, number(word, 0x8000)), number(word, 16))
+    size = builder.shl(builder.and_(bits, number(word, 0x7FFF)), number(word, 13))
+    scaled = builder.fmul(builder.bitcast(size, floats), number(floats, 2.0**112))  # 127 − 15
+    finite = builder.icmp_unsigned("<", size, number(word, 0x1F << 23))
+    endless = builder.or_(size, number(word, 0xFF << 23))
+    found = builder.select(finite, builder.bitcast(scaled, word), endless)
+    return builder.bitcast(builder.or_(found, sign), floats)
 
 
 def every(vector: Any, value: float) -> Any:

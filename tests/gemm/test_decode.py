@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from pyggml._jit import max_threads, set_threads, threads
+from pyggml._jit import kernel, max_threads, set_threads, threads
 from pyggml.gemm import CHOSEN, decode
+from pyggml.gemm.decode_tile import as_float
 from pyggml.ops.attention import _plain_forward
 
 pytestmark = pytest.mark.skipif(
@@ -57,6 +58,25 @@ def test_halves_are_the_floats_that_they_are(heads, d, rng):
     _plain_forward(out, lse, q, k.astype(np.float32), v.astype(np.float32), *rest)
     for a, b in zip(found, (out, lse), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@kernel
+def read_all(out, bits):
+    for i in range(out.size):
+        out[i] = as_float(bits[i])
+
+
+def test_every_half_is_read_right():
+    """One by one; and the finite ones as a value that is all there is to see."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    halves, found = bits.view(np.float16), np.empty(1 << 16, np.float32)
+    read_all(found, bits)
+    np.testing.assert_array_equal(found, halves.astype(np.float32))
+    v = halves[np.isfinite(halves)][None, None, 3:]  # vectors, and some after them
+    q = np.zeros(v.shape, np.float32)
+    none = np.full_like(q, np.nan), np.zeros((1, 1), np.float32)
+    out, _ = decoded(*none, q, v, v, np.array([[0, 1]], np.int32), np.float32(1))
+    np.testing.assert_array_equal(out, v.astype(np.float32))
 
 
 def test_keys_that_no_query_sees_are_not_read(rng):
