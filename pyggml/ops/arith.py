@@ -11,12 +11,12 @@ from math import prod
 
 import numpy as np
 
-from pyggml._jit import parallel, prange
+from pyggml._jit import kernel, parallel, prange
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.ops.strips import strip, strips
+from pyggml.ops.strips import ALONE, strip, strips
 from pyggml.tensor import (
     MAX_AXES,
     PLAIN,
@@ -133,6 +133,7 @@ def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
             ((4, 1, 6), (2, 1, 6)),
             ((2, 3, 8), (2, 1, 8)),
             ((7,), (1, 1, 7)),
+            ((71, 65), (65,)),  # more than ALONE
             drawn_tiles(rng),
         ),
     ]
@@ -145,12 +146,20 @@ def _pairs(rng: np.random.Generator) -> Iterator[Sample]:
 # -- add, sub -----------------------------------------------------------------------------------
 
 
+@kernel
+def _add_row(out, a, b, sign):
+    for c in range(out.size):
+        out[c] = a[c] + sign * b[c]
+
+
 @parallel
 def _add(out, a, b, sign):
-    for r in prange(out.shape[0]):
-        k = r % b.shape[0]
-        for c in range(out.shape[1]):
-            out[r, c] = a[r, c] + sign * b[k, c]
+    if out.size <= ALONE:
+        for r in range(out.shape[0]):
+            _add_row(out[r], a[r], b[r % b.shape[0]], sign)
+    else:
+        for r in prange(out.shape[0]):
+            _add_row(out[r], a[r], b[r % b.shape[0]], sign)
 
 
 def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

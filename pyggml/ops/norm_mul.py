@@ -17,6 +17,7 @@ from pyggml._simd import dot
 from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
+from pyggml.ops.strips import ALONE
 from pyggml.tensor import (
     PLAIN,
     Call,
@@ -81,8 +82,12 @@ def _rms_norm_mul_row(out, x, w, r):
 
 @parallel
 def _rms_norm_mul(out, x, w, eps):
-    for i in prange(x.shape[0]):
-        _rms_norm_mul_row(out[i], x[i], w[0], _rate(x[i], eps))
+    if x.size <= ALONE:
+        for i in range(x.shape[0]):
+            _rms_norm_mul_row(out[i], x[i], w[0], _rate(x[i], eps))
+    else:
+        for i in prange(x.shape[0]):
+            _rms_norm_mul_row(out[i], x[i], w[0], _rate(x[i], eps))
 
 
 def _rms_norm_mul_ref(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
@@ -98,7 +103,8 @@ def _rms_norm_mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _rms_norm_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape in [(1, 2), (3, 8), (2, 35, 33)]:  # 70 rows are two whole chunks and a part
+    # 70 rows are two whole chunks and a part; the last are more than ALONE.
+    for shape in [(1, 2), (3, 8), (2, 35, 33), (71, 65)]:
         x, w = rng.standard_normal(shape), rng.standard_normal(shape[-1])
         yield Sample((x, w), {"eps": 1e-5})
 

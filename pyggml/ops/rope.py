@@ -21,6 +21,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect_axes, expect_type
 from pyggml.ops.rope_table import check_mode, rope_table
+from pyggml.ops.strips import ALONE
 from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, op
 
 
@@ -98,20 +99,31 @@ def _copied(out, x):
         out[j] = x[j]
 
 
+@kernel
+def _rotate_token(y, x, cos, sin, neox, offset, sign, in_place):
+    """y, x (n_head, d). A head is copied, then turned where it lies."""
+    half = cos.size
+    for h in range(y.shape[0]):
+        if not in_place:
+            _copied(y[h], x[h])
+        head = y[h, offset:]
+        if neox:
+            _turn_halves(head[:half], head[half : 2 * half], cos, sin, sign)
+        else:
+            _turn_pairs(head, cos, sin, sign)
+
+
 @parallel
 def _rotate(y, x, table, neox, offset, sign, in_place):
-    """y, x (n_batch · n_tokens, n_head, d). A head is copied, then turned where it lies."""
-    half = table.shape[2]
-    for t in prange(y.shape[0]):
-        cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]
-        for h in range(y.shape[1]):
-            if not in_place:
-                _copied(y[t, h], x[t, h])
-            head = y[t, h, offset:]
-            if neox:
-                _turn_halves(head[:half], head[half : 2 * half], cos, sin, sign)
-            else:
-                _turn_pairs(head, cos, sin, sign)
+    """y, x (n_batch · n_tokens, n_head, d)."""
+    if y.size <= ALONE:
+        for t in range(y.shape[0]):
+            cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]
+            _rotate_token(y[t], x[t], cos, sin, neox, offset, sign, in_place)
+    else:
+        for t in prange(y.shape[0]):
+            cos, sin = table[t % table.shape[0], 0], table[t % table.shape[0], 1]
+            _rotate_token(y[t], x[t], cos, sin, neox, offset, sign, in_place)
 
 
 def _rotation(sign: float) -> Callable[[Site], Call]:
@@ -147,7 +159,8 @@ def _rope_apply_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _rope_apply_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for shape, half in [((1, 1, 2), 1), ((5, 3, 8), 3), ((2, 4, 3, 32), 16), ((5, 2, 21), 4)]:
+    shapes = [((1, 1, 2), 1), ((5, 3, 8), 3), ((2, 4, 3, 32), 16), ((5, 2, 21), 4)]
+    for shape, half in [*shapes, ((2, 21, 2, 50), 24)]:  # the last is more than ALONE
         angle = rng.uniform(-3, 3, (shape[-3], half))
         table = 1.1 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         for neox in (False, True):
