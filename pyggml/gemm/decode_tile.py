@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from pyggml._jit import cgutils, intrinsic, types
+from pyggml._jit import JIT, cgutils, intrinsic, types
 from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.vectors import (
     F32,
@@ -164,13 +165,14 @@ def value_tile(
     return _typed(heads, v), codegen
 
 
-@intrinsic
-def as_float(typing: Any, number: Any) -> Any:
-    """A float32, or the float of a half's bits (uint16)."""
-
+def _as_float(typing: Any, number: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if signature.args[0] == types.float32:
             return arguments[0]
         return from_halves(builder, builder.bitcast(arguments[0], ir.HalfType()), F32)
 
     return types.float32(number), codegen
+
+
+# A float32, or the float of a half: of its bits (uint16), as Numba knows no halves.
+as_float: Any = intrinsic(_as_float) if JIT else np.float32

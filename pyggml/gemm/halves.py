@@ -6,10 +6,15 @@ from math import prod
 
 import numpy as np
 
-from pyggml._jit import parallel, prange
+from pyggml._jit import JIT, parallel, prange
 from pyggml.dtypes import F16
 from pyggml.quants.bits import half_to_float
 from pyggml.tensor import Call, Tensor
+
+
+def readable(a: np.ndarray) -> np.ndarray:
+    """The array as kernels take it that read numbers by `as_float`: halves as their bits."""
+    return a.view(np.uint16) if JIT and a.dtype == np.float16 else a
 
 
 def n_floats(*sides: Tensor) -> int:

@@ -99,7 +99,7 @@ def from_halves(builder: Any, halves: Any, floats: Any) -> Any:
     The CPU does it, but where it may be any: without its help LLVM calls a function of libgcc's,
     which a process need not have.
     """
-    if CHOSEN.name != "generic":
+    if CHOSEN.name not in ("generic", "numpy"):
         return builder.fpext(halves, floats)
     count = getattr(floats, "count", 0)
     short, word = (ir.VectorType(i, count) if count else i for i in (I16, I32))

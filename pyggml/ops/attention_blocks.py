@@ -15,6 +15,7 @@ from pyggml import gemm
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot, exp32, fill, row_max, tanh32
 from pyggml.gemm.attend import NOTHING
+from pyggml.gemm.decode_tile import as_float
 from pyggml.tensor import Shape
 
 ROWS = 192  # at 4096 keys a block of scores is 3 MiB
@@ -133,9 +134,17 @@ def _sinks_back(dsinks, sinks, lse, delta):
         dsinks[h] = total
 
 
+@kernel
+def _product(q, key):
+    total = _ZERO
+    for i in range(q.size):
+        total += q[i] * as_float(key[i])
+    return total
+
+
 @parallel
 def _few_queries(out, lse, p, q, k, v, span, mask, sinks, slopes, scale, cap):
-    """One query and head after the other; p (T, H, S) is scratch."""
+    """One query and head after the other, k and v float32 or halves; p (T, H, S) is scratch."""
     n_heads, d = q.shape[1:]
     repeats = n_heads // k.shape[1]
     for m in prange(q.shape[0] * n_heads):
@@ -143,7 +152,7 @@ def _few_queries(out, lse, p, q, k, v, span, mask, sinks, slopes, scale, cap):
         start, stop = span[t, 0], max(span[t, 0], span[t, 1])
         row = p[t, h, start:stop]
         for j in range(row.size):
-            row[j] = dot(q[t, h], k[start + j, h // repeats])
+            row[j] = _product(q[t, h], k[start + j, h // repeats])
         _cap(row, scale, cap)
         _add_bias(row, _seen(mask, h, t, start, stop), slopes[h], start - stop + 1)
         lse[h, t] = _soft_max(row, sinks[h])
@@ -151,7 +160,7 @@ def _few_queries(out, lse, p, q, k, v, span, mask, sinks, slopes, scale, cap):
         for j in range(row.size):
             value = v[start + j, h // repeats]
             for i in range(d):
-                out[t, h, i] += row[j] * value[i]
+                out[t, h, i] += row[j] * as_float(value[i])
 
 
 # -- blocks of rows -----------------------------------------------------------------------------
@@ -161,6 +170,7 @@ def _few_queries(out, lse, p, q, k, v, span, mask, sinks, slopes, scale, cap):
 class Problem:
     """The sources of one node as the kernels take them: what is absent is empty or changes nothing.
 
+    k and v are float32; `few` also takes them as pyggml.gemm.halves.readable gives halves.
     mask is (n, T, S) or (1, 1, 0), sinks (H,) or -inf, slopes (H,) or zeros.
     """
 

@@ -122,25 +122,25 @@ def _carve(work: np.ndarray, n_bytes: int, shapes: list[Shape]) -> list[np.ndarr
 
 def _work(node: Tensor) -> int:
     q, k = (t.shape for t in node.src[:2])
-    wide = 4 * halves.n_floats(*node.src[1:3])
     if q[0] <= _FEW:
-        return wide + 4 * q[0] * q[1] * k[0]
+        return 4 * q[0] * q[1] * k[0]
+    wide = 4 * halves.n_floats(*node.src[1:3])
     return wide + blocks.work_bytes(q, k) + 4 * sum(map(prod, blocks.forward_shapes(q, k)))
 
 
 def _run(site: Site) -> Call:
     q, k, v, span, *extras = site.src
     (lse,) = site.saved
+    if len(q) <= _FEW:
+        few = q, halves.readable(k), halves.readable(v), span, *extras
+        (scores,) = _carve(site.work, 0, [(len(q), q.shape[1], len(k))])
+        return blocks.few, (_problem(site.node.params, few), site.out, lse, scores)
     n = halves.n_floats(*site.node.src[1:3])
     wide, work = halves.widened((k, v), site.work.view(np.float32)[:n]), site.work[4 * n :]
     problem = _problem(site.node.params, (q, *wide, span, *extras))
-    if len(q) <= _FEW:
-        (scores,) = _carve(work, 0, [(len(q), q.shape[1], len(k))])
-        call: Call = blocks.few, (problem, site.out, lse, scores)
-    else:
-        n_bytes = blocks.work_bytes(q.shape, k.shape)
-        scratch = _carve(work, n_bytes, blocks.forward_shapes(q.shape, k.shape))
-        call = blocks.forward, (problem, site.out, lse, work[:n_bytes], scratch)
+    n_bytes = blocks.work_bytes(q.shape, k.shape)
+    scratch = _carve(work, n_bytes, blocks.forward_shapes(q.shape, k.shape))
+    call = blocks.forward, (problem, site.out, lse, work[:n_bytes], scratch)
     return halves.after_widening(span, (k, v), wide, call)
 
 
