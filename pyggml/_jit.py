@@ -36,6 +36,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.extending import intrinsic
 
 __all__ = [
+    "ALONE",
     "JIT",
     "block_code",
     "carray",
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 JIT: bool = not config.DISABLE_JIT
+ALONE = 4096  # floats that one thread is done with before others are awake
 SHARED = (
     "_jit.py",
     "_simd.py",

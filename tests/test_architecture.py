@@ -32,6 +32,7 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_jit.py",
     "pyggml/_tasks.py",
     "pyggml/gemm/blocks.py",
+    "pyggml/gemm/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/isa.py",
     "pyggml/gemm/microkernel.py",

@@ -11,12 +11,12 @@ from math import prod
 
 import numpy as np
 
-from pyggml._jit import kernel, parallel, prange
+from pyggml._jit import ALONE, kernel, parallel, prange
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.ops.strips import ALONE, strip, strips
+from pyggml.ops.strips import strip, strips
 from pyggml.tensor import (
     MAX_AXES,
     PLAIN,

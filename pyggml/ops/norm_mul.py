@@ -12,12 +12,11 @@ from math import prod
 
 import numpy as np
 
-from pyggml._jit import kernel, parallel, prange
+from pyggml._jit import ALONE, kernel, parallel, prange
 from pyggml._simd import dot
 from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
-from pyggml.ops.strips import ALONE
 from pyggml.tensor import (
     PLAIN,
     Call,

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml._jit import kernel, parallel, prange
+from pyggml._jit import ALONE, kernel, parallel, prange
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import expect_axes, expect_type
 from pyggml.ops.rope_table import check_mode, rope_table
-from pyggml.ops.strips import ALONE
 from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, op
 
 

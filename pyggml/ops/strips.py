@@ -12,7 +12,6 @@ from math import gcd, prod
 from pyggml.tensor import Call, Shape, Site
 
 LENGTH = 4096  # floats: 16 KiB, a few µs of work
-ALONE = 4096  # floats that one thread is done with before others are awake
 
 
 def strip(shape: Shape) -> int:
