@@ -69,11 +69,13 @@ SHARED = (
     "gemm/activations.py",
     "gemm/dots.py",
     "gemm/int8_tile.py",
+    "gemm/frames.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
     "gemm/attend.py",
     "gemm/decode_tile.py",
     "ops/recurrence.py",
+    "ops/strips.py",
 )
 
 _CACHE_BYTES = 64 << 20  # some more than all kernels take

@@ -31,9 +31,11 @@ USES_NUMBA = {"pyggml/_jit.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_jit.py",
     "pyggml/_tasks.py",
+    "pyggml/gemm/activations.py",
     "pyggml/gemm/blocks.py",
     "pyggml/gemm/decode_tile.py",
     "pyggml/gemm/dots.py",
+    "pyggml/gemm/int8_tile.py",
     "pyggml/gemm/isa.py",
     "pyggml/gemm/microkernel.py",
     "pyggml/gemm/vectors.py",
@@ -269,5 +271,5 @@ def test_the_check_sees_kernels_and_what_they_are_made_of():
     found = dict(kernel_sources(ROOT / "pyggml/gemm/product.py"))
     assert found["MR"] == "pyggml.gemm.panels"
     assert found["call_block"] == "pyggml.gemm.microkernel"
-    assert found["floats2"] == "pyggml._tasks", "read by tasks, which have no decorator"
+    assert found["floats1"] == "pyggml._tasks", "read by tasks, which have no decorator"
     assert dict(kernel_sources(ROOT / "pyggml/ops/softmax.py"))["exp32"] == "pyggml._simd"

@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml._jit import max_threads
 from pyggml.dtypes import F32, DType
-from pyggml.gemm import dots, few, int8, panels, product, thin, twin
+from pyggml.gemm import dots, few, frames, int8, panels, product, thin, twin
 from pyggml.gemm import strided as strides
 from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
@@ -43,7 +43,7 @@ def work_bytes(n_rows: int, depth: int, n_batches: int = 1) -> int:
     """Scratch of one product: the packed (n_rows, depth) side and every thread's tile."""
     packed = max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True)) * n_batches
     packed = max(packed, thin.packed_floats(thin.WIDEST, depth))
-    return 4 * (_rounded(packed) + max_threads() * product.SCRATCH)
+    return 4 * (_rounded(packed) + max_threads() * frames.SCRATCH)
 
 
 def _rounded(floats: int) -> int:
@@ -55,7 +55,7 @@ def _scratch(work: np.ndarray, packed: int) -> tuple[np.ndarray, np.ndarray]:
     floats = work.view(np.float32)
     threads = max_threads()
     start = _rounded(packed)
-    tiles = floats[start : start + threads * product.SCRATCH].reshape(threads, product.SCRATCH)
+    tiles = floats[start : start + threads * frames.SCRATCH].reshape(threads, frames.SCRATCH)
     return floats[:packed], tiles
 
 
@@ -153,7 +153,7 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     return product.backward(*sides, _address(w), shape, accumulate, w.pairs, packed, tiles)
 
 
-def _address(w: Weight) -> product.Weight:
+def _address(w: Weight) -> frames.Weight:
     """The weight as the kernels take it."""
     code, kind = QUANTS[w.dtype.name].unpack.address, w.dtype
     return *w.place, code, kind.block, kind.block_bytes

@@ -14,9 +14,9 @@ from pyggml._tasks import floats1, frame, integer, launch, stage
 from pyggml.gemm.activations import QUADS, quantize
 from pyggml.gemm.blocks import EMIT, WIDE
 from pyggml.gemm.dots import group_sums, row_dot, row_dot_ints
+from pyggml.gemm.frames import TILE_FLOATS, Weight, scratch_of, weight_of
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import DEPTH
-from pyggml.gemm.product import TILE_FLOATS, Weight, scratch_of, weight_of
 from pyggml.tensor import Call
 
 FEW = 3  # tokens

@@ -3,7 +3,7 @@
 x is rounded to bytes with one scale for 32 numbers as it is packed (pyggml.gemm.activations): that
 is the whole error, NMSE 3e-5 of normal numbers, but for Q6_K, where two groups of weights get one
 scale, 4e-5. Backward, sums go over rows of W, whose scales differ: each column's 32 numbers are
-rounded anew to bytes, as dy is, 6e-5. Frames and scratch are those of pyggml.gemm.product.
+rounded anew to bytes, as dy is, 6e-5. Blocked as in pyggml.gemm.product.
 
 Packed x, for each group of MR rows, with B = K / 32: (8B, MR) slots of four bytes, then (B, 3, MR)
 scales, what the integer sums begin with, and totals, which lows are multiplied with.
@@ -21,6 +21,7 @@ from pyggml.dtypes import DType
 from pyggml.gemm.activations import QUADS, quantize
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.dots import step
+from pyggml.gemm.frames import COLUMNS, Weight, parts, scratch_of, weight_of
 from pyggml.gemm.int8_tile import (
     BLOCKS,
     CHUNK,
@@ -47,7 +48,6 @@ from pyggml.gemm.panels import (
     split,
     transpose,
 )
-from pyggml.gemm.product import COLUMNS, Weight, parts, scratch_of, weight_of
 from pyggml.tensor import Call
 
 

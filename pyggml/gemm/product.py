@@ -15,17 +15,22 @@ import numpy as np
 
 from pyggml._jit import kernel, task_code
 from pyggml._simd import fill
-from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
-from pyggml.gemm import int8_tile
-from pyggml.gemm.blocks import WIDE
+from pyggml._tasks import floats1, frame, integer, launch, stage
+from pyggml.gemm.frames import (
+    CHUNK,
+    COLUMNS,
+    TILE_FLOATS,
+    Weight,
+    parts,
+    scratch_of,
+    weight_of,
+)
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     DEPTH,
     HALF,
     LANES,
     MR,
-    PADDED_MR,
-    PAIRED,
     PANEL,
     TILE,
     multiply_panel,
@@ -38,28 +43,6 @@ from pyggml.gemm.panels import (
     transpose,
 )
 from pyggml.tensor import Call
-
-COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
-CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
-
-# Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED, int8_tile.ROWS, WIDE * COLUMNS)
-TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, max(TILE, COLUMNS) * int8_tile.ROW)
-SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
-
-
-@kernel
-def weight_of(frame):
-    """Address, bytes of a row, address of the unpacker, elements and bytes of a block."""
-    ints = (integer(frame, 3), integer(frame, 4), integer(frame, 5))
-    return (*ints, integer(frame, 6), integer(frame, 7))
-
-
-@kernel
-def scratch_of(frame, thread):
-    """This thread's unpacked rows, tile and edge."""
-    mine = floats2(frame, 13)[thread]
-    return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
 
 
 def _pack_task(frame, task, thread):
@@ -181,15 +164,8 @@ def _backward_task(frame, task, thread):
 
 # -- binding ------------------------------------------------------------------------------------
 
-Weight = tuple[int, int, int, int, int]  # as `weight_of` reads it
-
 _PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
 _BACKWARD = task_code(_backward_task)
-
-
-def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:
-    """Shares of the rows that give every thread something to do; each unpacks its tile anew."""
-    return min(-(-n_rows // MR), max(1, 2 * n_threads // n_tiles))
 
 
 def forward(

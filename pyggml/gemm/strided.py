@@ -11,8 +11,8 @@ import numpy as np
 
 from pyggml._jit import kernel, task_code
 from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
+from pyggml.gemm.frames import parts
 from pyggml.gemm.panels import DEPTH, MR, PANEL, TILE, multiply_panel, pack_group, split
-from pyggml.gemm.product import parts
 from pyggml.tensor import Call
 
 TILE_FLOATS = DEPTH * TILE  # of one tile in panels; an edge of c follows it in a thread's scratch

@@ -8,9 +8,9 @@ from pyggml._jit import max_threads, set_threads, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
 from pyggml.gemm import CHOSEN, few, int8, twin
+from pyggml.gemm.frames import COLUMNS
 from pyggml.gemm.int8_tile import CHUNK, DEPTH, KINDS
 from pyggml.gemm.panels import TILE
-from pyggml.gemm.product import COLUMNS
 from pyggml.quants import QUANTS, dequantize, quantize
 
 MR = CHOSEN.mr

@@ -11,8 +11,8 @@ from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
 from pyggml.gemm import CHOSEN, dots, twin
 from pyggml.gemm.few import FEW, FEW_ROWS
+from pyggml.gemm.frames import CHUNK, COLUMNS
 from pyggml.gemm.panels import DEPTH, TILE
-from pyggml.gemm.product import CHUNK, COLUMNS
 from pyggml.quants import QUANTS, dequantize
 
 MR = CHOSEN.mr
