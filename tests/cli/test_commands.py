@@ -171,7 +171,7 @@ def test_warmup_trains_and_generates(tiny, monkeypatch):
     monkeypatch.setattr(warmup.Trainer, "run", lambda self: heard.append("trained"))
     monkeypatch.setattr(warmup.Session, "feed", lambda self, ids: heard.append(len(ids)))
     warmup._use(tiny, threads=1)
-    assert heard == ["trained", 4, 1]
+    assert heard == ["trained", 16, 1]
 
 
 # -- numbers ------------------------------------------------------------------------------------
