@@ -24,8 +24,8 @@ def sharing(graph: Graph) -> Iterator[tuple[Tensor, list[Tensor]]]:
             continue
         shared = t.op.needs.shared  # ops that name the same function make the same
         n_bytes, word = shared(t)
-        x = t.src[-1] if n_bytes else t
-        if n_bytes and x.root not in changed:
+        if n_bytes and t.src[-1].root not in changed:
+            x = t.src[-1]
             users[n_bytes, word, shared, x.root, x.offset, x.shape, x.strides].append(t)
     for (n_bytes, *_), nodes in users.items():
         if len(nodes) > 1:

@@ -3,9 +3,8 @@
 mul_mat    y (+)= x · Wᵀ      out_prod    dx (+)= dy · W      strided    c (+)= a · bᵀ
 
 `compute` is how the numbers of a packed weight are multiplied: "f32" exactly, "bf16" after rounding
-both sides to bfloat16, with sums in float32, "int8" after rounding x to bytes in mul_mat; what
-integers cannot do (out_prod, weights that are floats) is done as FLOATS says. Float32 weights are
-always multiplied exactly.
+both sides to bfloat16, with sums in float32, "int8" after rounding both to bytes where weights are
+whole numbers, else as FLOATS says. Float32 weights are always multiplied exactly.
 """
 
 from __future__ import annotations
@@ -72,9 +71,13 @@ class Weight:
         """Whether products of floats round to bfloat16."""
         return rounds(self.compute) and self.dtype is not F32
 
-    def bytes(self, depth: int) -> bool:
-        """Whether mul_mat with rows of this length rounds x to bytes."""
+    def in_bytes(self, depth: int) -> bool:
+        """Whether mul_mat with rows of this length multiplies bytes."""
         return self.compute == "int8" and int8.takes(self.dtype, depth)
+
+    def rows_in_bytes(self, n_rows: int, depth: int) -> bool:
+        """Whether out_prod does."""
+        return self.compute == "int8" and int8.takes_rows(self.dtype, n_rows, depth)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -84,7 +87,7 @@ class Weight:
 
 def rounds(compute: Compute) -> bool:
     """Whether products of floats round to bfloat16 when packed weights are multiplied so."""
-    return "bf16" in (compute, FLOATS if compute == "int8" else None)
+    return (FLOATS if compute == "int8" else compute) == "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +121,16 @@ def mul_mat(
     shape = (x.shape[0], w.data.shape[0], x.shape[1])
     if _is_thin(w, shape[1]) and shape[0] > few.FEW:
         return _thin_rows(y, x, w.data, work, accumulate)
-    in_bytes = w.bytes(shape[2])
+    in_bytes = w.in_bytes(shape[2])
     if _NUMPY:
         return twin.forward, (y, x, w.data, w.dtype, accumulate, w.pairs, in_bytes)
     sides = y.reshape(-1), _flat(x), x.strides[0] // 4
     if shape[0] <= few.FEW:
         kind = dots.kind_of_rows(w.dtype, shape[2])
         in_bytes = in_bytes and shape[2] <= few.LONGEST_INTS
+        weight = _address(w) if kind < 0 else (*w.place, 0, 0, 0)  # no unpacker to compile
         tiles = _scratch(work, 0)[1]
-        return few.forward(*sides, _address(w), kind, shape, accumulate, in_bytes, tiles)
+        return few.forward(*sides, weight, kind, shape, accumulate, in_bytes, tiles)
     size = _packed_slots(x.shape[0], x.shape[1], w.pairs, in_bytes)
     packed, tiles = _scratch(work, size)
     if packing is not None:
@@ -143,7 +147,7 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     shape = (dy.shape[0], w.data.shape[0], dx.shape[1])
     if _is_thin(w, shape[2]):
         return _thin_rows(dx, dy, w.data.T, work, accumulate)
-    in_bytes = w.compute == "int8" and int8.takes_rows(w.dtype, *shape[1:])
+    in_bytes = w.rows_in_bytes(*shape[1:])
     if _NUMPY:
         return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs, in_bytes)
     packed, tiles = _scratch(work, _packed_slots(dy.shape[0], dy.shape[1], w.pairs, in_bytes))

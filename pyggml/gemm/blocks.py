@@ -2,11 +2,12 @@
 
 Every type's code gets a `Block` and tells it the weights, WIDE at a time, as scale·q + low. What is
 done with them, the Block decides: pyggml.gemm.dots multiplies them, in floats or in integers, and
-pyggml.gemm.bytes unpacks them for a tile. How the bytes lie is said in pyggml.quants.
+pyggml.gemm.int8_tile unpacks them for a tile. How the bytes lie is said in pyggml.quants.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ _IQ4_VALUES = [int(v) for v in VALUES]
 _FP4_VALUES = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
-class Block:
+class Block(ABC):
     """The block of a row that a loop stands at; what becomes of its weights is a subclass's matter.
 
     Weights are WIDE signed bytes until their last step: that is cheaper than wider integers.
@@ -102,25 +103,29 @@ class Block:
     # -- what the weights are, w = scale·q + low; number i of the block is the first of them ----
     # A block's lows are told before its other parts.
 
+    @abstractmethod
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         """WIDE weights scale·q."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
         """The same with one scale for the first GROUP and one for the others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_low(self, low: Any) -> None:
         """A low of the block's first WIDE weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_lows(self, lows: Any) -> None:
         """Lows of 8 times WIDE weights, the first of them at the block's beginning."""
-        raise NotImplementedError
 
+
+class FloatBlock(Block):
+    """One that also takes weights that are floats already."""
+
+    @abstractmethod
     def add_floats(self, floats: Any, i: int) -> None:
-        """GROUP weights that are floats."""
-        raise NotImplementedError
+        """GROUP weights."""
 
 
 # -- the types ------------------------------------------------------------------------------------
@@ -239,29 +244,25 @@ def _q6_k(block: Block) -> None:
         block.add_two(both, block.less(b.or_(low, high), 32), 32 * i)
 
 
-def _f16(block: Block) -> None:
+def _f16(block: FloatBlock) -> None:
     for i in range(0, WIDE, GROUP):
         halves = block.read(2 * i, ir.VectorType(ir.HalfType(), GROUP))
         block.add_floats(from_halves(block.b, halves, FLOATS), i)
 
 
-def _bf16(block: Block) -> None:
+def _bf16(block: FloatBlock) -> None:
     for i in range(0, WIDE, GROUP):
         upper = block.b.zext(block.read(2 * i, ir.VectorType(I16, GROUP)), _INTS)
         bits = block.b.shl(upper, every(_INTS, 16))
         block.add_floats(block.b.bitcast(bits, FLOATS), i)
 
 
-def _f32(block: Block) -> None:
+def _f32(block: FloatBlock) -> None:
     for i in range(0, WIDE, GROUP):
         block.add_floats(block.read(4 * i, FLOATS), i)
 
 
-Emit = Callable[[Block], None]
-EMIT: dict[str, Emit] = {
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
+WHOLE: dict[str, Callable[[Block], None]] = {  # types of whole numbers
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -274,3 +275,5 @@ EMIT: dict[str, Emit] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
+Emit = Callable[[FloatBlock], None]
+EMIT: dict[str, Emit] = {"F32": _f32, "F16": _f16, "BF16": _bf16, **WHOLE}

@@ -9,6 +9,7 @@ unpacked first.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import reduce
 from itertools import cycle
 from typing import Any
@@ -19,7 +20,7 @@ from llvmlite import ir
 from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.activations import QUADS
-from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WIDE, Block, Emit
+from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WHOLE, WIDE, Block, FloatBlock
 from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.vectors import I32, I64, at, broadcast, by_quads, every, fma, load, total
 
@@ -63,9 +64,9 @@ class _Dot(Block):
     def _loaded(self, base: Any, i: int, kind: Any) -> Any:
         return load(self.b, at(self.b, base, ir.Constant(I64, i)), kind)
 
+    @abstractmethod
     def _widened(self, eight: Any) -> Any:
         """Eight floats as long as a chain, with zeros."""
-        raise NotImplementedError
 
     def add_low(self, low: Any) -> None:
         product = self.b.fmul(low, self.b.load(at(self.b, self._sums, ir.Constant(I64, 0))))
@@ -76,7 +77,7 @@ class _Dot(Block):
         self._sum(self._widened(lows), self._widened(self._loaded(self._sums, 0, EIGHT)))
 
 
-class _FloatDot(_Dot):
+class _FloatDot(_Dot, FloatBlock):
     """Σ w x with x in float32."""
 
     def __init__(self, builder: Any, chains: list[Any], source: Any, x: Any, sums: Any) -> None:
@@ -153,17 +154,18 @@ def row_dot_ints(
     typing: Any, kind: Any, row: Any, x: Any, quads: Any, scales: Any, totals: Any, depth: Any
 ) -> Any:
     """The same with x as pyggml.gemm.activations leaves it; addresses."""
-    name, emit = list(EMIT.items())[kind.literal_value]
+    name = list(EMIT)[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sizes = WIDE, WIDE, 4, 4
-        return _emit_row(builder, arguments[1:], dtype(name), emit, _IntDot, EIGHT, sizes)
+        sides, emit = arguments[1:], WHOLE[name]
+        return _emit_row(builder, sides, dtype(name), emit, _IntDot, EIGHT, sizes)
 
     return types.float32(kind, *(types.intp,) * 6), codegen
 
 
 def _emit_row(
-    builder: Any, sides: list[Any], kind: DType, emit: Emit, dot: Any, vector: Any,
+    builder: Any, sides: list[Any], kind: DType, emit: Any, dot: Any, vector: Any,
     sizes: tuple[int, ...],
 ) -> Any:  # fmt: skip
     """The loop over a row's blocks; sizes: bytes that WIDE weights meet in each side of x."""

@@ -12,14 +12,14 @@ from pyggml._jit import Code, kernel, task_code
 from pyggml._simd import dot
 from pyggml._tasks import floats1, frame, integer, launch, stage
 from pyggml.gemm.activations import QUADS, quantize
-from pyggml.gemm.blocks import EMIT, WIDE
+from pyggml.gemm.blocks import EMIT, WHOLE, WIDE
 from pyggml.gemm.dots import group_sums, row_dot, row_dot_ints
 from pyggml.gemm.frames import TILE_FLOATS, Weight, scratch_of, weight_of
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import DEPTH
 from pyggml.tensor import Call
 
-FEW = 3  # tokens
+FEW = 3  # so few tokens would leave the tiles empty
 FEW_ROWS = 64  # weight rows of one task
 _PER_BLOCK = 2 * QUADS + 2  # slots that `quantize` fills for WIDE numbers
 LONGEST_INTS = TILE_FLOATS // _PER_BLOCK * WIDE  # numbers of a row that a thread can keep as bytes
@@ -81,7 +81,7 @@ def _unpacked_dot(frame, address, x, row):
 
 
 _FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(EMIT))}
-_INTS = {kind: _few_tasks(kind, True) for kind in range(len(EMIT))}
+_INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(EMIT) if name in WHOLE}
 
 
 def forward(

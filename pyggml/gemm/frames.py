@@ -12,7 +12,7 @@ from pyggml._tasks import floats2, integer
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.int8_tile import ROW
 from pyggml.gemm.int8_tile import ROWS as ROWS_OF_BYTES
-from pyggml.gemm.panels import DEPTH, HALF, LANES, MR, PADDED_MR, PAIRED, PANEL, TILE
+from pyggml.gemm.panels import DEPTH, HALF, LANES, MR, PADDED_MR, PAIRED, PANEL, TILE, split
 
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
 CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
@@ -37,6 +37,27 @@ def scratch_of(frame, thread):
     """This thread's unpacked rows, tile and edge."""
     mine = floats2(frame, 13)[thread]
     return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
+
+
+@kernel
+def share_of(frame, task):
+    """Which tile a task multiplies, and with which groups of rows of x: first, past the last."""
+    n_groups, n_parts = (integer(frame, 8) + MR - 1) // MR, integer(frame, 14)
+    return task // n_parts, split(n_groups, n_parts, task % n_parts)
+
+
+@kernel
+def rows_from(weight, first):
+    """The weight's rows from `first` on."""
+    address, row_bytes, code, block, block_bytes = weight
+    return address + first * row_bytes, row_bytes, code, block, block_bytes
+
+
+@kernel
+def columns_from(weight, first):
+    """The weight's columns from `first` on, where a block begins."""
+    address, row_bytes, code, block, block_bytes = weight
+    return address + first // block * block_bytes, row_bytes, code, block, block_bytes
 
 
 def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:

@@ -21,7 +21,16 @@ from pyggml.dtypes import DType
 from pyggml.gemm.activations import QUADS, quantize
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.dots import step
-from pyggml.gemm.frames import COLUMNS, Weight, parts, scratch_of, weight_of
+from pyggml.gemm.frames import (
+    COLUMNS,
+    Weight,
+    columns_from,
+    parts,
+    rows_from,
+    scratch_of,
+    share_of,
+    weight_of,
+)
 from pyggml.gemm.int8_tile import (
     BLOCKS,
     CHUNK,
@@ -45,7 +54,6 @@ from pyggml.gemm.panels import (
     TILE,
     add_edge,
     interleave,
-    split,
     transpose,
 )
 from pyggml.tensor import Call
@@ -146,8 +154,7 @@ _FLOATS = {name: _unpacker(i, False) for i, name in enumerate(KINDS)}
 @kernel
 def _unpack_tile(tile, rows, weight, n_rows, k0, k):
     """Panels of bytes, then of scales and lows, from LANES rows of W at a time."""
-    address, row_bytes, code, block, block_bytes = weight
-    source = address + k0 // block * block_bytes
+    source, row_bytes, code, block, _ = columns_from(weight, k0)
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
             row = rows[i * ROW : (i + 1) * ROW]
@@ -202,13 +209,11 @@ def _clear(c, start, ldc):
 
 
 def _forward_task(frame, task, thread):
-    n_out, depth, n_parts = integer(frame, 9), integer(frame, 10), integer(frame, 14)
+    depth = integer(frame, 10)
     rows, tile, edge = scratch_of(frame, thread)
-    groups = split((integer(frame, 8) + MR - 1) // MR, n_parts, task % n_parts)
-    first = task // n_parts * TILE
-    weight = weight_of(frame)
-    here = (weight[0] + first * weight[1], *weight[1:])
-    n_rows = min(TILE, n_out - first)
+    number, groups = share_of(frame, task)
+    first = number * TILE
+    here, n_rows = rows_from(weight_of(frame), first), min(TILE, integer(frame, 9) - first)
     for k0 in range(0, depth, DEPTH):
         k = min(DEPTH, depth - k0)
         _unpack_tile(tile, rows, here, n_rows, k0, k)
@@ -236,17 +241,14 @@ def _unpack_columns(tile, rows, weight, n_rows, n_columns):
 
 
 def _backward_task(frame, task, thread):
-    n_out, depth, n_parts = integer(frame, 9), integer(frame, 10), integer(frame, 14)
+    depth = integer(frame, 10)
     rows, tile, edge = scratch_of(frame, thread)
-    groups = split((integer(frame, 8) + MR - 1) // MR, n_parts, task % n_parts)
-    first = task // n_parts * COLUMNS
-    n_columns = min(COLUMNS, n_out - first)
-    address, row_bytes, code, block, block_bytes = weight_of(frame)
-    source = address + first // block * block_bytes
+    number, groups = share_of(frame, task)
+    first = number * COLUMNS
+    here, n_columns = columns_from(weight_of(frame), first), min(COLUMNS, integer(frame, 9) - first)
     for k0 in range(0, depth, CHUNK):
         k = min(CHUNK, depth - k0)
-        here = (source + k0 * row_bytes, row_bytes, code, block, block_bytes)
-        _unpack_columns(tile, rows, here, k, n_columns)
+        _unpack_columns(tile, rows, rows_from(here, k0), k, n_columns)
         added = integer(frame, 11) != 0 or k0 > 0
         _multiply_tile(frame, tile, edge, groups, first, (n_columns, COLUMNS), k0, k, added)
 

@@ -19,7 +19,7 @@ from llvmlite import ir
 from pyggml._jit import cgutils, intrinsic, types
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
-from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WIDE, Block
+from pyggml.gemm.blocks import EIGHT, FLOATS, GROUP, WHOLE, WIDE, Block
 from pyggml.gemm.dots import step
 from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.panels import LANES, MR, PADDED_MR, PANEL
@@ -38,7 +38,7 @@ from pyggml.gemm.vectors import (
     store,
 )
 
-KINDS = [name for name in EMIT if name not in ("F32", "F16", "BF16")]  # those of whole numbers
+KINDS = list(WHOLE)
 WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 _FINER = ir.Constant(F32, 4.0)
 
@@ -139,7 +139,7 @@ def _emit_blocks(
             builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
             for base, size in zip(places, sizes, strict=True)
         )
-        EMIT[name](sink(builder, *here))
+        WHOLE[name](sink(builder, *here))
 
 
 @intrinsic(prefer_literal=True)

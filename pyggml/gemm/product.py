@@ -21,8 +21,11 @@ from pyggml.gemm.frames import (
     COLUMNS,
     TILE_FLOATS,
     Weight,
+    columns_from,
     parts,
+    rows_from,
     scratch_of,
+    share_of,
     weight_of,
 )
 from pyggml.gemm.microkernel import call_block
@@ -39,7 +42,6 @@ from pyggml.gemm.panels import (
     round_row,
     round_two,
     slots_of,
-    split,
     transpose,
 )
 from pyggml.tensor import Call
@@ -61,8 +63,7 @@ def _pack_task(frame, task, thread):
 @kernel
 def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
     """Panels (k, PANEL) from rows of W, LANES at a time: unpack to `rows`, then transpose."""
-    address, row_bytes, code, block, block_bytes = weight
-    source = address + k0 // block * block_bytes
+    source, row_bytes, code, block, _ = columns_from(weight, k0)
     n = slots_of(k, pairs)
     wide = HALF if pairs else DEPTH
     one = tile[TILE_FLOATS - DEPTH :]  # pairs leave the second half of the tile free
@@ -86,13 +87,11 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
 def _forward_task(frame, task, thread):
     y, packed = floats1(frame, 0), floats1(frame, 12)
     n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, n_parts, pairs = integer(frame, 11), integer(frame, 14), integer(frame, 16) != 0
+    accumulate, pairs = integer(frame, 11), integer(frame, 16) != 0
     rows, tile, edge = scratch_of(frame, thread)
-    groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
-    first = task // n_parts * TILE
-    weight = weight_of(frame)
-    here = (weight[0] + first * weight[1], *weight[1:])
-    n_rows = min(TILE, n_out - first)
+    number, groups = share_of(frame, task)
+    first = number * TILE
+    here, n_rows = rows_from(weight_of(frame), first), min(TILE, n_out - first)
     for k0 in range(0, depth, DEPTH):
         k = min(DEPTH, depth - k0)
         n = slots_of(k, pairs)
@@ -143,17 +142,15 @@ def _spread_row(tile, row, i, n, k):
 def _backward_task(frame, task, thread):
     dx, packed = floats1(frame, 0), floats1(frame, 12)
     n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, n_parts, pairs = integer(frame, 11), integer(frame, 14), integer(frame, 16) != 0
+    accumulate, pairs = integer(frame, 11), integer(frame, 16) != 0
     rows, tile, edge = scratch_of(frame, thread)
-    groups = split((n_tokens + MR - 1) // MR, n_parts, task % n_parts)
-    k0 = task // n_parts * COLUMNS
-    k = min(COLUMNS, depth - k0)
-    weight = weight_of(frame)
-    source = weight[0] + k0 // weight[3] * weight[4]
+    number, groups = share_of(frame, task)
+    k0 = number * COLUMNS
+    here, k = columns_from(weight_of(frame), k0), min(COLUMNS, depth - k0)
     for n0 in range(0, n_out, CHUNK):
         n_rows = min(CHUNK, n_out - n0)
         n = slots_of(n_rows, pairs)
-        _unpack_columns(tile, rows, (source + n0 * weight[1], *weight[1:]), n_rows, k, pairs)
+        _unpack_columns(tile, rows, rows_from(here, n0), n_rows, k, pairs)
         for column in range(0, k, PANEL):
             multiply_panel(
                 packed, slots_of(n_out, pairs), n0 // 2 if pairs else n0, n, pairs, groups,
