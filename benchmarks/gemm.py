@@ -24,7 +24,7 @@ from pyggml._jit import kernel, max_threads, parallel, prange
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import QUADS
-from pyggml.gemm.int8_tile import byte_product
+from pyggml.gemm.int8_tile import BYTE_PANEL, byte_product
 from pyggml.gemm.panels import MR, PANEL, pair_product, tile_product
 from pyggml.quants import quantize
 from pyggml.tensor import Call, Compute
@@ -42,7 +42,7 @@ def _repeat(a, b, c, k, form, n):
     a, b, c = a.ctypes.data, b.ctypes.data, c.ctypes.data
     for _ in range(n):
         if form == BYTES:
-            byte_product(a, a, b, b, c, PANEL, k // QUADS, 0)
+            byte_product(a, a, b, b, c, PANEL, k // QUADS, 0, 1)
         elif form == PAIRS:
             pair_product(a, b, PANEL, c, PANEL, k, 1)
         else:
@@ -71,7 +71,8 @@ def limit(compute: Compute) -> Call:
 
 
 def limit_flop(compute: Compute) -> int:
-    return 2 * MR * PANEL * SLOTS[compute] * NUMBERS[compute] * REPEATS * max_threads()
+    panel = BYTE_PANEL if compute == "int8" else PANEL
+    return 2 * MR * panel * SLOTS[compute] * NUMBERS[compute] * REPEATS * max_threads()
 
 
 def product(

@@ -7,7 +7,8 @@ rounded anew to bytes, as dy is, 6e-5. Blocked as in pyggml.gemm.product.
 
 Packed x, for each group of MR rows, with B = K / 32: (8B, MR) slots of four bytes, then (B, 3, MR)
 scales, what the integer sums begin with, and totals, which lows are multiplied with.
-A tile of W: panels (SLOTS, PANEL) of bytes, then panels (2·BLOCKS, PANEL) of scales and of lows.
+A tile of W: panels (SLOTS, BYTE_PANEL) of bytes, then panels (2·BLOCKS, BYTE_PANEL) of scales and
+of lows.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pyggml.gemm.frames import (
 )
 from pyggml.gemm.int8_tile import (
     BLOCKS,
+    BYTE_PANEL,
     CHUNK,
     DEPTH,
     KINDS,
@@ -162,13 +164,13 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k):
                 call_block(code, row.ctypes.data, source + (first + i) * row_bytes, k // block)
             else:
                 fill(row, np.float32(0))
-        of, panel, column = rows.ctypes.data, first // PANEL, first % PANEL
-        to = tile.ctypes.data + (panel * SLOTS * PANEL + column) * 4
+        of, panel, column = rows.ctypes.data, first // BYTE_PANEL, first % BYTE_PANEL
+        to = tile.ctypes.data + (panel * SLOTS * BYTE_PANEL + column) * 4
         for j in range(0, k // 4, LANES):
-            transpose(to + j * PANEL * 4, PANEL, of + j * 4, ROW)
-        to = tile.ctypes.data + (TILE * SLOTS + panel * 2 * BLOCKS * PANEL + column) * 4
+            transpose(to + j * BYTE_PANEL * 4, BYTE_PANEL, of + j * 4, ROW)
+        to = tile.ctypes.data + (TILE * SLOTS + panel * 2 * BLOCKS * BYTE_PANEL + column) * 4
         for j in range(0, 2 * BLOCKS, LANES):
-            transpose(to + j * PANEL * 4, PANEL, of + (SLOTS + j) * 4, ROW)
+            transpose(to + j * BYTE_PANEL * 4, BYTE_PANEL, of + (SLOTS + j) * 4, ROW)
 
 
 @kernel
@@ -179,33 +181,22 @@ def _multiply_tile(frame, tile, edge, groups, first, columns, k0, k, added):
     """
     y, packed = floats1(frame, 0), floats1(frame, 12)
     n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    for column in range(0, columns[0], PANEL):
+    for column in range(0, columns[0], BYTE_PANEL):
         panel = tile.ctypes.data + column * SLOTS * 4
         sides = tile.ctypes.data + (columns[1] * SLOTS + column * 2 * BLOCKS) * 4
-        n_columns = min(PANEL, columns[0] - column)
+        n_columns = min(BYTE_PANEL, columns[0] - column)
         for g in range(groups[0], groups[1]):
             start = g * MR * n_out + first + column
             n = min(MR, n_tokens - g * MR)
-            whole = n == MR and n_columns == PANEL
+            whole = n == MR and n_columns == BYTE_PANEL
             to, ldc = (y.ctypes.data + start * 4, n_out) if whole else (edge.ctypes.data, PANEL)
-            if not whole:
-                _clear(edge, 0, PANEL)
-            elif not added:
-                _clear(y, start, n_out)
             slots, a_sides = _group(packed, depth, g)
-            a, beside = (
-                slots[k0 // 4 * MR :].ctypes.data,
-                a_sides[k0 // WIDE * 3 * MR :].ctypes.data,
-            )
-            byte_product(a, beside, panel, sides, to, ldc, k // WIDE, integer(frame, 15))
+            a = slots[k0 // 4 * MR :].ctypes.data
+            beside = a_sides[k0 // WIDE * 3 * MR :].ctypes.data
+            with_lows, kept = integer(frame, 15), whole and added
+            byte_product(a, beside, panel, sides, to, ldc, k // WIDE, with_lows, kept)
             if not whole:
                 add_edge(y, start, n_out, edge, n, n_columns, added)
-
-
-@kernel
-def _clear(c, start, ldc):
-    for i in range(MR):
-        fill(c[start + i * ldc : start + i * ldc + PANEL], np.float32(0))
 
 
 def _forward_task(frame, task, thread):
@@ -233,9 +224,9 @@ def _unpack_columns(tile, rows, weight, n_rows, n_columns):
             row = rows[i * COLUMNS : (i + 1) * COLUMNS]
             call_block(code, row.ctypes.data, source + (first + i) * row_bytes, n_columns // block)
         for column in range(0, n_columns, LANES):
-            panel, j = column // PANEL * PANEL, column % PANEL
-            to = panel * SLOTS + first // 4 * PANEL + j
-            scales = COLUMNS * SLOTS + panel * 2 * BLOCKS + first // WIDE * PANEL + j
+            panel, j = column // BYTE_PANEL * BYTE_PANEL, column % BYTE_PANEL
+            to = panel * SLOTS + first // 4 * BYTE_PANEL + j
+            scales = COLUMNS * SLOTS + panel * 2 * BLOCKS + first // WIDE * BYTE_PANEL + j
             of = rows[column:].ctypes.data
             quantize_columns(tile[to:].ctypes.data, tile[scales:].ctypes.data, of, COLUMNS)
 

@@ -3,7 +3,7 @@
 unpack_bytes      blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
 unpack_floats     the same as floats
 quantize_columns  floats of W's rows -> bytes and scales of its columns
-byte_product      C[MR, PANEL] += scales of both sides · Σ of integers, 32 numbers at a time
+byte_product      C[MR, BYTE_PANEL] (+)= Σ over 32 numbers at a time of both scales · Σ of integers
 
 A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activations). The sum of
 32 products of bytes is exact in int32, and becomes a float32 when both scales multiply it.
@@ -22,7 +22,7 @@ from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
 from pyggml.gemm.blocks import EIGHT, FLOATS, GROUP, WHOLE, WIDE, Block
 from pyggml.gemm.dots import step
 from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.panels import LANES, MR, PADDED_MR, PANEL
+from pyggml.gemm.panels import LANES, MR, PADDED_MR
 from pyggml.gemm.vectors import (
     F32,
     I8,
@@ -35,12 +35,18 @@ from pyggml.gemm.vectors import (
     every,
     fma,
     load,
+    prefetch,
     store,
 )
 
 KINDS = list(WHOLE)
 WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 _FINER = ir.Constant(F32, 4.0)
+
+# Registers hold the sums of a block, integers, beside those of all blocks: half as many columns.
+BYTE_NV = CHOSEN.nv // 2
+BYTE_PANEL = BYTE_NV * LANES
+_COLUMNS = range(0, BYTE_PANEL, LANES)
 
 DEPTH = 1024  # numbers along K in one pass: C is read and written once for all of them
 BLOCKS = DEPTH // WIDE
@@ -163,8 +169,8 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
-    """LANES columns of WIDE rows of floats: QUADS vectors of bytes q + 128, PANEL slots apart, and
-    the columns' scales; addresses, row_step in floats."""
+    """LANES columns of WIDE rows of floats: QUADS vectors of bytes q + 128, BYTE_PANEL slots apart,
+    and the columns' scales; addresses, row_step in floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, scales, rows, row_step = arguments
@@ -178,7 +184,7 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
                 q = builder.add(rounded(builder, v, per_scale), every(_INTS, 128))
                 byte = builder.and_(q, every(_INTS, 255))
                 slots = builder.or_(slots, builder.shl(byte, every(_INTS, 8 * n)))
-            store(builder, slots, at(builder, to, ir.Constant(I64, slot * PANEL)))
+            store(builder, slots, at(builder, to, ir.Constant(I64, slot * BYTE_PANEL)))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 4), codegen
@@ -186,71 +192,97 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
 
 @intrinsic
 def byte_product(
-    typing: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, n: Any, lows: Any
-) -> Any:
-    """C[MR, PANEL] += Σ over n blocks of a_scale · b_scale · (start + Σ over QUADS slots of a·b),
-    and where `lows` is not 0, of total · low.
+    typing: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, n: Any, lows: Any,
+    accumulate: Any,
+) -> Any:  # fmt: skip
+    """C[MR, BYTE_PANEL] (+)= Σ over n blocks of a_scale · b_scale · (start + Σ over QUADS slots of
+    a·b), and where `lows` is not 0, of total · low.
 
-    a (n·QUADS, MR) slots of signed bytes, b (n·QUADS, PANEL) slots of unsigned ones; a_sides (n, 3,
-    MR) scales, starts (int32) and totals; b_sides (2, BLOCKS, PANEL) scales and lows; rows of C ldc
-    floats apart; addresses.
+    a (n·QUADS, MR) slots of signed bytes, b (n·QUADS, BYTE_PANEL) slots of unsigned ones; a_sides
+    (n, 3, MR) scales, starts (int32) and totals; b_sides (2, BLOCKS, BYTE_PANEL) scales and lows;
+    rows of C ldc floats apart; addresses. C is overwritten unless accumulate is not 0.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *places, n, lows = arguments
-        with builder.if_else(builder.icmp_signed("!=", lows, lows.type(0))) as parts:
-            for part, with_lows in zip(parts, (True, False), strict=True):
-                with part, cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
-                    _emit_tile_block(builder, i, *places, with_lows=with_lows)
+        a, a_sides, b, b_sides, c, ldc, n, lows, accumulate = arguments
+        zero = every(_NUMBERS, 0.0)
+        cells = [cgutils.alloca_once_value(builder, zero) for _ in range(MR * BYTE_NV)]
+        for cell in cells:  # LLVM keeps them in registers
+            builder.store(zero, cell)
+        starts = [builder.mul(ldc, ir.Constant(I64, m)) for m in range(MR)]
+        to = [at(builder, c, start, j) for start in starts for j in _COLUMNS]
+        for place in to:
+            prefetch(builder, place, first=True)
+        with builder.if_then(builder.icmp_signed("!=", lows, lows.type(0))):
+            _for_each_block(builder, n, cells, _emit_lows, a_sides, b_sides)
+        _for_each_block(builder, n, cells, _emit_products, a_sides, b_sides, a, b)
+        added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
+        with builder.if_else(added) as (then, otherwise):
+            with then:
+                for cell, place in zip(cells, to, strict=True):
+                    found = load(builder, place, _NUMBERS)
+                    store(builder, builder.fadd(found, builder.load(cell)), place)
+            with otherwise:
+                for cell, place in zip(cells, to, strict=True):
+                    store(builder, builder.load(cell), place)
         return context.get_dummy_value()
 
-    return types.void(*(types.intp,) * 8), codegen
+    return types.void(*(types.intp,) * 9), codegen
 
 
-def _emit_tile_block(
-    builder: Any, i: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, *,
-    with_lows: bool,
-) -> None:  # fmt: skip
-    """One block of WIDE numbers: MR·nv vectors of int32 in registers, then added to C."""
-    rows = builder.mul(i, ir.Constant(I64, 3 * MR))
-    panel = builder.mul(i, ir.Constant(I64, PANEL))
-    sums = _emit_sums(builder, i, a, b, a_sides, rows)
-    columns = range(0, PANEL, LANES)
-    scales = [load(builder, at(builder, b_sides, panel, j), _NUMBERS) for j in columns]
-    beside = [at(builder, b_sides, panel, BLOCKS * PANEL + j) for j in columns]
-    lows = [load(builder, place, _NUMBERS) for place in beside] if with_lows else []
-    for m in range(MR):
-        scale, total = (
-            broadcast(builder, builder.load(at(builder, a_sides, rows, m + side * MR)), _NUMBERS)
-            for side in (0, 2)
-        )
-        start = builder.mul(ldc, ir.Constant(I64, m))
-        for n, j in enumerate(columns):
-            to = at(builder, c, start, j)
-            found = load(builder, to, _NUMBERS)
-            if with_lows:
-                found = fma(builder, lows[n], total, found)
-            part = builder.fmul(builder.sitofp(sums[m][n], _NUMBERS), scales[n])
-            store(builder, fma(builder, part, scale, found), to)
+def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *sides: Any) -> None:
+    """n times, sums in cells = emit(number of the block, *sides, sums)."""
+    with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
+        sums = emit(builder, i, *sides, [builder.load(cell) for cell in cells])
+        for cell, value in zip(cells, sums, strict=True):
+            builder.store(value, cell)
 
 
-def _emit_sums(builder: Any, i: Any, a: Any, b: Any, a_sides: Any, rows: Any) -> list[list[Any]]:
+def _emit_lows(builder: Any, i: Any, a_sides: Any, b_sides: Any, sums: list[Any]) -> list[Any]:
+    """sums + total · low of one block."""
+    totals, lows = _side(builder, i, a_sides, 2), _beside(builder, i, b_sides, BLOCKS)
+    pairs = [(total, low) for total in totals for low in lows]
+    return [fma(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
+
+
+def _emit_products(
+    builder: Any, i: Any, a_sides: Any, b_sides: Any, a: Any, b: Any, sums: list[Any]
+) -> list[Any]:
+    """sums + a_scale · b_scale · (start + Σ a·b) of one block of WIDE numbers."""
+    whole = _emit_whole(builder, i, a, b, a_sides)
+    scales, others = _side(builder, i, a_sides, 0), _beside(builder, i, b_sides, 0)
+    pairs = [(scale, other) for scale in scales for other in others]
+    return [
+        fma(builder, builder.fmul(builder.sitofp(q, _NUMBERS), other), scale, old)
+        for q, (scale, other), old in zip(whole, pairs, sums, strict=True)
+    ]
+
+
+def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_sides: Any) -> list[Any]:
     """start + Σ a·b of block i, for each row of the tile its vectors."""
-    nv = PANEL // LANES
-    a_at, b_at = (builder.mul(i, ir.Constant(I64, QUADS * n)) for n in (MR, PANEL))
-
-    def every_lane(base: Any, element: Any, n: int) -> Any:
-        place = builder.bitcast(at(builder, base, element, n), I32.as_pointer())
-        return broadcast(builder, builder.load(place), _INTS)
-
-    sums = [[every_lane(a_sides, rows, MR + m)] * nv for m in range(MR)]
+    a_at, b_at = (builder.mul(i, ir.Constant(I64, QUADS * n)) for n in (MR, BYTE_PANEL))
+    starts = _side(builder, i, a_sides, 1)
+    sums = [builder.bitcast(start, _INTS) for start in starts for _ in _COLUMNS]
     for k in range(QUADS):
-        places = [at(builder, b, b_at, k * PANEL + j * LANES) for j in range(nv)]
+        places = [at(builder, b, b_at, k * BYTE_PANEL + j) for j in _COLUMNS]
         columns = [load(builder, place, _INTS) for place in places]
         for m in range(MR):
-            x = every_lane(a, a_at, k * MR + m)
-            sums[m] = [
-                by_quads(builder, column, x, old, CHOSEN.vnni)
-                for column, old in zip(columns, sums[m], strict=True)
-            ]
+            place = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
+            x = broadcast(builder, builder.load(place), _INTS)
+            for j, column in enumerate(columns, m * BYTE_NV):
+                sums[j] = by_quads(builder, column, x, sums[j], CHOSEN.vnni)
     return sums
+
+
+def _side(builder: Any, i: Any, a_sides: Any, which: int) -> list[Any]:
+    """One number of each row in block i, in every lane."""
+    here = builder.mul(i, ir.Constant(I64, 3 * MR))
+    places = [at(builder, a_sides, here, which * MR + m) for m in range(MR)]
+    return [broadcast(builder, builder.load(place), _NUMBERS) for place in places]
+
+
+def _beside(builder: Any, i: Any, b_sides: Any, first: int) -> list[Any]:
+    """One number of each column in block `first` + i."""
+    here = builder.mul(i, ir.Constant(I64, BYTE_PANEL))
+    places = [at(builder, b_sides, here, first * BYTE_PANEL + j) for j in _COLUMNS]
+    return [load(builder, place, _NUMBERS) for place in places]

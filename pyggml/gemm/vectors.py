@@ -34,12 +34,13 @@ def load(builder: Any, pointer: Any, vector: Any) -> Any:
     return loaded
 
 
-def prefetch(builder: Any, pointer: Any) -> None:
-    """Have the line at this address, which need not exist, fetched into the second cache."""
+def prefetch(builder: Any, pointer: Any, first: bool = False) -> None:
+    """Have the line at this address, which need not exist, fetched: into the second cache to be
+    read, into the first to be written."""
     byte = I8.as_pointer()
     fetch = declared(builder, "llvm.prefetch.p0i8", ir.VoidType(), [byte, I32, I32, I32])
-    read, second, data = (ir.Constant(I32, n) for n in (0, 2, 1))
-    builder.call(fetch, [builder.bitcast(pointer, byte), read, second, data])
+    write, near, data = (ir.Constant(I32, n) for n in ((1, 3, 1) if first else (0, 2, 1)))
+    builder.call(fetch, [builder.bitcast(pointer, byte), write, near, data])
 
 
 def store(builder: Any, value: Any, pointer: Any) -> None:
