@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from pyggml import load
-from pyggml.cli import demo, overview
+from pyggml.cli import ahead, demo, overview
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.options import PATH, SETTINGS, given_settings, settings_options
 from pyggml.cli.paths import check_output, check_space
@@ -67,12 +67,18 @@ def _train(
     job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray, given: dict[str, Any]
 ) -> int:
     meter = Meter()
+    plan, compute = trainer.passes.training, trainer.model.backend.compute
     with stopping(trainer.stop):
-        with display(meter, trainer.n_steps, trainer.progress.step) as shown:
+        with (
+            ahead.helped(job.model, job.lora, job.train, plan, compute) as compiled,
+            display(meter, trainer.n_steps, trainer.progress.step) as shown,
+        ):
 
             def report(event: Any) -> None:
                 meter.add(event)
                 shown(event)
+                if meter.last is not None:
+                    compiled()
 
             try:
                 finished = trainer.run(report)

@@ -5,17 +5,20 @@ Both are built and planned first, which takes no memory, then bound to one arena
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pyggml.alloc import Plan, plan
 from pyggml.backward import Keep, build_backward
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
+from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import Inputs, build_loss
-from pyggml.runtime import Program, bind
+from pyggml.runtime import Program, bind, compile_backwards
 from pyggml.tensor import Tensor, zeros
 
 
@@ -62,6 +65,14 @@ class Passes:
         self._backend = model.backend
         self._programs: tuple[Program, ...] = ()
 
+    @classmethod
+    def of(
+        cls, model: Model, parameters: Parameters, config: TrainConfig, fused: bool = True
+    ) -> Passes:
+        """The graphs that a run with these settings needs."""
+        keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
+        return cls(model, parameters, config.batch * config.ctx, fused, config.ctx, keep)
+
     @property
     def n_bytes(self) -> int:
         """The arena's size."""
@@ -83,6 +94,11 @@ class Passes:
         if not self._programs:
             arena = self._backend.alloc(self.n_bytes)
             self._programs = tuple(bind(p, self._backend, arena, release=True) for p in self._plans)
+
+    def compile_backwards(self) -> Iterator[Tensor]:
+        """Compile what both graphs need, running nothing; see pyggml.runtime.compile_backwards."""
+        for p in self._plans:
+            yield from compile_backwards(p, self._backend)
 
     def train(self, batch: Batch) -> float:
         """The batch's part of the loss; its gradients have been added."""

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import max_threads, set_threads
-from pyggml.backward import Keep
 from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
@@ -118,11 +117,7 @@ class Trainer:
     def passes(self) -> Passes:
         """The graphs of the run, planned."""
         if self._passes is None:
-            n_tokens = self.config.batch * self.config.ctx
-            keep = Keep.LAYERS if self.config.grad_checkpointing else Keep.COSTLY
-            self._passes = Passes(
-                self.model, self.parameters, n_tokens, self._fused, self.config.ctx, keep
-            )
+            self._passes = Passes.of(self.model, self.parameters, self.config, self._fused)
         return self._passes
 
     def stop(self) -> None:

@@ -32,15 +32,18 @@ import numba
 from llvmlite.binding import Linkage
 from numba import carray, get_thread_id, prange, types
 from numba.core import cgutils, config
+from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.extending import intrinsic
 
 __all__ = [
     "ALONE",
+    "CACHE",
     "JIT",
     "block_code",
     "carray",
     "cgutils",
+    "compile_for",
     "exact",
     "get_thread_id",
     "intrinsic",
@@ -149,9 +152,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
 
-_CACHE = _writable_cache()
-if _CACHE is not None:
-    config.CACHE_DIR = str(_CACHE)
+CACHE = _writable_cache()  # where compiled kernels are kept, None if they cannot be
+if CACHE is not None:
+    config.CACHE_DIR = str(CACHE)
 if "NUMBA_THREADING_LAYER" not in os.environ:
     # OpenMP starts a loop in 2 to 14 µs, the built-in work queue in 180 µs (measured).
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
@@ -184,8 +187,24 @@ def _call_own_copies() -> None:
 _WEAK = (Linkage.linkonce_odr, Linkage.weak_odr)
 _call_own_copies()
 
+
+def _name_files_apart() -> None:
+    """Number a process's files of machine code from its own id on.
+
+    Numba gives each the next free number of its kernel's index. Two processes that compile a kernel
+    for different arguments at once would take the same, and one's code would be called as the
+    other's; so the worst is that an index forgets an entry, which is then compiled anew.
+    """
+    name = getattr(IndexDataCacheFile, "_data_name", None)
+    if name is not None:
+        first = os.getpid() << 16
+        IndexDataCacheFile._data_name = lambda file, number: name(file, first + number)
+
+
+_name_files_apart()
+
 _OPTIONS: dict[str, Any] = {
-    "cache": _CACHE is not None,
+    "cache": CACHE is not None,
     "nogil": True,
     "error_model": "numpy",
     "fastmath": _FASTMATH,
@@ -201,6 +220,13 @@ _BLOCK_SIGNATURE = types.void(
     types.CPointer(types.float32), types.CPointer(types.uint8), types.intp
 )
 _TASK_SIGNATURE = types.void(types.CPointer(types.int64), types.intp, types.intp)
+
+
+def compile_for(function: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile a kernel for these arguments, unless that is done; plain Python is left as it is."""
+    compile_types = getattr(function, "compile", None)
+    if compile_types is not None:
+        compile_types(tuple(function.typeof_pyval(a) for a in arguments))
 
 
 class Code:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pyggml._jit import compile_for
 from pyggml.alloc import Plan, plan
 from pyggml.backends import CPU, Backend
 from pyggml.backends.cpu import array
@@ -14,7 +16,7 @@ from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.tensor import SAVED, Call, Tensor
 
-__all__ = ["Program", "bind", "compute", "run"]
+__all__ = ["Program", "bind", "compile_backwards", "compute", "run"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,23 +46,43 @@ def bind(
     device = backend or CPU()
     if arena is None:
         arena = device.alloc(p.n_bytes)
-    for t, offset in p.offsets.items():
-        device.attach(t, arena, offset)
-    nodes = tuple(t for t in p.graph.nodes if _runs(t))
+    nodes = _attached(p, device, arena)
     calls = []
     for t in nodes:
-        reason = device.unsupported(t)
-        if reason:
-            raise PyggmlError(f"{device.name} cannot run {t!r}: {reason}")
-        assert t.op is not None
-        n_work = t.op.needs.work(t)
-        start = p.work.get(t, 0)
-        call = device.bind(t, arena[start : start + n_work], p.shared.get(t))
+        call = _call(p, t, device, arena)
         calls.append(_releasing(call, t, device) if release else call)
     for t in p.graph.outputs:
         if t.base is not None:
             t.data = array(t)
     return Program(p, arena, nodes, tuple(calls))
+
+
+def compile_backwards(p: Plan, backend: Backend) -> Iterator[Tensor]:
+    """Compile the kernels of a plan, its last node's first, and run none; yields each node done.
+
+    For a second process: the one that runs the plan, compiling what it meets, finds these done.
+    """
+    arena = backend.alloc(p.n_bytes)  # never written, so it takes no pages
+    for t in reversed(_attached(p, backend, arena)):
+        compile_for(*_call(p, t, backend, arena))
+        yield t
+
+
+def _attached(p: Plan, device: Backend, arena: Any) -> tuple[Tensor, ...]:
+    """Give all tensors of a plan their memory; the nodes that are computed."""
+    for t, offset in p.offsets.items():
+        device.attach(t, arena, offset)
+    return tuple(t for t in p.graph.nodes if _runs(t))
+
+
+def _call(p: Plan, node: Tensor, device: Backend, arena: Any) -> Call:
+    reason = device.unsupported(node)
+    if reason:
+        raise PyggmlError(f"{device.name} cannot run {node!r}: {reason}")
+    assert node.op is not None
+    start = p.work.get(node, 0)
+    n_work = node.op.needs.work(node)
+    return device.bind(node, arena[start : start + n_work], p.shared.get(node))
 
 
 def _releasing(call: Call, node: Tensor, device: Backend) -> Call:

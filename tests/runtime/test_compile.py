@@ -1,0 +1,62 @@
+"""Kernels compiled ahead, by a process that runs none: those that the plan's own process needs."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pyggml._jit import JIT
+from pyggml.alloc import plan
+from pyggml.backends import CPU
+from pyggml.graph import Graph
+from pyggml.ops import opt_step_adamw
+from pyggml.runtime import compile_backwards
+from pyggml.tensor import leaf
+
+pytestmark = pytest.mark.skipif(not JIT, reason="there is nothing to compile")
+
+# A graph with tasks, parallel loops and serial kernels; {0} does something with its plan.
+SCRIPT = """
+import numpy as np
+from pyggml.alloc import plan
+from pyggml.backends import CPU
+from pyggml.dtypes import dtype
+from pyggml.graph import Graph
+from pyggml.ops import mul_mat, rms_norm, swiglu
+from pyggml.quants import quantize
+from pyggml.runtime import compile_backwards, compute
+from pyggml.tensor import leaf
+rng = np.random.default_rng(0)
+x = leaf(rng.standard_normal((40, 64), np.float32))
+w = leaf(quantize(rng.standard_normal((96, 64), np.float32), "Q8_0"), "w", dtype("Q8_0"))
+p = plan(Graph.of(rms_norm(mul_mat(w, swiglu(x, x)), 1e-6)))
+{0}
+"""
+
+
+def kept(folder, then):
+    """Files of machine code after a process of its own did this with the plan."""
+    subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT.format(then)],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(folder)},
+        check=True,
+    )
+    return {path.name for path in folder.rglob("*.nbc")}
+
+
+def test_the_process_that_runs_a_plan_finds_its_kernels(tmp_path):
+    before = kept(tmp_path, "print(len(list(compile_backwards(p, CPU()))))")
+    assert before
+    new = kept(tmp_path, "compute(p)") - before
+    assert all("_run_tasks" in name for name in new), "which calls any tasks, and is soon compiled"
+
+
+def test_it_runs_none(rng):
+    x, g, m, v = (leaf(rng.standard_normal(8).astype(np.float32)) for _ in range(4))
+    settings = leaf(np.full(7, 0.5, np.float32))
+    before = x.data.copy()
+    step = opt_step_adamw(x, g, m, v, settings)
+    assert list(compile_backwards(plan(Graph.of(step)), CPU())) == [step]
+    np.testing.assert_array_equal(x.data, before)
