@@ -270,6 +270,6 @@ def test_the_check_sees_kernels_and_what_they_are_made_of():
     """That the tests above look at something: a product's kernels depend on the CPU's widths."""
     found = dict(kernel_sources(ROOT / "pyggml/gemm/product.py"))
     assert found["PANEL"] == "pyggml.gemm.panels"
-    assert found["call_block"] == "pyggml.gemm.microkernel"
+    assert found["round_two"] == "pyggml.gemm.panels"
     assert found["floats1"] == "pyggml._tasks", "read by tasks, which have no decorator"
     assert dict(kernel_sources(ROOT / "pyggml/ops/softmax.py"))["exp32"] == "pyggml._simd"

@@ -12,6 +12,7 @@ from pyggml._tasks import floats2, integer
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.int8_tile import ROW
 from pyggml.gemm.int8_tile import ROWS as ROWS_OF_BYTES
+from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.panels import DEPTH, HALF, LANES, MR, PADDED_MR, PAIRED, PANEL, TILE, split
 
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
@@ -58,6 +59,16 @@ def columns_from(weight, first):
     """The weight's columns from `first` on, where a block begins."""
     address, row_bytes, code, block, block_bytes = weight
     return address + first // block * block_bytes, row_bytes, code, block, block_bytes
+
+
+@kernel
+def unpack_row(to, weight, row, n, ahead):
+    """The weight's first n numbers of a row, whole blocks, to this address. The same of the row
+    `ahead` is fetched: a task reads short pieces of rows, which the CPU does not foresee."""
+    address, row_bytes, code, block, block_bytes = weight
+    here, n_blocks = address + row * row_bytes, n // block
+    fetch(here + ahead * row_bytes, n_blocks * block_bytes)
+    call_block(code, to, here, n_blocks)
 
 
 def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:

@@ -30,6 +30,7 @@ from pyggml.gemm.frames import (
     rows_from,
     scratch_of,
     share_of,
+    unpack_row,
     weight_of,
 )
 from pyggml.gemm.int8_tile import (
@@ -46,7 +47,6 @@ from pyggml.gemm.int8_tile import (
     unpack_bytes,
     unpack_floats,
 )
-from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     LANES,
     MR,
@@ -156,12 +156,12 @@ _FLOATS = {name: _unpacker(i, False) for i, name in enumerate(KINDS)}
 @kernel
 def _unpack_tile(tile, rows, weight, n_rows, k0, k):
     """Panels of bytes, then of scales and lows, from LANES rows of W at a time."""
-    source, row_bytes, code, block, _ = columns_from(weight, k0)
+    here = columns_from(weight, k0)
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
             row = rows[i * ROW : (i + 1) * ROW]
             if first + i < n_rows:
-                call_block(code, row.ctypes.data, source + (first + i) * row_bytes, k // block)
+                unpack_row(row.ctypes.data, here, first + i, k, LANES)
             else:
                 fill(row, np.float32(0))
         of, panel, column = rows.ctypes.data, first // BYTE_PANEL, first % BYTE_PANEL
@@ -218,11 +218,10 @@ def _forward_task(frame, task, thread):
 @kernel
 def _unpack_columns(tile, rows, weight, n_rows, n_columns):
     """Panels of bytes and of scales from n_columns of W's rows, WIDE of these at a time."""
-    source, row_bytes, code, block, _ = weight
     for first in range(0, n_rows, WIDE):
         for i in range(WIDE):
             row = rows[i * COLUMNS : (i + 1) * COLUMNS]
-            call_block(code, row.ctypes.data, source + (first + i) * row_bytes, n_columns // block)
+            unpack_row(row.ctypes.data, weight, first + i, n_columns, WIDE)
         for column in range(0, n_columns, LANES):
             panel, j = column // BYTE_PANEL * BYTE_PANEL, column % BYTE_PANEL
             to = panel * SLOTS + first // 4 * BYTE_PANEL + j

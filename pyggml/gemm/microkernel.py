@@ -5,7 +5,7 @@ tile_product   C[mr, panel] (+)= Σ_k a[k, mr] ⊗ b[k, panel]: mr·nv vector su
 dot_tile       out[mr, mr] = x[mr, k] · a[mr, k]ᵀ: no side needs packing
 round_row      float32 to bfloat16, and round_two, which pairs two rows
 transpose      a lanes × lanes block of float32
-call_block     calls a `block_code` function through its address
+call_block     calls a `block_code` function through its address; fetch brings near what it reads
 
 The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON or SSE code; only the
 numbers in pyggml.gemm.isa differ.
@@ -30,6 +30,7 @@ from pyggml.gemm.vectors import (
     every,
     fma,
     load,
+    prefetch,
     store,
     total,
 )
@@ -338,3 +339,18 @@ def call_block(typing: Any, code: Any, dst: Any, src: Any, n_blocks: Any) -> Any
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@intrinsic
+def fetch(typing: Any, source: Any, n_bytes: Any) -> Any:
+    """Have n_bytes from this address on, which need not exist, brought near."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, n_bytes = arguments
+        step = ir.Constant(I64, 64)
+        with cgutils.for_range_slice(builder, step.type(0), n_bytes, step) as (i, _):
+            place = builder.inttoptr(builder.add(source, i), I8.as_pointer())
+            prefetch(builder, place)
+        return context.get_dummy_value()
+
+    return types.void(source, n_bytes), codegen

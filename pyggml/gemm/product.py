@@ -26,14 +26,15 @@ from pyggml.gemm.frames import (
     rows_from,
     scratch_of,
     share_of,
+    unpack_row,
     weight_of,
 )
-from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import (
     DEPTH,
     HALF,
     LANES,
     MR,
+    PAIRED,
     PANEL,
     TILE,
     multiply_panel,
@@ -63,22 +64,20 @@ def _pack_task(frame, task, thread):
 @kernel
 def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
     """Panels (k, PANEL) from rows of W, LANES at a time: unpack to `rows`, then transpose."""
-    source, row_bytes, code, block, _ = columns_from(weight, k0)
-    n = slots_of(k, pairs)
+    here, n = columns_from(weight, k0), slots_of(k, pairs)
     wide = HALF if pairs else DEPTH
     one = tile[TILE_FLOATS - DEPTH :]  # pairs leave the second half of the tile free
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
             row = rows[i * wide : i * wide + n]
-            here = source + (first + i) * row_bytes
             if first + i >= n_rows:
                 fill(row, np.float32(0))
             elif pairs:
-                call_block(code, one.ctypes.data, here, k // block)
+                unpack_row(one.ctypes.data, here, first + i, k, LANES)
                 fill(one[k : 2 * n], np.float32(0))
                 round_row(row.ctypes.data, one.ctypes.data, 2 * n)
             else:
-                call_block(code, row.ctypes.data, here, k // block)
+                unpack_row(row.ctypes.data, here, first + i, k, LANES)
         panel = tile.ctypes.data + (first // PANEL * PANEL * n + first % PANEL) * 4
         for j in range(0, n, LANES):
             transpose(panel + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, wide)
@@ -110,17 +109,16 @@ def _forward_task(frame, task, thread):
 @kernel
 def _unpack_columns(tile, rows, weight, n_rows, k, pairs):
     """Panels (n_rows, PANEL) from k columns of W's rows, with `pairs` two rows to a slot."""
-    source, row_bytes, code, block, _ = weight
     n = slots_of(n_rows, pairs)
     for i in range(n):
         if not pairs:
-            call_block(code, rows.ctypes.data, source + i * row_bytes, k // block)
+            unpack_row(rows.ctypes.data, weight, i, k, PAIRED)
             _spread_row(tile, rows, i, n, k)
             continue
         for j in range(2):
             row = rows[j * COLUMNS : j * COLUMNS + k]
             if 2 * i + j < n_rows:
-                call_block(code, row.ctypes.data, source + (2 * i + j) * row_bytes, k // block)
+                unpack_row(row.ctypes.data, weight, 2 * i + j, k, PAIRED)
             else:
                 fill(row, np.float32(0))
         for column in range(0, k, PANEL):
