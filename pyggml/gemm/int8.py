@@ -181,18 +181,18 @@ def _multiply_tile(frame, tile, edge, groups, first, columns, k0, k, added):
     """
     y, packed = floats1(frame, 0), floats1(frame, 12)
     n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    for column in range(0, columns[0], BYTE_PANEL):
-        panel = tile.ctypes.data + column * SLOTS * 4
-        sides = tile.ctypes.data + (columns[1] * SLOTS + column * 2 * BLOCKS) * 4
-        n_columns = min(BYTE_PANEL, columns[0] - column)
-        for g in range(groups[0], groups[1]):
+    for g in range(groups[0], groups[1]):
+        slots, a_sides = _group(packed, depth, g)
+        a = slots[k0 // 4 * MR :].ctypes.data
+        beside = a_sides[k0 // WIDE * 3 * MR :].ctypes.data
+        for column in range(0, columns[0], BYTE_PANEL):
+            panel = tile.ctypes.data + column * SLOTS * 4
+            sides = tile.ctypes.data + (columns[1] * SLOTS + column * 2 * BLOCKS) * 4
+            n_columns = min(BYTE_PANEL, columns[0] - column)
             start = g * MR * n_out + first + column
             n = min(MR, n_tokens - g * MR)
             whole = n == MR and n_columns == BYTE_PANEL
             to, ldc = (y.ctypes.data + start * 4, n_out) if whole else (edge.ctypes.data, PANEL)
-            slots, a_sides = _group(packed, depth, g)
-            a = slots[k0 // 4 * MR :].ctypes.data
-            beside = a_sides[k0 // WIDE * 3 * MR :].ctypes.data
             with_lows, kept = integer(frame, 15), whole and added
             byte_product(a, beside, panel, sides, to, ldc, k // WIDE, with_lows, kept)
             if not whole:

@@ -41,7 +41,7 @@ from pyggml.gemm.vectors import (
 
 KINDS = list(WHOLE)
 WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
-_FINER = ir.Constant(F32, 4.0)
+_QUARTER = ir.Constant(F32, 0.25)
 
 # Registers hold the sums of a block, integers, beside those of all blocks: half as many columns.
 BYTE_NV = CHOSEN.nv // 2
@@ -75,9 +75,10 @@ class _Bytes(Block):
         that has a 16th of the variance of what the larger scale itself was rounded by."""
         b, zero = self.b, ir.Constant(F32, 0.0)
         sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
-        quarter = b.fdiv(b.select(b.fcmp_unordered("uge", *sizes), *scales), _FINER)
+        quarter = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), _QUARTER)
         not_zero = b.fcmp_unordered("une", quarter, zero)
-        factors = (b.select(not_zero, b.fdiv(scale, quarter), zero) for scale in scales)
+        per_quarter = b.select(not_zero, b.fdiv(ir.Constant(F32, 1.0), quarter), zero)
+        factors = (b.fmul(scale, per_quarter) for scale in scales)
         most = every(ir.VectorType(I32, GROUP), 127)
         parts = []
         for floats, factor in zip(self.halves(q), factors, strict=True):

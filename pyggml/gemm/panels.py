@@ -17,7 +17,7 @@ from pyggml.gemm.microkernel import make_dot_tile, make_round, make_tile_product
 
 LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
 PADDED_MR = CHOSEN.padded_mr
-TILE = 64  # rows of W in panels at one time; a multiple of every panel
+TILE = 128  # rows of W in panels at one time; a multiple of every panel
 DEPTH = 256  # reduction length of one pass, in numbers; a multiple of every block length
 HALF = DEPTH // 2  # slots of it as pairs
 PAIRED = 2 * LANES  # numbers that fill a vector of pairs
