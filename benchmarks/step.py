@@ -59,7 +59,7 @@ def time_by_op(passes: Passes) -> dict[str, float]:
     for node, (kernel, arguments) in zip(program.nodes, program.calls, strict=True):
         began = perf_counter()
         kernel(*arguments)
-        weight = node.src[0].dtype.name if "mat" in node.op.name or "prod" in node.op.name else ""
+        weight = node.src[-2].dtype.name if "mat" in node.op.name or "prod" in node.op.name else ""
         taken[f"{node.op.name} {weight}".strip()] += perf_counter() - began
     return {name: round(s, 4) for name, s in taken.most_common(12)}
 

@@ -11,7 +11,10 @@ from pyggml.backward.recompute import Keep, Recompute, recompute
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import topological
 from pyggml.ops import add, add_inplace, repeat_back
-from pyggml.tensor import NoGrad, Tensor, leaf, next_place
+from pyggml.tensor import OPS, NoGrad, Tensor, leaf, next_place
+
+# Ops that fuse another with the addition of its result to their first source.
+_ADDING = {op.fuses[0]: op for op in OPS.values() if op.fuses[1:] == ("add",)}
 
 
 def build_backward(
@@ -189,5 +192,11 @@ def _propagate(
             continue
         if g.shape != s.shape:
             g = repeat_back(g, s.shape)
-        grads[s] = add(grads[s], g) if s in grads else g
+        grads[s] = _sum(grads[s], g) if s in grads else g
     return faults
+
+
+def _sum(total: Tensor, part: Tensor) -> Tensor:
+    """total + part, in one node where an op does both: products are added as they are made."""
+    fused = _ADDING.get(part.op.name) if part.op is not None else None
+    return add(total, part) if fused is None else fused(total, *part.src, **part.params)

@@ -35,7 +35,7 @@ from pyggml.ops.loss import (
     cross_entropy_rows_back,
 )
 from pyggml.ops.mask import diag_mask_inf, diag_mask_zero
-from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod
+from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.narrow import concat, halves, narrow, split
 from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
@@ -154,6 +154,7 @@ __all__ = [
     "opt_step_adamw",
     "opt_step_sgd",
     "out_prod",
+    "out_prod_add",
     "out_prod_id",
     "pad",
     "pad_reflect_1d",

@@ -3,6 +3,7 @@
 mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x float32
 mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's own memory where y is not needed afterwards
 out_prod(a, b)         c  = bᵀ·a            gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
+out_prod_add(c, a, b)  c' = c + bᵀ·a        likewise
 
 Leading axes are batches. As in ggml, batch i of the result takes batch i // r of a source that has
 r times fewer batches.
@@ -42,6 +43,11 @@ def out_prod(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype is F32 or len(b.shape) < 2 or transpose(b).is_contiguous:
         return OUT_PROD(_walkable(a), _walkable(b))
     return OUT_PROD(a, transpose(cont(transpose(b))))
+
+
+def out_prod_add(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """c + bᵀ·a: c (…, N, M) float32, a and b as out_prod takes them."""
+    return OUT_PROD_ADD(c, *out_prod(a, b).src)
 
 
 def _walkable(t: Tensor) -> Tensor:
@@ -221,11 +227,16 @@ def _mul_mat_add_spec(y: Tensor, w: Tensor, x: Tensor) -> Spec:
 
 
 def _mul_mat_add_run(site: Site) -> Call:
-    y, w, x = site.src
-    kernel, arguments = _mul_mat_call(site, w, x, accumulate=True)
+    _, w, x = site.src
+    return _onto_first(site, _mul_mat_call(site, w, x, accumulate=True))
+
+
+def _onto_first(site: Site, call: Call) -> Call:
+    """A call that adds to the result, which must begin as the first source."""
+    y = site.src[0]
     if y.ctypes.data == site.out.ctypes.data:
-        return kernel, arguments
-    return _after_copy, (site.out, y, kernel, arguments)
+        return call
+    return _after_copy, (site.out, y, *call)
 
 
 def _after_copy(
@@ -271,19 +282,23 @@ def _out_prod_spec(a: Tensor, b: Tensor) -> Spec:
     return Spec((*_batches("out_prod", a.shape[:-2], b.shape[:-2]), b.shape[-1], a.shape[-1]))
 
 
-def _out_prod_run(site: Site) -> Call:
-    a, b = site.src
+def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -> Call:
     rows = b.swapaxes(-1, -2)  # (…, N, R)
     if _is_rows(a) and rows.flags.c_contiguous:
         dx = site.out.reshape(-1, site.out.shape[-1])
         flat = rows.reshape(-1, rows.shape[-1])
-        weight = gemm.Weight(a, site.node.src[0].dtype, site.compute)
-        return gemm.out_prod(dx, flat, weight, site.work, False)
-    return _strided(site.out, rows, a.swapaxes(-1, -2), site.work, False)
+        weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
+        return gemm.out_prod(dx, flat, weight, site.work, accumulate)
+    return _strided(site.out, rows, a.swapaxes(-1, -2), site.work, accumulate)
+
+
+def _out_prod_run(site: Site) -> Call:
+    a, b = site.src
+    return _out_prod_call(site, a, b, accumulate=False)
 
 
 def _out_prod_work(node: Tensor) -> int:
-    b = node.src[1]
+    b = node.src[-1]
     return _rows_work(node, Tensor((*b.shape[:-2], b.shape[-1], b.shape[-2]), F32))
 
 
@@ -313,4 +328,47 @@ OUT_PROD = op(
     samples=_out_prod_samples,
     memory=Memory.FRESH,
     needs=Needs(strided=True, work=_out_prod_work),
+)
+
+# -- out_prod_add -------------------------------------------------------------------------------
+
+
+def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
+    product = _out_prod_spec(a, b)
+    if c.shape != product.shape:
+        raise ShapeError(f"out_prod_add: adds {product.shape} to {c.shape}")
+    return product
+
+
+def _out_prod_add_run(site: Site) -> Call:
+    _, a, b = site.src
+    return _onto_first(site, _out_prod_call(site, a, b, accumulate=True))
+
+
+def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return c + _out_prod_ref(a, b)
+
+
+def _out_prod_add_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    _, a, b = node.src
+    return dc, _sum_groups(mul_mat(transpose(dc), b), a.shape), transpose(mul_mat(a, dc))
+
+
+def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for r, m, n in ((1, 1, 1), (5, 8, 3), (4, 33, 13), (600, 70, 2)):
+        shapes = (n, m), (r, m), (r, n)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+OUT_PROD_ADD = op(
+    name="out_prod_add",
+    ggml=GGMLOp.CUSTOM,
+    spec=_out_prod_add_spec,
+    run=_out_prod_add_run,
+    ref=_out_prod_add_ref,
+    grad=_out_prod_add_grad,
+    samples=_out_prod_add_samples,
+    memory=Memory.INPLACE_FIRST,
+    needs=Needs(strided=True, work=_out_prod_work),
+    fuses=("out_prod", "add"),
 )

@@ -107,6 +107,22 @@ def test_one_tensor_as_every_source(rng):
     assert_gradients(lambda x: div(x, add(sqr(x), sqr(x))), rng.uniform(1, 2, (3, 3)), rng=rng)
 
 
+def test_products_are_added_as_they_are_made(rng):
+    """x in three products, and beside them: their gradients are one sum, in one node each, and the
+    gradient that goes on to y stays as it was."""
+
+    def build(x, y, v, w):
+        both = add(x, y)
+        return add(both, add(mul_mat(v, both), add(mul_mat(w, both), mul_mat(v, both))))
+
+    arrays = [rng.standard_normal(shape) for shape in ((3, 5), (3, 5), (5, 5), (5, 5))]
+    assert_gradients(build, *arrays, rng=rng)
+    leaves = [leaf(a.astype(np.float32)) for a in arrays]
+    grads = build_backward(build(*leaves), leaves[:2])
+    names = [t.op.name for t in Graph.of(*grads).nodes if t.op.name != "add"]
+    assert names.count("out_prod_add") == 3 and "out_prod" not in names
+
+
 @pytest.mark.parametrize("small", [(5,), (1, 5), (4, 1), (1, 1), (2, 5), (1, 4, 5)])
 def test_repeated_sources_get_the_sum_over_their_copies(small, rng):
     arrays = rng.standard_normal((2, 4, 5)), rng.uniform(1, 2, small)

@@ -13,7 +13,13 @@ T, N, K, N_VOCAB = 7, 40, 33, 70
 
 def test_what_is_fused_are_ops():
     fused = {op.name: op.fuses for op in OPS.values() if op.fuses}
-    assert {"rms_norm_mul", "mul_mat_add", "flash_attn_ext", "linear_cross_entropy"} <= set(fused)
+    assert {
+        "rms_norm_mul",
+        "mul_mat_add",
+        "out_prod_add",
+        "flash_attn_ext",
+        "linear_cross_entropy",
+    } <= set(fused)
     assert all(len(parts) > 1 and set(parts) <= set(OPS) for parts in fused.values())
 
 
@@ -52,6 +58,11 @@ CASES = {
         [(T, N), (N, K), (T, K)],
         ops.mul_mat_add,
         lambda y, w, x: ops.add(y, ops.mul_mat(w, x)),
+    ),
+    "out_prod_add": (
+        [(T, N), (K, N), (K, T)],
+        ops.out_prod_add,
+        lambda c, a, b: ops.add(c, ops.out_prod(a, b)),
     ),
     "flash_attn_ext": ([(T, 4, 16), (T, 2, 16), (T, 2, 16)], attention, attention_apart),
     "linear_cross_entropy": ([(T, K), (N_VOCAB, K)], loss, loss_apart),
