@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pyggml import load
-from pyggml._jit import CACHE, JIT
+from pyggml._jit import CACHE, JIT, max_threads
 from pyggml.alloc import Plan
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
@@ -33,7 +33,8 @@ def helped(
     """Inside, a helper compiles what the plan needs, if it may be the first of its kind; what this
     yields is to be called after the first step."""
     note = None if CACHE is None else CACHE / f"{_kind(plan, compute)}.compiled"
-    if note is None or note.exists() or not JIT:
+    alone = (train.threads or max_threads()) == 1
+    if note is None or note.exists() or alone or not JIT:
         yield lambda: None
         return
     job = json.dumps([str(model), asdict(lora), asdict(train)], default=str)
@@ -99,7 +100,7 @@ def main() -> None:
     settings = TrainConfig(**train)
     model = load(name, compute=settings.compute)
     parameters = attach(model, LoraConfig(**lora)).parameters
-    AdamW(parameters, settings).step(0.0, 1)
+    AdamW(parameters, settings).compile()
     for _ in Passes.of(model, parameters, settings).compile_backwards():
         if ended.is_set():
             return

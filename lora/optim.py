@@ -10,6 +10,7 @@ from math import isfinite, sqrt
 
 import numpy as np
 
+from pyggml._jit import compile_for
 from pyggml.alloc import plan
 from pyggml.dtypes import F32
 from pyggml.graph import Graph
@@ -47,6 +48,11 @@ class AdamW:
         assert self._settings.data is not None
         self._settings.data[:] = (lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats)
         self._update()
+
+    def compile(self) -> None:
+        """Have the kernel of `step` ready; nothing is updated."""
+        for call in self._update.calls:
+            compile_for(*call)
 
     def _norm(self) -> float:
         total = 0.0

@@ -206,10 +206,9 @@ def byte_product(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, a_sides, b, b_sides, c, ldc, n, lows, accumulate = arguments
-        zero = every(_NUMBERS, 0.0)
-        cells = [cgutils.alloca_once_value(builder, zero) for _ in range(MR * BYTE_NV)]
+        cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * BYTE_NV)]
         for cell in cells:  # LLVM keeps them in registers
-            builder.store(zero, cell)
+            builder.store(every(_NUMBERS, 0.0), cell)
         starts = [builder.mul(ldc, ir.Constant(I64, m)) for m in range(MR)]
         to = [at(builder, c, start, j) for start in starts for j in _COLUMNS]
         for place in to:
@@ -218,17 +217,21 @@ def byte_product(
             _for_each_block(builder, n, cells, _emit_lows, a_sides, b_sides)
         _for_each_block(builder, n, cells, _emit_products, a_sides, b_sides, a, b)
         added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
-        with builder.if_else(added) as (then, otherwise):
-            with then:
-                for cell, place in zip(cells, to, strict=True):
-                    found = load(builder, place, _NUMBERS)
-                    store(builder, builder.fadd(found, builder.load(cell)), place)
-            with otherwise:
-                for cell, place in zip(cells, to, strict=True):
-                    store(builder, builder.load(cell), place)
+        with builder.if_else(added) as parts:
+            for part, old in zip(parts, (True, False), strict=True):
+                with part:
+                    _store_sums(builder, cells, to, old)
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 9), codegen
+
+
+def _store_sums(builder: Any, cells: list[Any], to: list[Any], accumulate: bool) -> None:
+    for cell, place in zip(cells, to, strict=True):
+        value = builder.load(cell)
+        if accumulate:
+            value = builder.fadd(load(builder, place, _NUMBERS), value)
+        store(builder, value, place)
 
 
 def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *sides: Any) -> None:

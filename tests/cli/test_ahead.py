@@ -2,18 +2,21 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
 import pytest
 
 from pyggml import load
-from pyggml._jit import JIT
+from pyggml._jit import JIT, max_threads
 from pyggml.cli import ahead
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
 
-pytestmark = pytest.mark.skipif(not JIT, reason="there is nothing to compile")
+pytestmark = pytest.mark.skipif(
+    not JIT or max_threads() == 1, reason="nothing to compile, or no other core to do it"
+)
 LORA, TRAIN = LoraConfig(rank=2, modules=("attn_q",)), TrainConfig(ctx=16)
 PATIENCE = 120  # seconds until a helper that does nothing is given up
 
@@ -95,7 +98,9 @@ def test_the_command_asks_for_help_once(helpers, finetune, tmp_path):
     assert len(helpers) == 1 and len(notes(tmp_path)) == 1
 
 
-def test_no_help_where_nothing_is_kept(helpers, tiny, plan, monkeypatch):
+def test_no_help_for_one_thread_or_where_nothing_is_kept(helpers, tiny, plan, monkeypatch):
+    with ahead.helped(Path(tiny), LORA, replace(TRAIN, threads=1), plan, "f32") as done:
+        done()
     monkeypatch.setattr(ahead, "CACHE", None)
     with ahead.helped(Path(tiny), LORA, TRAIN, plan, "f32") as done:
         done()
