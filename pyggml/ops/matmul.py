@@ -180,7 +180,7 @@ def _mul_mat_ref(w: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _mul_mat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    w, x = node.src
+    w, x = node.src[-2:]
     return _sum_groups(out_prod(x, dy), w.shape), out_prod(w, transpose(dy))
 
 
@@ -220,9 +220,12 @@ MUL_MAT = op(
 
 
 def _mul_mat_add_spec(y: Tensor, w: Tensor, x: Tensor) -> Spec:
-    product = _mul_mat_spec(w, x)
+    return _added("mul_mat_add", y, _mul_mat_spec(w, x))
+
+
+def _added(name: str, y: Tensor, product: Spec) -> Spec:
     if y.shape != product.shape:
-        raise ShapeError(f"mul_mat_add: adds {product.shape} to {y.shape}")
+        raise ShapeError(f"{name}: adds {product.shape} to {y.shape}")
     return product
 
 
@@ -251,8 +254,7 @@ def _mul_mat_add_ref(y: np.ndarray, w: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _mul_mat_add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    _, w, x = node.src
-    return dy, _sum_groups(out_prod(x, dy), w.shape), out_prod(w, transpose(dy))
+    return dy, *_mul_mat_grad(node, dy)
 
 
 def _mul_mat_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -307,7 +309,7 @@ def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _out_prod_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = node.src  # c = bᵀ·a, so da = b·dc and dbᵀ = dc·aᵀ
+    a, b = node.src[-2:]  # c = bᵀ·a, so da = b·dc and dbᵀ = dc·aᵀ
     return _sum_groups(mul_mat(transpose(dc), b), a.shape), transpose(mul_mat(a, dc))
 
 
@@ -334,10 +336,7 @@ OUT_PROD = op(
 
 
 def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
-    product = _out_prod_spec(a, b)
-    if c.shape != product.shape:
-        raise ShapeError(f"out_prod_add: adds {product.shape} to {c.shape}")
-    return product
+    return _added("out_prod_add", c, _out_prod_spec(a, b))
 
 
 def _out_prod_add_run(site: Site) -> Call:
@@ -350,8 +349,7 @@ def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray
 
 
 def _out_prod_add_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    _, a, b = node.src
-    return dc, _sum_groups(mul_mat(transpose(dc), b), a.shape), transpose(mul_mat(a, dc))
+    return dc, *_out_prod_grad(node, dc)
 
 
 def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:

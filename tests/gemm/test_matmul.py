@@ -4,10 +4,21 @@ import numpy as np
 import pytest
 
 from pyggml.alloc import plan
+from pyggml.backends import CPU
 from pyggml.dtypes import I32, dtype
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
-from pyggml.ops import OPS, mul_mat, mul_mat_add, narrow, out_prod, permute, scale, transpose
+from pyggml.ops import (
+    OPS,
+    mul_mat,
+    mul_mat_add,
+    narrow,
+    out_prod,
+    out_prod_add,
+    permute,
+    scale,
+    transpose,
+)
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
 from pyggml.tensor import leaf, zeros
@@ -75,6 +86,28 @@ def test_a_sum_whose_terms_share_a_tensor(n_tokens, rng):
     x = numbers(rng, 40, 40)
     (found,) = run(mul_mat_add(square, square, x))
     assert_close(found, w.data + x.data @ w.data.T)
+    (found,) = run(out_prod_add(square, square, x))
+    assert_close(found, w.data + x.data.T @ w.data)
+    (found,) = run(out_prod_add(square, x, square))
+    assert_close(found, w.data + w.data.T @ x.data)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("n_tokens", [1, 5, 40])
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
+def test_a_gradient_is_added_to_a_sum(kind, n_tokens, compute, rng):
+    """Of any type of weight, in place and where the sum is read afterwards."""
+    raw = quantize(rng.standard_normal((96, 512)).astype(np.float32), kind)
+    w, plain = leaf(raw.view(dtype(kind).numpy), "w", dtype(kind)), dequantize(raw, kind)
+    c, dy = numbers(rng, n_tokens, 512), numbers(rng, n_tokens, 96)
+    wanted, bound = c.data + dy.data @ plain, 1e-5 if compute == "f32" else 3e-2
+    for keep in (False, True):
+        total = scale(c, 1.0)
+        outputs = [out_prod_add(total, w, transpose(dy)), *([scale(total, 2.0)] if keep else ())]
+        found, *others = run(*outputs, backend=CPU(compute))
+        assert np.abs(found - wanted).max() < bound * np.abs(wanted).max()
+        for other in others:
+            assert_close(other, 2 * c.data)
 
 
 def test_a_sum_is_added_up_in_place_of_its_first_term(rng):
@@ -116,6 +149,8 @@ def test_types_are_refused():
         mul_mat(transpose(halves), zeros((3, 5)))
     with pytest.raises(ShapeError, match=r"mul_mat_add: adds \(3, 5\) to \(3, 6\)"):
         mul_mat_add(zeros((3, 6)), halves, zeros((3, 8)))
+    with pytest.raises(ShapeError, match=r"out_prod_add: adds \(3, 8\) to \(3, 5\)"):
+        out_prod_add(zeros((3, 5)), zeros((4, 8)), zeros((4, 3)))
 
 
 def test_batches_that_cannot_be_walked_as_one_axis(rng):
