@@ -8,6 +8,8 @@ quads    −128 · Σ q of each slot's four: weights are multiplied as q + 128, 
 scales   max |x| / 127, float32
 totals   scale · Σ q, which a weight's low is multiplied with
 
+`quantize_for_tile` writes the bytes likewise, and of the quads only their sum.
+
 What is not finite makes its block's scale so, and with it all that the scale meets.
 """
 
@@ -47,33 +49,58 @@ def quantize(typing: Any, bytes_: Any, quads: Any, scales: Any, totals: Any, x: 
     """n blocks of x to bytes, quads, scales and totals; addresses."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *places, n = arguments
+        bytes_, quads, scales, totals, x, n = arguments
         with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
-            _emit_block(builder, i, *places)
+            scale, sums, total = _emit_block(builder, i, bytes_, x)
+            eight = builder.mul(i, ir.Constant(I64, QUADS))
+            store(builder, builder.mul(sums, every(sums.type, -128)), at(builder, quads, eight))
+            builder.store(scale, at(builder, scales, i))
+            builder.store(builder.fmul(scale, builder.sitofp(total, F32)), at(builder, totals, i))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 6), codegen
 
 
-def _emit_block(b: Any, i: Any, bytes_: Any, quads: Any, scales: Any, totals: Any, x: Any) -> None:
-    eight = b.mul(i, ir.Constant(I64, QUADS))
+@intrinsic
+def quantize_for_tile(typing: Any, bytes_: Any, sides: Any, gap: Any, x: Any, n: Any) -> Any:
+    """n blocks of x to bytes and to sides: each block's scale, the sum of its quads and its total,
+    `gap` slots apart; addresses."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bytes_, sides, gap, x, n = arguments
+        with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
+            scale, _, total = _emit_block(builder, i, bytes_, x)
+            start = builder.mul(total, ir.Constant(I32, -128))
+            here = builder.mul(builder.mul(i, ir.Constant(I64, 3)), gap)
+            found = (
+                scale,
+                builder.bitcast(start, F32),
+                builder.fmul(scale, builder.sitofp(total, F32)),
+            )
+            for value in found:
+                builder.store(value, at(builder, sides, here))
+                here = builder.add(here, gap)
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 5), codegen
+
+
+def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
+    """Block i of x to bytes; its scale, the sums Σ q of each slot's four, and Σ q of all."""
     first = b.mul(i, ir.Constant(I64, WIDE))
     values = [load(b, at(b, x, first, n), FLOATS) for n in (0, FLOATS.count)]
     name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
     bits = b.bitcast(largest(b, values), _BITS)
     most = b.bitcast(b.call(declared(b, name, I32, [_BITS]), [bits]), F32)
-    scale, per_scale = scale_of(b, broadcast(b, most, FLOATS))
+    scale, per_scale = scale_of(b, most)
+    per_scale = broadcast(b, per_scale, FLOATS)
     halves = [b.trunc(rounded(b, v, per_scale), _HALF) for v in values]
     q = b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, WIDE), [*range(WIDE)]))
     ints = ir.VectorType(I32, QUADS)
+    store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, QUADS))))
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)
     name = f"llvm.vector.reduce.add.v{QUADS}i32"
-    total = b.sitofp(b.call(declared(b, name, I32, [ints]), [sums]), F32)
-    store(b, b.bitcast(q, ints), at(b, bytes_, eight))
-    store(b, b.mul(sums, every(ints, -128)), at(b, quads, eight))
-    scale = b.extract_element(scale, ir.Constant(I32, 0))
-    b.store(scale, at(b, scales, i))
-    b.store(b.fmul(scale, total), at(b, totals, i))
+    return scale, sums, b.call(declared(b, name, I32, [ints]), [sums])
 
 
 def largest(b: Any, values: list[Any]) -> Any:
@@ -86,9 +113,12 @@ def largest(b: Any, values: list[Any]) -> Any:
 
 def scale_of(b: Any, most: Any) -> tuple[Any, Any]:
     """The scale of bytes up to LIMIT for numbers up to `most`, and what x is multiplied with."""
-    limit = every(most.type, LIMIT)
-    usual = b.fcmp_ordered(">", most, every(most.type, _TINY))
-    return b.fdiv(most, limit), b.select(usual, b.fdiv(limit, most), every(most.type, 0.0))
+    one = most.type == F32
+    limit, tiny, zero = (
+        ir.Constant(F32, n) if one else every(most.type, n) for n in (LIMIT, _TINY, 0.0)
+    )
+    usual = b.fcmp_ordered(">", most, tiny)
+    return b.fdiv(most, limit), b.select(usual, b.fdiv(limit, most), zero)
 
 
 def rounded(b: Any, x: Any, per_scale: Any) -> Any:

@@ -19,7 +19,7 @@ from pyggml._jit import BlockCode, block_code, kernel, task_code
 from pyggml._simd import fill
 from pyggml._tasks import floats1, frame, integer, launch, stage
 from pyggml.dtypes import DType
-from pyggml.gemm.activations import QUADS, quantize
+from pyggml.gemm.activations import QUADS, quantize_for_tile
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import (
@@ -47,10 +47,10 @@ from pyggml.gemm.int8_tile import (
     unpack_bytes,
     unpack_floats,
 )
+from pyggml.gemm.microkernel import fetch
 from pyggml.gemm.panels import (
     LANES,
     MR,
-    PADDED_MR,
     PANEL,
     SPILL,
     TILE,
@@ -92,36 +92,21 @@ def _pack_task(frame, task, thread):
     packed, x, x_step = floats1(frame, 12), floats1(frame, 1), integer(frame, 2)
     n_tokens, depth = integer(frame, 8), integer(frame, 10)
     rows, _, _ = scratch_of(frame, thread)
-    spare = rows[PADDED_MR * SLOTS :]
     slots, sides = _group(packed, depth, task)
     for k0 in range(0, depth, DEPTH):
         n = min(DEPTH, depth - k0) // WIDE
+        beside = sides[k0 // WIDE * 3 * MR :]
         for i in range(MR):
             row = rows[i * SLOTS : (i + 1) * SLOTS]
             if task * MR + i < n_tokens:
-                _quantize_row(row, spare, x[(task * MR + i) * x_step + k0 :], n)
+                of = x[(task * MR + i) * x_step + k0 :].ctypes.data
+                fetch(of + 4 * x_step, 4 * n * WIDE)  # the next row's
+                quantize_for_tile(row.ctypes.data, beside[i:].ctypes.data, MR, of, n)
             else:
                 fill(row, np.float32(0))
-                fill(spare[: 3 * BLOCKS], np.float32(0))
-            for b in range(n):
-                for side in range(3):
-                    to = ((k0 // WIDE + b) * 3 + side) * MR + i
-                    sides[to] = spare[side * BLOCKS + b]
+                for side in range(3 * n):
+                    beside[side * MR + i] = np.float32(0)
         _put_slots(slots[k0 // 4 * MR :], rows, n * QUADS)
-
-
-@kernel
-def _quantize_row(row, sides, x, n):
-    """n blocks of x: bytes to row; scales, starts (as int32) and totals to sides (3, BLOCKS)."""
-    quads = sides[3 * BLOCKS :]
-    scales, totals = sides.ctypes.data, sides[2 * BLOCKS :].ctypes.data
-    quantize(row.ctypes.data, quads.ctypes.data, scales, totals, x.ctypes.data, n)
-    whole, starts = quads.view(np.int32), sides[BLOCKS : 2 * BLOCKS].view(np.int32)
-    for b in range(n):
-        total = np.int32(0)
-        for q in range(QUADS):
-            total += whole[b * QUADS + q]
-        starts[b] = total
 
 
 @kernel

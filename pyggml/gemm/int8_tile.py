@@ -53,7 +53,7 @@ BLOCKS = DEPTH // WIDE
 SLOTS = BLOCKS * QUADS  # of their bytes
 CHUNK = 512  # rows of W in one backward pass
 ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, lows
-ROWS = max(LANES * ROW, PADDED_MR * SLOTS + SLOTS + 4 * BLOCKS)  # scratch to unpack W, to pack x
+ROWS = max(LANES * ROW, PADDED_MR * SLOTS)  # scratch to unpack W, to pack x
 
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
