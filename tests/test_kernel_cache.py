@@ -105,3 +105,16 @@ def test_the_process_that_compiles_a_kernel_gives_the_bits_of_later_ones(tmp_pat
     ]
     assert list(tmp_path.rglob("*.nbc")), "the first process kept its kernel"
     assert found[0] == found[1]
+
+
+NAME = """
+import pyggml._jit
+from numba.core.caching import IndexDataCacheFile
+print(IndexDataCacheFile("folder", "kernel", "stamp")._data_name(1))
+"""
+
+
+def test_no_two_processes_write_machine_code_to_the_same_file(run):
+    """Else one that compiles a kernel for other arguments meanwhile could call this one's code."""
+    (first, _), (second, _) = run(NAME), run(NAME)
+    assert first.endswith(".nbc") and second.endswith(".nbc") and first != second

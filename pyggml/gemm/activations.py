@@ -70,14 +70,10 @@ def quantize_for_tile(typing: Any, bytes_: Any, sides: Any, gap: Any, x: Any, n:
         bytes_, sides, gap, x, n = arguments
         with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
             scale, _, total = _emit_block(builder, i, bytes_, x)
-            start = builder.mul(total, ir.Constant(I32, -128))
+            start = builder.bitcast(builder.mul(total, ir.Constant(I32, -128)), F32)
+            scaled = builder.fmul(scale, builder.sitofp(total, F32))
             here = builder.mul(builder.mul(i, ir.Constant(I64, 3)), gap)
-            found = (
-                scale,
-                builder.bitcast(start, F32),
-                builder.fmul(scale, builder.sitofp(total, F32)),
-            )
-            for value in found:
+            for value in (scale, start, scaled):
                 builder.store(value, at(builder, sides, here))
                 here = builder.add(here, gap)
         return context.get_dummy_value()
@@ -113,10 +109,8 @@ def largest(b: Any, values: list[Any]) -> Any:
 
 def scale_of(b: Any, most: Any) -> tuple[Any, Any]:
     """The scale of bytes up to LIMIT for numbers up to `most`, and what x is multiplied with."""
-    one = most.type == F32
-    limit, tiny, zero = (
-        ir.Constant(F32, n) if one else every(most.type, n) for n in (LIMIT, _TINY, 0.0)
-    )
+    constant = ir.Constant if most.type == F32 else every
+    limit, tiny, zero = (constant(most.type, n) for n in (LIMIT, _TINY, 0.0))
     usual = b.fcmp_ordered(">", most, tiny)
     return b.fdiv(most, limit), b.select(usual, b.fdiv(limit, most), zero)
 
