@@ -5,13 +5,18 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.gemm import FASTEST
+from pyggml.gemm import FASTEST, FLOATS
 from pyggml.lora import loss_and_grads
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
 LIMITS = {"bf16": 1e-4, "int8": 1e-3}  # NMSE of logits; llama.cpp's own are 3e-4 to 1e-3 here
 COSINES = {"bf16": 0.9995, "int8": 0.998}
+
+
+def is_rounded(kind, compute):
+    """ "int8" multiplies F16, which is no whole number, exactly where the CPU lacks bfloat16."""
+    return compute == "bf16" or kind != "F16" or FLOATS == "bf16"
 
 
 def test_auto_is_the_fastest(golden_file):
@@ -28,7 +33,8 @@ def test_logits(architecture, kind, compute, golden_file, golden):
     exact = wanted[EXACT[kind]]
     found = model.logits(wanted["tokens"])[wanted["rows"]]
     error = ((found - exact) ** 2).sum() / (exact**2).sum()
-    assert 1e-10 < error < LIMITS[compute], "rounded, and not too much"
+    assert error < LIMITS[compute]
+    assert (error > 1e-10) == is_rounded(kind, compute)
 
 
 @pytest.mark.parametrize("compute", list(LIMITS))
@@ -45,4 +51,5 @@ def test_gradients(architecture, kind, compute, golden_file, golden):
         exact = wanted[name]
         cosine = (found * exact).sum() / (np.linalg.norm(found) * np.linalg.norm(exact))
         assert cosine > COSINES[compute], name
-        assert np.linalg.norm(found - exact) > 1e-5 * np.linalg.norm(exact), f"{name} is rounded"
+        differs = np.linalg.norm(found - exact) > 1e-5 * np.linalg.norm(exact)
+        assert differs or not is_rounded(kind, compute), name  # if not, what is kept still may be
