@@ -62,7 +62,7 @@ def test_a_helper_compiles_until_the_first_step(helpers, tiny, plan, tmp_path):
         assert not notes(tmp_path)
         done()
         assert helpers[0].wait(PATIENCE) == 0
-        assert len(list(tmp_path.rglob("*.nbc"))) < 20, "it left the others"
+        assert len(list(tmp_path.rglob("*.nbc"))) < 100, "it left some of 119"
         assert notes(tmp_path)
         done()  # after every later step
     with ahead.helped(tiny, LORA, TRAIN, plan, "f32") as done:
