@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pyggml import load
 from pyggml._jit import CACHE, JIT, max_threads
@@ -34,12 +35,10 @@ def helped(
     yields is to be called after the first step."""
     note = None if CACHE is None else CACHE / f"{_kind(plan, compute)}.compiled"
     alone = (train.threads or max_threads()) == 1
-    if note is None or note.exists() or alone or not JIT:
-        yield lambda: None
-        return
-    job = json.dumps([str(model), asdict(lora), asdict(train)], default=str)
-    helper = _started(job.encode() + b"\n")
-    if helper is None:
+    helper = None
+    if note is not None and JIT and not alone and not note.exists():
+        helper = _started([str(model), asdict(lora), asdict(train)])
+    if note is None or helper is None:
         yield lambda: None
         return
     pipe = helper.stdin
@@ -59,8 +58,8 @@ def helped(
             helper.terminate()
 
 
-def _started(job: bytes) -> subprocess.Popen[bytes] | None:
-    """A helper at work, or None if there can be none."""
+def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:
+    """A helper at work on a model and the settings of a run; None if there can be none."""
     try:
         helper = subprocess.Popen(
             [sys.executable, "-m", "pyggml.cli.ahead"],
@@ -75,13 +74,13 @@ def _started(job: bytes) -> subprocess.Popen[bytes] | None:
         return None
     assert helper.stdin is not None
     with suppress(BrokenPipeError):
-        helper.stdin.write(job)
+        helper.stdin.write(json.dumps(job, default=str).encode() + b"\n")
     return helper
 
 
 def _kind(plan: Plan, compute: str) -> str:
     """The same for plans that need the same kernels."""
-    nodes = (t for t in plan.graph.nodes if t.op is not None)
+    nodes = plan.graph.nodes
     kinds = {(t.op.name, *(s.dtype.name for s in t.src)) for t in nodes if t.op is not None}
     return hashlib.sha256(repr((compute, sorted(kinds))).encode()).hexdigest()[:12]
 

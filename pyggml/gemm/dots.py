@@ -10,6 +10,7 @@ unpacked first.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import reduce
 from itertools import cycle
 from typing import Any
@@ -165,7 +166,7 @@ def row_dot_ints(
 
 
 def _emit_row(
-    builder: Any, sides: list[Any], kind: DType, emit: Any, dot: Any, vector: Any,
+    builder: Any, sides: list[Any], kind: DType, emit: Callable[[Any], None], dot: Any, vector: Any,
     sizes: tuple[int, ...],
 ) -> Any:  # fmt: skip
     """The loop over a row's blocks; sizes: bytes that WIDE weights meet in each side of x."""

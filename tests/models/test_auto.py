@@ -15,7 +15,7 @@ COSINES = {"bf16": 0.9995, "int8": 0.998}
 
 
 def is_rounded(kind, compute):
-    """ "int8" multiplies F16, which is no whole number, exactly where the CPU lacks bfloat16."""
+    """All but F16 in "int8", which without bfloat16 in the CPU is multiplied exactly."""
     return compute == "bf16" or kind != "F16" or FLOATS == "bf16"
 
 
