@@ -60,14 +60,14 @@ __all__ = [
 JIT: bool = not config.DISABLE_JIT
 ALONE = 4096  # floats that one thread is done with before others are awake
 SHARED = (
+    "_isa.py",
     "_jit.py",
+    "_llvm.py",
     "_simd.py",
     "_tasks.py",
     "dtypes.py",
     "quants/bits.py",
     "quants/iq4.py",
-    "gemm/isa.py",
-    "gemm/vectors.py",
     "gemm/blocks.py",
     "gemm/activations.py",
     "gemm/dots.py",

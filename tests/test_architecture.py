@@ -16,7 +16,8 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 
 # A part may import itself and the parts of earlier lines; those of the first line, each other.
 LAYERS = [
-    {"errors", "ggml_enums", "dtypes", "files", "_jit", "_simd", "_tasks", "tensor", "graph"},
+    {"errors", "ggml_enums", "dtypes", "files", "tensor", "graph"}
+    | {"_isa", "_jit", "_llvm", "_simd", "_tasks"},
     {"backends", "alloc", "gguf", "quants"},
     {"runtime", "gemm", "tokenizer"},
     {"ops"},
@@ -29,16 +30,16 @@ LAYERS = [
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 USES_NUMBA = {"pyggml/_jit.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
+    "pyggml/_isa.py",
     "pyggml/_jit.py",
+    "pyggml/_llvm.py",
     "pyggml/_tasks.py",
     "pyggml/gemm/activations.py",
     "pyggml/gemm/blocks.py",
     "pyggml/gemm/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/int8_tile.py",
-    "pyggml/gemm/isa.py",
     "pyggml/gemm/microkernel.py",
-    "pyggml/gemm/vectors.py",
     "pyggml/quants/bits.py",
 }
 COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}

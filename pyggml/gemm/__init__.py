@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import max_threads
 from pyggml.dtypes import F32, DType
 from pyggml.gemm import dots, few, frames, int8, panels, product, thin, twin
 from pyggml.gemm import strided as strides
-from pyggml.gemm.isa import CHOSEN
 from pyggml.quants import QUANTS
 from pyggml.tensor import Call, Compute
 

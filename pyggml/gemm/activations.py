@@ -20,10 +20,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, types
-from pyggml.gemm.blocks import FLOATS, WIDE
-from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.vectors import (
+from pyggml._llvm import (
     F32,
     I8,
     I32,
@@ -36,6 +35,7 @@ from pyggml.gemm.vectors import (
     load,
     store,
 )
+from pyggml.gemm.blocks import FLOATS, WIDE
 
 QUADS = WIDE // 4  # slots of a block's bytes, and of its quads
 LIMIT = 127.0

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.microkernel import make_strided_product
 from pyggml.gemm.panels import (
     LANES,

@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.gemm.vectors import F32, I8, I16, I32, I64, broadcast, every, from_halves
+from pyggml._llvm import F32, I8, I16, I32, I64, broadcast, every, from_halves
 from pyggml.quants.iq4 import VALUES
 
 GROUP = 16  # numbers that have one scale in every type, and fill a vector of floats

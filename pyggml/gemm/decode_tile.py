@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import JIT, cgutils, intrinsic, types
-from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.vectors import (
+from pyggml._llvm import (
     F32,
     I64,
     broadcast,

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, kernel, types
+from pyggml._llvm import I32, I64, at, broadcast, by_quads, every, fma, load, total
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.activations import QUADS
 from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WHOLE, WIDE, Block, FloatBlock
-from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.vectors import I32, I64, at, broadcast, by_quads, every, fma, load, total
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 _CHAINS = 4  # independent sums of a row, so that none waits for the one before

@@ -16,14 +16,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, types
-from pyggml.dtypes import dtype
-from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
-from pyggml.gemm.blocks import EIGHT, FLOATS, GROUP, WHOLE, WIDE, Block
-from pyggml.gemm.dots import step
-from pyggml.gemm.isa import CHOSEN
-from pyggml.gemm.panels import LANES, MR, PADDED_MR
-from pyggml.gemm.vectors import (
+from pyggml._llvm import (
     F32,
     I8,
     I32,
@@ -38,6 +33,11 @@ from pyggml.gemm.vectors import (
     prefetch,
     store,
 )
+from pyggml.dtypes import dtype
+from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
+from pyggml.gemm.blocks import EIGHT, FLOATS, GROUP, WHOLE, WIDE, Block
+from pyggml.gemm.dots import step
+from pyggml.gemm.panels import LANES, MR, PADDED_MR
 
 KINDS = list(WHOLE)
 WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}

@@ -8,7 +8,7 @@ transpose      a lanes × lanes block of float32
 call_block     calls a `block_code` function through its address; fetch brings near what it reads
 
 The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON or SSE code; only the
-numbers in pyggml.gemm.isa differ.
+numbers in pyggml._isa differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml._jit import cgutils, intrinsic, types
-from pyggml.gemm.vectors import (
+from pyggml._llvm import (
     F32,
     I8,
     I16,

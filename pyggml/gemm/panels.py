@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml._isa import CHOSEN
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml.gemm.isa import CHOSEN
 from pyggml.gemm.microkernel import make_dot_tile, make_round, make_tile_product, make_transpose
 
 LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel

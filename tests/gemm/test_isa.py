@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pyggml._isa import ENVIRONMENT, ISAS, choose
 from pyggml.errors import ConfigError
 from pyggml.gemm import CHOSEN
-from pyggml.gemm.isa import ENVIRONMENT, ISAS, choose
 
 HERE = Path(__file__).parent
 FILES = ["test_product.py", "test_flash.py"]
@@ -78,15 +78,15 @@ AVX512 = {"avx512f", "avx512bw", "avx512vl"}
     ],
 )
 def test_the_best_path_of_a_cpu_is_taken(features, best, monkeypatch):
-    monkeypatch.setattr("pyggml.gemm.isa._features", lambda: frozenset(features))
-    monkeypatch.setattr("pyggml.gemm.isa.JIT", True)
+    monkeypatch.setattr("pyggml._isa._features", lambda: frozenset(features))
+    monkeypatch.setattr("pyggml._isa.JIT", True)
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     assert choose().name == best
 
 
 def test_what_a_cpu_lacks_is_named(monkeypatch):
-    monkeypatch.setattr("pyggml.gemm.isa._features", lambda: frozenset(AVX2 | {"avx512f"}))
-    monkeypatch.setattr("pyggml.gemm.isa.JIT", True)
+    monkeypatch.setattr("pyggml._isa._features", lambda: frozenset(AVX2 | {"avx512f"}))
+    monkeypatch.setattr("pyggml._isa.JIT", True)
     monkeypatch.setenv(ENVIRONMENT, "avx512")
     with pytest.raises(ConfigError) as caught:
         choose()

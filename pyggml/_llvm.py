@@ -10,7 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml.gemm.isa import CHOSEN
+from pyggml._isa import CHOSEN
 
 F32 = ir.FloatType()
 I8 = ir.IntType(8)
