@@ -75,8 +75,8 @@ SHARED = (
     "gemm/frames.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
-    "gemm/attend.py",
-    "gemm/decode_tile.py",
+    "attention/tiles.py",
+    "attention/decode_tile.py",
     "ops/recurrence.py",
     "ops/strips.py",
 )

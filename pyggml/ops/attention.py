@@ -16,12 +16,11 @@ from math import prod
 
 import numpy as np
 
-from pyggml._jit import kernel, max_threads, parallel, prange
-from pyggml._simd import dot, exp32, fill
+from pyggml._jit import max_threads
+from pyggml.attention import decode, flash, plain, tiles, widen
 from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, attend, decode, flash, halves, rounds
-from pyggml.gemm.attend import NOTHING
+from pyggml.gemm import CHOSEN, rounds
 from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
@@ -82,68 +81,6 @@ def _span(span: np.ndarray) -> np.ndarray:
     return span.astype(np.int64)
 
 
-# -- the slow twins ------------------------------------------------------------------------------
-
-
-@kernel
-def _plain_row(out, q, k, v, g, start, stop, scale):
-    """One query's result from head g of the keys; returns lse."""
-    top, norm = np.float32(-1e30), np.float32(0)
-    fill(out, np.float32(0))
-    for j in range(start, stop):
-        s = dot(q, k[j, g]) * scale
-        if s > top:
-            factor = exp32(top - s)
-            norm *= factor
-            for i in range(out.shape[0]):
-                out[i] *= factor
-            top = s
-        p, row = exp32(s - top), v[j, g]
-        norm += p
-        for i in range(out.shape[0]):
-            out[i] += p * row[i]
-    if not norm > 0:
-        return NOTHING
-    for i in range(out.shape[0]):
-        out[i] /= norm
-    return top + np.log(norm)
-
-
-@parallel
-def _plain_forward(out, lse, q, k, v, span, scale):
-    """One query and head after the other, the softmax summed as it goes."""
-    n_heads = q.shape[1]
-    repeats = n_heads // k.shape[1]
-    for task in prange(q.shape[0] * n_heads):
-        t, h = task // n_heads, task % n_heads
-        g = h // repeats
-        lse[h, t] = _plain_row(out[t, h], q[t, h], k, v, g, span[t, 0], span[t, 1], scale)
-
-
-@kernel
-def _plain_back(dq, dk, dv, q, k, v, span, o, lse, do, scale):
-    n_queries, n_heads, d = q.shape
-    repeats = n_heads // k.shape[1]
-    dq[:], dk[:], dv[:] = 0, 0, 0
-    for t in range(n_queries):
-        for h in range(n_heads):
-            g = h // repeats
-            delta = np.float32(0)
-            for i in range(d):
-                delta += do[t, h, i] * o[t, h, i]
-            for j in range(span[t, 0], span[t, 1]):
-                s, dp = np.float32(0), np.float32(0)
-                for i in range(d):
-                    s += q[t, h, i] * k[j, g, i]
-                    dp += do[t, h, i] * v[j, g, i]
-                p = exp32(s * scale - lse[h, t])
-                ds = p * (dp - delta) * scale
-                for i in range(d):
-                    dq[t, h, i] += ds * k[j, g, i]
-                    dk[j, g, i] += ds * q[t, h, i]
-                    dv[j, g, i] += p * do[t, h, i]
-
-
 def _tiled(n_queries: int) -> bool:
     """Tiles pay off when they are full; without the JIT there are none."""
     return CHOSEN.name != "numpy" and n_queries >= CHOSEN.mr
@@ -162,20 +99,20 @@ class _Carver:
         return piece
 
     def rows(self, x: Tensor) -> np.ndarray:
-        return self.take(*attend.rows_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
+        return self.take(*tiles.rows_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
 
     def columns(self, x: Tensor) -> np.ndarray:
-        return self.take(*attend.columns_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
+        return self.take(*tiles.columns_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
 
 
 def _rows_floats(x: Tensor) -> int:
-    return prod(attend.rows_shape(x.shape[1], x.shape[0], x.shape[2], pairs=False))
+    return prod(tiles.rows_shape(x.shape[1], x.shape[0], x.shape[2], pairs=False))
 
 
 def _columns_floats(x: Tensor) -> int:
     """However x is computed: pairs take half, but are rounded up."""
     t, h, d = x.shape
-    return max(prod(attend.columns_shape(h, t, d, pairs)) for pairs in (False, True))
+    return max(prod(tiles.columns_shape(h, t, d, pairs)) for pairs in (False, True))
 
 
 # -- flash_attn_ext -----------------------------------------------------------------------------
@@ -183,7 +120,7 @@ def _columns_floats(x: Tensor) -> int:
 
 def _flash_work(node: Tensor) -> int:
     q, k, v = node.src[:3]
-    wide = halves.n_floats(k, v)
+    wide = widen.n_floats(k, v)
     if CHOSEN.name == "numpy":
         return 4 * wide
     if not _tiled(q.shape[0]):
@@ -200,14 +137,14 @@ def _flash_run(site: Site) -> Call:
     if CHOSEN.name != "numpy" and not _tiled(q.shape[0]):
         parts = carve.take(*decode.parts_shape(q.shape, k.shape))
         return decode.forward(site.out, lse, q, k, v, span, scale, parts)
-    wide_k, wide_v = halves.widened((k, v), carve.take(halves.n_floats(*site.node.src[1:3])))
+    wide_k, wide_v = widen.widened((k, v), carve.take(widen.n_floats(*site.node.src[1:3])))
     if CHOSEN.name == "numpy":
-        call: Call = _plain_forward, (site.out, lse, q, wide_k, wide_v, span, scale)
+        call: Call = plain.forward, (site.out, lse, q, wide_k, wide_v, span, scale)
     else:
         sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
         scratch = carve.take(max_threads(), flash.forward_floats(q.shape[2]))
         call = flash.forward(site.out, lse, q, wide_k, wide_v, span, scale, *sides, scratch)
-    return halves.after_widening(span, (k, v), (wide_k, wide_v), call)
+    return widen.after_widening(span, (k, v), (wide_k, wide_v), call)
 
 
 def _flash_ref(
@@ -298,7 +235,7 @@ def _back_run(site: Site) -> Call:
     scale = np.float32(site.node.params["scale"])
     dk, dv = site.saved
     if not _tiled(q.shape[0]):
-        return _plain_back, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
+        return plain.backward, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
     pairs = rounds(site.compute)
     carve = _Carver(site.work, pairs)
     k_node, v_node = site.node.src[1:3]

@@ -8,7 +8,7 @@ bias is slope·mask, or slope·(j − the last key that the query sees) with ALi
 softmax does not notice what is the same for all keys. The cap is Gemma 2's (arXiv:2408.00118), the
 sink one number per head that takes part in the sum and has no value (gpt-oss, arXiv:2508.10925).
 
-Scores exist for a few hundred rows at a time, see pyggml.ops.attention_blocks.
+Scores exist for a few hundred rows at a time, see pyggml.attention.dense.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.attention import dense, widen
 from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
-from pyggml.gemm import halves
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops import attention_blocks as blocks
 from pyggml.ops.expect import expect, expect_attention, expect_type
 from pyggml.ops.softmax import alibi_slopes
 from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Shape, Site, Spec, Tensor, leaf, op
@@ -87,13 +86,13 @@ def _spec(
     return Spec(q.shape)
 
 
-def _problem(params: Any, src: tuple[np.ndarray, ...]) -> blocks.Problem:
+def _problem(params: Any, src: tuple[np.ndarray, ...]) -> dense.Problem:
     q, k, v, span, *rest = src
     mask, sinks = _extras(tuple(rest), params["masked"])
     n_heads = q.shape[1]
     plain = mask is None and not params["max_bias"]
     slopes = np.zeros(n_heads) if plain else alibi_slopes(n_heads, params["max_bias"])
-    return blocks.Problem(
+    return dense.Problem(
         *(q, k, v, span),
         mask=np.zeros((1, 1, 0), np.float32) if mask is None else _per_head(mask),
         sinks=np.full(n_heads, -np.inf, np.float32) if sinks is None else sinks,
@@ -124,24 +123,24 @@ def _work(node: Tensor) -> int:
     q, k = (t.shape for t in node.src[:2])
     if q[0] <= _FEW:
         return 4 * q[0] * q[1] * k[0]
-    wide = 4 * halves.n_floats(*node.src[1:3])
-    return wide + blocks.work_bytes(q, k) + 4 * sum(map(prod, blocks.forward_shapes(q, k)))
+    wide = 4 * widen.n_floats(*node.src[1:3])
+    return wide + dense.work_bytes(q, k) + 4 * sum(map(prod, dense.forward_shapes(q, k)))
 
 
 def _run(site: Site) -> Call:
     q, k, v, span, *extras = site.src
     (lse,) = site.saved
     if len(q) <= _FEW:
-        few = q, halves.readable(k), halves.readable(v), span, *extras
+        few = q, widen.readable(k), widen.readable(v), span, *extras
         (scores,) = _carve(site.work, 0, [(len(q), q.shape[1], len(k))])
-        return blocks.few, (_problem(site.node.params, few), site.out, lse, scores)
-    n = halves.n_floats(*site.node.src[1:3])
-    wide, work = halves.widened((k, v), site.work.view(np.float32)[:n]), site.work[4 * n :]
+        return dense.few, (_problem(site.node.params, few), site.out, lse, scores)
+    n = widen.n_floats(*site.node.src[1:3])
+    wide, work = widen.widened((k, v), site.work.view(np.float32)[:n]), site.work[4 * n :]
     problem = _problem(site.node.params, (q, *wide, span, *extras))
-    n_bytes = blocks.work_bytes(q.shape, k.shape)
-    scratch = _carve(work, n_bytes, blocks.forward_shapes(q.shape, k.shape))
-    call = blocks.forward, (problem, site.out, lse, work[:n_bytes], scratch)
-    return halves.after_widening(span, (k, v), wide, call)
+    n_bytes = dense.work_bytes(q.shape, k.shape)
+    scratch = _carve(work, n_bytes, dense.forward_shapes(q.shape, k.shape))
+    call = dense.forward, (problem, site.out, lse, work[:n_bytes], scratch)
+    return widen.after_widening(span, (k, v), wide, call)
 
 
 def _shares(
@@ -240,16 +239,16 @@ def _back_saved(
 
 def _back_work(node: Tensor) -> int:
     q, k = (t.shape for t in node.src[3:5])
-    return blocks.work_bytes(q, k) + 4 * sum(map(prod, blocks.backward_shapes(q, k)))
+    return dense.work_bytes(q, k) + 4 * sum(map(prod, dense.backward_shapes(q, k)))
 
 
 def _back_run(site: Site) -> Call:
     o, lse, do, *src = site.src
     q, k = (a.shape for a in src[:2])
-    n_bytes = blocks.work_bytes(q, k)
-    scratch = _carve(site.work, n_bytes, blocks.backward_shapes(q, k))
+    n_bytes = dense.work_bytes(q, k)
+    scratch = _carve(site.work, n_bytes, dense.backward_shapes(q, k))
     problem, grads = _problem(site.node.params, tuple(src)), (site.out, *site.saved)
-    return blocks.backward, (problem, grads, o, lse, do, site.work[:n_bytes], scratch)
+    return dense.backward, (problem, grads, o, lse, do, site.work[:n_bytes], scratch)
 
 
 def _back_ref(

@@ -5,11 +5,11 @@ import pytest
 
 from pyggml import ops
 from pyggml.alloc import plan
+from pyggml.attention.dense import ROWS
 from pyggml.backward import build_backward
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
-from pyggml.ops.attention_blocks import ROWS
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.runtime import run
 from pyggml.tensor import leaf, zeros

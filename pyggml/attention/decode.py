@@ -25,8 +25,8 @@ from pyggml._tasks import (
     real,
     stage,
 )
-from pyggml.gemm.attend import NOTHING
-from pyggml.gemm.decode_tile import KEYS, LANES, as_float, score_tile, value_tile
+from pyggml.attention.decode_tile import KEYS, LANES, as_float, score_tile, value_tile
+from pyggml.attention.tiles import NOTHING
 from pyggml.tensor import Call, Shape
 
 _FEWEST = 64  # keys of a block

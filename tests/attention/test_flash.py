@@ -5,13 +5,13 @@ import pytest
 
 from pyggml._jit import max_threads, set_threads, threads
 from pyggml.alloc import plan
+from pyggml.attention.flash import FEWEST_TASKS, sums_shape
+from pyggml.attention.tiles import BLOCK, QUERIES
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN
-from pyggml.gemm.attend import BLOCK, QUERIES
-from pyggml.gemm.flash import FEWEST_TASKS, sums_shape
 from pyggml.graph import Graph
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.runtime import bind

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pyggml._jit import kernel, max_threads, set_threads, threads
-from pyggml.gemm import CHOSEN, decode
-from pyggml.gemm.decode_tile import as_float
-from pyggml.ops.attention import _plain_forward
+from pyggml.attention import decode, plain
+from pyggml.attention.decode_tile import as_float
+from pyggml.gemm import CHOSEN
 
 pytestmark = pytest.mark.skipif(
     CHOSEN.name == "numpy", reason="PYGGML_ISA=numpy runs the plain loop itself"
@@ -42,7 +42,7 @@ def decoded(out, lse, q, k, v, span, scale):
 def test_as_the_plain_loop_has_it(n_keys, span, rng):
     arguments = case(rng, len(span), n_keys, span)
     out, lse = decoded(*arguments)
-    _plain_forward(*arguments)
+    plain.forward(*arguments)
     np.testing.assert_allclose(out, arguments[0], rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(lse, arguments[1], rtol=2e-6, atol=2e-6)
 
@@ -55,7 +55,7 @@ def test_halves_are_the_floats_that_they_are(heads, d, rng):
     out, lse, q, k, v, *rest = case(rng, len(span), n_keys, span, heads, d)
     k, v = k.astype(np.float16), v.astype(np.float16)
     found = decoded(out, lse, q, k, v, *rest)
-    _plain_forward(out, lse, q, k.astype(np.float32), v.astype(np.float32), *rest)
+    plain.forward(out, lse, q, k.astype(np.float32), v.astype(np.float32), *rest)
     for a, b in zip(found, (out, lse), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
@@ -95,7 +95,7 @@ def test_scores_far_apart_do_not_overflow(rng):
     arguments = case(rng, 1, 200, [(0, 200)])
     arguments[2][:] *= 1e3  # scores of thousands: one key takes all
     out, lse = decoded(*arguments)
-    _plain_forward(*arguments)
+    plain.forward(*arguments)
     np.testing.assert_allclose(out, arguments[0], rtol=1e-3, atol=1e-4)
     assert np.isfinite(lse).all()
 

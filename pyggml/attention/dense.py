@@ -14,8 +14,8 @@ import numpy as np
 from pyggml import gemm
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot, exp32, fill, row_max, tanh32
-from pyggml.gemm.attend import NOTHING
-from pyggml.gemm.decode_tile import as_float
+from pyggml.attention.decode_tile import as_float
+from pyggml.attention.tiles import NOTHING
 from pyggml.tensor import Shape
 
 ROWS = 192  # at 4096 keys a block of scores is 3 MiB
@@ -170,7 +170,7 @@ def _few_queries(out, lse, p, q, k, v, span, mask, sinks, slopes, scale, cap):
 class Problem:
     """The sources of one node as the kernels take them: what is absent is empty or changes nothing.
 
-    k and v are float32; `few` also takes them as pyggml.gemm.halves.readable gives halves.
+    k and v are float32; `few` also takes them as pyggml.attention.widen.readable gives halves.
     mask is (n, T, S) or (1, 1, 0), sinks (H,) or -inf, slopes (H,) or zeros.
     """
 

@@ -1,4 +1,4 @@
-"""The tiles of attention that its forward and backward pass share; see pyggml.gemm.flash.
+"""The tiles of attention that its forward and backward pass share; see pyggml.attention.flash.
 
 A tile has QUERIES rows, PITCH floats apart, and BLOCK keys as columns. In a product the first side
 lies as it is: the microkernel broadcasts its slots, from a tile's rows as well as from its columns.

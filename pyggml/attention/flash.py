@@ -36,7 +36,7 @@ from pyggml._tasks import (
     real,
     stage,
 )
-from pyggml.gemm.attend import (
+from pyggml.attention.tiles import (
     BELOW,
     BLOCK,
     EXACT,

@@ -1,0 +1,1 @@
+"""Attention and its gradients, without the matrix of all scores."""
