@@ -21,8 +21,8 @@ from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import compare, prompt_ids
 from pyggml.cli.show import row, say, size, unescaped
 from pyggml.errors import CheckpointError, ConfigError, PyggmlError
-from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, read_corpus
-from pyggml.lora.checkpoint import KEPT, existing
+from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, lock, read_corpus
+from pyggml.lora.checkpoint import KEPT, existing, held
 
 LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
@@ -44,6 +44,11 @@ class Job:
 def _finetune(**given: Any) -> int:
     job = _job(given)
     _check_places(job)
+    with lock.held(job.output):
+        return _run(job, given)
+
+
+def _run(job: Job, given: dict[str, Any]) -> int:
     model = load(job.model, compute=job.train.compute)
     overview.say_model(model)
     adapter = attach(model, job.lora)
@@ -84,6 +89,9 @@ def _train(
                 finished = trainer.run(report)
             except PyggmlError as error:
                 raise PyggmlError(f"{error}{_rescued(adapter, meter, job.output)}") from error
+        if meter.last is None and not finished:
+            row("stopped", "before a step was made; nothing was written")
+            return STOPPED
         _say_result(meter)
         _save(adapter, meter, job.output)
     if not finished:
@@ -107,6 +115,10 @@ def _job(given: dict[str, Any]) -> Job:
     missing = [flag for name, flag in flags.items() if given[name] is None]
     if missing:
         raise ConfigError(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    if given["checkpoint_dir"] is None and given["resume"] is not None and given["resume"].is_dir():
+        given = given | {"checkpoint_dir": str(given["resume"])}  # it goes on where it was
+    if given["checkpoint_every"] is not None and given["checkpoint_dir"] is None:
+        raise ConfigError("--checkpoint-every wants --checkpoint-dir, a folder for checkpoints")
     return Job(
         **{name: given[name] for name in (*flags, "resume", "prompt")},
         lora=LoraConfig(**given_settings(LoraConfig, LORA_FLAGS, given)),
@@ -122,6 +134,8 @@ def _check_places(job: Job) -> None:
         if not Path(folder).is_dir():
             raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
         check_output(Path(folder, "step.gguf"), {})
+        with held(Path(folder)):  # the run takes it again; a refusal shall come before the work
+            pass
     if job.resume is not None and not job.resume.exists():
         raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
 
@@ -214,7 +228,8 @@ command = click.Command(
     context_settings=SETTINGS,
     callback=_finetune,
     help="Train a LoRA adapter for a GGUF model; its weights stay as they are, quantised.\n\n"
-    "Ctrl-C ends the run after the step under way, and saves adapter and checkpoint.",
+    "Ctrl-C, SIGTERM or a closed terminal or pipe ends the run after the step under way, and saves "
+    "adapter and checkpoint; before the first step nothing is written.",
     params=[
         click.Option(["-m", "--model"], type=PATH, help="GGUF model to adapt"),
         click.Option(
@@ -229,7 +244,9 @@ command = click.Command(
         *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
         *settings_options(TrainConfig, {}),
         click.Option(
-            ["--resume"], type=PATH, help="checkpoint, or folder of them, to continue from"
+            ["--resume"],
+            type=PATH,
+            help="checkpoint, or folder of them, to continue from; a folder gets the next ones too",
         ),
         click.Option(
             ["--prompt"],

@@ -1,32 +1,43 @@
-"""Ctrl-C: the first press asks for an end after the step under way, the second ends at once."""
+"""What ends a run early: Ctrl-C, SIGTERM, a closed terminal, a closed pipe.
+
+Each asks for an end after the step under way; a second Ctrl-C or SIGTERM ends at once.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, TextIO
 
-from pyggml.cli.run import STOPPED
+from pyggml.cli.run import STOPPED, silence
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP: the terminal was closed (POSIX). SIGBREAK: the console was (Windows), or Ctrl-Break.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_HANGUP = getattr(signal, "SIGHUP", None)
+_GONE = (errno.EPIPE, errno.EIO, errno.EINVAL)  # a closed pipe; a closed terminal; both on Windows
 _NOTE = b"\nstopping after this step; Ctrl-C again ends at once, without saving\n"
 
 
 @contextmanager
 def stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first SIGINT or SIGTERM calls `stop` and the second raises SystemExit.
+    """Inside, the first signal, and a standard output that nobody reads any more, call `stop`.
 
-    (KeyboardInterrupt would make the trainer save once more.)
+    The same signal again raises SystemExit (KeyboardInterrupt would make the trainer save once
+    more); not SIGHUP, which a shell and the system may both send. An output that is lost for
+    another reason, such as a full disk, is an OSError at the end.
     """
-    pressed = False
+    asked: set[int] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
+        if number in asked and number != _HANGUP:
             raise SystemExit(STOPPED)
-        pressed = True
+        asked.add(number)
         stop()
         with suppress(OSError):
             os.write(2, _NOTE)  # print is not safe here: it may be what was interrupted
@@ -34,7 +45,50 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
     heard = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup, or `&`
     before = {s: signal.signal(s, handle) for s in heard}
     try:
-        yield
+        with _outliving(stop):
+            yield
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+
+
+@contextmanager
+def _outliving(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside, a standard stream that cannot be written to calls `stop`, and nothing is raised."""
+    before, faults = (sys.stdout, sys.stderr), list[OSError]()
+
+    def lost(error: OSError) -> None:
+        faults.append(error)
+        stop()
+
+    sys.stdout, sys.stderr = (_Stream(stream, lost) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+    if faults and faults[0].errno not in _GONE:
+        raise faults[0]
+
+
+class _Stream:
+    """A standard stream that reports its first failure; what follows it goes nowhere."""
+
+    def __init__(self, stream: TextIO, lost: Callable[[OSError], None]) -> None:
+        self._stream, self._lost = stream, lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except OSError as error:
+            silence(self._stream)
+            self._lost(error)

@@ -1,6 +1,7 @@
 """Runs a command and turns whatever ends it into an exit code and at most one sentence.
 
-0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C
+0 done    2 an error that input or the machine caused    130 stopped by Ctrl-C, a signal or a reader
+of standard output that closed it
 
 A fault of the program itself keeps its traceback.
 """
@@ -13,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 import click
@@ -54,19 +56,25 @@ def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] |
 
 
 def _ended(reason: str, name: str, code: int) -> int:
-    print(f"{name}: {printable(' '.join(reason.split()))}", file=sys.stderr)
+    with suppress(OSError):  # standard error may be closed as well
+        print(f"{name}: {printable(' '.join(reason.split()))}", file=sys.stderr)
     return code
 
 
 def _lost_output(error: OSError, name: str) -> int:
     """Standard output is full or closed (`| head`): nothing more goes there, not even at exit."""
     if error.filename is None:
-        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-            os.dup2(nowhere.fileno(), 1)
+        silence(sys.stdout)
     if error.errno == errno.EPIPE:
-        return FAILED
+        return STOPPED
     place = error.filename or "standard output"
     return _ended(f"{place}: {error.strerror or error}", name, FAILED)
+
+
+def silence(stream: TextIO) -> None:
+    """From now on what is written to a standard stream, or waits in its buffer, goes nowhere."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _show_warning(

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pyggml import gguf
 from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError, GGUFError
 from pyggml.gguf.fields import shown
+from pyggml.lora import lock
 from pyggml.lora.parameters import Parameters
 
 KEPT = 2  # newest checkpoints that stay
@@ -175,12 +177,25 @@ def existing(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name))
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder. CheckpointError if that fails."""
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Inside, the folder exists and no other process writes there; folders that were made for it
+    and stay empty are removed.
+
+    Raises CheckpointError if it cannot be made, PyggmlError if another run holds it.
+    """
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    try:
+        with lock.held(folder):
+            yield
+    finally:
+        with suppress(OSError):  # which ends at the first one that holds something
+            for each in made:
+                each.rmdir()
 
 
 def prune(folder: Path, step: int) -> None:

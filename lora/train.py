@@ -7,6 +7,7 @@ at times     validation, checkpoint; both between two steps, where a run may als
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, isfinite
@@ -132,28 +133,34 @@ class Trainer:
         """Train to the end; True if it was reached, False if `stop` or Ctrl-C ended it early.
 
         Either way the parameters are those after the last whole step, and a checkpoint of them
-        exists if the settings ask for one. Raises PyggmlError, naming the step, if loss or gradient
-        is not finite.
+        exists if the settings ask for one and a step was made. Raises PyggmlError, naming the step,
+        if loss or gradient is not finite, and CheckpointError if the folder for checkpoints is
+        another run's.
         """
+        folder = self.config.checkpoint_dir
+        with nullcontext() if folder is None else checkpoint.held(Path(folder)):
+            return self._run(report)
+
+    def _run(self, report: Callback) -> bool:
+        start = self.progress.step
         self._begin()
         try:
             self._train(report)
         except KeyboardInterrupt:
             if self._updating:  # the parameters may be half of one step, half of the next
                 raise
-        self._save(report)
+        if self.progress.step > start:
+            self._save(report)
         return self.is_done
 
     def _begin(self) -> None:
         self._stopping = False
         folder = self.config.checkpoint_dir
-        if folder is not None:
-            checkpoint.prepare(Path(folder))
-            if self.progress.step == 0 and checkpoint.existing(Path(folder)):
-                raise CheckpointError(
-                    f"{folder}: holds checkpoints of an earlier run: resume from one, or name "
-                    "another folder"
-                )
+        if folder is not None and self.progress.step == 0 and checkpoint.existing(Path(folder)):
+            raise CheckpointError(
+                f"{folder}: holds checkpoints of an earlier run: resume from one, or name another "
+                "folder"
+            )
         set_threads(self.config.threads or max_threads())
         self.passes.bind()
         if self._optimiser is None:

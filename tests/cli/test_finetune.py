@@ -10,7 +10,7 @@ import pytest
 import pyggml as library
 from pyggml.cli import __main__ as cli
 from pyggml.cli import demo
-from pyggml.lora import Trainer
+from pyggml.lora import Trainer, lock
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +219,7 @@ def test_a_second_ctrl_c_ends_at_once(finetune, signal_after, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     assert finetune("--checkpoint-dir", tmp_path / "points").code == 130
     assert not (tmp_path / "adapter.gguf").exists()
-    assert list((tmp_path / "points").iterdir()) == []
+    assert not (tmp_path / "points").exists()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -234,6 +234,32 @@ def test_ctrl_c_before_the_run_is_no_traceback(finetune, monkeypatch):
     monkeypatch.setattr(Trainer, "reserve", lambda self: signal.raise_signal(signal.SIGINT))
     ended = finetune()
     assert (ended.code, ended.err.strip()) == (130, "pyggml: stopped")
+
+
+def test_a_resumed_folder_gets_the_next_checkpoints(finetune, signal_after, monkeypatch, tmp_path):
+    points = tmp_path / "points"
+    signal_after(2)
+    assert finetune("--checkpoint-dir", points).code == 130
+    monkeypatch.undo()
+    assert finetune("--resume", points).code == 0
+    assert sorted(p.name for p in points.iterdir()) == ["step-00000002.gguf", "step-00000004.gguf"]
+
+
+def test_checkpoints_without_a_folder_are_refused(finetune, tmp_path):
+    ended = finetune("--checkpoint-every", 2)
+    assert ended.code == 2 and "--checkpoint-every wants --checkpoint-dir, a folder" in ended.err
+    assert not (tmp_path / "adapter.gguf").exists()
+
+
+def test_two_runs_do_not_share_a_folder_or_an_output(finetune, tmp_path):
+    points, out = tmp_path / "points", tmp_path / "adapter.gguf"
+    points.mkdir()
+    for place in (points, out):
+        with lock.held(place):
+            ended = finetune("--checkpoint-dir", points)
+            reason = f"{place}: is in use by process {os.getpid()}: wait for its end"
+            assert ended.code == 2 and reason in ended.err and ended.out == ""
+    assert finetune("--checkpoint-dir", points).code == 0
 
 
 # -- the demo -----------------------------------------------------------------------------------

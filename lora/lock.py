@@ -1,0 +1,93 @@
+"""One writer at a time: a lock file that names the process which holds it.
+
+What counts is the system's lock on the open file (flock; on Windows a locked byte), which ends with
+its process however that ends: a file that a killed process left behind is taken over.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pyggml.errors import PyggmlError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    _HELD = PermissionError
+
+    def _lock(handle: int) -> None:
+        os.lseek(handle, 1 << 20, os.SEEK_SET)  # far behind the number, which others shall read
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        os.lseek(handle, 0, os.SEEK_SET)
+else:
+    import fcntl
+
+    _HELD = BlockingIOError
+
+    def _lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def held(place: Path) -> Iterator[None]:
+    """Inside, no other process holds this file or folder; the lock file is gone at the end.
+
+    Raises PyggmlError, naming the other process, if one holds it already.
+    """
+    path = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
+    handle = _taken(path, place)
+    try:
+        os.truncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        yield
+    finally:
+        _remove(path, handle)
+
+
+def _taken(path: Path, place: Path) -> int:
+    """A handle of the lock file, locked."""
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise PyggmlError(f"{path}: cannot be made: {error.strerror or error}") from error
+        try:
+            _lock(handle)
+        except _HELD:
+            os.close(handle)
+            raise PyggmlError(
+                f"{place}: is in use by process {_holder(path)}: wait for its end, or name another "
+                "place to write to"
+            ) from None
+        except OSError:  # a file system without locks
+            return handle
+        if _is_still_there(path, handle):
+            return handle
+        os.close(handle)  # whoever held it removed it in between
+
+
+def _is_still_there(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except OSError:
+        return False
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip() or "of unknown number"
+    except (OSError, ValueError):
+        return "of unknown number"
+
+
+def _remove(path: Path, handle: int) -> None:
+    if sys.platform == "win32":  # which removes no open file
+        os.close(handle)
+    with suppress(OSError):
+        path.unlink()
+    if sys.platform != "win32":
+        os.close(handle)

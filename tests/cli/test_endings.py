@@ -1,0 +1,151 @@
+"""A run that is ended from outside: what is on the disk, what is said, and the exit code."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import pyggml as library
+from pyggml.cli.interrupt import stopping
+from pyggml.lora import Trainer
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")
+
+
+@pytest.fixture
+def started(tiny, text, tmp_path):
+    """started(*arguments, **of Popen) -> a process that trains for a very long time."""
+    processes = []
+
+    def start(*arguments, **options):
+        command = [sys.executable, "-P", "-m", "pyggml.cli", "finetune", "-m", tiny, "-f", text]
+        command += ["-o", tmp_path / "adapter.gguf", "--ctx", 16, "--lora-rank", 2, "--prompt", "a"]
+        command += ["--epochs", 100_000, "--threads", 1, *arguments]
+        processes.append(subprocess.Popen([str(c) for c in command], **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def points_of(folder):
+    return sorted(p.name for p in folder.glob("step-*.gguf"))
+
+
+def wait_for(found, seconds=120):
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "nothing came of it"
+        time.sleep(0.05)
+
+
+# -- before the first step ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped_early(monkeypatch):
+    """Ctrl-C while the loss is measured before the first step."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    whole = Trainer._validate
+
+    def validate(self, report):
+        signal.raise_signal(signal.SIGINT)
+        return whole(self, report)
+
+    monkeypatch.setattr(Trainer, "_validate", validate)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_before_the_first_step_nothing_on_the_disk_changes(finetune, stopped_early, tmp_path):
+    older = tmp_path / "adapter.gguf"
+    older.write_bytes(b"a good one")
+    ended = finetune("--checkpoint-dir", tmp_path / "deep" / "points")
+    assert ended.code == 130
+    assert "stopped    before a step was made; nothing was written\n" in ended.out
+    assert "resume" not in ended.out and "result" not in ended.out
+    assert older.read_bytes() == b"a good one" and list(tmp_path.iterdir()) == [older]
+
+
+def test_nor_does_it_in_a_run_that_was_resumed(finetune, tmp_path, monkeypatch):
+    points, out = tmp_path / "points", tmp_path / "adapter.gguf"
+    assert finetune("--max-steps", 2, "--checkpoint-dir", points).code == 0
+    (point,) = points.iterdir()
+    point.rename(points / "step-00000001.gguf")  # so that the file's name says less than it holds
+    out.write_bytes(b"a good one")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(Trainer, "is_done", property(lambda self: False))
+    monkeypatch.setattr(Trainer, "_begin", lambda self: self.stop())
+    ended = finetune("--max-steps", 2, "--resume", points)
+    signal.signal(signal.SIGINT, before)
+    assert ended.code == 130 and "nothing was written" in ended.out
+    assert out.read_bytes() == b"a good one" and points_of(points) == ["step-00000001.gguf"]
+
+
+# -- a closed terminal, a closed pipe -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_saves_adapter_and_checkpoint(started, tmp_path, tiny, number):
+    points = tmp_path / "points"
+    run = started("--checkpoint-dir", points, "--checkpoint-every", 1, stdout=subprocess.DEVNULL,
+                  stderr=subprocess.PIPE, text=True)  # fmt: skip
+    wait_for(lambda: len(points_of(points)) == 2)
+    run.send_signal(number)
+    if number == signal.SIGHUP:
+        run.send_signal(number)  # the shell and the system each send one
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130 and "Traceback" not in err, err
+    assert library.load(tiny, tmp_path / "adapter.gguf").adapters
+
+
+def test_a_reader_that_goes_away_ends_the_run_as_sigterm_does(started, tmp_path, tiny):
+    points = tmp_path / "points"
+    run = started("--checkpoint-dir", points, "--checkpoint-every", 1, stdout=subprocess.PIPE,
+                  stderr=subprocess.PIPE, text=True)  # fmt: skip
+    while "loss" not in run.stdout.readline():
+        pass
+    run.stdout.close()
+    run.stdout = None
+    _, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (130, "")
+    (newest,) = points_of(points)[-1:]
+    assert library.load(tiny, tmp_path / "adapter.gguf").adapters
+    assert int(newest[5:13]) < 100_000, "not to the end"
+
+
+def test_a_closed_terminal_ends_the_run_and_saves(started, tmp_path, tiny):
+    """As a window that is closed: a hang-up, after which nothing can be written."""
+    leader, follower = pty.openpty()
+    run = started("--checkpoint-dir", tmp_path / "points", stdin=follower, stdout=follower,
+                  stderr=follower, start_new_session=True)  # fmt: skip
+    os.close(follower)
+    said = b""
+    while b"tokens/s" not in said:
+        assert select.select([leader], [], [], 120)[0], said
+        said += os.read(leader, 4096)
+    os.close(leader)
+    run.send_signal(signal.SIGHUP)
+    assert run.wait(timeout=60) == 130
+    assert library.load(tiny, tmp_path / "adapter.gguf").adapters
+    assert len(points_of(tmp_path / "points")) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")  # noqa: PTH110
+def test_a_full_disk_for_what_is_said_is_an_error_at_the_end(monkeypatch):
+    asked = []
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(OSError, match="No space left"), stopping(lambda: asked.append("stop")):
+            for _ in range(3):
+                sys.stdout.write("step 1")
+                sys.stdout.flush()
+            asked.append("saved")
+    assert asked == ["stop", "saved"]
