@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml import gemm
-from pyggml._jit import kernel, max_threads, parallel, prange
+from pyggml import gemm, threads
+from pyggml._jit import kernel, parallel, prange
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import QUADS
@@ -64,7 +64,7 @@ def _zeros(n: int, m: int) -> np.ndarray:
 
 def limit(compute: Compute) -> Call:
     """The microkernel alone, REPEATS times on every thread; bytes with their scales."""
-    n, form = max_threads(), ("f32", "bf16", "int8").index(compute)
+    n, form = threads.most(), ("f32", "bf16", "int8").index(compute)
     k = SLOTS[compute]
     a, b, c = (_zeros(n, m) for m in (k * MR, k * PANEL, MR * PANEL))
     return _on_every_thread, (a, b, c, k, form, REPEATS)
@@ -72,7 +72,7 @@ def limit(compute: Compute) -> Call:
 
 def limit_flop(compute: Compute) -> int:
     panel = BYTE_PANEL if compute == "int8" else PANEL
-    return 2 * MR * panel * SLOTS[compute] * NUMBERS[compute] * REPEATS * max_threads()
+    return 2 * MR * panel * SLOTS[compute] * NUMBERS[compute] * REPEATS * threads.most()
 
 
 def product(

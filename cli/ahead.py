@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyggml import load
-from pyggml._jit import CACHE, JIT, max_threads
+from pyggml import load, threads
+from pyggml._jit import CACHE, JIT
 from pyggml.alloc import Plan
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
@@ -34,7 +34,7 @@ def helped(
     """Inside, a helper compiles what the plan needs, if it may be the first of its kind; what this
     yields is to be called after the first step."""
     note = None if CACHE is None else CACHE / f"{_kind(plan, compute)}.compiled"
-    alone = (train.threads or max_threads()) == 1
+    alone = (train.threads or threads.most()) == 1
     helper = None
     if note is not None and JIT and not alone and not note.exists():
         helper = _started([str(model), asdict(lora), asdict(train)])

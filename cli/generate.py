@@ -8,8 +8,8 @@ from time import perf_counter
 
 import click
 
+import pyggml.threads
 from pyggml import Model, load
-from pyggml._jit import max_threads, set_threads
 from pyggml.cli.options import SETTINGS, model_options
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
@@ -49,7 +49,7 @@ def command(
     """Write text that follows a prompt; the same seed gives the same text."""
     how = Sampling(temperature=temp, top_k=top_k, top_p=top_p, seed=seed)
     opened = load(model, lora, compute)
-    set_threads(threads or max_threads())
+    pyggml.threads.set(threads)
     prompt = unescaped(prompt)
     ids = opened.tokenizer.encode(prompt, parse_special=True)
     room = _room(opened, len(ids), ctx)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml._jit import max_threads
+from pyggml import threads
 from pyggml.cli.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
@@ -95,10 +95,10 @@ def _physical_memory() -> int | None:
 
 def say_steps(trainer: Trainer) -> None:
     c, done = trainer.config, trainer.progress.step
-    threads = min(c.threads or max_threads(), max_threads())
+    n_threads = min(c.threads or threads.most(), threads.most())
     start = f", {done:,} of them done" if done else ""
     row(
         "steps",
         f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
-        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(threads, 'thread')}",
+        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(n_threads, 'thread')}",
     )

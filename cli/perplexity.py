@@ -9,8 +9,8 @@ from time import perf_counter
 
 import click
 
+import pyggml.threads
 from pyggml import load
-from pyggml._jit import max_threads, set_threads
 from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """How well a model predicts a text, as llama.cpp's tool of this name computes it."""
     opened = load(model, lora, compute)
-    set_threads(threads or max_threads())
+    pyggml.threads.set(threads)
     began = perf_counter()
     words = read_text(text).removesuffix("\n")  # llama.cpp's -f drops one
     for so_far in _named(text, perplexity(opened, words, ctx)):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+import pyggml.threads
 from pyggml import gguf
-from pyggml._jit import max_threads, set_threads
 from pyggml.cli.options import PATH, SETTINGS, threads_option
 from pyggml.cli.paths import check_output
 from pyggml.cli.show import printable, say, size
@@ -25,7 +25,7 @@ from pyggml.requantize import requantize
 def command(source: Path, target: Path, file_type: str, threads: int) -> None:
     """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does."""
     check_output(target, {"file to read from": source})
-    set_threads(threads or max_threads())
+    pyggml.threads.set(threads)
     with gguf.open(source) as file:
         infos, n_before = dict(file.tensors), file.n_bytes
     number = iter(range(1, len(infos) + 1))

@@ -11,8 +11,8 @@ from time import perf_counter
 import click
 import numpy as np
 
+import pyggml.threads
 from pyggml import gguf, load
-from pyggml._jit import max_threads, set_threads
 from pyggml.cli.options import SETTINGS, threads_option
 from pyggml.cli.show import say, span
 from pyggml.dtypes import F32
@@ -32,7 +32,7 @@ def command(threads: int) -> None:
 
     They are kept in the user's cache folder until Python, Numba or pyggml change.
     """
-    set_threads(threads or max_threads())
+    pyggml.threads.set(threads)
     began = perf_counter()
     first, *others = ARCHITECTURES
     work = [(first, t) for t in FILE_TYPES] + [(name, next(iter(FILE_TYPES))) for name in others]

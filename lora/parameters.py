@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.sizes import round_up
 from pyggml.tensor import Shape, Tensor, leaf
 
 _FLOATS = 16  # of a cache line
@@ -30,7 +31,7 @@ class Parameters:
         starts, n = {}, 0
         for name, shape in shapes.items():
             starts[name] = n
-            n += -(-prod(shape) // _FLOATS) * _FLOATS
+            n += round_up(prod(shape), _FLOATS)
         self.data, self.gradient, self.m, self.v = (_zeros(n) for _ in range(4))
         self.tensors, self.gradients = {}, {}
         for name, shape in shapes.items():

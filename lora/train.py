@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml._jit import max_threads, set_threads
+from pyggml import threads
 from pyggml.errors import CheckpointError, ConfigError, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
@@ -161,7 +161,7 @@ class Trainer:
                 f"{folder}: holds checkpoints of an earlier run: resume from one, or name another "
                 "folder"
             )
-        set_threads(self.config.threads or max_threads())
+        threads.set(self.config.threads)
         self.passes.bind()
         if self._optimiser is None:
             self._optimiser = AdamW(self.parameters, self.config)

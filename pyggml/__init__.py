@@ -33,7 +33,7 @@ _WHERE = {
 }
 _PACKAGES = frozenset(
     {"alloc", "backward", "gguf", "graph", "lora", "models", "ops", "quants", "runtime", "tensor"}
-    | {"tokenizer"}
+    | {"threads", "tokenizer"}
 )
 
 __all__ = ["Model", "Sampling", "generate", "load"]

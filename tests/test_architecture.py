@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyggml._jit import SHARED
+from pyggml._jit.cache import SHARED
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"pyggml": "pyggml", "lora": "pyggml.lora", "cli": "pyggml.cli"}
@@ -16,8 +16,8 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 
 # A part may import itself and the parts of earlier lines; those of the first line, each other.
 LAYERS = [
-    {"errors", "ggml_enums", "dtypes", "files", "tensor", "graph"}
-    | {"_isa", "_jit", "_llvm", "_simd", "_tasks"},
+    {"errors", "ggml_enums", "dtypes", "files", "sizes", "tensor", "graph"}
+    | {"_isa", "_jit", "_llvm", "_simd", "_tasks", "threads"},
     {"backends", "alloc", "gguf", "quants"},
     {"runtime", "gemm", "tokenizer"},
     {"attention"},
@@ -29,10 +29,12 @@ LAYERS = [
     {"cli"},
 ]
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
-USES_NUMBA = {"pyggml/_jit.py"}
+JIT_FILES = {f"pyggml/_jit/{p.name}" for p in (ROOT / "pyggml/_jit").glob("*.py")}
+USES_NUMBA = {*JIT_FILES, "pyggml/threads.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_isa.py",
-    "pyggml/_jit.py",
+    "pyggml/_jit/cache.py",
+    "pyggml/_jit/workarounds.py",
     "pyggml/_llvm.py",
     "pyggml/_tasks.py",
     "pyggml/gemm/activations.py",
@@ -255,12 +257,14 @@ def without_signature(node):
     return ast.Module(node.body, []) if isinstance(node, ast.FunctionDef) else node
 
 
-@for_each([p for p in FILES if name_of(p) != "pyggml/_jit.py"])
+@for_each([p for p in FILES if name_of(p) not in JIT_FILES])
 def test_kernels_take_nothing_that_the_cache_does_not_watch(path):
     """Numba looks at the kernel's own file; the cache folder is named after those in SHARED."""
     for name, module in kernel_sources(path):
         source = MODULES[module].relative_to(ROOT / "pyggml").as_posix()
-        assert source in SHARED, f"{name} comes from {source}, which is not in _jit.SHARED"
+        assert source in SHARED, (
+            f"{name} comes from {source}, which is not in SHARED of pyggml/_jit/cache.py"
+        )
 
 
 def test_the_watched_files_exist():

@@ -14,7 +14,8 @@ from drawing import conditioned, draw_layout, draw_sample, fed_by_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyggml._jit import JIT, set_threads, threads
+from pyggml import threads
+from pyggml._jit import JIT
 from pyggml.backends.cpu import array
 from pyggml.backward.check import as_leaf, check_gradient, in_float64
 from pyggml.dtypes import BF16, F16, F32
@@ -264,19 +265,19 @@ def enlarged(op, sample):
     return large if is_rowwise else sample
 
 
-@pytest.mark.skipif(not JIT or threads() < 2, reason="there is only one thread")
+@pytest.mark.skipif(not JIT or threads.get() < 2, reason="there is only one thread")
 @pytest.mark.parametrize("op", ops(lambda op: op.memory is not Memory.VIEW))
 def test_the_number_of_threads_changes_no_bit(op):
-    most = threads()
+    most = threads.get()
     for n, sample in enumerate(SAMPLES[op.name]):
         large = enlarged(op, sample)
         results = []
         try:
             for n_threads in (1, 2):
-                set_threads(n_threads)
+                threads.set(n_threads)
                 results += run(build(op, large)[1])
         finally:
-            set_threads(most)
+            threads.set(most)
         assert same_bits(*results), f"sample {n}"
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from pyggml.sizes import round_up
+
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
-
-
-def aligned(n_bytes: int) -> int:
-    """n_bytes rounded up to the alignment."""
-    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class Arena:
@@ -25,7 +22,7 @@ class Arena:
 
     def take(self, n_bytes: int) -> int:
         """Offset of a block of n_bytes: the smallest hole that fits, else the end of the arena."""
-        size = aligned(n_bytes)
+        size = round_up(n_bytes, ALIGNMENT)
         fitting = [(s, i) for i, s in enumerate(self._sizes) if s >= size]
         if not fitting:
             return self._grow(size)
@@ -48,7 +45,7 @@ class Arena:
 
     def give_back(self, start: int, n_bytes: int) -> None:
         """Make a block free again."""
-        size = aligned(n_bytes)
+        size = round_up(n_bytes, ALIGNMENT)
         if size == 0:
             return
         i = bisect_left(self._starts, start)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._isa import CHOSEN
-from pyggml._jit import max_threads
 from pyggml.dtypes import F32, DType
 from pyggml.gemm import dots, few, frames, int8, panels, product, thin, twin
 from pyggml.gemm import strided as strides
@@ -42,7 +42,7 @@ def work_bytes(n_rows: int, depth: int, n_batches: int = 1) -> int:
     """Scratch of one product: the packed (n_rows, depth) side and every thread's tile."""
     packed = max(panels.packed_slots(n_rows, depth, pairs) for pairs in (False, True)) * n_batches
     packed = max(packed, thin.packed_floats(thin.WIDEST, depth))
-    return 4 * (_rounded(packed) + max_threads() * frames.SCRATCH)
+    return 4 * (_rounded(packed) + threads.most() * frames.SCRATCH)
 
 
 def _rounded(floats: int) -> int:
@@ -52,9 +52,9 @@ def _rounded(floats: int) -> int:
 
 def _scratch(work: np.ndarray, packed: int) -> tuple[np.ndarray, np.ndarray]:
     floats = work.view(np.float32)
-    threads = max_threads()
+    n_threads = threads.most()
     start = _rounded(packed)
-    tiles = floats[start : start + threads * frames.SCRATCH].reshape(threads, frames.SCRATCH)
+    tiles = floats[start : start + n_threads * frames.SCRATCH].reshape(n_threads, frames.SCRATCH)
     return floats[:packed], tiles
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from pyggml.dtypes import BY_NUMBER, DType
 from pyggml.errors import GGUFError
 from pyggml.gguf.fields import SCALARS, Field, ValueType, shown, string_bounds
+from pyggml.sizes import round_up
 
 MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
@@ -225,7 +226,7 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, Tenso
         if info.name in infos:
             raise GGUFError(f"tensor {i} is {shown(info.name)} again")
         infos[info.name] = info
-    start = -(-cursor.position // alignment) * alignment
+    start = round_up(cursor.position, alignment)
     placed = {
         name: TensorInfo(name, info.shape, info.dtype, start + info.offset, info.n_bytes)
         for name, info in infos.items()

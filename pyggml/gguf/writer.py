@@ -25,6 +25,7 @@ from pyggml.gguf.parse import (
     shape_fault,
     stored_shape,
 )
+from pyggml.sizes import round_up
 
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME less its final zero: llama.cpp loads no longer ones
 TensorSource = tuple[str, DType, tuple[int, ...], np.ndarray | Callable[[], np.ndarray]]
@@ -101,7 +102,7 @@ def _write_header(
         out.write(string(name) + _u32(len(shape)) + b"".join(_u64(n) for n in reversed(shape)))
         out.write(_u32(dtype.number) + _u64(offset))
         offset += n_bytes(shape, dtype)
-        offset += -offset % alignment
+        offset = round_up(offset, alignment)
     _pad(out, alignment)
 
 

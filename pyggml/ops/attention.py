@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from pyggml._jit import max_threads
+from pyggml import threads
 from pyggml.attention import decode, flash, plain, tiles, widen
 from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
@@ -126,7 +126,7 @@ def _flash_work(node: Tensor) -> int:
     if not _tiled(q.shape[0]):
         return 4 * prod(decode.parts_shape(q.shape, k.shape))
     copies = _columns_floats(k) + _rows_floats(k)
-    return 4 * (wide + copies + max_threads() * flash.forward_floats(q.shape[2]))
+    return 4 * (wide + copies + threads.most() * flash.forward_floats(q.shape[2]))
 
 
 def _flash_run(site: Site) -> Call:
@@ -142,7 +142,7 @@ def _flash_run(site: Site) -> Call:
         call: Call = plain.forward, (site.out, lse, q, wide_k, wide_v, span, scale)
     else:
         sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
-        scratch = carve.take(max_threads(), flash.forward_floats(q.shape[2]))
+        scratch = carve.take(threads.most(), flash.forward_floats(q.shape[2]))
         call = flash.forward(site.out, lse, q, wide_k, wide_v, span, scale, *sides, scratch)
     return widen.after_widening(span, (k, v), (wide_k, wide_v), call)
 
@@ -227,7 +227,7 @@ def _back_work(node: Tensor) -> int:
         return 0
     copies = _rows_floats(k) + 2 * _columns_floats(k)
     sums = prod(flash.sums_shape(q.shape, k.shape))
-    return 4 * (copies + sums + max_threads() * flash.backward_floats(q.shape[2]))
+    return 4 * (copies + sums + threads.most() * flash.backward_floats(q.shape[2]))
 
 
 def _back_run(site: Site) -> Call:
@@ -241,7 +241,7 @@ def _back_run(site: Site) -> Call:
     k_node, v_node = site.node.src[1:3]
     sides = carve.columns(k_node), carve.rows(k_node), carve.columns(v_node)
     sums = carve.take(*flash.sums_shape(q.shape, k.shape))
-    scratch = carve.take(max_threads(), flash.backward_floats(q.shape[2]))
+    scratch = carve.take(threads.most(), flash.backward_floats(q.shape[2]))
     grads, saved = (site.out, dk, dv), (q, k, v, span, o, lse, do)
     return flash.backward(*grads, *saved, scale, pairs, *sides, sums, scratch)
 

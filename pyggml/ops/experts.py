@@ -24,6 +24,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
+from pyggml.sizes import round_up
 from pyggml.tensor import PLAIN, Call, Memory, Needs, Sample, Site, Spec, Tensor, leaf, op
 
 _FLOATS = 16  # of a cache line
@@ -97,22 +98,18 @@ def _take(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.n
     return part
 
 
-def _whole_lines(floats: int) -> int:
-    return -(-floats // _FLOATS) * _FLOATS
-
-
 def _buffers(work: np.ndarray, n_tokens: int, *widths: int) -> tuple[np.ndarray, ...]:
     """One array (n_tokens, width) for each width, and what remains of the scratch."""
     found, start = [], 0
     for width in widths:
         end = start + 4 * n_tokens * width
         found.append(work[start:end].view(np.float32).reshape(n_tokens, width))
-        start += 4 * _whole_lines(n_tokens * width)
+        start += 4 * round_up(n_tokens * width, _FLOATS)
     return *found, work[start:]
 
 
 def _buffer_bytes(n_tokens: int, *widths: int) -> int:
-    return sum(4 * _whole_lines(n_tokens * width) for width in widths)
+    return sum(4 * round_up(n_tokens * width, _FLOATS) for width in widths)
 
 
 # -- products with the experts' weights ---------------------------------------------------------

@@ -4,7 +4,7 @@ half      1 sign, 5 exponent (bias 15), 10 fraction bits
 bfloat    the upper 16 bits of a float
 float     1 sign, 8 exponent (bias 127), 23 fraction bits
 
-Kernels of other files inline these: the file is in `_jit.SHARED`, the stamp of the cache folder.
+Kernels of other files inline these, so the file is in SHARED of pyggml/_jit/cache.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pyggml._jit import JIT, threads
+from pyggml import threads
+from pyggml._jit import JIT
 from pyggml.dtypes import DType, dtype
 from pyggml.errors import QuantError
 from pyggml.quants.base import NoPack, Pack, Quant
@@ -101,12 +102,12 @@ def _share(n_blocks: int, block: int, work: Callable[[int, int], None]) -> None:
         with np.errstate(all="ignore"):  # of interpreted kernels; inf and NaN scales are legal
             work(start, min(start + step, n_blocks))
 
-    if len(starts) <= 1 or threads() == 1 or not JIT:
+    if len(starts) <= 1 or threads.get() == 1 or not JIT:
         for start in starts:
             piece(start)
         return
     piece(0)  # compiles what is not compiled yet
-    with ThreadPoolExecutor(threads()) as pool:
+    with ThreadPoolExecutor(threads.get()) as pool:
         for _ in pool.map(piece, starts[1:]):
             pass
 

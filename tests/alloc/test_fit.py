@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml.alloc.fit import ALIGNMENT, Arena, aligned
+from pyggml.alloc.fit import ALIGNMENT, Arena
+from pyggml.sizes import round_up
 
 
 @pytest.mark.parametrize(("n", "wanted"), [(0, 0), (1, 64), (63, 64), (64, 64), (65, 128)])
 def test_sizes_are_rounded_up_to_cache_lines(n, wanted):
-    assert aligned(n) == wanted
+    assert round_up(n, ALIGNMENT) == wanted
 
 
 def test_blocks_follow_one_another():
@@ -73,10 +74,10 @@ def test_blocks_in_use_never_overlap(steps):
     for size, choice in steps:
         start = arena.take(size)
         assert start % ALIGNMENT == 0
-        assert start + aligned(size) <= arena.peak
+        assert start + round_up(size, ALIGNMENT) <= arena.peak
         assert all(start + size <= s or s + n <= start for s, n in used if n and size)
         used.append((start, size))
-        in_use_at_most = max(in_use_at_most, sum(aligned(n) for _, n in used))
+        in_use_at_most = max(in_use_at_most, sum(round_up(n, ALIGNMENT) for _, n in used))
         if choice % 2:
             arena.give_back(*used.pop(choice % len(used)))
     assert arena.peak >= in_use_at_most

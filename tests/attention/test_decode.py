@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pyggml._jit import kernel, max_threads, set_threads, threads
+from pyggml import threads
+from pyggml._jit import kernel
 from pyggml.attention import decode, plain
 from pyggml.attention.decode_tile import as_float
 from pyggml.gemm import CHOSEN
@@ -101,13 +102,13 @@ def test_scores_far_apart_do_not_overflow(rng):
 
 
 def test_threads_change_no_bit(rng):
-    arguments, before = case(rng, 3, 700, [(0, 700), (10, 400), (0, 1)]), threads()
+    arguments, before = case(rng, 3, 700, [(0, 700), (10, 400), (0, 1)]), threads.get()
     out, lse = decoded(*arguments)
     try:
-        for n in range(1, max_threads() + 1):
-            set_threads(n)
+        for n in range(1, threads.most() + 1):
+            threads.set(n)
             again = decoded(*arguments)
             np.testing.assert_array_equal(again[0], out)
             np.testing.assert_array_equal(again[1], lse)
     finally:
-        set_threads(before)
+        threads.set(before)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml._jit import max_threads, set_threads, threads
+from pyggml import threads
 from pyggml.alloc import plan
 from pyggml.attention.flash import FEWEST_TASKS, sums_shape
 from pyggml.attention.tiles import BLOCK, QUERIES
@@ -209,18 +209,18 @@ def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
         np.testing.assert_allclose(tiles, plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(max_threads() < 2, reason="this process has one thread")
+@pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 @pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * QUERIES + 1])
 def test_results_do_not_depend_on_the_threads(n, rng):
     q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
-    before, found = threads(), []
+    before, found = threads.get(), []
     try:
         for count in (1, 2):
-            set_threads(count)
+            threads.set(count)
             out = flash_attn_ext(q, k, v, causal(n, n), 0.25)
             found.append(computed(*with_gradients(out, q, k, v, seed)))
     finally:
-        set_threads(before)
+        threads.set(before)
     for one, two in zip(*found, strict=True):
         np.testing.assert_array_equal(one, two)
 

@@ -8,13 +8,13 @@ from time import sleep
 
 import pytest
 
-from pyggml import load
-from pyggml._jit import JIT, max_threads
+from pyggml import load, threads
+from pyggml._jit import JIT
 from pyggml.cli import ahead
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
 
-ASKED = JIT and max_threads() > 1
+ASKED = JIT and threads.most() > 1
 pytestmark = pytest.mark.skipif(not ASKED, reason="nothing to compile, or no second core for it")
 LORA, TRAIN = LoraConfig(rank=2, modules=("attn_q",)), TrainConfig(ctx=16)
 PATIENCE = 120  # seconds until a helper that does nothing is given up

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml._jit import max_threads, set_threads, threads
+from pyggml import threads
 from pyggml.alloc import plan
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
@@ -154,16 +154,16 @@ def test_misfits_are_refused(h, w, targets, share):
         linear_cross_entropy(zeros(h), zeros(w), zeros(targets, I32), zeros(share))
 
 
-@pytest.mark.skipif(max_threads() < 2, reason="this process has one thread")
+@pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 def test_results_do_not_depend_on_the_threads(rng):
     parts = case(rng, n=5 * MR, n_vocab=300)
-    before, found = threads(), []
+    before, found = threads.get(), []
     try:
         for n in (1, 2):
-            set_threads(n)
+            threads.set(n)
             loss = linear_cross_entropy(*parts)
             found.append(computed(loss, *build_backward(loss, parts[:1])))
     finally:
-        set_threads(before)
+        threads.set(before)
     for one, two in zip(*found, strict=True):
         np.testing.assert_array_equal(one, two)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml import gemm
-from pyggml._jit import max_threads, set_threads, threads
+from pyggml import gemm, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
 from pyggml.gemm import CHOSEN, few, int8, twin
@@ -156,16 +155,16 @@ def test_two_groups_of_q6_k_get_one_scale(rng):
 
 
 def test_threads_do_not_change_a_bit(rng):
-    before = threads()
+    before = threads.get()
     x, w = normal(rng, 50, 512), quantize(normal(rng, 160, 512), "Q4_K")
     try:
         found = []
-        for n in range(1, max_threads() + 1):
-            set_threads(n)
+        for n in range(1, threads.most() + 1):
+            threads.set(n)
             found.append((forward(x, w, "Q4_K"), forward(x[:2], w, "Q4_K")))
             found[-1] += (backward(x[:, :160], w, "Q4_K", 512),)
     finally:
-        set_threads(before)
+        threads.set(before)
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import gemm
-from pyggml._jit import max_threads, set_threads, threads
+from pyggml import gemm, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
 from pyggml.gemm import CHOSEN, dots, twin
@@ -326,20 +325,20 @@ def test_strides_and_batches(sizes, batches, order_a, order_b, accumulate):
 # -- threads ------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(max_threads() < 2, reason="this process has one thread")
+@pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 @pytest.mark.parametrize("n_tokens", [1, 2 * MR + 1, 70])
 def test_results_do_not_depend_on_the_threads(n_tokens, rng, some_weight):
     raw = some_weight(rng, (2 * CHUNK + 3, 768), "Q4_K")
     x, dy = numbers(rng, n_tokens, 768), numbers(rng, n_tokens, 2 * CHUNK + 3)
     a, b = numbers(rng, 3, n_tokens, 90), numbers(rng, 1, 130, 90)
-    before, found = threads(), []
+    before, found = threads.get(), []
     try:
         for n in (1, 2):
-            set_threads(n)
+            threads.set(n)
             y, dx = forward(x, raw, "Q4_K"), backward(dy, raw, "Q4_K", 768)
             found.append((y, dx, strided(a, b, 3)))
     finally:
-        set_threads(before)
+        threads.set(before)
     for one, two in zip(*found, strict=True):
         np.testing.assert_array_equal(one, two)
 

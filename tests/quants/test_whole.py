@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import _jit
+from pyggml import threads
+from pyggml._jit import JIT
 from pyggml.dtypes import DTYPES
 from pyggml.errors import QuantError
 from pyggml.quants import QUANTS, NoPack, dequantize, quant, quantize, registry
@@ -26,7 +27,7 @@ def test_declarations_are_keyed_by_their_name():
     assert quant("q4_k") is QUANTS["Q4_K"]
 
 
-@settings(max_examples=40 if _jit.JIT else 5, deadline=None)
+@settings(max_examples=40 if JIT else 5, deadline=None)
 @given(
     name=st.sampled_from(CHEAP),
     outer=st.lists(st.integers(0, 3), max_size=3),
@@ -47,7 +48,7 @@ def test_shapes(name, outer, n_blocks):
         np.testing.assert_array_equal(values[index], dequantize(raw[index], name))
 
 
-@settings(max_examples=20 if _jit.JIT else 3, deadline=None)
+@settings(max_examples=20 if JIT else 3, deadline=None)
 @given(name=st.sampled_from(CHEAP), axes=st.permutations(range(3)), step=st.integers(1, 3))
 def test_strided_input(name, axes, step):
     x = normal(32, 32, 64).transpose(axes)[::16, ::-1, :][:, ::step][:, :2]
@@ -86,20 +87,20 @@ def test_native_bf16_is_uint16():
     np.testing.assert_array_equal(dequantize(bits, "BF16"), dequantize(bits.view(np.uint8), "BF16"))
 
 
-@pytest.mark.skipif(not _jit.JIT, reason="interpreted code runs on one thread")
+@pytest.mark.skipif(not JIT, reason="interpreted code runs on one thread")
 @pytest.mark.parametrize("name", ["F16", "Q8_0"])
 def test_threads_give_the_same(name):
     x = normal(9, 65536 + 32)  # three pieces of work, the last one short
-    n = _jit.threads()
+    n = threads.get()
     try:
-        _jit.set_threads(1)
+        threads.set(1)
         raw = quantize(x, name)
         values = dequantize(raw, name)
-        _jit.set_threads(2)
+        threads.set(2)
         np.testing.assert_array_equal(quantize(x, name), raw)
         np.testing.assert_array_equal(dequantize(raw, name), values)
     finally:
-        _jit.set_threads(n)
+        threads.set(n)
 
 
 @pytest.mark.parametrize("call", [dequantize, quantize])
@@ -175,7 +176,7 @@ def test_values_that_are_not_finite_are_refused(name, value):
         quantize(x, name)
 
 
-@pytest.mark.skipif(not _jit.JIT, reason="large")
+@pytest.mark.skipif(not JIT, reason="large")
 def test_position_of_a_bad_value_in_a_later_piece():
     x = np.zeros((5, 1 << 17), np.float32)
     x[4, 1000] = np.nan

@@ -1,0 +1,110 @@
+"""The folder of compiled kernels, and the fingerprint that names it.
+
+Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
+change of the bounds-check flag. The folder is therefore named after those; a kernel may take
+compiled helpers and constants from its own file and from SHARED only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import llvmlite
+import numba
+from numba.core import config
+
+# Files whose helpers and constants kernels of other files are made of. A test compares this list
+# with what kernels take.
+SHARED = (
+    "_isa.py",
+    "_jit/__init__.py",
+    "_jit/code.py",
+    "_jit/decorators.py",
+    "_jit/setup.py",
+    "_jit/workarounds.py",
+    "_llvm.py",
+    "_simd.py",
+    "_tasks.py",
+    "dtypes.py",
+    "quants/bits.py",
+    "quants/iq4.py",
+    "gemm/blocks.py",
+    "gemm/activations.py",
+    "gemm/dots.py",
+    "gemm/int8_tile.py",
+    "gemm/frames.py",
+    "gemm/microkernel.py",
+    "gemm/panels.py",
+    "attention/tiles.py",
+    "attention/decode_tile.py",
+    "ops/recurrence.py",
+    "ops/strips.py",
+)
+
+_CACHE_BYTES = 64 << 20  # some more than all kernels take
+
+
+def _root() -> Path:
+    """Where the operating system keeps caches of this user."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _folder() -> Path:
+    """The user's cache folder for kernels of this Numba, this CPU's choice and these sources."""
+    stamp = (
+        (numba.__version__, llvmlite.__version__, sys.version),
+        config.BOUNDSCHECK,
+        os.environ.get("PYGGML_ISA"),
+    )
+    digest = hashlib.sha256(repr(stamp).encode())
+    for name in SHARED:
+        source = Path(__file__).parents[1] / name
+        if source.exists():
+            digest.update(source.read_bytes())
+    return _root() / "pyggml" / digest.hexdigest()[:12]
+
+
+def writable_folder() -> Path | None:
+    """The cache folder; where it cannot be written, with a warning, one for this process alone:
+    in one that others can write they could put their machine code. None if that fails too.
+    """
+    try:
+        given = os.environ.get("NUMBA_CACHE_DIR")
+        folder = Path(given) if given else _folder()
+        _check_room(folder)
+        return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        warnings.warn(
+            f"the cache of compiled kernels cannot be written ({error}), so every run compiles "
+            "them anew; NUMBA_CACHE_DIR can name another folder",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    try:
+        own = Path(tempfile.mkdtemp(prefix="pyggml-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        _check_room(own)
+        return own
+    except OSError:
+        return None
+
+
+def _check_room(folder: Path) -> None:
+    """OSError unless a file can be made there, and the disk has room for all kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    if shutil.disk_usage(folder).free < _CACHE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
