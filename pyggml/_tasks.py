@@ -1,18 +1,19 @@
 """Large kernels: many tasks, shared out among the threads, all reading one frame of arguments.
 
-A task is serial code(frame, task, thread). The frame is an int64 array with SLOT numbers for each
-argument: an array's address and sizes (C order, up to three axes), an integer, or a float's bits.
-`launch` runs stages one after the other, every stage's tasks in parallel. Which thread runs a task
-must not matter to its result. Tasks need the JIT: what is written this way has a plain twin.
+A task is serial code(f, task, thread); its frame f is one of pyggml._frames. `launch` runs stages
+one after the other, every stage's tasks in parallel. Which thread runs a task must not matter to
+its result. Tasks need the JIT: what is written this way has a plain twin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
+from pyggml._frames import Frame, FrameType
 from pyggml._jit import (
     Code,
     carray,
@@ -26,7 +27,13 @@ from pyggml._jit import (
 
 SLOT = 4  # int64 per argument
 
-Stage = tuple[int, int, int, np.ndarray]  # addresses of code and frame, tasks, the frame itself
+Stage = tuple[int, int, int, Any]  # addresses of code and frame, tasks, the frame itself
+
+
+def task_code(declaration: type[Frame]) -> Callable[[Callable], Code]:
+    """Declare `code(f, task, thread)`, one task of a large kernel whose frame is of this class."""
+    signature = types.void(FrameType(declaration), types.intp, types.intp)
+    return lambda code: Code(code, signature, None)
 
 
 def frame(*arguments: Any) -> np.ndarray:
@@ -43,9 +50,10 @@ def frame(*arguments: Any) -> np.ndarray:
     return slots.reshape(-1)
 
 
-def stage(code: Code, slots: np.ndarray, n_tasks: int) -> Stage:
+def stage(code: Code, f: Frame | np.ndarray, n_tasks: int) -> Stage:
     """One stage of a launch: `code` for tasks 0 … n_tasks − 1 on this frame."""
-    return code.address, slots.ctypes.data, n_tasks, slots
+    words = f.words if isinstance(f, Frame) else f
+    return code.address, words.ctypes.data, n_tasks, f
 
 
 def launch(*stages: Stage) -> None:

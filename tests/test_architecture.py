@@ -17,7 +17,7 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 # A part may import itself and the parts of earlier lines; those of the first line, each other.
 LAYERS = [
     {"errors", "ggml_enums", "dtypes", "files", "sizes", "tensor", "graph"}
-    | {"_isa", "_jit", "_llvm", "_simd", "_tasks", "threads"},
+    | {"_frames", "_isa", "_jit", "_llvm", "_simd", "_tasks", "threads"},
     {"backends", "alloc", "gguf", "quants"},
     {"runtime", "gemm", "tokenizer"},
     {"attention"},
@@ -30,8 +30,9 @@ LAYERS = [
 ]
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 JIT_FILES = {f"pyggml/_jit/{p.name}" for p in (ROOT / "pyggml/_jit").glob("*.py")}
-USES_NUMBA = {*JIT_FILES, "pyggml/threads.py"}
+USES_NUMBA = {*JIT_FILES, "pyggml/_frames.py", "pyggml/threads.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
+    "pyggml/_frames.py",
     "pyggml/_isa.py",
     "pyggml/_jit/cache.py",
     "pyggml/_jit/workarounds.py",
@@ -277,5 +278,5 @@ def test_the_check_sees_kernels_and_what_they_are_made_of():
     found = dict(kernel_sources(ROOT / "pyggml/gemm/product.py"))
     assert found["PANEL"] == "pyggml.gemm.panels"
     assert found["round_two"] == "pyggml.gemm.panels"
-    assert found["floats1"] == "pyggml._tasks", "read by tasks, which have no decorator"
+    assert found["share_of"] == "pyggml.gemm.frames", "read by tasks"
     assert dict(kernel_sources(ROOT / "pyggml/ops/softmax.py"))["exp32"] == "pyggml._simd"

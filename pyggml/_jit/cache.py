@@ -24,6 +24,7 @@ from numba.core import config
 # Files whose helpers and constants kernels of other files are made of. A test compares this list
 # with what kernels take.
 SHARED = (
+    "_frames.py",
     "_isa.py",
     "_jit/__init__.py",
     "_jit/code.py",

@@ -128,7 +128,7 @@ def mul_mat(
     if shape[0] <= few.FEW:
         kind = dots.kind_of_rows(w.dtype, shape[2])
         in_bytes = in_bytes and shape[2] <= few.LONGEST_INTS
-        weight = _address(w) if kind < 0 else (*w.place, 0, 0, 0)  # no unpacker to compile
+        weight = _blocks(w, kind < 0)  # if rows are multiplied packed there is none to compile
         tiles = _scratch(work, 0)[1]
         return few.forward(*sides, weight, kind, shape, accumulate, in_bytes, tiles)
     size = _packed_slots(x.shape[0], x.shape[1], w.pairs, in_bytes)
@@ -139,7 +139,7 @@ def mul_mat(
     if in_bytes:
         w_at = *w.place, w.dtype
         return int8.forward(*sides, w_at, shape, accumulate, packed, tiles, done)
-    return product.forward(*sides, _address(w), shape, accumulate, w.pairs, packed, tiles, done)
+    return product.forward(*sides, _blocks(w), shape, accumulate, w.pairs, packed, tiles, done)
 
 
 def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumulate: bool) -> Call:
@@ -154,13 +154,13 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
     sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4
     if in_bytes:
         return int8.backward(*sides, (*w.place, w.dtype), shape, accumulate, packed, tiles)
-    return product.backward(*sides, _address(w), shape, accumulate, w.pairs, packed, tiles)
+    return product.backward(*sides, _blocks(w), shape, accumulate, w.pairs, packed, tiles)
 
 
-def _address(w: Weight) -> frames.Weight:
+def _blocks(w: Weight, unpacked: bool = True) -> frames.BlockMatrix:
     """The weight as the kernels take it."""
-    code, kind = QUANTS[w.dtype.name].unpack.address, w.dtype
-    return *w.place, code, kind.block, kind.block_bytes
+    code = QUANTS[w.dtype.name].unpack.address if unpacked else 0
+    return frames.BlockMatrix(*w.place, code, w.dtype.block, w.dtype.block_bytes)
 
 
 def _is_thin(w: Weight, n: int) -> bool:
@@ -222,10 +222,9 @@ def strided(
     return strides.strided(*flat, _steps(a), _steps(b), repeats, shape, accumulate, packed, tiles)
 
 
-def _steps(a: np.ndarray) -> tuple[int, int, int]:
+def _steps(a: np.ndarray) -> strides.Strides:
     """Strides of three axes in floats."""
-    batch, row, column = (s // 4 for s in a.strides)
-    return batch, row, column
+    return strides.Strides(*(s // 4 for s in a.strides))
 
 
 def _flat(a: np.ndarray) -> np.ndarray:

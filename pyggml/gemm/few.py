@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import Code, kernel, task_code
+from pyggml._jit import Code, kernel
 from pyggml._simd import dot
-from pyggml._tasks import floats1, frame, integer, launch, stage
+from pyggml._tasks import launch, stage, task_code
 from pyggml.gemm.activations import QUADS, quantize
 from pyggml.gemm.blocks import EMIT, WHOLE, WIDE
 from pyggml.gemm.dots import group_sums, row_dot, row_dot_ints
-from pyggml.gemm.frames import TILE_FLOATS, Weight, scratch_of, weight_of
+from pyggml.gemm.frames import TILE_FLOATS, BlockMatrix, Product, scratch_of
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import DEPTH
 from pyggml.tensor import Call
@@ -31,51 +31,50 @@ def _few_tasks(kind: int, ints: bool) -> Code:
     Compiled for one kind of rows at a time (see pyggml.gemm.dots); -1 for those to be unpacked.
     """
 
-    def task_of_few(frame, task, thread):
-        x, x_step, depth = floats1(frame, 1), integer(frame, 2), integer(frame, 10)
-        address, row_bytes, _, _, _ = weight_of(frame)
-        found, spare, _ = scratch_of(frame, thread)
-        first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, integer(frame, 9))
+    def task_of_few(f, task, thread):
+        x, depth = f.a, f.k
+        found, spare, _ = scratch_of(f, thread)
+        first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
         found, row = found[: last - first], found[FEW_ROWS:]
         n = depth // WIDE
         data = spare.ctypes.data
         quads, scales = data + 4 * QUADS * n, data + 8 * QUADS * n
-        for t in range(integer(frame, 8)):
-            token = x[t * x_step : t * x_step + depth]
+        for t in range(f.m):
+            token = x[t * f.lda : t * f.lda + depth]
             if ints:
                 quantize(data, quads, scales, scales + 4 * n, token.ctypes.data, n)
             elif kind >= 0:
                 group_sums(spare, token)
             for i in range(last - first):
-                here = address + (first + i) * row_bytes
+                here = f.w.address + (first + i) * f.w.row_bytes
                 if ints:
                     found[i] = row_dot_ints(kind, here, data, quads, scales, scales + 4 * n, depth)
                 elif kind >= 0:
                     found[i] = row_dot(kind, here, token.ctypes.data, data, depth)
                 else:
-                    found[i] = _unpacked_dot(frame, here, token, row)
-            _put_few(frame, t, first, found)
+                    found[i] = _unpacked_dot(f.w, here, token, row)
+            _put_few(f, t, first, found)
 
-    return task_code(task_of_few)
+    return task_code(Product)(task_of_few)
 
 
 @kernel
-def _put_few(frame, t, first, found):
+def _put_few(f, t, first, found):
     """Numbers first … of token t's result, or what is added to them."""
-    start = t * integer(frame, 9) + first
-    mine = floats1(frame, 0)[start : start + found.size]
+    start = t * f.n + first
+    mine = f.c[start : start + found.size]
     for i in range(found.size):
-        mine[i] = found[i] + (mine[i] if integer(frame, 11) else np.float32(0))
+        mine[i] = found[i] + (mine[i] if f.accumulate else np.float32(0))
 
 
 @kernel
-def _unpacked_dot(frame, address, x, row):
-    """Σ w x of a packed row of any type, which goes through `row`, DEPTH weights at a time."""
-    _, _, code, block, block_bytes = weight_of(frame)
+def _unpacked_dot(w, address, x, row):
+    """Σ w x of the row of W at this address, which goes through `row`, DEPTH weights at a time."""
     found = np.float32(0)
     for k0 in range(0, x.size, DEPTH):
         k = min(DEPTH, x.size - k0)
-        call_block(code, row.ctypes.data, address + k0 // block * block_bytes, k // block)
+        here = address + k0 // w.block * w.block_bytes
+        call_block(w.unpack, row.ctypes.data, here, k // w.block)
         found += dot(row[:k], x[k0 : k0 + k])
     return found
 
@@ -85,10 +84,10 @@ _INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(EMIT) if name 
 
 
 def forward(
-    y: np.ndarray, x: np.ndarray, x_step: int, weight: Weight, kind: int,
+    y: np.ndarray, x: np.ndarray, x_step: int, w: BlockMatrix, kind: int,
     shape: tuple[int, int, int], accumulate: bool, ints: bool, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
     """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; kind of dots.kind_of_rows."""
-    sides = frame(y, x, x_step, *weight, *shape, accumulate, False, scratch)
-    code = _INTS[kind] if ints else _FLOATS[kind]
-    return launch, (stage(code, sides, -(-shape[1] // FEW_ROWS)),)
+    m, n, k = shape
+    f = Product(c=y, a=x, lda=x_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch)
+    return launch, (stage((_INTS if ints else _FLOATS)[kind], f, -(-n // FEW_ROWS)),)

@@ -1,14 +1,11 @@
-"""What the products with a packed weight have in common: sizes of their tasks, frame and scratch.
-
-A frame holds y, x, floats from row to row of x, the weight (`weight_of`), T tokens, N, K, whether
-to add to y, packed x, every thread's scratch, shares of the tokens, and what a product has of its
-own.
-"""
+"""What the products with a weight have in common: their frames, sizes of their tasks, scratch."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
-from pyggml._tasks import floats2, integer
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.int8_tile import ROW
 from pyggml.gemm.int8_tile import ROWS as ROWS_OF_BYTES
@@ -23,54 +20,75 @@ ROWS = max(LANES * DEPTH, WIDE * COLUMNS, PADDED_MR * HALF + PAIRED, ROWS_OF_BYT
 TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, max(TILE, COLUMNS) * ROW)
 SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
-Weight = tuple[int, int, int, int, int]  # as `weight_of` reads it
+
+class BlockMatrix(NamedTuple):
+    """A weight as tasks read it: rows of blocks."""
+
+    address: int
+    row_bytes: int
+    unpack: int  # address of the type's unpacker
+    block: int  # numbers of a block
+    block_bytes: int
+
+
+class Product(Frame):
+    """C (m, n) (+)= A (m, k) · B (k, n); B is made of W's rows: B = Wᵀ forward, B = W backward."""
+
+    c: Floats1
+    a: Floats1
+    lda: Int  # floats from row to row of A
+    w: BlockMatrix
+    m: Int
+    n: Int
+    k: Int
+    accumulate: Bool
+    scratch: Floats2  # a row for each thread
+
+
+class TiledProduct(Product):
+    """Whose tasks multiply one tile of B with a share of A's groups of MR rows."""
+
+    packed_a: Floats1
+    n_shares: Int
 
 
 @kernel
-def weight_of(frame):
-    """Address, bytes of a row, address of the unpacker, elements and bytes of a block."""
-    ints = (integer(frame, 3), integer(frame, 4), integer(frame, 5))
-    return (*ints, integer(frame, 6), integer(frame, 7))
-
-
-@kernel
-def scratch_of(frame, thread):
+def scratch_of(f, thread):
     """This thread's unpacked rows, tile and edge."""
-    mine = floats2(frame, 13)[thread]
+    mine = f.scratch[thread]
     return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
 
 
 @kernel
-def share_of(frame, task):
-    """Which tile a task multiplies, and with which groups of rows of x: first, past the last."""
-    n_groups, n_parts = (integer(frame, 8) + MR - 1) // MR, integer(frame, 14)
-    return task // n_parts, split(n_groups, n_parts, task % n_parts)
+def share_of(f, task):
+    """Which tile a task multiplies, and with which groups of rows of A: first, past the last."""
+    n_groups = (f.m + MR - 1) // MR
+    return task // f.n_shares, split(n_groups, f.n_shares, task % f.n_shares)
 
 
 @kernel
-def rows_from(weight, first):
-    """The weight's rows from `first` on."""
-    address, row_bytes, code, block, block_bytes = weight
-    return address + first * row_bytes, row_bytes, code, block, block_bytes
+def rows_from(w, first):
+    """W's rows from `first` on."""
+    here = w.address + first * w.row_bytes
+    return BlockMatrix(here, w.row_bytes, w.unpack, w.block, w.block_bytes)
 
 
 @kernel
-def columns_from(weight, first):
-    """The weight's columns from `first` on, where a block begins."""
-    address, row_bytes, code, block, block_bytes = weight
-    return address + first // block * block_bytes, row_bytes, code, block, block_bytes
+def columns_from(w, first):
+    """W's columns from `first` on, where a block begins."""
+    here = w.address + first // w.block * w.block_bytes
+    return BlockMatrix(here, w.row_bytes, w.unpack, w.block, w.block_bytes)
 
 
 @kernel
-def unpack_row(to, weight, row, n, ahead):
-    """The weight's first n numbers of a row, whole blocks, to this address. The same of the row
-    `ahead` is fetched: a task reads short pieces of rows, which the CPU does not foresee."""
-    address, row_bytes, code, block, block_bytes = weight
-    here, n_blocks = address + row * row_bytes, n // block
-    fetch(here + ahead * row_bytes, n_blocks * block_bytes)
-    call_block(code, to, here, n_blocks)
+def unpack_row(to, w, row, n, ahead):
+    """W's first n numbers of a row, whole blocks, to this address. The same of the row `ahead` is
+    fetched: a task reads short pieces of rows, which the CPU does not foresee."""
+    here, n_blocks = w.address + row * w.row_bytes, n // w.block
+    fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
+    call_block(w.unpack, to, here, n_blocks)
 
 
-def parts(n_rows: int, n_tiles: int, n_threads: int) -> int:
+def shares(n_rows: int, n_tiles: int, n_threads: int) -> int:
     """Shares of the rows that give every thread something to do; each unpacks its tile anew."""
     return min(-(-n_rows // MR), max(1, 2 * n_threads // n_tiles))

@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import BlockCode, block_code, kernel, task_code
+from pyggml._frames import Bool
+from pyggml._jit import BlockCode, block_code, kernel
 from pyggml._simd import fill
-from pyggml._tasks import floats1, frame, integer, launch, stage
+from pyggml._tasks import launch, stage, task_code
 from pyggml.dtypes import DType
 from pyggml.gemm.activations import QUADS, quantize_for_tile
 from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import (
     COLUMNS,
-    Weight,
+    BlockMatrix,
+    TiledProduct,
     columns_from,
-    parts,
     rows_from,
     scratch_of,
     share_of,
+    shares,
     unpack_row,
-    weight_of,
 )
 from pyggml.gemm.int8_tile import (
     BLOCKS,
@@ -61,6 +62,12 @@ from pyggml.gemm.panels import (
 from pyggml.tensor import Call
 
 
+class Int8Product(TiledProduct):
+    """Of bytes; B's blocks may have minimums beside their scales."""
+
+    has_minimums: Bool
+
+
 def takes(kind: DType, depth: int) -> bool:
     """Whether rows of this type and length can be multiplied as integers."""
     return kind.name in KINDS and depth % step(kind) == 0
@@ -87,20 +94,20 @@ def _group(packed, depth, group):
     return packed[first : first + QUADS * n], packed[first + QUADS * n : first + (QUADS + 3) * n]
 
 
-def _pack_task(frame, task, thread):
-    """One group of x."""
-    packed, x, x_step = floats1(frame, 12), floats1(frame, 1), integer(frame, 2)
-    n_tokens, depth = integer(frame, 8), integer(frame, 10)
-    rows, _, _ = scratch_of(frame, thread)
-    slots, sides = _group(packed, depth, task)
-    for k0 in range(0, depth, DEPTH):
-        n = min(DEPTH, depth - k0) // WIDE
+@task_code(Int8Product)
+def _pack_task(f, task, thread):
+    """One group of A's rows."""
+    a = f.a
+    rows, _, _ = scratch_of(f, thread)
+    slots, sides = _group(f.packed_a, f.k, task)
+    for k0 in range(0, f.k, DEPTH):
+        n = min(DEPTH, f.k - k0) // WIDE
         beside = sides[k0 // WIDE * 3 * MR :]
         for i in range(MR):
             row = rows[i * SLOTS : (i + 1) * SLOTS]
-            if task * MR + i < n_tokens:
-                of = x[(task * MR + i) * x_step + k0 :].ctypes.data
-                fetch(of + 4 * x_step, 4 * n * WIDE)  # the next row's
+            if task * MR + i < f.m:
+                of = a[(task * MR + i) * f.lda + k0 :].ctypes.data
+                fetch(of + 4 * f.lda, 4 * n * WIDE)  # the next row's
                 quantize_for_tile(row.ctypes.data, beside[i:].ctypes.data, MR, of, n)
             else:
                 fill(row, np.float32(0))
@@ -159,42 +166,41 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k):
 
 
 @kernel
-def _multiply_tile(frame, tile, edge, groups, first, columns, k0, k, added):
-    """C[:, first : first + columns[0]] (+)= packed[:, k0 : k0 + k] · tile, for groups of MR rows.
+def _multiply_tile(f, tile, edge, groups, first, columns, k0, k, added):
+    """C[:, first : first + columns[0]] (+)= A[:, k0 : k0 + k] · tile, for groups of MR rows.
 
     columns: how many there are, and how many a whole tile has.
     """
-    y, packed = floats1(frame, 0), floats1(frame, 12)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
+    c, packed = f.c, f.packed_a
     for g in range(groups[0], groups[1]):
-        slots, a_sides = _group(packed, depth, g)
+        slots, a_sides = _group(packed, f.k, g)
         a = slots[k0 // 4 * MR :].ctypes.data
         beside = a_sides[k0 // WIDE * 3 * MR :].ctypes.data
         for column in range(0, columns[0], BYTE_PANEL):
             panel = tile.ctypes.data + column * SLOTS * 4
             sides = tile.ctypes.data + (columns[1] * SLOTS + column * 2 * BLOCKS) * 4
             n_columns = min(BYTE_PANEL, columns[0] - column)
-            start = g * MR * n_out + first + column
-            n = min(MR, n_tokens - g * MR)
+            start = g * MR * f.n + first + column
+            n = min(MR, f.m - g * MR)
             whole = n == MR and n_columns == BYTE_PANEL
-            to, ldc = (y.ctypes.data + start * 4, n_out) if whole else (edge.ctypes.data, PANEL)
-            with_lows, kept = integer(frame, 15), whole and added
-            byte_product(a, beside, panel, sides, to, ldc, k // WIDE, with_lows, kept)
+            to, ldc = (c.ctypes.data + start * 4, f.n) if whole else (edge.ctypes.data, PANEL)
+            kept = whole and added
+            byte_product(a, beside, panel, sides, to, ldc, k // WIDE, f.has_minimums, kept)
             if not whole:
-                add_edge(y, start, n_out, edge, n, n_columns, added)
+                add_edge(c, start, f.n, edge, n, n_columns, added)
 
 
-def _forward_task(frame, task, thread):
-    depth = integer(frame, 10)
-    rows, tile, edge = scratch_of(frame, thread)
-    number, groups = share_of(frame, task)
+@task_code(Int8Product)
+def _forward_task(f, task, thread):
+    rows, tile, edge = scratch_of(f, thread)
+    number, groups = share_of(f, task)
     first = number * TILE
-    here, n_rows = rows_from(weight_of(frame), first), min(TILE, integer(frame, 9) - first)
-    for k0 in range(0, depth, DEPTH):
-        k = min(DEPTH, depth - k0)
+    here, n_rows = rows_from(f.w, first), min(TILE, f.n - first)
+    for k0 in range(0, f.k, DEPTH):
+        k = min(DEPTH, f.k - k0)
         _unpack_tile(tile, rows, here, n_rows, k0, k)
-        added = integer(frame, 11) != 0 or k0 > 0
-        _multiply_tile(frame, tile, edge, groups, first, (n_rows, TILE), k0, k, added)
+        added = f.accumulate or k0 > 0
+        _multiply_tile(f, tile, edge, groups, first, (n_rows, TILE), k0, k, added)
 
 
 # -- backward: dx[T, K] (+)= dy[T, N] · W[N, K], summed over rows of W ----------------------------
@@ -215,23 +221,20 @@ def _unpack_columns(tile, rows, weight, n_rows, n_columns):
             quantize_columns(tile[to:].ctypes.data, tile[scales:].ctypes.data, of, COLUMNS)
 
 
-def _backward_task(frame, task, thread):
-    depth = integer(frame, 10)
-    rows, tile, edge = scratch_of(frame, thread)
-    number, groups = share_of(frame, task)
+@task_code(Int8Product)
+def _backward_task(f, task, thread):
+    rows, tile, edge = scratch_of(f, thread)
+    number, groups = share_of(f, task)
     first = number * COLUMNS
-    here, n_columns = columns_from(weight_of(frame), first), min(COLUMNS, integer(frame, 9) - first)
-    for k0 in range(0, depth, CHUNK):
-        k = min(CHUNK, depth - k0)
+    here, n_columns = columns_from(f.w, first), min(COLUMNS, f.n - first)
+    for k0 in range(0, f.k, CHUNK):
+        k = min(CHUNK, f.k - k0)
         _unpack_columns(tile, rows, rows_from(here, k0), k, n_columns)
-        added = integer(frame, 11) != 0 or k0 > 0
-        _multiply_tile(frame, tile, edge, groups, first, (n_columns, COLUMNS), k0, k, added)
+        added = f.accumulate or k0 > 0
+        _multiply_tile(f, tile, edge, groups, first, (n_columns, COLUMNS), k0, k, added)
 
 
 # -- binding --------------------------------------------------------------------------------------
-
-_PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
-_BACKWARD = task_code(_backward_task)
 
 
 def forward(
@@ -241,14 +244,17 @@ def forward(
 ) -> Call:  # fmt: skip
     """y (+)= x · Wᵀ as pyggml.gemm.product.forward; w: address, bytes of a row, type."""
     address, row_bytes, kind = w
-    n_tokens, n_out, _ = shape
-    weight: Weight = (address, row_bytes, _BYTES[kind.name].address, kind.block, kind.block_bytes)
-    n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
-    with_lows = kind.name in WITH_LOWS
-    slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, with_lows)
-    multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
-    pack = stage(_PACK, slots, -(-n_tokens // MR))
-    return launch, ((multiply,) if is_packed else (pack, multiply))
+    m, n, k = shape
+    n_tiles = -(-n // TILE)
+    n_shares = shares(m, n_tiles, len(scratch))
+    code = _BYTES[kind.name].address
+    rows = BlockMatrix(address, row_bytes, code, kind.block, kind.block_bytes)
+    f = Int8Product(
+        c=y, a=x, lda=x_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
+        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minimums=kind.name in WITH_LOWS,
+    )  # fmt: skip
+    multiply = stage(_forward_task, f, n_tiles * n_shares)
+    return launch, ((multiply,) if is_packed else (stage(_pack_task, f, -(-m // MR)), multiply))
 
 
 def backward(
@@ -257,10 +263,13 @@ def backward(
 ) -> Call:  # fmt: skip
     """dx (+)= dy · W as pyggml.gemm.product.backward; w as forward takes it."""
     address, row_bytes, kind = w
-    n_tokens, n_out, depth = shape
-    weight: Weight = (address, row_bytes, _FLOATS[kind.name].address, kind.block, kind.block_bytes)
-    n_parts = parts(n_tokens, -(-depth // COLUMNS), len(scratch))
-    sides = dx, dy, dy_step, *weight, n_tokens, depth, n_out
-    slots = frame(*sides, accumulate, packed, scratch, n_parts, False)
-    pack = stage(_PACK, slots, -(-n_tokens // MR))
-    return launch, (pack, stage(_BACKWARD, slots, -(-depth // COLUMNS) * n_parts))
+    m, k, n = shape
+    n_tiles = -(-n // COLUMNS)
+    n_shares = shares(m, n_tiles, len(scratch))
+    code = _FLOATS[kind.name].address
+    rows = BlockMatrix(address, row_bytes, code, kind.block, kind.block_bytes)
+    f = Int8Product(
+        c=dx, a=dy, lda=dy_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
+        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minimums=False,
+    )  # fmt: skip
+    return launch, (stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares))

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import kernel, task_code
+from pyggml._frames import Bool
+from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml._tasks import floats1, frame, integer, launch, stage
+from pyggml._tasks import launch, stage, task_code
 from pyggml.gemm.frames import (
     CHUNK,
     COLUMNS,
     TILE_FLOATS,
-    Weight,
+    BlockMatrix,
+    TiledProduct,
     columns_from,
-    parts,
     rows_from,
     scratch_of,
     share_of,
+    shares,
     unpack_row,
-    weight_of,
 )
 from pyggml.gemm.panels import (
     DEPTH,
@@ -48,14 +49,19 @@ from pyggml.gemm.panels import (
 from pyggml.tensor import Call
 
 
-def _pack_task(frame, task, thread):
-    """Pack one group of x (or dy): T rows of the length that is summed over."""
-    packed, x, x_step = floats1(frame, 12), floats1(frame, 1), integer(frame, 2)
-    n_rows, depth = integer(frame, 8), integer(frame, 15)
-    if integer(frame, 16):
-        pack_pairs_group(packed, x, x_step, n_rows, depth, task, scratch_of(frame, thread)[0])
+class FloatProduct(TiledProduct):
+    """Of float32, or of bfloat16 in pairs."""
+
+    pairs: Bool
+
+
+@task_code(FloatProduct)
+def _pack_task(f, task, thread):
+    """Pack one group of A's rows."""
+    if f.pairs:
+        pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, scratch_of(f, thread)[0])
     else:
-        pack_group(packed, x, 0, x_step, 1, n_rows, depth, task)
+        pack_group(f.packed_a, f.a, 0, f.lda, 1, f.m, f.k, task)
 
 
 # -- forward ------------------------------------------------------------------------------------
@@ -83,22 +89,21 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
             transpose(panel + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, wide)
 
 
-def _forward_task(frame, task, thread):
-    y, packed = floats1(frame, 0), floats1(frame, 12)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, pairs = integer(frame, 11), integer(frame, 16) != 0
-    rows, tile, edge = scratch_of(frame, thread)
-    number, groups = share_of(frame, task)
+@task_code(FloatProduct)
+def _forward_task(f, task, thread):
+    c, packed, pairs, accumulate = f.c, f.packed_a, f.pairs, f.accumulate
+    rows, tile, edge = scratch_of(f, thread)
+    number, groups = share_of(f, task)
     first = number * TILE
-    here, n_rows = rows_from(weight_of(frame), first), min(TILE, n_out - first)
-    for k0 in range(0, depth, DEPTH):
-        k = min(DEPTH, depth - k0)
+    here, n_rows = rows_from(f.w, first), min(TILE, f.n - first)
+    for k0 in range(0, f.k, DEPTH):
+        k = min(DEPTH, f.k - k0)
         n = slots_of(k, pairs)
         _unpack_tile(tile, rows, here, n_rows, k0, k, pairs)
         for column in range(0, n_rows, PANEL):
             multiply_panel(
-                packed, slots_of(depth, pairs), k0 // 2 if pairs else k0, n, pairs, groups,
-                tile.ctypes.data + column * n * 4, edge, y, first + column, n_out, n_tokens,
+                packed, slots_of(f.k, pairs), k0 // 2 if pairs else k0, n, pairs, groups,
+                tile.ctypes.data + column * n * 4, edge, c, first + column, f.n, f.m,
                 min(PANEL, n_rows - column), accumulate or k0 > 0,
             )  # fmt: skip
 
@@ -137,57 +142,57 @@ def _spread_row(tile, row, i, n, k):
             to[j] = of[j]
 
 
-def _backward_task(frame, task, thread):
-    dx, packed = floats1(frame, 0), floats1(frame, 12)
-    n_tokens, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    accumulate, pairs = integer(frame, 11), integer(frame, 16) != 0
-    rows, tile, edge = scratch_of(frame, thread)
-    number, groups = share_of(frame, task)
-    k0 = number * COLUMNS
-    here, k = columns_from(weight_of(frame), k0), min(COLUMNS, depth - k0)
-    for n0 in range(0, n_out, CHUNK):
-        n_rows = min(CHUNK, n_out - n0)
-        n = slots_of(n_rows, pairs)
-        _unpack_columns(tile, rows, rows_from(here, n0), n_rows, k, pairs)
-        for column in range(0, k, PANEL):
+@task_code(FloatProduct)
+def _backward_task(f, task, thread):
+    c, packed, pairs, accumulate = f.c, f.packed_a, f.pairs, f.accumulate
+    rows, tile, edge = scratch_of(f, thread)
+    number, groups = share_of(f, task)
+    first = number * COLUMNS
+    here, n_columns = columns_from(f.w, first), min(COLUMNS, f.n - first)
+    for k0 in range(0, f.k, CHUNK):
+        k = min(CHUNK, f.k - k0)
+        n = slots_of(k, pairs)
+        _unpack_columns(tile, rows, rows_from(here, k0), k, n_columns, pairs)
+        for column in range(0, n_columns, PANEL):
             multiply_panel(
-                packed, slots_of(n_out, pairs), n0 // 2 if pairs else n0, n, pairs, groups,
-                tile.ctypes.data + column * n * 4, edge, dx, k0 + column, depth, n_tokens,
-                min(PANEL, k - column), accumulate or n0 > 0,
+                packed, slots_of(f.k, pairs), k0 // 2 if pairs else k0, n, pairs, groups,
+                tile.ctypes.data + column * n * 4, edge, c, first + column, f.n, f.m,
+                min(PANEL, n_columns - column), accumulate or k0 > 0,
             )  # fmt: skip
 
 
 # -- binding ------------------------------------------------------------------------------------
 
-_PACK, _FORWARD = task_code(_pack_task), task_code(_forward_task)
-_BACKWARD = task_code(_backward_task)
-
 
 def forward(
-    y: np.ndarray, x: np.ndarray, x_step: int, weight: Weight, shape: tuple[int, int, int],
+    y: np.ndarray, x: np.ndarray, x_step: int, w: BlockMatrix, shape: tuple[int, int, int],
     accumulate: bool, pairs: bool, packed: np.ndarray, scratch: np.ndarray, is_packed: bool = False,
 ) -> Call:  # fmt: skip
     """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; shape (T, N, K).
 
     is_packed: `packed` will hold x already when this runs.
     """
-    n_tokens, n_out, depth = shape
-    n_parts = parts(n_tokens, -(-n_out // TILE), len(scratch))
-    slots = frame(y, x, x_step, *weight, *shape, accumulate, packed, scratch, n_parts, depth, pairs)
-    multiply = stage(_FORWARD, slots, -(-n_out // TILE) * n_parts)
-    pack = stage(_PACK, slots, -(-n_tokens // MR))
-    return launch, ((multiply,) if is_packed else (pack, multiply))
+    m, n, k = shape
+    n_tiles = -(-n // TILE)
+    n_shares = shares(m, n_tiles, len(scratch))
+    f = FloatProduct(
+        c=y, a=x, lda=x_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
+        packed_a=packed, n_shares=n_shares, pairs=pairs,
+    )  # fmt: skip
+    multiply = stage(_forward_task, f, n_tiles * n_shares)
+    return launch, ((multiply,) if is_packed else (stage(_pack_task, f, -(-m // MR)), multiply))
 
 
 def backward(
-    dx: np.ndarray, dy: np.ndarray, dy_step: int, weight: Weight, shape: tuple[int, int, int],
+    dx: np.ndarray, dy: np.ndarray, dy_step: int, w: BlockMatrix, shape: tuple[int, int, int],
     accumulate: bool, pairs: bool, packed: np.ndarray, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
     """dx (+)= dy · W; dx and dy flat, rows of dy dy_step floats apart; shape (T, N, K)."""
-    n_tokens, n_out, depth = shape
-    n_parts = parts(n_tokens, -(-depth // COLUMNS), len(scratch))
-    sides = frame(
-        dx, dy, dy_step, *weight, *shape, accumulate, packed, scratch, n_parts, n_out, pairs
-    )
-    pack = stage(_PACK, sides, -(-n_tokens // MR))
-    return launch, (pack, stage(_BACKWARD, sides, -(-depth // COLUMNS) * n_parts))
+    m, k, n = shape
+    n_tiles = -(-n // COLUMNS)
+    n_shares = shares(m, n_tiles, len(scratch))
+    f = FloatProduct(
+        c=dx, a=dy, lda=dy_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
+        packed_a=packed, n_shares=n_shares, pairs=pairs,
+    )  # fmt: skip
+    return launch, (stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares))

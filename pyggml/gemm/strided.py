@@ -7,15 +7,45 @@ Blocked as pyggml.gemm.product; here the panels are gathered from b's rows or co
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from pyggml._jit import kernel, task_code
-from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
-from pyggml.gemm.frames import parts
+from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml._jit import kernel
+from pyggml._tasks import launch, stage, task_code
+from pyggml.gemm.frames import shares
 from pyggml.gemm.panels import DEPTH, MR, PANEL, TILE, multiply_panel, pack_group, split
 from pyggml.tensor import Call
 
 TILE_FLOATS = DEPTH * TILE  # of one tile in panels; an edge of c follows it in a thread's scratch
+
+
+class Strides(NamedTuple):
+    """Floats from batch to batch, row to row and column to column."""
+
+    batch: int
+    row: int
+    column: int
+
+
+class StridedProduct(Frame):
+    """C (m, n) (+)= A (m, k) · B (n, k)ᵀ for every batch."""
+
+    c: Floats1
+    a: Floats1
+    b: Floats1
+    a_strides: Strides
+    b_strides: Strides
+    a_repeats: Int  # neighbouring batches of C that meet the same batch of A
+    b_repeats: Int
+    m: Int
+    n: Int
+    k: Int
+    accumulate: Bool
+    packed_a: Floats2  # a row for each batch
+    scratch: Floats2  # a row for each thread
+    n_shares: Int  # of A's groups of MR rows
 
 
 @kernel
@@ -38,56 +68,45 @@ def _gather_tile(tile, b, start, row_step, column_step, n_rows, k):
                     panel[j * PANEL + i] = b[source + i * row_step + j * column_step]
 
 
-@kernel
-def _batch(frame, batch):
-    """The packed side of one batch."""
-    size = integer(frame, 17)
-    return floats1(frame, 12)[batch * size : (batch + 1) * size]
-
-
-def _pack_strided_task(frame, task, thread):
-    n_groups = (integer(frame, 8) + MR - 1) // MR
+@task_code(StridedProduct)
+def _pack_task(f, task, thread):
+    """One group of rows of one batch of A."""
+    n_groups = (f.m + MR - 1) // MR
     batch, group = task // n_groups, task % n_groups
-    start = batch // integer(frame, 15) * integer(frame, 2)
-    pack_group(
-        _batch(frame, batch), floats1(frame, 1), start, integer(frame, 3), integer(frame, 4),
-        integer(frame, 8), integer(frame, 10), group,
-    )  # fmt: skip
+    start = batch // f.a_repeats * f.a_strides.batch
+    rows, columns = f.a_strides.row, f.a_strides.column
+    pack_group(f.packed_a[batch], f.a, start, rows, columns, f.m, f.k, group)
 
 
-def _strided_task(frame, task, thread):
-    c, b = floats1(frame, 0), floats1(frame, 18)
-    n_rows, n_out, depth = integer(frame, 8), integer(frame, 9), integer(frame, 10)
-    row_step, column_step = integer(frame, 6), integer(frame, 7)
-    n_parts, n_tiles = integer(frame, 14), (n_out + TILE - 1) // TILE
-    batch, rest = task // (n_tiles * n_parts), task % (n_tiles * n_parts)
-    mine = floats2(frame, 13)[thread]
+@task_code(StridedProduct)
+def _multiply_task(f, task, thread):
+    """One tile of one batch of B with a share of A's rows."""
+    c, b, accumulate = f.c, f.b, f.accumulate
+    row_step, column_step = f.b_strides.row, f.b_strides.column
+    n_tiles = (f.n + TILE - 1) // TILE
+    batch, rest = task // (n_tiles * f.n_shares), task % (n_tiles * f.n_shares)
+    mine = f.scratch[thread]
     tile, edge = mine[:TILE_FLOATS], mine[TILE_FLOATS:]
-    groups = split((n_rows + MR - 1) // MR, n_parts, rest % n_parts)
-    first = rest // n_parts * TILE
-    n = min(TILE, n_out - first)
-    start = batch // integer(frame, 16) * integer(frame, 5) + first * row_step
-    for k0 in range(0, depth, DEPTH):
-        k = min(DEPTH, depth - k0)
+    groups = split((f.m + MR - 1) // MR, f.n_shares, rest % f.n_shares)
+    first = rest // f.n_shares * TILE
+    n = min(TILE, f.n - first)
+    start = batch // f.b_repeats * f.b_strides.batch + first * row_step
+    for k0 in range(0, f.k, DEPTH):
+        k = min(DEPTH, f.k - k0)
         _gather_tile(tile, b, start + k0 * column_step, row_step, column_step, n, k)
         for column in range(0, n, PANEL):
             multiply_panel(
-                _batch(frame, batch), depth, k0, k, False, groups,
-                tile.ctypes.data + column * k * 4, edge, c,
-                batch * n_rows * n_out + first + column, n_out, n_rows, min(PANEL, n - column),
-                integer(frame, 11) or k0 > 0,
+                f.packed_a[batch], f.k, k0, k, False, groups,
+                tile.ctypes.data + column * k * 4, edge, c, batch * f.m * f.n + first + column,
+                f.n, f.m, min(PANEL, n - column), accumulate or k0 > 0,
             )  # fmt: skip
 
 
 # -- binding ------------------------------------------------------------------------------------
 
-Steps = tuple[int, int, int]  # of batch, row and column, in floats
-
-_PACK_STRIDED, _STRIDED = task_code(_pack_strided_task), task_code(_strided_task)
-
 
 def strided(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, a_steps: Steps, b_steps: Steps,
+    c: np.ndarray, a: np.ndarray, b: np.ndarray, a_strides: Strides, b_strides: Strides,
     repeats: tuple[int, int], shape: tuple[int, int, int, int], accumulate: bool,
     packed: np.ndarray, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
@@ -95,12 +114,13 @@ def strided(
 
     Batch i of c takes batches i // repeats[0] of a and i // repeats[1] of b.
     """
-    n_batches, n_rows, n_out, depth = shape
-    n_groups, n_tiles = -(-n_rows // MR), -(-n_out // TILE)
-    n_shares = parts(n_rows, n_tiles * n_batches, len(scratch))
-    slots = frame(
-        c, a, *a_steps, *b_steps, *shape[1:], accumulate, packed, scratch, n_shares, *repeats,
-        n_groups * MR * depth, b,
+    n_batches, m, n, k = shape
+    n_groups, n_tiles = -(-m // MR), -(-n // TILE)
+    n_shares = shares(m, n_tiles * n_batches, len(scratch))
+    f = StridedProduct(
+        c=c, a=a, b=b, a_strides=a_strides, b_strides=b_strides, a_repeats=repeats[0],
+        b_repeats=repeats[1], m=m, n=n, k=k, accumulate=accumulate,
+        packed_a=packed.reshape(n_batches, n_groups * MR * k), scratch=scratch, n_shares=n_shares,
     )  # fmt: skip
-    pack = stage(_PACK_STRIDED, slots, n_batches * n_groups)
-    return launch, (pack, stage(_STRIDED, slots, n_batches * n_tiles * n_shares))
+    pack = stage(_pack_task, f, n_batches * n_groups)
+    return launch, (pack, stage(_multiply_task, f, n_batches * n_tiles * n_shares))

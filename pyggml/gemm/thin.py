@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import kernel, task_code
+from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml._tasks import floats1, floats2, frame, integer, launch, stage
+from pyggml._tasks import launch, stage, task_code
 from pyggml.gemm.panels import DEPTH, LANES, dot_tile, thin_product
 from pyggml.gemm.panels import THIN_MR as MR
 from pyggml.gemm.panels import THIN_PANEL as PANEL
@@ -32,13 +33,31 @@ def packed_floats(n_thin: int, depth: int) -> int:
     return -(-n_thin // MR) * MR * depth
 
 
-def _pack_task(frame, task, thread):
+class ThinProduct(Frame):
+    """Both products, summed over `depth`: K of `rows`, T of `outer`."""
+
+    c: Floats1
+    thin: Floats1  # the thin side: its number i of row r stands at r * row_step + i * step
+    row_step: Int
+    step: Int
+    n_thin: Int  # R
+    depth: Int
+    in_groups: Bool  # packed (depth, MR) for each MR rows, else (R, depth)
+    packed: Floats1
+    x: Floats1
+    x_step: Int  # floats from row to row of x
+    n_other: Int  # rows of C in `rows`, numbers of its rows in `outer`
+    accumulate: Bool
+    transposed: Bool  # `outer` makes (K, R)
+    scratch: Floats2  # a row for each thread
+
+
+@task_code(ThinProduct)
+def _pack_task(f, task, thread):
     """Row r of the thin side, or zeros past its end: as (R, depth), or in groups (depth, MR)."""
-    packed, a = floats1(frame, 1), floats1(frame, 2)
-    row_step, step = integer(frame, 3), integer(frame, 4)
-    n_thin, depth = integer(frame, 5), integer(frame, 6)
-    inside = task < n_thin
-    if integer(frame, 7):
+    packed, a, row_step, step, depth = f.packed, f.thin, f.row_step, f.step, f.depth
+    inside = task < f.n_thin
+    if f.in_groups:
         group, lane = packed[task // MR * MR * depth :], task % MR
         for i in range(depth):
             group[i * MR + lane] = a[task * row_step + i * step] if inside else np.float32(0)
@@ -48,19 +67,15 @@ def _pack_task(frame, task, thread):
             row[i] = a[task * row_step + i * step] if inside else np.float32(0)
 
 
-def _rows_task(frame, task, thread):
+@task_code(ThinProduct)
+def _rows_task(f, task, thread):
     """ROWS rows of c."""
-    c, packed, x, x_step = (
-        floats1(frame, 0),
-        floats1(frame, 1),
-        floats1(frame, 8),
-        integer(frame, 9),
-    )
-    n_thin, depth, n_rows = integer(frame, 5), integer(frame, 6), integer(frame, 10)
-    sums = floats2(frame, 12)[thread]
+    c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
+    n_thin, depth = f.n_thin, f.depth
+    sums = f.scratch[thread]
     to = sums.ctypes.data
-    last = min(n_rows, (task + 1) * ROWS)
-    if not integer(frame, 11):
+    last = min(f.n_other, (task + 1) * ROWS)
+    if not f.accumulate:
         fill(c[task * ROWS * n_thin : last * n_thin], np.float32(0))
     for k0 in range(0, depth, SPAN):
         k = min(SPAN, depth - k0)
@@ -88,17 +103,13 @@ def _add_sums(c, sums, x, a, depth, whole, k, n):
         c[j] += rest
 
 
-def _outer_task(frame, task, thread):
+@task_code(ThinProduct)
+def _outer_task(f, task, thread):
     """COLUMNS columns of c, or rows of its transpose."""
-    c, packed, x, x_step = (
-        floats1(frame, 0),
-        floats1(frame, 1),
-        floats1(frame, 8),
-        integer(frame, 9),
-    )
-    n_thin, depth, n_columns = integer(frame, 5), integer(frame, 6), integer(frame, 10)
-    accumulate, transposed = integer(frame, 11), integer(frame, 13)
-    sums = floats2(frame, 12)[thread]
+    c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
+    n_thin, depth, n_columns = f.n_thin, f.depth, f.n_other
+    accumulate, transposed = f.accumulate, f.transposed
+    sums = f.scratch[thread]
     first = task * COLUMNS
     n = min(COLUMNS, n_columns - first)
     whole = n // PANEL * PANEL
@@ -124,20 +135,19 @@ def _outer_task(frame, task, thread):
                 )
 
 
-_PACK, _ROWS, _OUTER = task_code(_pack_task), task_code(_rows_task), task_code(_outer_task)
-
-
 def rows(
     c: np.ndarray, x: np.ndarray, x_step: int, a: np.ndarray, a_steps: tuple[int, int],
     shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
 ) -> Call:  # fmt: skip
     """c (+)= x · aᵀ; a_steps from row to row and along a row; shape (T, R, K)."""
     n_rows, n_thin, depth = shape
-    slots = frame(
-        c, packed, a, *a_steps, n_thin, depth, False, x, x_step, n_rows, accumulate, scratch
-    )
-    pack = stage(_PACK, slots, -(-n_thin // MR) * MR)
-    return launch, (pack, stage(_ROWS, slots, -(-n_rows // ROWS)))
+    f = ThinProduct(
+        c=c, thin=a, row_step=a_steps[0], step=a_steps[1], n_thin=n_thin, depth=depth,
+        in_groups=False, packed=packed, x=x, x_step=x_step, n_other=n_rows, accumulate=accumulate,
+        transposed=False, scratch=scratch,
+    )  # fmt: skip
+    pack = stage(_pack_task, f, -(-n_thin // MR) * MR)
+    return launch, (pack, stage(_rows_task, f, -(-n_rows // ROWS)))
 
 
 def outer(
@@ -150,9 +160,10 @@ def outer(
     g_steps from column to column and from row to row of g, x_step from row to row.
     """
     depth, n_thin, n_columns = shape
-    slots = frame(
-        c, packed, g, *g_steps, n_thin, depth, True, x, x_step, n_columns, accumulate, scratch,
-        transposed,
+    f = ThinProduct(
+        c=c, thin=g, row_step=g_steps[0], step=g_steps[1], n_thin=n_thin, depth=depth,
+        in_groups=True, packed=packed, x=x, x_step=x_step, n_other=n_columns,
+        accumulate=accumulate, transposed=transposed, scratch=scratch,
     )  # fmt: skip
-    pack = stage(_PACK, slots, -(-n_thin // MR) * MR)
-    return launch, (pack, stage(_OUTER, slots, -(-n_columns // COLUMNS)))
+    pack = stage(_pack_task, f, -(-n_thin // MR) * MR)
+    return launch, (pack, stage(_outer_task, f, -(-n_columns // COLUMNS)))

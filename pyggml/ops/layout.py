@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml._jit import JIT, kernel, task_code
-from pyggml._tasks import floats1, frame, integer, launch, shorts1, stage
+from pyggml._frames import Bool, Floats1, Frame, Shorts1
+from pyggml._jit import JIT, kernel
+from pyggml._tasks import launch, stage, task_code
 from pyggml.dtypes import BF16, F16, F32, DType, dtype
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
@@ -166,12 +167,21 @@ def _cpy(out, x, to, of):
                     out[i, j, k, c] = _write(_read(x[i, j, k, c], of), to)
 
 
-def _strip_task(frame, task, thread):
+class Rounding(Frame):
+    """float32 to bfloat16, or back."""
+
+    narrow: Shorts1  # bits of bfloat16
+    wide: Floats1
+    narrows: Bool  # which of the two is written
+
+
+@task_code(Rounding)
+def _strip_task(f, task, thread):
     """One strip of float32 rounded to bfloat16, or of bfloat16 made float32."""
-    narrow, wide = shorts1(frame, 0), floats1(frame, 1)
+    narrow, wide = f.narrow, f.wide
     first, last = task * LENGTH, min((task + 1) * LENGTH, wide.size)
     short, long = narrow[first:last], wide[first:last]
-    if integer(frame, 2):
+    if f.narrows:
         for i in range(long.size):
             short[i] = _float_to_bfloat(long[i])
     else:
@@ -179,15 +189,12 @@ def _strip_task(frame, task, thread):
             long[i] = bfloat_to_float(short[i])
 
 
-_STRIP = task_code(_strip_task)
-
-
 def _cpy_run(site: Site) -> Call:
     x, to, of = site.src[0], site.node.dtype, site.node.src[0].dtype
     if JIT and {to, of} == {F32, BF16} and x.flags.c_contiguous:
         narrow, wide = (site.out, x) if to is BF16 else (x, site.out)
-        slots = frame(narrow.reshape(-1), wide.reshape(-1), to is BF16)
-        return launch, (stage(_STRIP, slots, -(-wide.size // LENGTH)),)
+        f = Rounding(narrow=narrow.reshape(-1), wide=wide.reshape(-1), narrows=to is BF16)
+        return launch, (stage(_strip_task, f, -(-wide.size // LENGTH)),)
     arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (site.out, x))
     return _cpy, (*arrays, _FLOATS.index(to), _FLOATS.index(of))
 
