@@ -12,36 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from turns import Runner
+
 HERE = Path(__file__).parent
-
-
-class Runner:
-    """A benchmark in a process of its own, which waits for its turn before each step."""
-
-    def __init__(self, python: str, script: str, *arguments: str) -> None:
-        command = [python, str(HERE / script), *arguments, "--in-turns"]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self.wait()
-
-    def wait(self) -> str:
-        """Until it is ready for its next step or, at the end, prints its result."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(("ready", "{")):
-                return line
-        raise SystemExit(f"{self.process.args} ended without a result")
-
-    def turn(self) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.wait()
 
 
 def main() -> None:
@@ -57,10 +34,10 @@ def main() -> None:
 
     common = ("--tokens", options.tokens, "--steps", str(options.rounds))
     theirs = ("--dtype", options.dtype, "--size", options.size)
-    runners = [Runner(options.peft_python, "peft_step.py", *theirs, *common)]
+    runners = [Runner(options.peft_python, HERE / "peft_step.py", *theirs, *common)]
     for model in options.models:
         ours = (model, "--compute", options.compute)
-        runners.append(Runner(sys.executable, "step.py", *ours, *common))
+        runners.append(Runner(sys.executable, HERE / "step.py", *ours, *common))
     for _ in range(options.rounds):
         lines = [runner.turn() for runner in runners]
     results: list[dict[str, Any]] = [json.loads(line) for line in lines]
