@@ -22,12 +22,13 @@ import numpy as np
 from pyggml import gemm, threads
 from pyggml._jit import kernel, parallel, prange
 from pyggml.backends import CPU
+from pyggml.backends.cpu import Compute
+from pyggml.call import Call
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import QUADS
 from pyggml.gemm.int8_tile import BYTE_PANEL, byte_product
 from pyggml.gemm.panels import MR, PANEL, pair_product, tile_product
 from pyggml.quants import quantize
-from pyggml.tensor import Call, Compute
 
 from machine import about
 
@@ -67,7 +68,7 @@ def limit(compute: Compute) -> Call:
     n, form = threads.most(), ("f32", "bf16", "int8").index(compute)
     k = SLOTS[compute]
     a, b, c = (_zeros(n, m) for m in (k * MR, k * PANEL, MR * PANEL))
-    return _on_every_thread, (a, b, c, k, form, REPEATS)
+    return Call(_on_every_thread, a, b, c, k, form, REPEATS)
 
 
 def limit_flop(compute: Compute) -> int:
@@ -92,9 +93,8 @@ def product(
 
 
 def seconds(call: Call) -> float:
-    kernel, arguments = call
     began = perf_counter()
-    kernel(*arguments)
+    call()
     return perf_counter() - began
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from gemm import limit, limit_flop, seconds
 
 import pyggml
+from pyggml.backends.cpu import Compute
 from pyggml.backward import Keep
 from pyggml.gemm import FLOATS
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
@@ -30,7 +31,6 @@ from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW
 from pyggml.lora.passes import Passes
 from pyggml.model import COMPUTE_TYPES, Model
-from pyggml.tensor import Compute
 
 from machine import about, peak_rss_gb, timed
 
@@ -56,9 +56,9 @@ def time_by_op(passes: Passes) -> dict[str, float]:
     """Seconds of every op in one more pass, the largest first."""
     program = passes.programs[0]
     taken: Counter[str] = Counter()
-    for node, (kernel, arguments) in zip(program.nodes, program.calls, strict=True):
+    for node, call in zip(program.nodes, program.calls, strict=True):
         began = perf_counter()
-        kernel(*arguments)
+        call()
         weight = node.src[-2].dtype.name if "mat" in node.op.name or "prod" in node.op.name else ""
         taken[f"{node.op.name} {weight}".strip()] += perf_counter() - began
     return {name: round(s, 4) for name, s in taken.most_common(12)}

@@ -14,8 +14,9 @@ import numpy as np
 
 from pyggml.backward.check import as_leaf
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
+from pyggml.op import NoGrad, Op
 from pyggml.ops import OPS
-from pyggml.tensor import NoGrad, Op, leaf
+from pyggml.tensor import leaf
 
 
 def _words(names: str) -> frozenset[str]:

@@ -52,7 +52,7 @@ class AdamW:
     def compile(self) -> None:
         """Have the kernel of `step` ready; nothing is updated."""
         for call in self._update.calls:
-            compile_for(*call)
+            compile_for(call.kernel, call.arguments)
 
     def _norm(self) -> float:
         total = 0.0

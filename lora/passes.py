@@ -61,7 +61,9 @@ class Passes:
             accumulators=list(parameters.gradients.values()),
             keep=keep,
         )
-        self._plans = (plan(Graph.of(loss, *gradients)), plan(Graph.of(alone)))
+        self._plans = tuple(
+            plan(Graph.of(*g), model.backend) for g in ((loss, *gradients), (alone,))
+        )
         self._backend = model.backend
         self._programs: tuple[Program, ...] = ()
 
@@ -93,12 +95,12 @@ class Passes:
         """Take the arena and bind both graphs to it, once."""
         if not self._programs:
             arena = self._backend.alloc(self.n_bytes)
-            self._programs = tuple(bind(p, self._backend, arena, release=True) for p in self._plans)
+            self._programs = tuple(bind(p, arena, release=True) for p in self._plans)
 
     def compile_backwards(self) -> Iterator[Tensor]:
         """Compile what both graphs need, running nothing; see pyggml.runtime.compile_backwards."""
         for p in self._plans:
-            yield from compile_backwards(p, self._backend)
+            yield from compile_backwards(p)
 
     def train(self, batch: Batch) -> float:
         """The batch's part of the loss; its gradients have been added."""
@@ -128,8 +130,8 @@ class Passes:
     def first_not_finite(self) -> str:
         """Run the last batch again and name the first node that gives NaN or infinity."""
         program = self.programs[0]
-        for node, (kernel, arguments) in zip(program.nodes, program.calls, strict=True):
-            kernel(*arguments)
+        for node, call in zip(program.nodes, program.calls, strict=True):
+            call()
             if not _is_finite(node):
                 return repr(node)
         return "no node of the graph"

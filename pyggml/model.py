@@ -12,6 +12,7 @@ import numpy as np
 from pyggml import gguf, tokenizer
 from pyggml.alloc import plan
 from pyggml.backends import CPU
+from pyggml.backends.cpu import Compute
 from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import ConfigError, DataError, TokenizerError
 from pyggml.gemm import FASTEST
@@ -19,7 +20,7 @@ from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
 from pyggml.models.adapter import read_adapter
 from pyggml.runtime import Program, bind
-from pyggml.tensor import Compute, Tensor
+from pyggml.tensor import Tensor
 
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
 
@@ -80,7 +81,7 @@ class Model:
 
     def program(self, out: Tensor) -> tuple[Program, Tensor]:
         """A graph of this model, planned and bound to memory of its own."""
-        return bind(plan(Graph.of(out)), self.backend), out
+        return bind(plan(Graph.of(out), self.backend)), out
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary."""

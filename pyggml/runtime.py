@@ -12,9 +12,11 @@ from pyggml._jit import compile_for
 from pyggml.alloc import Plan, plan
 from pyggml.backends import CPU, Backend
 from pyggml.backends.cpu import array
+from pyggml.call import Call
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.tensor import SAVED, Call, Tensor
+from pyggml.op import SAVED
+from pyggml.tensor import Tensor
 
 __all__ = ["Program", "bind", "compile_backwards", "compute", "run"]
 
@@ -30,20 +32,18 @@ class Program:
 
     def __call__(self) -> None:
         """Compute every output of the graph; allocates nothing."""
-        for kernel, arguments in self.calls:
-            kernel(*arguments)
+        for call in self.calls:
+            call()
 
 
-def bind(
-    p: Plan, backend: Backend | None = None, arena: Any = None, release: bool = False
-) -> Program:
+def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
     """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
 
     release: after each node, let go of the weights that it read from a file; worth the while where
     many tokens use a weight before it is read again. Raises PyggmlError, naming op and tensor, if
     the backend does not support a node.
     """
-    device = backend or CPU()
+    device = p.backend
     if arena is None:
         arena = device.alloc(p.n_bytes)
     nodes = _attached(p, device, arena)
@@ -57,14 +57,15 @@ def bind(
     return Program(p, arena, nodes, tuple(calls))
 
 
-def compile_backwards(p: Plan, backend: Backend) -> Iterator[Tensor]:
+def compile_backwards(p: Plan) -> Iterator[Tensor]:
     """Compile the kernels of a plan, its last node's first, and run none; yields each node done.
 
     For a second process: the one that runs the plan, compiling what it meets, finds these done.
     """
-    arena = backend.alloc(p.n_bytes)  # never written, so it takes no pages
-    for t in reversed(_attached(p, backend, arena)):
-        compile_for(*_call(p, t, backend, arena))
+    arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
+    for t in reversed(_attached(p, p.backend, arena)):
+        call = _call(p, t, p.backend, arena)
+        compile_for(call.kernel, call.arguments)
         yield t
 
 
@@ -79,21 +80,20 @@ def _call(p: Plan, node: Tensor, device: Backend, arena: Any) -> Call:
     reason = device.unsupported(node)
     if reason:
         raise PyggmlError(f"{device.name} cannot run {node!r}: {reason}")
-    assert node.op is not None
-    start = p.work.get(node, 0)
-    n_work = node.op.needs.work(node)
-    return device.bind(node, arena[start : start + n_work], p.shared.get(node))
+    start = p.scratch.get(node, 0)
+    scratch = arena[start : start + device.scratch(node)]
+    return device.bind(node, scratch, p.shared.get(node))
 
 
 def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
     leaves = (s.root for s in node.src if s.root.op is None)
     after = [c for leaf in leaves if (c := device.release(leaf)) is not None]
-    return (_one_after_the_other, (call, *after)) if after else call
+    return Call(_one_after_the_other, call, *after) if after else call
 
 
 def _one_after_the_other(*calls: Call) -> None:
-    for kernel, arguments in calls:
-        kernel(*arguments)
+    for call in calls:
+        call()
 
 
 def _runs(t: Tensor) -> bool:
@@ -101,9 +101,9 @@ def _runs(t: Tensor) -> bool:
     return t.op is not SAVED and not t.is_view and bool(t.n_elements or t.saved)
 
 
-def compute(p: Plan, backend: Backend | None = None) -> None:
+def compute(p: Plan) -> None:
     """Bind and run a plan once; afterwards `data` of the graph's outputs holds the numbers."""
-    bind(p, backend)()
+    bind(p)()
 
 
 def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
@@ -111,5 +111,5 @@ def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
 
     backend: where, and how packed weights are multiplied; the CPU, in float32, if it is not given.
     """
-    compute(plan(Graph.of(*outputs)), backend)
+    compute(plan(Graph.of(*outputs), backend or CPU()))
     return [np.array(array(t)) for t in outputs]

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from pyggml import threads
 from pyggml._jit import JIT
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import KERNELS, Site, array
 from pyggml.backward.check import as_leaf, check_gradient, in_float64
 from pyggml.dtypes import BF16, F16, F32
 from pyggml.errors import ShapeError
+from pyggml.op import Memory, NoGrad, Sample
 from pyggml.ops import OPS
 from pyggml.runtime import run
-from pyggml.tensor import Memory, NoGrad, Sample, Site, leaf
+from pyggml.tensor import leaf
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
@@ -82,9 +83,9 @@ def scratch(n_bytes):
 def call(op, node, out, src):
     """Run one kernel on arrays of our choice."""
     saved = tuple(np.empty(s.shape, s.dtype.numpy) for s in node.saved)
-    site = Site(node, out, src, saved, scratch(op.needs.work(node)), "f32")
-    kernel, arguments = op.run(site)  # which may hold addresses only: site keeps the arrays
-    kernel(*arguments)
+    kernel = KERNELS[op]
+    site = Site(node, out, src, saved, scratch(kernel.scratch(node, "f32")), "f32")
+    kernel.run(site)()  # which may hold addresses only: site keeps the arrays
     return out
 
 
@@ -167,7 +168,7 @@ def test_gaps_in_a_source_change_nothing(op, layout):
         ]
         (wanted,) = run(plain)
         (found,) = run(op(*src, **sample.params))
-        if op.needs.strided and found.dtype == np.float32:  # may add in another order
+        if op.strided and found.dtype == np.float32:  # may add in another order
             allowed = TOLERANCE[F32] * np.abs(wanted).max(initial=0.0)
             np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed)
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.graph import Graph
-from pyggml.tensor import SAVED, Memory, Tensor
+from pyggml.op import SAVED, Memory
+from pyggml.tensor import Tensor
 
 FOREVER = 1 << 60
 

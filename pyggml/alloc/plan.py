@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pyggml.alloc.fit import Arena
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, owners, reusable_source
 from pyggml.alloc.sharing import sharing
+from pyggml.backends import CPU, Backend
 from pyggml.graph import Graph
-from pyggml.tensor import SAVED, Tensor
+from pyggml.op import SAVED
+from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,36 +19,39 @@ class Plan:
     """Offsets in bytes into one arena of `n_bytes`. Nothing has been allocated yet.
 
     offsets   of every tensor that owns memory
-    work      of each node's scratch
+    scratch   of each node that needs any
     reused    node -> the tensor whose memory it overwrites
     shared    node -> scratch that it shares with others; the first of them, its source, fills it
     """
 
     graph: Graph
+    backend: Backend
     offsets: dict[Tensor, int]
-    work: dict[Tensor, int]
+    scratch: dict[Tensor, int]
     reused: dict[Tensor, Tensor]
     shared: dict[Tensor, Tensor]
     lives: dict[Tensor, Lifetime]
     n_bytes: int
 
 
-def plan(graph: Graph, reuse: bool = True, share: bool = True) -> Plan:
-    """Lay the graph out.
+def plan(
+    graph: Graph, backend: Backend | None = None, reuse: bool = True, share: bool = True
+) -> Plan:
+    """Lay the graph out for a backend: the CPU, in float32, if none is given.
 
     For tests and timings: with reuse=False every tensor keeps an address of its own, with
     share=False every node packs its sources for itself. Neither changes a bit of a result.
     """
-    return _Planner(graph, reuse, share).run()
+    return _Planner(graph, backend or CPU(), reuse, share).run()
 
 
 class _Planner:
-    def __init__(self, graph: Graph, reuse: bool, share: bool) -> None:
-        self.graph, self.reuse = graph, reuse
+    def __init__(self, graph: Graph, backend: Backend, reuse: bool, share: bool) -> None:
+        self.graph, self.backend, self.reuse = graph, backend, reuse
         self.lives = lifetimes(graph)
         self.arena = Arena()
         self.offsets: dict[Tensor, int] = {}
-        self.work: dict[Tensor, int] = {}
+        self.scratch: dict[Tensor, int] = {}
         self.reused: dict[Tensor, Tensor] = {}
         self.shared: dict[Tensor, Tensor] = {}
         if share:
@@ -67,15 +72,15 @@ class _Planner:
             scratch = self.shared.get(node)
             if scratch is not None and scratch not in self.offsets:
                 self.offsets[scratch] = self.arena.take(scratch.n_bytes)
-            self._scratch(node)
+            self._take_scratch(node)
             self._release(i)
-        found = self.offsets, self.work, self.reused, self.shared, self.lives
-        return Plan(self.graph, *found, self.arena.peak)
+        found = self.offsets, self.scratch, self.reused, self.shared, self.lives
+        return Plan(self.graph, self.backend, *found, self.arena.peak)
 
     def _share(self) -> None:
         """Enter what nodes share, alive from the first of them to the last."""
         index = {t: i for i, t in enumerate(self.graph.nodes)}
-        for scratch, nodes in sharing(self.graph):
+        for scratch, nodes in sharing(self.graph, self.backend):
             self.lives[scratch] = Lifetime(index[nodes[0]], index[nodes[-1]])
             self.shared |= dict.fromkeys(nodes, scratch)
 
@@ -88,14 +93,13 @@ class _Planner:
             self.reused[node] = source
             self.inherited.add(source)
 
-    def _scratch(self, node: Tensor) -> None:
+    def _take_scratch(self, node: Tensor) -> None:
         """Scratch is free again as soon as its node has run."""
-        assert node.op is not None
-        n_bytes = node.op.needs.work(node)
+        n_bytes = 0 if node.op is SAVED or node.is_view else self.backend.scratch(node)
         if n_bytes:
-            self.work[node] = self.arena.take(n_bytes)
+            self.scratch[node] = self.arena.take(n_bytes)
             if self.reuse:
-                self.arena.give_back(self.work[node], n_bytes)
+                self.arena.give_back(self.scratch[node], n_bytes)
 
     def _release(self, i: int) -> None:
         if not self.reuse:

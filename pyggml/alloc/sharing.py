@@ -10,23 +10,24 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from pyggml.backends import Backend
 from pyggml.dtypes import I8
 from pyggml.graph import Graph
-from pyggml.tensor import SHARED, Tensor
+from pyggml.op import SAVED, SHARED
+from pyggml.tensor import Tensor
 
 
-def sharing(graph: Graph) -> Iterator[tuple[Tensor, list[Tensor]]]:
+def sharing(graph: Graph, backend: Backend) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """The scratch, and the two or more nodes that share it, in the order in which they run."""
     users: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     changed = {t.root for t in graph.nodes if t.base is not None and not t.is_view}
     for t in graph.nodes:
-        if t.op is None:
+        if t.op is SAVED or t.is_view:
             continue
-        shared = t.op.needs.shared  # ops that name the same function make the same
-        n_bytes, word = shared(t)
+        n_bytes, what = backend.shared(t)
         if n_bytes and t.src[-1].root not in changed:
             x = t.src[-1]
-            users[n_bytes, word, shared, x.root, x.offset, x.shape, x.strides].append(t)
+            users[n_bytes, what, x.root, x.offset, x.shape, x.strides].append(t)
     for (n_bytes, *_), nodes in users.items():
         if len(nodes) > 1:
             yield Tensor((n_bytes,), I8, SHARED, (nodes[0],)), nodes

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.plan import Plan
-from pyggml.tensor import SAVED, SHARED, Tensor
+from pyggml.op import SAVED, SHARED
+from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,11 +19,11 @@ class Moment:
     node: Tensor
     index: int
     alive: tuple[Tensor, ...]
-    n_work: int
+    n_scratch: int
 
     @property
     def n_bytes(self) -> int:
-        return sum(t.n_bytes for t in self.alive) + self.n_work
+        return sum(t.n_bytes for t in self.alive) + self.n_scratch
 
     def by_kind(self) -> list[tuple[str, int, int]]:
         """(op, type and shape; how many; bytes), the largest first; scratch stands for itself."""
@@ -31,8 +32,8 @@ class Moment:
             kind = found[_kind(t)]
             kind[0] += 1
             kind[1] += t.n_bytes
-        if self.n_work:
-            found[f"scratch of {self.node.op.name if self.node.op else ''}"][:] = 1, self.n_work
+        if self.n_scratch:
+            found[f"scratch of {self.node.op.name if self.node.op else ''}"][:] = 1, self.n_scratch
         rows = [(kind, n, n_bytes) for kind, (n, n_bytes) in found.items()]
         return sorted(rows, key=lambda row: -row[2])
 
@@ -45,7 +46,7 @@ def peak(plan: Plan) -> Moment:
     alive = (
         t for t, life in plan.lives.items() if life.first <= i <= life.last and t not in handed_on
     )
-    return Moment(node, i, tuple(alive), _work(node))
+    return Moment(node, i, tuple(alive), _scratch(plan, node))
 
 
 def _bytes_at(plan: Plan) -> list[int]:
@@ -62,12 +63,12 @@ def _bytes_at(plan: Plan) -> list[int]:
     in_use, total = [], 0
     for i, node in enumerate(plan.graph.nodes):
         total += change[i]
-        in_use.append(total + _work(node))
+        in_use.append(total + _scratch(plan, node))
     return in_use
 
 
-def _work(node: Tensor) -> int:
-    return 0 if node.op is None or node.op is SAVED else node.op.needs.work(node)
+def _scratch(plan: Plan, node: Tensor) -> int:
+    return plan.backend.scratch(node) if node in plan.scratch else 0
 
 
 def _kind(t: Tensor) -> str:

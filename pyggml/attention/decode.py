@@ -27,7 +27,8 @@ from pyggml._tasks import (
 )
 from pyggml.attention.decode_tile import KEYS, LANES, as_float, score_tile, value_tile
 from pyggml.attention.tiles import NOTHING
-from pyggml.tensor import Call, Shape
+from pyggml.call import Call
+from pyggml.tensor import Shape
 
 _FEWEST = 64  # keys of a block
 _BLOCKS = 32  # at most so many
@@ -179,7 +180,7 @@ def forward(
     sides = frame(out, lse, q, k, v, span, scale, flat, n_blocks)
     code = _HALVES if k.dtype == np.float16 else _FLOATS
     joins = stage(_JOIN, sides, n_queries * n_heads)
-    return _launch_seen, (span, code.address, sides, joins)
+    return Call(_launch_seen, span, code.address, sides, joins)
 
 
 def _launch_seen(span: np.ndarray, code: int, sides: np.ndarray, joins: Stage) -> None:

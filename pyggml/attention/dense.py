@@ -234,8 +234,7 @@ def _multiply(
     c: np.ndarray, a: np.ndarray, b: np.ndarray, work: np.ndarray, accumulate: bool = False
 ) -> None:
     """c (M, N) (+)= a (M, K) · b (N, K)ᵀ."""
-    call, arguments = gemm.strided(c[None], a[None], b[None], work, accumulate)
-    call(*arguments)
+    gemm.strided(c[None], a[None], b[None], work, accumulate)()
 
 
 def _where(p: Problem, block: _Block) -> tuple[np.float32 | int, ...]:

@@ -61,8 +61,9 @@ from pyggml.attention.tiles import (
     scores,
     seen,
 )
+from pyggml.call import Call
 from pyggml.gemm.panels import LANES, MR, PAIRED, PANEL
-from pyggml.tensor import Call, Shape
+from pyggml.tensor import Shape
 
 MASKED = np.float32(-1e30)
 FEWEST_TASKS = 16  # of a backward pass, if there are tiles enough
@@ -335,7 +336,7 @@ def forward(
     ]
     slots = frame(out, lse, q, k_columns, v_rows, span, scale, scratch)
     tiles = stage(_FORWARD, slots, q.shape[1] * -(-q.shape[0] // QUERIES))
-    return _launch_seen, (span, packing, (*packing, tiles))
+    return Call(_launch_seen, span, packing, (*packing, tiles))
 
 
 def backward(
@@ -353,7 +354,7 @@ def backward(
     heads = stage(_BACKWARD, slots, len(sums))
     wide = padded(k.shape[2], PANEL)
     keys = stage(_KEYS, frame(dk, dv, sums, scale, wide), k.shape[1] * -(-k.shape[0] // BLOCK))
-    return _launch_seen, (span, packing, (*packing, heads, keys))
+    return Call(_launch_seen, span, packing, (*packing, heads, keys))
 
 
 def _launch_seen(span: np.ndarray, packing: list[Stage], stages: tuple[Stage, ...]) -> None:

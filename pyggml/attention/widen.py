@@ -7,9 +7,10 @@ from math import prod
 import numpy as np
 
 from pyggml._jit import JIT, parallel, prange
+from pyggml.call import Call
 from pyggml.dtypes import F16
 from pyggml.quants.bits import half_to_float
-from pyggml.tensor import Call, Tensor
+from pyggml.tensor import Tensor
 
 
 def readable(a: np.ndarray) -> np.ndarray:
@@ -48,15 +49,14 @@ def after_widening(
         for a, to in zip(sides, wide, strict=True)
         if a is not to
     ]
-    return (_widen_seen, (span, pairs, call)) if pairs else call
+    return Call(_widen_seen, span, pairs, call) if pairs else call
 
 
 def _widen_seen(span: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]], call: Call) -> None:
     used = int(span[:, 1].max(initial=0))
     for floats, bits in pairs:
         _widen(floats[:used], bits[:used])
-    kernel, arguments = call
-    kernel(*arguments)
+    call()
 
 
 @parallel

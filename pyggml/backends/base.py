@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Protocol
 
-from pyggml.tensor import Call, Tensor
+from pyggml.call import Call
+from pyggml.tensor import Tensor
 
 
 class Backend(Protocol):
@@ -18,10 +20,17 @@ class Backend(Protocol):
     def unsupported(self, node: Tensor) -> str | None:
         """None if this backend can run the node, else the reason in a few words."""
 
+    def scratch(self, node: Tensor) -> int:
+        """Bytes of scratch that the node's kernel needs while it runs."""
+
+    def shared(self, node: Tensor) -> tuple[int, Hashable]:
+        """Bytes of scratch that its kernel makes of its last source alone, 0 if none, and what it
+        makes: nodes with the same last source for which this is equal can share it."""
+
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         """Give a tensor `n_bytes` of the arena from `offset` on as its memory."""
 
-    def bind(self, node: Tensor, work: Any, shared: Tensor | None = None) -> Call:
+    def bind(self, node: Tensor, scratch: Any, shared: Tensor | None = None) -> Call:
         """The kernel of a node whose tensors all have memory, and its arguments.
 
         `shared` is scratch that nodes with the same last source share; its own source fills it.

@@ -19,9 +19,10 @@ from pyggml.backward.walk import build_backward
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError
 from pyggml.graph import topological
+from pyggml.op import SAVED
 from pyggml.quants import dequantize
 from pyggml.runtime import run
-from pyggml.tensor import SAVED, Tensor, leaf
+from pyggml.tensor import Tensor, leaf
 
 STEP = 1e-5  # h: the difference of two float64 values of order 1 is then good to 1e-10
 

@@ -16,8 +16,9 @@ from enum import Enum
 
 from pyggml.dtypes import F32
 from pyggml.graph import topological
+from pyggml.op import SAVED
 from pyggml.ops import cpy
-from pyggml.tensor import SAVED, Tensor, next_place
+from pyggml.tensor import Tensor, next_place
 
 
 class Keep(Enum):
@@ -144,7 +145,7 @@ def _cheap(order: Sequence[Tensor], read: set[Tensor]) -> set[Tensor]:
     again: set[Tensor] = set()
     for t in order:
         there = (s.root.op is None or s.root in read or s.root in again for s in t.src)
-        if t.base is None and t.op is not None and t.op.needs.cheap and all(there):
+        if t.base is None and t.op is not None and t.op.cheap and all(there):
             again.add(t)
     return again
 

@@ -10,8 +10,9 @@ import numpy as np
 from pyggml.backward.recompute import Keep, Recompute, recompute
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import topological
+from pyggml.op import OPS, NoGrad
 from pyggml.ops import add, add_inplace, repeat_back
-from pyggml.tensor import OPS, NoGrad, Tensor, leaf, next_place
+from pyggml.tensor import Tensor, leaf, next_place
 
 # Ops that fuse another with the addition of its result to their first source.
 _ADDING = {op.fuses[0]: op for op in OPS.values() if op.fuses[1:] == ("add",)}

@@ -15,11 +15,12 @@ import numpy as np
 
 from pyggml import threads
 from pyggml._isa import CHOSEN
+from pyggml.backends.cpu import Compute
+from pyggml.call import Call
 from pyggml.dtypes import F32, DType
 from pyggml.gemm import dots, few, frames, int8, panels, product, thin, twin
 from pyggml.gemm import strided as strides
 from pyggml.quants import QUANTS
-from pyggml.tensor import Call, Compute
 
 __all__ = [
     "CHOSEN",
@@ -123,7 +124,7 @@ def mul_mat(
         return _thin_rows(y, x, w.data, work, accumulate)
     in_bytes = w.in_bytes(shape[2])
     if _NUMPY:
-        return twin.forward, (y, x, w.data, w.dtype, accumulate, w.pairs, in_bytes)
+        return Call(twin.forward, y, x, w.data, w.dtype, accumulate, w.pairs, in_bytes)
     sides = y.reshape(-1), _flat(x), x.strides[0] // 4
     if shape[0] <= few.FEW:
         kind = dots.kind_of_rows(w.dtype, shape[2])
@@ -149,7 +150,7 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
         return _thin_rows(dx, dy, w.data.T, work, accumulate)
     in_bytes = w.rows_in_bytes(*shape[1:])
     if _NUMPY:
-        return twin.backward, (dx, dy, w.data, w.dtype, accumulate, w.pairs, in_bytes)
+        return Call(twin.backward, dx, dy, w.data, w.dtype, accumulate, w.pairs, in_bytes)
     packed, tiles = _scratch(work, _packed_slots(dy.shape[0], dy.shape[1], w.pairs, in_bytes))
     sides = dx.reshape(-1), _flat(dy), dy.strides[0] // 4
     if in_bytes:
@@ -207,7 +208,7 @@ def strided(
     Batch n of c takes batch n // i of a and n // j of b, as ggml broadcasts.
     """
     if _NUMPY:
-        return twin.strided, (c, a, b, accumulate)
+        return Call(twin.strided, c, a, b, accumulate)
     n_batches, n_rows, n_out = c.shape
     depth = a.shape[2]
     if n_batches == 1 and n_rows <= thin.WIDEST and _is_columns(b):

@@ -11,13 +11,13 @@ import numpy as np
 from pyggml._jit import Code, kernel
 from pyggml._simd import dot
 from pyggml._tasks import launch, stage, task_code
+from pyggml.call import Call
 from pyggml.gemm.activations import QUADS, quantize
 from pyggml.gemm.blocks import EMIT, WHOLE, WIDE
 from pyggml.gemm.dots import group_sums, row_dot, row_dot_ints
 from pyggml.gemm.frames import TILE_FLOATS, BlockMatrix, Product, scratch_of
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import DEPTH
-from pyggml.tensor import Call
 
 FEW = 3  # so few tokens would leave the tiles empty
 FEW_ROWS = 64  # weight rows of one task
@@ -90,4 +90,4 @@ def forward(
     """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; kind of dots.kind_of_rows."""
     m, n, k = shape
     f = Product(c=y, a=x, lda=x_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch)
-    return launch, (stage((_INTS if ints else _FLOATS)[kind], f, -(-n // FEW_ROWS)),)
+    return Call(launch, stage((_INTS if ints else _FLOATS)[kind], f, -(-n // FEW_ROWS)))

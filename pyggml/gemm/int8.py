@@ -19,6 +19,7 @@ from pyggml._frames import Bool
 from pyggml._jit import BlockCode, block_code, kernel
 from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
+from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.gemm.activations import QUADS, quantize_for_tile
 from pyggml.gemm.blocks import WIDE
@@ -59,7 +60,6 @@ from pyggml.gemm.panels import (
     interleave,
     transpose,
 )
-from pyggml.tensor import Call
 
 
 class Int8Product(TiledProduct):
@@ -253,8 +253,8 @@ def forward(
         c=y, a=x, lda=x_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
         scratch=scratch, packed_a=packed, n_shares=n_shares, has_minimums=kind.name in WITH_LOWS,
     )  # fmt: skip
-    multiply = stage(_forward_task, f, n_tiles * n_shares)
-    return launch, ((multiply,) if is_packed else (stage(_pack_task, f, -(-m // MR)), multiply))
+    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_forward_task, f, n_tiles * n_shares)
+    return Call(launch, *((multiply,) if is_packed else (pack, multiply)))
 
 
 def backward(
@@ -272,4 +272,5 @@ def backward(
         c=dx, a=dy, lda=dy_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
         scratch=scratch, packed_a=packed, n_shares=n_shares, has_minimums=False,
     )  # fmt: skip
-    return launch, (stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares))
+    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares)
+    return Call(launch, pack, multiply)

@@ -17,6 +17,7 @@ from pyggml._frames import Bool
 from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
+from pyggml.call import Call
 from pyggml.gemm.frames import (
     CHUNK,
     COLUMNS,
@@ -46,7 +47,6 @@ from pyggml.gemm.panels import (
     slots_of,
     transpose,
 )
-from pyggml.tensor import Call
 
 
 class FloatProduct(TiledProduct):
@@ -179,8 +179,8 @@ def forward(
         c=y, a=x, lda=x_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
         packed_a=packed, n_shares=n_shares, pairs=pairs,
     )  # fmt: skip
-    multiply = stage(_forward_task, f, n_tiles * n_shares)
-    return launch, ((multiply,) if is_packed else (stage(_pack_task, f, -(-m // MR)), multiply))
+    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_forward_task, f, n_tiles * n_shares)
+    return Call(launch, *((multiply,) if is_packed else (pack, multiply)))
 
 
 def backward(
@@ -195,4 +195,5 @@ def backward(
         c=dx, a=dy, lda=dy_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
         packed_a=packed, n_shares=n_shares, pairs=pairs,
     )  # fmt: skip
-    return launch, (stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares))
+    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares)
+    return Call(launch, pack, multiply)

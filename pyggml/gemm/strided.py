@@ -14,9 +14,9 @@ import numpy as np
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
 from pyggml._tasks import launch, stage, task_code
+from pyggml.call import Call
 from pyggml.gemm.frames import shares
 from pyggml.gemm.panels import DEPTH, MR, PANEL, TILE, multiply_panel, pack_group, split
-from pyggml.tensor import Call
 
 TILE_FLOATS = DEPTH * TILE  # of one tile in panels; an edge of c follows it in a thread's scratch
 
@@ -123,4 +123,4 @@ def strided(
         packed_a=packed.reshape(n_batches, n_groups * MR * k), scratch=scratch, n_shares=n_shares,
     )  # fmt: skip
     pack = stage(_pack_task, f, n_batches * n_groups)
-    return launch, (pack, stage(_multiply_task, f, n_batches * n_tiles * n_shares))
+    return Call(launch, pack, stage(_multiply_task, f, n_batches * n_tiles * n_shares))

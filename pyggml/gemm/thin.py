@@ -15,10 +15,10 @@ from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
+from pyggml.call import Call
 from pyggml.gemm.panels import DEPTH, LANES, dot_tile, thin_product
 from pyggml.gemm.panels import THIN_MR as MR
 from pyggml.gemm.panels import THIN_PANEL as PANEL
-from pyggml.tensor import Call
 
 WIDEST = 16  # R of what is still called thin
 ROWS = 16  # rows of x in one task of `rows`
@@ -147,7 +147,7 @@ def rows(
         transposed=False, scratch=scratch,
     )  # fmt: skip
     pack = stage(_pack_task, f, -(-n_thin // MR) * MR)
-    return launch, (pack, stage(_rows_task, f, -(-n_rows // ROWS)))
+    return Call(launch, pack, stage(_rows_task, f, -(-n_rows // ROWS)))
 
 
 def outer(
@@ -166,4 +166,4 @@ def outer(
         accumulate=accumulate, transposed=transposed, scratch=scratch,
     )  # fmt: skip
     pack = stage(_pack_task, f, -(-n_thin // MR) * MR)
-    return launch, (pack, stage(_outer_task, f, -(-n_columns // COLUMNS)))
+    return Call(launch, pack, stage(_outer_task, f, -(-n_columns // COLUMNS)))

@@ -12,8 +12,9 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.op import Spec
 from pyggml.ops import clamp, flash_attn_ext, reshape, split
-from pyggml.tensor import Spec, Tensor
+from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

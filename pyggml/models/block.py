@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pyggml.models.net import Net
 from pyggml.models.part import Part, states
 from pyggml.models.weights import Tensors, merged
+from pyggml.op import Spec
 from pyggml.ops import add, scale
-from pyggml.tensor import Spec, Tensor
+from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

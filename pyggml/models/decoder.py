@@ -11,8 +11,9 @@ from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merged
+from pyggml.op import Spec
 from pyggml.ops import add, get_rows, scale, tanh
-from pyggml.tensor import Spec, Tensor
+from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

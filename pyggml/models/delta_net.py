@@ -12,6 +12,7 @@ from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.op import Spec
 from pyggml.ops import (
     add,
     gated_delta_net,
@@ -27,7 +28,7 @@ from pyggml.ops import (
     split,
     swiglu,
 )
-from pyggml.tensor import Shape, Spec, Tensor
+from pyggml.tensor import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pyggml.dtypes import F32, I32, DType
 from pyggml.models.weights import Weights
+from pyggml.op import Spec
 from pyggml.ops import (
     add,
     add_id,
@@ -24,7 +25,7 @@ from pyggml.ops import (
     set_rows,
     window_span,
 )
-from pyggml.tensor import Spec, Tensor, zeros
+from pyggml.tensor import Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors
-from pyggml.tensor import Spec, Tensor
+from pyggml.op import Spec
+from pyggml.tensor import Tensor
 
 
 class Part(ABC):

@@ -1,5 +1,6 @@
 """Every family of ops is imported here, so that OPS is complete; the builders are exported."""
 
+from pyggml.op import OPS
 from pyggml.ops.activation import (
     elu,
     gelu,
@@ -75,7 +76,6 @@ from pyggml.ops.upscale import upscale
 from pyggml.ops.view import acc, set_, view
 from pyggml.ops.wkv import gated_linear_attn, rwkv_wkv6, rwkv_wkv7
 from pyggml.ops.xielu import xielu
-from pyggml.tensor import OPS
 
 __all__ = [
     "OPS",

@@ -17,12 +17,14 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import sigmoid32, tanh32
+from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
+from pyggml.op import Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.ops.arith import mul, scale, sub
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.strips import strips
 from pyggml.ops.unary import Layout, Samples, clamp, draws, exp, sqr, step, unary_op
-from pyggml.tensor import PLAIN, Memory, NoGrad, Op, Sample, Spec, Tensor, flat, op
+from pyggml.tensor import Tensor
 
 Reference = Callable[..., np.ndarray]
 
@@ -53,17 +55,17 @@ def back_op(
         for s in samples(rng):
             yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)))
 
-    return op(
+    new = op(
         name=name,
         ggml=ggml,
         spec=spec,
-        run=arrays(code),
         ref=ref,
         grad=NoGrad("second derivatives are out of scope"),
         samples=both,
         memory=Memory.INPLACE,
-        needs=PLAIN,
     )
+    cpu_kernel(new, arrays(code))
+    return new
 
 
 def _s(x: np.ndarray) -> np.ndarray:

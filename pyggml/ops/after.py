@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.ggml_enums import GGMLOp
-from pyggml.ops.layout import no_kernel
-from pyggml.tensor import STRIDED, Memory, Sample, Spec, Tensor, op
+from pyggml.op import Memory, Sample, Spec, op
+from pyggml.tensor import Tensor
 
 
 def after(x: Tensor, *done: Tensor) -> Tensor:
@@ -40,10 +40,9 @@ AFTER = op(
     name="after",
     ggml=GGMLOp.VIEW,
     spec=_after_spec,
-    run=no_kernel,
     ref=_after_ref,
     grad=_after_grad,
     samples=_after_samples,
     memory=Memory.VIEW,
-    needs=STRIDED,
+    strided=True,
 )

@@ -12,23 +12,15 @@ from math import prod
 import numpy as np
 
 from pyggml._jit import ALONE, kernel, parallel, prange
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
-from pyggml.tensor import (
-    MAX_AXES,
-    PLAIN,
-    Call,
-    Memory,
-    Sample,
-    Shape,
-    Site,
-    Spec,
-    Tensor,
-    op,
-)
+from pyggml.tensor import MAX_AXES, Shape, Tensor
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
@@ -98,9 +90,9 @@ def _broadcast(
     def run(site: Site) -> Call:
         out, (a, b) = site.out, site.src
         if code is None or not _cycles(a.shape, b.shape):
-            return _quietly, (ufunc, *_side_by_side(out, a, b))
+            return Call(_quietly, ufunc, *_side_by_side(out, a, b))
         n = strip(a.shape) if a.size == b.size else a.shape[-1]
-        return code, (*(x.reshape(-1, n) for x in (out, a, b)), *constants)
+        return Call(code, *(x.reshape(-1, n) for x in (out, a, b)), *constants)
 
     return run
 
@@ -174,13 +166,12 @@ ADD = op(
     name="add",
     ggml=GGMLOp.ADD,
     spec=_binary_spec("add"),
-    run=_broadcast(np.add, _add, np.float32(1)),
     ref=_add_ref,
     grad=_add_grad,
     samples=_pairs,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(ADD, _broadcast(np.add, _add, np.float32(1)))
 
 
 def _sub_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -195,13 +186,12 @@ SUB = op(
     name="sub",
     ggml=GGMLOp.SUB,
     spec=_binary_spec("sub"),
-    run=_broadcast(np.subtract, _add, np.float32(-1)),
     ref=_sub_ref,
     grad=_sub_grad,
     samples=_pairs,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(SUB, _broadcast(np.subtract, _add, np.float32(-1)))
 
 
 def _add1_spec(a: Tensor, b: Tensor) -> Spec:
@@ -225,13 +215,12 @@ ADD1 = op(
     name="add1",
     ggml=GGMLOp.ADD1,
     spec=_add1_spec,
-    run=_broadcast(np.add, _add, np.float32(1)),
     ref=_add1_ref,
     grad=_add_grad,
     samples=_add1_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(ADD1, _broadcast(np.add, _add, np.float32(1)))
 
 # -- mul ----------------------------------------------------------------------------------------
 
@@ -257,13 +246,12 @@ MUL = op(
     name="mul",
     ggml=GGMLOp.MUL,
     spec=_binary_spec("mul"),
-    run=_broadcast(np.multiply, _mul),
     ref=_mul_ref,
     grad=_mul_grad,
     samples=_pairs,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(MUL, _broadcast(np.multiply, _mul))
 
 # -- div ----------------------------------------------------------------------------------------
 
@@ -281,13 +269,12 @@ DIV = op(
     name="div",
     ggml=GGMLOp.DIV,
     spec=_binary_spec("div"),
-    run=_broadcast(np.divide),
     ref=_div_ref,
     grad=_div_grad,
     samples=_pairs,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(DIV, _broadcast(np.divide))
 
 # -- scale --------------------------------------------------------------------------------------
 
@@ -321,13 +308,12 @@ SCALE = op(
     name="scale",
     ggml=GGMLOp.SCALE,
     spec=_scale_spec,
-    run=strips(_scale),
     ref=_scale_ref,
     grad=_scale_grad,
     samples=_scale_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(SCALE, strips(_scale))
 
 
 def _neg_spec(x: Tensor) -> Spec:
@@ -336,8 +322,8 @@ def _neg_spec(x: Tensor) -> Spec:
 
 
 def _neg_run(site: Site) -> Call:
-    kernel, arrays = strips(_scale)(site)
-    return kernel, (*arrays, np.float32(-1), np.float32(0))
+    call = strips(_scale)(site)
+    return Call(call.kernel, *call.arguments, np.float32(-1), np.float32(0))
 
 
 def _neg_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -353,10 +339,9 @@ NEG = op(
     name="neg",
     ggml=GGMLUnaryOp.NEG,
     spec=_neg_spec,
-    run=_neg_run,
     ref=np.negative,
     grad=_neg_grad,
     samples=_neg_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(NEG, _neg_run)

@@ -18,13 +18,16 @@ import numpy as np
 
 from pyggml import threads
 from pyggml.attention import decode, flash, plain, tiles, widen
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN, rounds
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.attention_dense import attention_dense
 from pyggml.ops.expect import expect_attention
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, leaf, op
+from pyggml.tensor import Tensor, leaf
 
 
 def flash_attn_ext(
@@ -118,7 +121,7 @@ def _columns_floats(x: Tensor) -> int:
 # -- flash_attn_ext -----------------------------------------------------------------------------
 
 
-def _flash_work(node: Tensor) -> int:
+def _flash_scratch(node: Tensor, compute: Compute) -> int:
     q, k, v = node.src[:3]
     wide = widen.n_floats(k, v)
     if CHOSEN.name == "numpy":
@@ -133,13 +136,13 @@ def _flash_run(site: Site) -> Call:
     q, k, v, span = site.src
     (lse,) = site.saved
     scale = np.float32(site.node.params["scale"])
-    carve = _Carver(site.work, pairs=False)
+    carve = _Carver(site.scratch, pairs=False)
     if CHOSEN.name != "numpy" and not _tiled(q.shape[0]):
         parts = carve.take(*decode.parts_shape(q.shape, k.shape))
         return decode.forward(site.out, lse, q, k, v, span, scale, parts)
     wide_k, wide_v = widen.widened((k, v), carve.take(widen.n_floats(*site.node.src[1:3])))
     if CHOSEN.name == "numpy":
-        call: Call = plain.forward, (site.out, lse, q, wide_k, wide_v, span, scale)
+        call = Call(plain.forward, site.out, lse, q, wide_k, wide_v, span, scale)
     else:
         sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
         scratch = carve.take(threads.most(), flash.forward_floats(q.shape[2]))
@@ -188,14 +191,15 @@ FLASH_ATTN_EXT = op(
     name="flash_attn_ext",
     ggml=GGMLOp.FLASH_ATTN_EXT,
     spec=_flash_spec,
-    run=_flash_run,
     ref=_flash_ref,
     grad=_flash_grad,
     samples=_flash_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_flash_saved, work=_flash_work),
+    saved=_flash_saved,
+    costly=True,
     fuses=("mul_mat", "soft_max", "mul_mat"),
 )
+cpu_kernel(FLASH_ATTN_EXT, _flash_run, scratch=_flash_scratch)
 
 # -- flash_attn_back ----------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ def _back_saved(q: Tensor, k: Tensor, v: Tensor, *_: Tensor, scale: float) -> tu
     return Spec(k.shape), Spec(v.shape)
 
 
-def _back_work(node: Tensor) -> int:
+def _back_scratch(node: Tensor, compute: Compute) -> int:
     q, k = node.src[:2]
     if not _tiled(q.shape[0]):
         return 0
@@ -235,9 +239,9 @@ def _back_run(site: Site) -> Call:
     scale = np.float32(site.node.params["scale"])
     dk, dv = site.saved
     if not _tiled(q.shape[0]):
-        return plain.backward, (site.out, dk, dv, q, k, v, span, o, lse, do, scale)
+        return Call(plain.backward, site.out, dk, dv, q, k, v, span, o, lse, do, scale)
     pairs = rounds(site.compute)
-    carve = _Carver(site.work, pairs)
+    carve = _Carver(site.scratch, pairs)
     k_node, v_node = site.node.src[1:3]
     sides = carve.columns(k_node), carve.rows(k_node), carve.columns(v_node)
     sums = carve.take(*flash.sums_shape(q.shape, k.shape))
@@ -285,11 +289,12 @@ FLASH_ATTN_BACK = op(
     name="flash_attn_back",
     ggml=GGMLOp.FLASH_ATTN_BACK,
     spec=_back_spec,
-    run=_back_run,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_back_saved, work=_back_work),
+    saved=_back_saved,
+    costly=True,
     fuses=("mul_mat", "soft_max", "soft_max_back", "out_prod"),
 )
+cpu_kernel(FLASH_ATTN_BACK, _back_run, scratch=_back_scratch)

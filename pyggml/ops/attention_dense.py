@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 
 from pyggml.attention import dense, widen
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_attention, expect_type
 from pyggml.ops.softmax import alibi_slopes
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Shape, Site, Spec, Tensor, leaf, op
+from pyggml.tensor import Shape, Tensor, leaf
 
 _FEW = 8  # up to so many queries go one row after the other: a product is not worth its start
 
@@ -119,7 +122,7 @@ def _carve(work: np.ndarray, n_bytes: int, shapes: list[Shape]) -> list[np.ndarr
 # -- attention_dense ----------------------------------------------------------------------------
 
 
-def _work(node: Tensor) -> int:
+def _scratch(node: Tensor, compute: Compute) -> int:
     q, k = (t.shape for t in node.src[:2])
     if q[0] <= _FEW:
         return 4 * q[0] * q[1] * k[0]
@@ -132,14 +135,14 @@ def _run(site: Site) -> Call:
     (lse,) = site.saved
     if len(q) <= _FEW:
         few = q, widen.readable(k), widen.readable(v), span, *extras
-        (scores,) = _carve(site.work, 0, [(len(q), q.shape[1], len(k))])
-        return dense.few, (_problem(site.node.params, few), site.out, lse, scores)
+        (scores,) = _carve(site.scratch, 0, [(len(q), q.shape[1], len(k))])
+        return Call(dense.few, _problem(site.node.params, few), site.out, lse, scores)
     n = widen.n_floats(*site.node.src[1:3])
-    wide, work = widen.widened((k, v), site.work.view(np.float32)[:n]), site.work[4 * n :]
+    wide, work = widen.widened((k, v), site.scratch.view(np.float32)[:n]), site.scratch[4 * n :]
     problem = _problem(site.node.params, (q, *wide, span, *extras))
     n_bytes = dense.work_bytes(q.shape, k.shape)
     scratch = _carve(work, n_bytes, dense.forward_shapes(q.shape, k.shape))
-    call = dense.forward, (problem, site.out, lse, work[:n_bytes], scratch)
+    call = Call(dense.forward, problem, site.out, lse, work[:n_bytes], scratch)
     return widen.after_widening(span, (k, v), wide, call)
 
 
@@ -210,13 +213,14 @@ ATTENTION_DENSE = op(
     name="attention_dense",
     ggml=GGMLOp.FLASH_ATTN_EXT,
     spec=_spec,
-    run=_run,
     ref=_ref,
     grad=_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_saved, work=_work),
+    saved=_saved,
+    costly=True,
 )
+cpu_kernel(ATTENTION_DENSE, _run, scratch=_scratch)
 
 # -- attention_dense_back -----------------------------------------------------------------------
 
@@ -237,7 +241,7 @@ def _back_saved(
     return Spec(k.shape), Spec(k.shape), Spec(q.shape[1:2])
 
 
-def _back_work(node: Tensor) -> int:
+def _back_scratch(node: Tensor, compute: Compute) -> int:
     q, k = (t.shape for t in node.src[3:5])
     return dense.work_bytes(q, k) + 4 * sum(map(prod, dense.backward_shapes(q, k)))
 
@@ -246,9 +250,9 @@ def _back_run(site: Site) -> Call:
     o, lse, do, *src = site.src
     q, k = (a.shape for a in src[:2])
     n_bytes = dense.work_bytes(q, k)
-    scratch = _carve(site.work, n_bytes, dense.backward_shapes(q, k))
+    scratch = _carve(site.scratch, n_bytes, dense.backward_shapes(q, k))
     problem, grads = _problem(site.node.params, tuple(src)), (site.out, *site.saved)
-    return dense.backward, (problem, grads, o, lse, do, site.work[:n_bytes], scratch)
+    return Call(dense.backward, problem, grads, o, lse, do, site.scratch[:n_bytes], scratch)
 
 
 def _back_ref(
@@ -278,10 +282,11 @@ ATTENTION_DENSE_BACK = op(
     name="attention_dense_back",
     ggml=GGMLOp.FLASH_ATTN_BACK,
     spec=_back_spec,
-    run=_back_run,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_back_saved, work=_back_work),
+    saved=_back_saved,
+    costly=True,
 )
+cpu_kernel(ATTENTION_DENSE_BACK, _back_run, scratch=_back_scratch)

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.layout import reshape
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import Shape, Tensor
 
 Pair = tuple[int, int]
 _FORWARD, _BACK_X, _BACK_W = range(3)
@@ -155,7 +158,7 @@ def _run(mode: int) -> Callable[[Site], Call]:
         p = site.node.params
         a, b = site.src
         order = ((site.out, b, a), (b, site.out, a), (a, b, site.out))[mode]
-        return _convolve, (*order, p["stride"], p["padding"], p["dilation"], p["groups"], mode)
+        return Call(_convolve, *order, p["stride"], p["padding"], p["dilation"], p["groups"], mode)
 
     return run
 
@@ -223,13 +226,12 @@ CONV_2D = op(
     name="conv_2d_direct",
     ggml=GGMLOp.CONV_2D,
     spec=_conv_spec,
-    run=_run(_FORWARD),
     ref=_conv_ref,
     grad=_conv_grad,
     samples=_conv_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(CONV_2D, _run(_FORWARD))
 
 # -- conv_transpose_2d --------------------------------------------------------------------------
 
@@ -270,13 +272,12 @@ CONV_TRANSPOSE_2D = op(
     name="conv_transpose_2d",
     ggml=GGMLOp.CONV_TRANSPOSE_2D,
     spec=_transpose_spec,
-    run=_run(_BACK_X),
     ref=_transpose_ref,
     grad=_transpose_grad,
     samples=_transpose_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(CONV_TRANSPOSE_2D, _run(_BACK_X))
 
 # -- conv_2d_back_w -----------------------------------------------------------------------------
 
@@ -312,10 +313,9 @@ CONV_2D_BACK_W = op(
     name="conv_2d_back_w",
     ggml=GGMLOp.CUSTOM,
     spec=_back_w_spec,
-    run=_run(_BACK_W),
     ref=_back_w_ref,
     grad=_back_w_grad,
     samples=_back_w_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(CONV_2D_BACK_W, _run(_BACK_W))

@@ -16,8 +16,11 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import exp32
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops import recurrence
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.recurrence import (
@@ -34,7 +37,7 @@ from pyggml.ops.recurrence import (
     sample_positions,
     with_dy,
 )
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 
 def gated_delta_net(
@@ -109,9 +112,8 @@ def _run(site: Site) -> Call:
     state, q, k, v, g, beta, positions = site.src
     (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], state, False)
     g = g.reshape(*v.shape[:2], -1)
-    return _gated_delta_net, (
-        *(site.out, *site.saved, work),
-        *(state, q, k, v, g, beta, positions),
+    return Call(
+        _gated_delta_net, *(site.out, *site.saved, work), *(state, q, k, v, g, beta, positions)
     )
 
 
@@ -172,16 +174,18 @@ GATED_DELTA_NET = op(
     name="gated_delta_net",
     ggml=GGMLOp.GATED_DELTA_NET,
     spec=_spec,
-    run=_run,
     ref=_ref,
     grad=_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=Needs(
-        saved=lambda state, *_: (Spec(state.shape),),
-        work=lambda node: recurrence.scratch_bytes(
-            n_tasks(node.shape[1]), node.shape[0], node.src[0], False
-        ),
+    saved=lambda state, *_: (Spec(state.shape),),
+    costly=True,
+)
+cpu_kernel(
+    GATED_DELTA_NET,
+    _run,
+    scratch=lambda node, _: recurrence.scratch_bytes(
+        n_tasks(node.shape[1]), node.shape[0], node.src[0], False
     ),
 )
 
@@ -236,7 +240,8 @@ def _back_run(site: Site) -> Call:
     dstate, dq, dk, dg, dbeta = site.saved
     work = recurrence.scratch(site, n_tasks(k.shape[1]), v.shape[0], state, True)
     g, dg = (x.reshape(*v.shape[:2], -1) for x in (g, dg))
-    return _gated_delta_net_back, (
+    return Call(
+        _gated_delta_net_back,
         *(site.out, dstate, dq, dk, dg, dbeta, *work),
         *(state, q, k, v, g, beta, positions, dy),
     )
@@ -265,17 +270,17 @@ GATED_DELTA_NET_BACK = op(
     name="gated_delta_net_back",
     ggml=GGMLOp.CUSTOM,
     spec=_back_spec,
-    run=_back_run,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_samples, 3),
     memory=Memory.FRESH,
-    needs=Needs(
-        saved=lambda state, q, k, v, g, beta, *_: tuple(
-            Spec(t.shape) for t in (state, q, k, g, beta)
-        ),
-        work=lambda node: recurrence.scratch_bytes(
-            n_tasks(node.src[2].shape[1]), node.shape[0], node.src[0], True
-        ),
+    saved=lambda state, q, k, v, g, beta, *_: tuple(Spec(t.shape) for t in (state, q, k, g, beta)),
+    costly=True,
+)
+cpu_kernel(
+    GATED_DELTA_NET_BACK,
+    _back_run,
+    scratch=lambda node, _: recurrence.scratch_bytes(
+        n_tasks(node.src[2].shape[1]), node.shape[0], node.src[0], True
     ),
 )

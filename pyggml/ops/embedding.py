@@ -12,14 +12,17 @@ from math import ceil, isfinite
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import mul, neg
 from pyggml.ops.expect import expect_axes, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.narrow import concat, narrow
 from pyggml.ops.reduce import sum_rows
-from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, leaf, op
+from pyggml.tensor import Tensor, leaf
 
 
 def arange(start: float, stop: float, step: float = 1.0) -> Tensor:
@@ -57,7 +60,7 @@ def _arange(out, start, step):
 
 def _arange_run(site: Site) -> Call:
     p = site.node.params
-    return _arange, (site.out, p["start"], p["step"])
+    return Call(_arange, site.out, p["start"], p["step"])
 
 
 def _arange_ref(start: float, stop: float, step: float) -> np.ndarray:
@@ -73,13 +76,12 @@ ARANGE = op(
     name="arange",
     ggml=GGMLOp.ARANGE,
     spec=_arange_spec,
-    run=_arange_run,
     ref=_arange_ref,
     grad=NoGrad("it has no sources to differentiate by"),
     samples=_arange_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(ARANGE, _arange_run)
 
 # -- timestep_embedding -------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ def _timestep(out, t, frequencies):
 
 
 def _timestep_run(site: Site) -> Call:
-    return _timestep, (site.out, site.src[0], _timestep_frequencies(**site.node.params))
+    return Call(_timestep, site.out, site.src[0], _timestep_frequencies(**site.node.params))
 
 
 def _timestep_ref(t: np.ndarray, dim: int, max_period: int) -> np.ndarray:
@@ -143,10 +145,9 @@ TIMESTEP_EMBEDDING = op(
     name="timestep_embedding",
     ggml=GGMLOp.TIMESTEP_EMBEDDING,
     spec=_timestep_spec,
-    run=_timestep_run,
     ref=_timestep_ref,
     grad=_timestep_grad,
     samples=_timestep_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(TIMESTEP_EMBEDDING, _timestep_run)

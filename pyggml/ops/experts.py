@@ -18,14 +18,17 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import DTYPES, I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
 from pyggml.sizes import round_up
-from pyggml.tensor import PLAIN, Call, Memory, Needs, Sample, Site, Spec, Tensor, leaf, op
+from pyggml.tensor import Tensor, leaf
 
 _FLOATS = 16  # of a cache line
 
@@ -124,9 +127,9 @@ def _product(name: str, multiply: _Product) -> Callable[[Site], Call]:
         w, x, ids = site.src
         dtype = site.node.src[0].dtype
         experts = [gemm.Weight(matrix, dtype, site.compute) for matrix in w]
-        buffers = _buffers(site.work, ids.shape[0], x.shape[-1], site.out.shape[-1])
+        buffers = _buffers(site.scratch, ids.shape[0], x.shape[-1], site.out.shape[-1])
         out, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
-        return _by_expert, (name, multiply, out, rows, ids, experts, *buffers)
+        return Call(_by_expert, name, multiply, out, rows, ids, experts, *buffers)
 
     return run
 
@@ -144,18 +147,15 @@ def _by_expert(
 ) -> None:
     for expert, rows in _grouped(name, ids, len(experts)):
         part, result = _take(x, rows, ids.size, gathered), made[: len(rows)]
-        code, arguments = multiply(result, part, experts[expert], work, False)
-        code(*arguments)
+        multiply(result, part, experts[expert], work, False)()
         out[rows] = result
 
 
-def _product_work(node: Tensor) -> int:
+def _product_scratch(node: Tensor, compute: Compute) -> int:
     _, x, ids = node.src
     n_tokens, widths = ids.shape[0], (x.shape[-1], node.shape[-1])
     return _buffer_bytes(n_tokens, *widths) + gemm.work_bytes(n_tokens, x.shape[-1])
 
-
-_PRODUCT = Needs(work=_product_work)
 
 # -- mul_mat_id ---------------------------------------------------------------------------------
 
@@ -201,13 +201,13 @@ MUL_MAT_ID = op(
     name="mul_mat_id",
     ggml=GGMLOp.MUL_MAT_ID,
     spec=_mul_mat_id_spec,
-    run=_product("mul_mat_id", gemm.mul_mat),
     ref=_mul_mat_id_ref,
     grad=_mul_mat_id_grad,
     samples=_mul_mat_id_samples,
     memory=Memory.FRESH,
-    needs=_PRODUCT,
+    costly=True,
 )
+cpu_kernel(MUL_MAT_ID, _product("mul_mat_id", gemm.mul_mat), scratch=_product_scratch)
 
 # -- mul_mat_id_back ----------------------------------------------------------------------------
 
@@ -236,13 +236,13 @@ MUL_MAT_ID_BACK = op(
     name="mul_mat_id_back",
     ggml=GGMLOp.CUSTOM,
     spec=_mul_mat_id_back_spec,
-    run=_product("mul_mat_id_back", gemm.out_prod),
     ref=_mul_mat_id_back_ref,
     grad=_mul_mat_id_back_grad,
     samples=_mul_mat_id_back_samples,
     memory=Memory.FRESH,
-    needs=_PRODUCT,
+    costly=True,
 )
+cpu_kernel(MUL_MAT_ID_BACK, _product("mul_mat_id_back", gemm.out_prod), scratch=_product_scratch)
 
 # -- out_prod_id --------------------------------------------------------------------------------
 
@@ -255,8 +255,8 @@ def _out_prod_id_spec(x: Tensor, dy: Tensor, ids: Tensor, n_expert: int) -> Spec
 
 def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
-    buffers = _buffers(site.work, ids.shape[0], x.shape[-1], dy.shape[-1])
-    return _sums, (site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *buffers)
+    buffers = _buffers(site.scratch, ids.shape[0], x.shape[-1], dy.shape[-1])
+    return Call(_sums, site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *buffers)
 
 
 def _sums(
@@ -272,11 +272,10 @@ def _sums(
     for expert, rows in _grouped("out_prod_id", ids, len(dw)):
         right = _take(x, rows, ids.size, gathered_x).T[None]
         left = _take(dy, rows, ids.size, gathered_dy).T[None]
-        code, arguments = gemm.strided(dw[expert : expert + 1], left, right, work, True)
-        code(*arguments)
+        gemm.strided(dw[expert : expert + 1], left, right, work, True)()
 
 
-def _out_prod_id_work(node: Tensor) -> int:
+def _out_prod_id_scratch(node: Tensor, compute: Compute) -> int:
     x, dy, ids = node.src
     n_tokens = ids.shape[0]
     buffers = _buffer_bytes(n_tokens, x.shape[-1], dy.shape[-1])
@@ -305,13 +304,13 @@ OUT_PROD_ID = op(
     name="out_prod_id",
     ggml=GGMLOp.CUSTOM,
     spec=_out_prod_id_spec,
-    run=_out_prod_id_run,
     ref=_out_prod_id_ref,
     grad=_out_prod_id_grad,
     samples=_out_prod_id_samples,
     memory=Memory.FRESH,
-    needs=Needs(work=_out_prod_id_work),
+    costly=True,
 )
+cpu_kernel(OUT_PROD_ID, _out_prod_id_run, scratch=_out_prod_id_scratch)
 
 # -- add_id -------------------------------------------------------------------------------------
 
@@ -340,7 +339,7 @@ def _add_id(y: np.ndarray, x: np.ndarray, b: np.ndarray, ids: np.ndarray) -> Non
 def _add_id_run(site: Site) -> Call:
     x, b, ids = site.src
     y, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
-    return _add_id, (y, rows, b, ids.reshape(-1))
+    return Call(_add_id, y, rows, b, ids.reshape(-1))
 
 
 def _add_id_ref(x: np.ndarray, b: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -361,10 +360,9 @@ ADD_ID = op(
     name="add_id",
     ggml=GGMLOp.ADD_ID,
     spec=_add_id_spec,
-    run=_add_id_run,
     ref=_add_id_ref,
     grad=_add_id_grad,
     samples=_add_id_samples,
     memory=Memory.INPLACE_FIRST,
-    needs=PLAIN,
 )
+cpu_kernel(ADD_ID, _add_id_run)

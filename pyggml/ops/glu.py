@@ -16,27 +16,17 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import sigmoid32
+from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
+from pyggml.op import OPS, GradRule, Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.narrow import halves
 from pyggml.ops.strips import strips
 from pyggml.ops.unary import Layout
-from pyggml.tensor import (
-    OPS,
-    PLAIN,
-    GradRule,
-    Memory,
-    NoGrad,
-    Op,
-    Sample,
-    Spec,
-    Tensor,
-    flat,
-    op,
-)
+from pyggml.tensor import Tensor
 
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
 _QUICK = np.float32(1.702)
@@ -107,17 +97,17 @@ def glu_op(
             arrays = tuple(magnitude * rng.choice([-1.0, 1.0], magnitude.shape))
             yield from (Sample(arrays, p) for p in params)
 
-    return op(
+    new = op(
         name=name,
         ggml=ggml,
         spec=spec,
-        run=arrays(code),
         ref=ref,
         grad=grad,
         samples=samples,
         memory=Memory.INPLACE,
-        needs=PLAIN,
     )
+    cpu_kernel(new, arrays(code))
+    return new
 
 
 # -- swiglu -------------------------------------------------------------------------------------

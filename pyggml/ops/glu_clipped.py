@@ -15,8 +15,9 @@ from pyggml._jit import kernel
 from pyggml._simd import sigmoid32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
+from pyggml.op import NoGrad, Op
 from pyggml.ops.glu import glu_op, parts
-from pyggml.tensor import NoGrad, Op, Tensor
+from pyggml.tensor import Tensor
 
 _ONE = np.float32(1)
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
 from pyggml.ops.norm import NORM_BACK, norm_back_rows, norm_rows
-from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 
 def group_norm(x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
@@ -52,7 +55,7 @@ def _run(code: Callable[..., None]) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         p = site.node.params
         arrays = (_in_groups(a, p["n_groups"]) for a in (site.out, *site.src))
-        return code, (*arrays, np.float32(p["eps"]))
+        return Call(code, *arrays, np.float32(p["eps"]))
 
     return run
 
@@ -89,21 +92,19 @@ GROUP_NORM = op(
     name="group_norm",
     ggml=GGMLOp.GROUP_NORM,
     spec=_spec,
-    run=_run(norm_rows),
     ref=_ref,
     grad=_grad,
     samples=_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(GROUP_NORM, _run(norm_rows))
 GROUP_NORM_BACK = op(
     name="group_norm_back",
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
-    run=_run(norm_back_rows),
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(GROUP_NORM_BACK, _run(norm_back_rows))

@@ -11,9 +11,10 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml.ggml_enums import GGMLUnaryOp
+from pyggml.op import Sample
 from pyggml.ops.arith import add, mul, scale
 from pyggml.ops.unary import draws, step, unary_op
-from pyggml.tensor import Sample, Tensor
+from pyggml.tensor import Tensor
 
 _ZERO, _ONE, _THREE = np.float32(0), np.float32(1), np.float32(3)
 _SIXTH = np.float32(1 / 6)

@@ -18,13 +18,16 @@ import numpy as np
 from pyggml import gemm
 from pyggml._jit import parallel, prange
 from pyggml._simd import exp32, row_max, tanh32
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect_number
 from pyggml.quants import QUANTS
-from pyggml.tensor import Call, Memory, Needs, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 _ONE = np.float32(1)
 LOGITS_BYTES = 192 << 20  # of logits that may exist at once
@@ -123,7 +126,7 @@ class _Head:
         """Loss of the first n gathered rows, summed in float64; fills dh."""
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
-        _call(gemm.mul_mat(z, h, self.w, self.work, False))
+        gemm.mul_mat(z, h, self.w, self.work, False)()
         losses = np.empty(n, np.float32)
         if self.softcap:
             _cap_rows(z, self.softcap)
@@ -132,13 +135,8 @@ class _Head:
         for v in range(0, n_vocab if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
             w = replace(self.w, data=self.w.data[rows])
-            _call(gemm.out_prod(self.dh[:n], z[:, rows], w, self.work, v > 0))
+            gemm.out_prod(self.dh[:n], z[:, rows], w, self.work, v > 0)()
         return float(losses.sum(dtype=np.float64))
-
-
-def _call(call: Call) -> None:
-    kernel, arguments = call
-    kernel(*arguments)
 
 
 def _compute(
@@ -179,7 +177,7 @@ def _sizes(node: Tensor) -> tuple[int, int, int, int]:
     return c * w.shape[1], c * w.shape[0], products, c
 
 
-def _work(node: Tensor) -> int:
+def _scratch(node: Tensor, compute: Compute) -> int:
     rows, logits, products, _ = _sizes(node)
     return 4 * (2 * rows + logits) + products
 
@@ -187,14 +185,14 @@ def _work(node: Tensor) -> int:
 def _run(site: Site) -> Call:
     h, w, targets, weights = site.src
     rows, logits, products, c = _sizes(site.node)
-    floats = site.work[: 4 * (2 * rows + logits)].view(np.float32)
+    floats = site.scratch[: 4 * (2 * rows + logits)].view(np.float32)
     gathered = floats[: 2 * rows].reshape(2, c, -1)
-    work = site.work[4 * (2 * rows + logits) :][:products]
+    work = site.scratch[4 * (2 * rows + logits) :][:products]
     weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
     cap = np.float32(site.node.params["softcap"])
     head = _Head(weight, gathered[0], gathered[1], floats[2 * rows :], work, cap)
     dh = site.saved[0] if site.saved else None
-    return _compute, (site.out, dh, h, targets, weights, head)
+    return Call(_compute, site.out, dh, h, targets, weights, head)
 
 
 def _ref(
@@ -239,11 +237,12 @@ LINEAR_CROSS_ENTROPY = op(
     name="linear_cross_entropy",
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
-    run=_run,
     ref=_ref,
     grad=_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_saved, work=_work),
+    saved=_saved,
+    costly=True,
     fuses=("mul_mat", "cross_entropy_rows", "cross_entropy_rows_back", "out_prod"),
 )
+cpu_kernel(LINEAR_CROSS_ENTROPY, _run, scratch=_scratch)

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.conv import Pair, out_size, with_height
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.matmul import mul_mat
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import Shape, Tensor
 
 
 def im2col(
@@ -108,7 +111,7 @@ def _spec(x: Tensor, **windows: Pair) -> Spec:
 
 
 def _run(site: Site) -> Call:
-    return _im2col, (site.out, site.src[0], *_windows_of(site.node.params), False)
+    return Call(_im2col, site.out, site.src[0], *_windows_of(site.node.params), False)
 
 
 def _ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> np.ndarray:
@@ -140,13 +143,12 @@ IM2COL = op(
     name="im2col",
     ggml=GGMLOp.IM2COL,
     spec=_spec,
-    run=_run,
     ref=_ref,
     grad=_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(IM2COL, _run)
 
 
 def _back_spec(cols: Tensor, of: Shape, **windows: Pair) -> Spec:
@@ -162,7 +164,7 @@ def _back(
 
 
 def _back_run(site: Site) -> Call:
-    return _back, (site.out, site.src[0], *_windows_of(site.node.params))
+    return Call(_back, site.out, site.src[0], *_windows_of(site.node.params))
 
 
 def _back_ref(cols: np.ndarray, of: Shape, **windows: Pair) -> np.ndarray:
@@ -187,10 +189,9 @@ IM2COL_BACK = op(
     name="im2col_back",
     ggml=GGMLOp.IM2COL_BACK,
     spec=_back_spec,
-    run=_back_run,
     ref=_back_ref,
     grad=_back_grad,
     samples=_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(IM2COL_BACK, _back_run)

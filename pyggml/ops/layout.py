@@ -15,24 +15,15 @@ import numpy as np
 from pyggml._frames import Bool, Floats1, Frame, Shorts1
 from pyggml._jit import JIT, kernel
 from pyggml._tasks import launch, stage, task_code
+from pyggml.backends.cpu import Site, as_four, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import BF16, F16, F32, DType, dtype
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.strips import LENGTH
 from pyggml.quants.bits import bfloat_to_float, float_to_half, half_to_float
-from pyggml.tensor import (
-    PLAIN,
-    STRIDED,
-    Call,
-    Memory,
-    Sample,
-    Shape,
-    Site,
-    Spec,
-    Tensor,
-    as_four,
-    op,
-)
+from pyggml.tensor import Shape, Tensor
 
 
 def cont(x: Tensor) -> Tensor:
@@ -72,17 +63,12 @@ def transpose(x: Tensor) -> Tensor:
     return TRANSPOSE(x)
 
 
-def no_kernel(site: Site) -> Call:
-    """The `run` of ops with Memory.VIEW."""
-    raise AssertionError(f"{site.node!r} is a view: nothing runs")
-
-
 # -- cont, dup ----------------------------------------------------------------------------------
 
 
 def _copy_run(site: Site) -> Call:
     """NumPy's own strided copy: no rival for rows without gaps (0.3 ns a float, measured)."""
-    return np.copyto, (site.out, site.src[0])
+    return Call(np.copyto, site.out, site.src[0])
 
 
 def _copy_spec(x: Tensor) -> Spec:
@@ -106,24 +92,24 @@ CONT = op(
     name="cont",
     ggml=GGMLOp.CONT,
     spec=_copy_spec,
-    run=_copy_run,
     ref=_same_ref,
     grad=_same_grad,
     samples=_copy_samples,
     memory=Memory.FRESH,
-    needs=STRIDED,
+    strided=True,
 )
+cpu_kernel(CONT, _copy_run)
 DUP = op(
     name="dup",
     ggml=GGMLOp.DUP,
     spec=_copy_spec,
-    run=_copy_run,
     ref=_same_ref,
     grad=_same_grad,
     samples=_copy_samples,
     memory=Memory.FRESH,
-    needs=STRIDED,
+    strided=True,
 )
+cpu_kernel(DUP, _copy_run)
 
 # -- cpy ----------------------------------------------------------------------------------------
 
@@ -194,9 +180,9 @@ def _cpy_run(site: Site) -> Call:
     if JIT and {to, of} == {F32, BF16} and x.flags.c_contiguous:
         narrow, wide = (site.out, x) if to is BF16 else (x, site.out)
         f = Rounding(narrow=narrow.reshape(-1), wide=wide.reshape(-1), narrows=to is BF16)
-        return launch, (stage(_strip_task, f, -(-wide.size // LENGTH)),)
+        return Call(launch, stage(_strip_task, f, -(-wide.size // LENGTH)))
     arrays = (as_four(a.view(_BITS[a.itemsize])) for a in (site.out, x))
-    return _cpy, (*arrays, _FLOATS.index(to), _FLOATS.index(of))
+    return Call(_cpy, *arrays, _FLOATS.index(to), _FLOATS.index(of))
 
 
 def _cpy_spec(x: Tensor, to: str) -> Spec:
@@ -216,13 +202,13 @@ CPY = op(
     name="cpy",
     ggml=GGMLOp.CPY,
     spec=_cpy_spec,
-    run=_cpy_run,
     ref=_same_ref,
     grad=_same_grad,
     samples=_cpy_samples,
     memory=Memory.FRESH,
-    needs=STRIDED,
+    strided=True,
 )
+cpu_kernel(CPY, _cpy_run)
 
 # -- reshape ------------------------------------------------------------------------------------
 
@@ -256,12 +242,10 @@ RESHAPE = op(
     name="reshape",
     ggml=GGMLOp.RESHAPE,
     spec=_reshape_spec,
-    run=no_kernel,
     ref=_reshape_ref,
     grad=_reshape_grad,
     samples=_reshape_samples,
     memory=Memory.VIEW,
-    needs=PLAIN,
 )
 
 # -- permute, transpose -------------------------------------------------------------------------
@@ -304,12 +288,11 @@ PERMUTE = op(
     name="permute",
     ggml=GGMLOp.PERMUTE,
     spec=_permute_spec,
-    run=no_kernel,
     ref=_permute_ref,
     grad=_permute_grad,
     samples=_permute_samples,
     memory=Memory.VIEW,
-    needs=STRIDED,
+    strided=True,
 )
 
 
@@ -337,10 +320,9 @@ TRANSPOSE = op(
     name="transpose",
     ggml=GGMLOp.TRANSPOSE,
     spec=_transpose_spec,
-    run=no_kernel,
     ref=_transpose_ref,
     grad=_transpose_grad,
     samples=_transpose_samples,
     memory=Memory.VIEW,
-    needs=STRIDED,
+    strided=True,
 )

@@ -12,29 +12,19 @@ d is d(loss)/dL. Each row's number is made in float32 lanes, the sum over rows i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import exp32, row_max
+from pyggml.backends.cpu import Compute, Site, as_rows, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import F64, I32
 from pyggml.errors import PyggmlError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
-from pyggml.tensor import (
-    PLAIN,
-    Call,
-    Memory,
-    Needs,
-    NoGrad,
-    Sample,
-    Site,
-    Spec,
-    Tensor,
-    as_rows,
-    op,
-)
+from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ZERO = np.float32(0)
@@ -99,7 +89,7 @@ def _sum(out, parts, divisor):
     out[0] = total / divisor
 
 
-def _row_sums(node: Tensor) -> int:
+def _row_sums(node: Tensor, compute: Compute) -> int:
     """Scratch: one float64 for each row of logits."""
     return int(np.prod(node.src[0].shape[:-1])) * F64.block_bytes
 
@@ -165,7 +155,9 @@ def _cross_entropy_loss(out, x, labels, mask, parts):
 def _cross_entropy_loss_run(site: Site) -> Call:
     x, labels = (as_rows(a) for a in site.src[:2])
     mask = _mask_array(site.src[2:], len(x))
-    return _cross_entropy_loss, (site.out.reshape(1), x, labels, mask, site.work.view(np.float64))
+    return Call(
+        _cross_entropy_loss, site.out.reshape(1), x, labels, mask, site.scratch.view(np.float64)
+    )
 
 
 def _cross_entropy_loss_ref(
@@ -192,13 +184,13 @@ CROSS_ENTROPY_LOSS = op(
     name="cross_entropy_loss",
     ggml=GGMLOp.CROSS_ENTROPY_LOSS,
     spec=_cross_entropy_loss_spec,
-    run=_cross_entropy_loss_run,
     ref=_cross_entropy_loss_ref,
     grad=_cross_entropy_loss_grad,
     samples=_cross_entropy_loss_samples,
     memory=Memory.FRESH,
-    needs=Needs(work=_row_sums),
+    costly=True,
 )
+cpu_kernel(CROSS_ENTROPY_LOSS, _cross_entropy_loss_run, scratch=_row_sums)
 
 # -- cross_entropy_loss_back --------------------------------------------------------------------
 
@@ -229,7 +221,7 @@ def _cross_entropy_loss_back(dx, d, x, labels, mask):
 def _cross_entropy_loss_back_run(site: Site) -> Call:
     d, x, labels, *mask = site.src
     arrays = (as_rows(site.out), d.reshape(1), as_rows(x), as_rows(labels))
-    return _cross_entropy_loss_back, (*arrays, _mask_array(tuple(mask), len(as_rows(x))))
+    return Call(_cross_entropy_loss_back, *arrays, _mask_array(tuple(mask), len(as_rows(x))))
 
 
 def _cross_entropy_loss_back_ref(
@@ -255,13 +247,12 @@ CROSS_ENTROPY_LOSS_BACK = op(
     name="cross_entropy_loss_back",
     ggml=GGMLOp.CROSS_ENTROPY_LOSS_BACK,
     spec=_cross_entropy_loss_back_spec,
-    run=_cross_entropy_loss_back_run,
     ref=_cross_entropy_loss_back_ref,
     grad=_SECOND_ORDER,
     samples=_with_d(_cross_entropy_loss_samples),
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run)
 
 # -- cross_entropy_rows -------------------------------------------------------------------------
 
@@ -299,9 +290,7 @@ def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return found
 
 
-def _checked(
-    kernel_code: Callable[..., None], targets: np.ndarray, n_vocab: int, arguments: tuple[Any, ...]
-) -> None:
+def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
     """Run a kernel that indexes by targets once these are known to be inside the vocabulary."""
     wrong = np.flatnonzero((targets < 0) | (targets >= n_vocab))
     if wrong.size:
@@ -310,13 +299,13 @@ def _checked(
             f"cross_entropy_rows: target {targets[i]} of row {i} is outside the vocabulary of "
             f"{n_vocab} tokens"
         )
-    kernel_code(*arguments)
+    call()
 
 
 def _cross_entropy_rows_run(site: Site) -> Call:
     x, targets, weights = site.src
-    arguments = (site.out.reshape(1), x, targets, weights, site.work.view(np.float64))
-    return _checked, (_cross_entropy_rows, targets, x.shape[1], arguments)
+    arguments = (site.out.reshape(1), x, targets, weights, site.scratch.view(np.float64))
+    return Call(_checked, Call(_cross_entropy_rows, *arguments), targets, x.shape[1])
 
 
 def _cross_entropy_rows_ref(
@@ -341,13 +330,13 @@ CROSS_ENTROPY_ROWS = op(
     name="cross_entropy_rows",
     ggml=GGMLOp.CUSTOM,
     spec=_cross_entropy_rows_spec,
-    run=_cross_entropy_rows_run,
     ref=_cross_entropy_rows_ref,
     grad=_cross_entropy_rows_grad,
     samples=_cross_entropy_rows_samples,
     memory=Memory.FRESH,
-    needs=Needs(work=_row_sums),
+    costly=True,
 )
+cpu_kernel(CROSS_ENTROPY_ROWS, _cross_entropy_rows_run, scratch=_row_sums)
 
 # -- cross_entropy_rows_back --------------------------------------------------------------------
 
@@ -371,7 +360,7 @@ def _cross_entropy_rows_back(dx, d, x, targets, weights):
 def _cross_entropy_rows_back_run(site: Site) -> Call:
     d, x, targets, weights = site.src
     arguments = (site.out, d.reshape(1), x, targets, weights)
-    return _checked, (_cross_entropy_rows_back, targets, x.shape[1], arguments)
+    return Call(_checked, Call(_cross_entropy_rows_back, *arguments), targets, x.shape[1])
 
 
 def _cross_entropy_rows_back_ref(
@@ -386,10 +375,9 @@ CROSS_ENTROPY_ROWS_BACK = op(
     name="cross_entropy_rows_back",
     ggml=GGMLOp.CUSTOM,
     spec=_cross_entropy_rows_back_spec,
-    run=_cross_entropy_rows_back_run,
     ref=_cross_entropy_rows_back_ref,
     grad=_SECOND_ORDER,
     samples=_with_d(_cross_entropy_rows_samples),
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(CROSS_ENTROPY_ROWS_BACK, _cross_entropy_rows_back_run)

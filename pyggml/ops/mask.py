@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, as_rows, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, as_rows, op
+from pyggml.tensor import Tensor
 
 
 def diag_mask_inf(x: Tensor, n_past: int = 0) -> Tensor:
@@ -41,7 +44,9 @@ def _mask_run(fill: float) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         (x,) = site.src
         n_past = site.node.params["n_past"]
-        return _diag_mask, (as_rows(site.out), as_rows(x), x.shape[-2], n_past, np.float32(fill))
+        return Call(
+            _diag_mask, as_rows(site.out), as_rows(x), x.shape[-2], n_past, np.float32(fill)
+        )
 
     return run
 
@@ -80,21 +85,19 @@ DIAG_MASK_INF = op(
     name="diag_mask_inf",
     ggml=GGMLOp.DIAG_MASK_INF,
     spec=_mask_spec,
-    run=_mask_run(-np.inf),
     ref=_inf_ref,
     grad=_mask_grad,
     samples=_mask_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(DIAG_MASK_INF, _mask_run(-np.inf))
 DIAG_MASK_ZERO = op(
     name="diag_mask_zero",
     ggml=GGMLOp.DIAG_MASK_ZERO,
     spec=_mask_spec,
-    run=_mask_run(0.0),
     ref=_zero_ref,
     grad=_mask_grad,
     samples=_mask_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(DIAG_MASK_ZERO, _mask_run(0.0))

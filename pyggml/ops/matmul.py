@@ -11,18 +11,21 @@ r times fewer batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
 
 from pyggml import gemm
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.repeat import repeat_back
-from pyggml.tensor import Call, Memory, Needs, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import Shape, Tensor
 
 
 def mul_mat(w: Tensor, x: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ def _is_rows(a: np.ndarray) -> bool:
     return a.ndim == 2 and a.strides[1] == a.itemsize
 
 
-def _rows_work(node: Tensor, rows_of: Tensor) -> int:
+def _rows_scratch(node: Tensor, rows_of: Tensor) -> int:
     """Scratch that fits whichever kernel will serve."""
     *batches, n_rows, depth = rows_of.shape
     n_batches = int(np.prod(node.shape[:-2], dtype=np.int64))
@@ -122,8 +125,8 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
         packing = None
         if site.shared is not None:
             packing = gemm.Packing(site.shared, done=not site.fills_shared)
-        return gemm.mul_mat(flat_y, flat_x, weight, site.work, accumulate, packing)
-    return _strided(y, x, w, site.work, accumulate)
+        return gemm.mul_mat(flat_y, flat_x, weight, site.scratch, accumulate, packing)
+    return _strided(y, x, w, site.scratch, accumulate)
 
 
 def _strided(
@@ -136,7 +139,7 @@ def _strided(
         r = c.shape[0] // b.shape[0]
         if c.ndim > 4 or (r > 1 and b.shape[1] > 1) or not (_is_one_axis(a) and _is_one_axis(b)):
             outer = range(c.shape[0])
-            return _each, ([_strided(c[i], a[i], b[i // r], work, accumulate) for i in outer],)
+            return Call(_each, [_strided(c[i], a[i], b[i // r], work, accumulate) for i in outer])
     return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), work, accumulate)
 
 
@@ -146,8 +149,8 @@ def _is_one_axis(a: np.ndarray) -> bool:
 
 
 def _each(calls: list[Call]) -> None:
-    for kernel, arguments in calls:
-        kernel(*arguments)
+    for call in calls:
+        call()
 
 
 def _mul_mat_run(site: Site) -> Call:
@@ -155,11 +158,11 @@ def _mul_mat_run(site: Site) -> Call:
     return _mul_mat_call(site, w, x, accumulate=False)
 
 
-def _mul_mat_work(node: Tensor) -> int:
-    return _rows_work(node, node.src[-1])
+def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
+    return _rows_scratch(node, node.src[-1])
 
 
-def _mul_mat_shared(node: Tensor) -> tuple[int, str]:
+def _mul_mat_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
     """Products of whole rows with the same x can use one packing of it, of floats or of bytes."""
     w, x = node.src[-2:]
     if len(w.shape) != 2 or not x.is_contiguous:
@@ -208,13 +211,14 @@ MUL_MAT = op(
     name="mul_mat",
     ggml=GGMLOp.MUL_MAT,
     spec=_mul_mat_spec,
-    run=_mul_mat_run,
     ref=_mul_mat_ref,
     grad=_mul_mat_grad,
     samples=_mul_mat_samples,
     memory=Memory.FRESH,
-    needs=Needs(strided=True, work=_mul_mat_work, shared=_mul_mat_shared),
+    strided=True,
+    costly=True,
 )
+cpu_kernel(MUL_MAT, _mul_mat_run, scratch=_mul_mat_scratch, shared=_mul_mat_shared)
 
 # -- mul_mat_add --------------------------------------------------------------------------------
 
@@ -239,14 +243,12 @@ def _onto_first(site: Site, call: Call) -> Call:
     y = site.src[0]
     if y.ctypes.data == site.out.ctypes.data:
         return call
-    return _after_copy, (site.out, y, *call)
+    return Call(_after_copy, site.out, y, call)
 
 
-def _after_copy(
-    out: np.ndarray, y: np.ndarray, kernel: Callable[..., None], arguments: tuple
-) -> None:
+def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
     np.copyto(out, y)
-    kernel(*arguments)
+    call()
 
 
 def _mul_mat_add_ref(y: np.ndarray, w: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -267,14 +269,15 @@ MUL_MAT_ADD = op(
     name="mul_mat_add",
     ggml=GGMLOp.CUSTOM,
     spec=_mul_mat_add_spec,
-    run=_mul_mat_add_run,
     ref=_mul_mat_add_ref,
     grad=_mul_mat_add_grad,
     samples=_mul_mat_add_samples,
     memory=Memory.INPLACE_FIRST,
-    needs=Needs(strided=True, work=_mul_mat_work, shared=_mul_mat_shared),
+    strided=True,
+    costly=True,
     fuses=("mul_mat", "add"),
 )
+cpu_kernel(MUL_MAT_ADD, _mul_mat_add_run, scratch=_mul_mat_scratch, shared=_mul_mat_shared)
 
 # -- out_prod -----------------------------------------------------------------------------------
 
@@ -290,8 +293,8 @@ def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -
         dx = site.out.reshape(-1, site.out.shape[-1])
         flat = rows.reshape(-1, rows.shape[-1])
         weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
-        return gemm.out_prod(dx, flat, weight, site.work, accumulate)
-    return _strided(site.out, rows, a.swapaxes(-1, -2), site.work, accumulate)
+        return gemm.out_prod(dx, flat, weight, site.scratch, accumulate)
+    return _strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)
 
 
 def _out_prod_run(site: Site) -> Call:
@@ -299,9 +302,9 @@ def _out_prod_run(site: Site) -> Call:
     return _out_prod_call(site, a, b, accumulate=False)
 
 
-def _out_prod_work(node: Tensor) -> int:
+def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     b = node.src[-1]
-    return _rows_work(node, Tensor((*b.shape[:-2], b.shape[-1], b.shape[-2]), F32))
+    return _rows_scratch(node, Tensor((*b.shape[:-2], b.shape[-1], b.shape[-2]), F32))
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -324,13 +327,14 @@ OUT_PROD = op(
     name="out_prod",
     ggml=GGMLOp.OUT_PROD,
     spec=_out_prod_spec,
-    run=_out_prod_run,
     ref=_out_prod_ref,
     grad=_out_prod_grad,
     samples=_out_prod_samples,
     memory=Memory.FRESH,
-    needs=Needs(strided=True, work=_out_prod_work),
+    strided=True,
+    costly=True,
 )
+cpu_kernel(OUT_PROD, _out_prod_run, scratch=_out_prod_scratch)
 
 # -- out_prod_add -------------------------------------------------------------------------------
 
@@ -362,11 +366,12 @@ OUT_PROD_ADD = op(
     name="out_prod_add",
     ggml=GGMLOp.CUSTOM,
     spec=_out_prod_add_spec,
-    run=_out_prod_add_run,
     ref=_out_prod_add_ref,
     grad=_out_prod_add_grad,
     samples=_out_prod_add_samples,
     memory=Memory.INPLACE_FIRST,
-    needs=Needs(strided=True, work=_out_prod_work),
+    strided=True,
+    costly=True,
     fuses=("out_prod", "add"),
 )
+cpu_kernel(OUT_PROD_ADD, _out_prod_add_run, scratch=_out_prod_scratch)

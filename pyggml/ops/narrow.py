@@ -11,11 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.ops.layout import no_kernel
-from pyggml.tensor import STRIDED, Call, Memory, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:
@@ -91,12 +93,11 @@ NARROW = op(
     name="narrow",
     ggml=GGMLOp.VIEW,
     spec=_narrow_spec,
-    run=no_kernel,
     ref=_ranged,
     grad=_narrow_grad,
     samples=_narrow_samples,
     memory=Memory.VIEW,
-    needs=STRIDED,
+    strided=True,
 )
 
 
@@ -111,7 +112,7 @@ def _narrow_back_run(site: Site) -> Call:
     axis, start, size = (site.node.params[k] for k in ("axis", "start", "size"))
     end = start + dy.shape[axis]
     ranges = ((0, start), (start, end - start), (end, size - end))
-    return _inset, (*(_ranged(site.out, axis, *r) for r in ranges), dy)
+    return Call(_inset, *(_ranged(site.out, axis, *r) for r in ranges), dy)
 
 
 def _narrow_back_spec(dy: Tensor, axis: int, start: int, size: int) -> Spec:
@@ -145,13 +146,13 @@ NARROW_BACK = op(
     name="narrow_back",
     ggml=GGMLOp.CUSTOM,
     spec=_narrow_back_spec,
-    run=_narrow_back_run,
     ref=_narrow_back_ref,
     grad=_narrow_back_grad,
     samples=_narrow_back_samples,
     memory=Memory.FRESH,
-    needs=STRIDED,
+    strided=True,
 )
+cpu_kernel(NARROW_BACK, _narrow_back_run)
 
 # -- concat -------------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ def _concat_run(site: Site) -> Call:
     axis = site.node.params["axis"]
     left = _ranged(site.out, axis, 0, a.shape[axis])
     right = _ranged(site.out, axis, a.shape[axis], b.shape[axis])
-    return _join, (left, right, a, b)
+    return Call(_join, left, right, a, b)
 
 
 def _concat_spec(a: Tensor, b: Tensor, axis: int) -> Spec:
@@ -203,10 +204,10 @@ CONCAT = op(
     name="concat",
     ggml=GGMLOp.CONCAT,
     spec=_concat_spec,
-    run=_concat_run,
     ref=_concat_ref,
     grad=_concat_grad,
     samples=_concat_samples,
     memory=Memory.FRESH,
-    needs=STRIDED,
+    strided=True,
 )
+cpu_kernel(CONCAT, _concat_run)

@@ -18,9 +18,11 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot
+from pyggml.backends.cpu import cpu_kernel, rows
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_number, expect_type
-from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, op, rows
+from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)
@@ -123,13 +125,12 @@ RMS_NORM = op(
     name="rms_norm",
     ggml=GGMLOp.RMS_NORM,
     spec=_one("rms_norm"),
-    run=rows(_rms_norm),
     ref=_rms_norm_ref,
     grad=_rms_norm_grad,
     samples=_one_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(RMS_NORM, rows(_rms_norm))
 
 
 @parallel
@@ -149,13 +150,12 @@ RMS_NORM_BACK = op(
     name="rms_norm_back",
     ggml=GGMLOp.RMS_NORM_BACK,
     spec=_two("rms_norm_back"),
-    run=rows(_rms_norm_back),
     ref=_rms_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(RMS_NORM_BACK, rows(_rms_norm_back))
 
 # -- norm ---------------------------------------------------------------------------------------
 
@@ -200,13 +200,12 @@ NORM = op(
     name="norm",
     ggml=GGMLOp.NORM,
     spec=_one("norm"),
-    run=rows(norm_rows),
     ref=_norm_ref,
     grad=_norm_grad,
     samples=_one_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(NORM, rows(norm_rows))
 
 
 @kernel
@@ -239,13 +238,12 @@ NORM_BACK = op(
     name="norm_back",
     ggml=GGMLOp.CUSTOM,
     spec=_two("norm_back"),
-    run=rows(norm_back_rows),
     ref=_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(NORM_BACK, rows(norm_back_rows))
 
 # -- l2_norm ------------------------------------------------------------------------------------
 
@@ -273,13 +271,12 @@ L2_NORM = op(
     name="l2_norm",
     ggml=GGMLOp.L2_NORM,
     spec=_one("l2_norm"),
-    run=rows(_l2_norm),
     ref=_l2_norm_ref,
     grad=_l2_norm_grad,
     samples=_l2_norm_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(L2_NORM, rows(_l2_norm))
 
 
 @kernel
@@ -309,10 +306,9 @@ L2_NORM_BACK = op(
     name="l2_norm_back",
     ggml=GGMLOp.CUSTOM,
     spec=_two("l2_norm_back"),
-    run=rows(_l2_norm_back),
     ref=_l2_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_l2_norm_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(L2_NORM_BACK, rows(_l2_norm_back))

@@ -14,23 +14,13 @@ import numpy as np
 
 from pyggml._jit import ALONE, kernel, parallel, prange
 from pyggml._simd import dot
+from pyggml.backends.cpu import Compute, Site, as_rows, cpu_kernel, rows
+from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
-from pyggml.tensor import (
-    PLAIN,
-    Call,
-    Memory,
-    Needs,
-    NoGrad,
-    Sample,
-    Site,
-    Spec,
-    Tensor,
-    as_rows,
-    op,
-    rows,
-)
+from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)
@@ -112,14 +102,13 @@ RMS_NORM_MUL = op(
     name="rms_norm_mul",
     ggml=GGMLOp.CUSTOM,
     spec=_rms_norm_mul_spec,
-    run=rows(_rms_norm_mul),
     ref=_rms_norm_mul_ref,
     grad=_rms_norm_mul_grad,
     samples=_rms_norm_mul_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
     fuses=("rms_norm", "mul"),
 )
+cpu_kernel(RMS_NORM_MUL, rows(_rms_norm_mul))
 
 # -- rms_norm_mul_back --------------------------------------------------------------------------
 
@@ -161,14 +150,13 @@ RMS_NORM_MUL_BACK = op(
     name="rms_norm_mul_back",
     ggml=GGMLOp.CUSTOM,
     spec=_rms_norm_mul_back_spec,
-    run=rows(_rms_norm_mul_back),
     ref=_rms_norm_mul_back_ref,
     grad=_SECOND_ORDER,
     samples=_rms_norm_mul_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
     fuses=("rms_norm_back", "mul"),
 )
+cpu_kernel(RMS_NORM_MUL_BACK, rows(_rms_norm_mul_back))
 
 # -- rms_norm_mul_back_w ------------------------------------------------------------------------
 
@@ -183,7 +171,7 @@ def _n_chunks(n_rows: int) -> int:
     return -(-n_rows // _CHUNK)
 
 
-def _rms_norm_mul_back_w_work(node: Tensor) -> int:
+def _rms_norm_mul_back_w_scratch(node: Tensor, compute: Compute) -> int:
     *outer, n = node.src[0].shape
     return _n_chunks(prod(outer)) * n * F32.block_bytes
 
@@ -219,8 +207,8 @@ def _rms_norm_mul_back_w(dw, x, dy, part, eps):
 
 def _rms_norm_mul_back_w_run(site: Site) -> Call:
     x, dy = (as_rows(a) for a in site.src)
-    part = site.work.view(np.float32).reshape(_n_chunks(x.shape[0]), x.shape[1])
-    return _rms_norm_mul_back_w, (site.out, x, dy, part, *site.scalars)
+    part = site.scratch.view(np.float32).reshape(_n_chunks(x.shape[0]), x.shape[1])
+    return Call(_rms_norm_mul_back_w, site.out, x, dy, part, *site.scalars)
 
 
 def _rms_norm_mul_back_w_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
@@ -237,10 +225,10 @@ RMS_NORM_MUL_BACK_W = op(
     name="rms_norm_mul_back_w",
     ggml=GGMLOp.CUSTOM,
     spec=_rms_norm_mul_back_w_spec,
-    run=_rms_norm_mul_back_w_run,
     ref=_rms_norm_mul_back_w_ref,
     grad=_SECOND_ORDER,
     samples=_rms_norm_mul_back_w_samples,
     memory=Memory.FRESH,
-    needs=Needs(work=_rms_norm_mul_back_w_work),
+    costly=True,
 )
+cpu_kernel(RMS_NORM_MUL_BACK_W, _rms_norm_mul_back_w_run, scratch=_rms_norm_mul_back_w_scratch)

@@ -15,9 +15,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
+from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, flat, op
+from pyggml.tensor import Tensor
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
 _ONE = np.float32(1)
@@ -94,13 +96,12 @@ OPT_STEP_ADAMW = op(
     name="opt_step_adamw",
     ggml=GGMLOp.OPT_STEP_ADAMW,
     spec=_adamw_spec,
-    run=flat(_adamw),
     ref=_adamw_ref,
     grad=_NO_LOSS,
     samples=_adamw_samples,
     memory=Memory.ALIAS,
-    needs=PLAIN,
 )
+cpu_kernel(OPT_STEP_ADAMW, flat(_adamw))
 
 # -- opt_step_sgd -------------------------------------------------------------------------------
 
@@ -135,10 +136,9 @@ OPT_STEP_SGD = op(
     name="opt_step_sgd",
     ggml=GGMLOp.OPT_STEP_SGD,
     spec=_sgd_spec,
-    run=flat(_sgd),
     ref=_sgd_ref,
     grad=_NO_LOSS,
     samples=_sgd_samples,
     memory=Memory.ALIAS,
-    needs=PLAIN,
 )
+cpu_kernel(OPT_STEP_SGD, flat(_sgd))

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.conv import Pair, out_size
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.resample import Axis, picked, resampling_op
-from pyggml.tensor import PLAIN, Call, Memory, Needs, NoGrad, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import Shape, Tensor
 
 _KINDS = ("avg", "max")
 
@@ -150,7 +153,7 @@ def _planes(a: np.ndarray) -> np.ndarray:
 def _max_run(site: Site) -> Call:
     p = site.node.params
     arrays = (_planes(a) for a in (site.out, site.saved[0], site.src[0]))
-    return _pool_max, (*arrays, p["size"], p["stride"], p["padding"])
+    return Call(_pool_max, *arrays, p["size"], p["stride"], p["padding"])
 
 
 def _max_ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair) -> np.ndarray:
@@ -170,13 +173,13 @@ POOL_MAX = op(
     name="pool_max",
     ggml=GGMLOp.POOL_2D,
     spec=_max_spec,
-    run=_max_run,
     ref=_max_ref,
     grad=_max_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_max_saved),
+    saved=_max_saved,
 )
+cpu_kernel(POOL_MAX, _max_run)
 
 
 def _back_spec(dy: Tensor, where: Tensor, of: Shape) -> Spec:
@@ -204,7 +207,7 @@ def _back(dx: np.ndarray, dy: np.ndarray, where: np.ndarray) -> None:
 
 def _back_run(site: Site) -> Call:
     n_planes = site.out.shape[0] * site.out.shape[1]
-    return _back, tuple(a.reshape(n_planes, -1) for a in (site.out, *site.src))
+    return Call(_back, *(a.reshape(n_planes, -1) for a in (site.out, *site.src)))
 
 
 def _back_ref(dy: np.ndarray, where: np.ndarray, of: Shape) -> np.ndarray:
@@ -228,10 +231,9 @@ POOL_MAX_BACK = op(
     name="pool_max_back",
     ggml=GGMLOp.POOL_2D_BACK,
     spec=_back_spec,
-    run=_back_run,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(POOL_MAX_BACK, _back_run)

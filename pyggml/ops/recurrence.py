@@ -23,9 +23,11 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml._simd import dot
+from pyggml.backends.cpu import Site
 from pyggml.dtypes import I32
+from pyggml.op import Sample
 from pyggml.ops.expect import expect
-from pyggml.tensor import Sample, Site, Tensor
+from pyggml.tensor import Tensor
 
 N_ROLES = 6
 W, A, B, K, R, V = range(N_ROLES)
@@ -193,7 +195,7 @@ def scratch_bytes(tasks: int, n_tokens: int, state: Tensor, back: bool) -> int:
 
 def scratch(site: Site, tasks: int, n_tokens: int, state: np.ndarray, back: bool) -> list:
     """Factors (tasks, 6, T, max(dk, dv)); with `back` also their gradients, states, n_kept."""
-    floats, at, arrays = site.work.view(np.float32), 0, []
+    floats, at, arrays = site.scratch.view(np.float32), 0, []
     for shape in _shapes(tasks, n_tokens, state.shape, back):
         arrays.append(floats[at : at + prod(shape)].reshape(shape))
         at += prod(shape)

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, as_rows, cpu_kernel, flat
+from pyggml.call import Call
 from pyggml.dtypes import I32, I64
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import scale
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.repeat import repeat
-from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, as_rows, flat, op
+from pyggml.tensor import Tensor
 
 _HALF = np.float32(0.5)
 
@@ -84,7 +87,7 @@ def _per_row(code: Callable[..., None]) -> Callable[[Site], Call]:
     """Call code(out, x) with one element of out for each row of x."""
 
     def run(site: Site) -> Call:
-        return code, (site.out.reshape(-1), as_rows(site.src[0]))
+        return Call(code, site.out.reshape(-1), as_rows(site.src[0]))
 
     return run
 
@@ -122,13 +125,12 @@ SUM = op(
     name="sum",
     ggml=GGMLOp.SUM,
     spec=_sum_spec,
-    run=flat(_sum),
     ref=_sum_ref,
     grad=_sum_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(SUM, flat(_sum))
 
 # -- sum_rows, mean -----------------------------------------------------------------------------
 
@@ -150,13 +152,12 @@ SUM_ROWS = op(
     name="sum_rows",
     ggml=GGMLOp.SUM_ROWS,
     spec=_row_spec("sum_rows"),
-    run=_per_row(_sum_rows),
     ref=_sum_rows_ref,
     grad=_sum_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(SUM_ROWS, _per_row(_sum_rows))
 
 
 @kernel
@@ -179,13 +180,12 @@ MEAN = op(
     name="mean",
     ggml=GGMLOp.MEAN,
     spec=_row_spec("mean"),
-    run=_per_row(_mean),
     ref=_mean_ref,
     grad=_mean_grad,
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(MEAN, _per_row(_mean))
 
 # -- cumsum -------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ def _cumsum_back(out, dy):
 
 def _rows_run(code: Callable[..., None]) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
-        return code, (as_rows(site.out), as_rows(site.src[0]))
+        return Call(code, as_rows(site.out), as_rows(site.src[0]))
 
     return run
 
@@ -228,13 +228,12 @@ CUMSUM = op(
     name="cumsum",
     ggml=GGMLOp.CUMSUM,
     spec=_same_spec("cumsum"),
-    run=_rows_run(_cumsum),
     ref=_cumsum_ref,
     grad=_cumsum_grad,
     samples=_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(CUMSUM, _rows_run(_cumsum))
 
 
 def _cumsum_back_ref(dy: np.ndarray) -> np.ndarray:
@@ -249,13 +248,12 @@ CUMSUM_BACK = op(
     name="cumsum_back",
     ggml=GGMLOp.CUSTOM,
     spec=_same_spec("cumsum_back"),
-    run=_rows_run(_cumsum_back),
     ref=_cumsum_back_ref,
     grad=_cumsum_back_grad,
     samples=_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(CUMSUM_BACK, _rows_run(_cumsum_back))
 
 # -- argmax, count_equal ------------------------------------------------------------------------
 
@@ -283,13 +281,12 @@ ARGMAX = op(
     name="argmax",
     ggml=GGMLOp.ARGMAX,
     spec=_argmax_spec,
-    run=_per_row(_argmax),
     ref=_argmax_ref,
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(ARGMAX, _per_row(_argmax))
 
 
 @kernel
@@ -302,7 +299,7 @@ def _count_equal(out, a, b, mask):
 
 def _count_equal_run(site: Site) -> Call:
     arrays = [a.reshape(-1) for a in (site.out, *site.src)]
-    return _count_equal, tuple(arrays if len(arrays) > 3 else [*arrays, np.ones(1, np.float32)])
+    return Call(_count_equal, *(arrays if len(arrays) > 3 else [*arrays, np.ones(1, np.float32)]))
 
 
 def _count_equal_spec(a: Tensor, b: Tensor, *mask: Tensor) -> Spec:
@@ -328,10 +325,9 @@ COUNT_EQUAL = op(
     name="count_equal",
     ggml=GGMLOp.COUNT_EQUAL,
     spec=_count_equal_spec,
-    run=_count_equal_run,
     ref=_count_equal_ref,
     grad=NoGrad("a count does not change smoothly"),
     samples=_count_equal_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(COUNT_EQUAL, _count_equal_run)

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.broadcast import drawn_tiles, expect_tiles, padded, tiled, tiles, untiled
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, op
+from pyggml.tensor import Shape, Tensor
 
 
 def repeat(x: Tensor, shape: Shape) -> Tensor:
@@ -28,7 +31,7 @@ def _tiles_run(code: Callable[..., None]) -> Callable[[Site], Call]:
     """Call code(out, x) with four axes each."""
 
     def run(site: Site) -> Call:
-        return code, tuple(a.reshape(padded(a.shape)) for a in (site.out, site.src[0]))
+        return Call(code, *(a.reshape(padded(a.shape)) for a in (site.out, site.src[0])))
 
     return run
 
@@ -73,13 +76,12 @@ REPEAT = op(
     name="repeat",
     ggml=GGMLOp.REPEAT,
     spec=_repeat_spec,
-    run=_tiles_run(_repeat),
     ref=_repeat_ref,
     grad=_repeat_grad,
     samples=_repeat_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(REPEAT, _tiles_run(_repeat))
 
 
 @kernel
@@ -132,10 +134,9 @@ REPEAT_BACK = op(
     name="repeat_back",
     ggml=GGMLOp.REPEAT_BACK,
     spec=_repeat_back_spec,
-    run=_tiles_run(_repeat_back),
     ref=_repeat_back_ref,
     grad=_repeat_back_grad,
     samples=_repeat_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(REPEAT_BACK, _tiles_run(_repeat_back))

@@ -15,23 +15,13 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, as_four, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import OPS, Memory, Op, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
-from pyggml.tensor import (
-    OPS,
-    PLAIN,
-    Call,
-    Memory,
-    Op,
-    Sample,
-    Shape,
-    Site,
-    Spec,
-    Tensor,
-    as_four,
-    op,
-)
+from pyggml.tensor import Shape, Tensor
 
 Axis = tuple[np.ndarray, np.ndarray]  # indices int64, weights float32
 Axes = Callable[..., list[Axis]]  # (x's shape, **params) -> one Axis for each of its axes
@@ -82,7 +72,7 @@ def _resample(out, x, i0, w0, i1, w1, i2, w2, i3, w3, transposed):
 def _call(out: np.ndarray, x: np.ndarray, axes: list[Axis], transposed: bool) -> Call:
     whole = [picked(np.zeros(1, np.int64))] * (4 - len(axes))
     tables = [array for axis in (*whole, *axes) for array in axis]
-    return _resample, (as_four(out), as_four(x), *tables, transposed)
+    return Call(_resample, as_four(out), as_four(x), *tables, transposed)
 
 
 def _matrix(axis: Axis, n: int) -> np.ndarray:
@@ -105,27 +95,26 @@ def resampling_op(
     name_back has the parameters of the op, and `of`, the shape of the op's source.
     """
     rules = _Rules(name, axes, samples)
-    common = {"memory": Memory.FRESH, "needs": PLAIN}
     forth = op(
         name=name,
         ggml=ggml,
         spec=rules.spec,
-        run=rules.run,
         ref=ref,
         grad=rules.grad,
         samples=samples,
-        **common,
+        memory=Memory.FRESH,
     )
-    op(
+    cpu_kernel(forth, rules.run)
+    back = op(
         name=f"{name}_back",
         ggml=GGMLOp.CUSTOM,
         spec=rules.back_spec,
-        run=rules.back_run,
         ref=rules.back_ref,
         grad=rules.back_grad,
         samples=rules.back_samples,
-        **common,
+        memory=Memory.FRESH,
     )
+    cpu_kernel(back, rules.back_run)
     return forth
 
 

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import ALONE, kernel, parallel, prange
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_axes, expect_type
 from pyggml.ops.rope_table import check_mode, rope_table
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 
 def rope(
@@ -131,7 +134,7 @@ def _rotation(sign: float) -> Callable[[Site], Call]:
         y = site.out.reshape(-1, *site.out.shape[-2:])
         in_place = x.ctypes.data == y.ctypes.data
         arguments = (y, x.reshape(y.shape), table, *site.scalars, np.float32(sign), in_place)
-        return _rotate, arguments
+        return Call(_rotate, *arguments)
 
     return run
 
@@ -173,13 +176,12 @@ ROPE_APPLY = op(
     name="rope_apply",
     ggml=GGMLOp.ROPE,
     spec=_rotated("rope_apply"),
-    run=_rotation(1),
     ref=_rope_apply_ref,
     grad=_rope_apply_grad,
     samples=_rope_apply_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(ROPE_APPLY, _rotation(1))
 
 
 def _rope_apply_back_ref(dy: np.ndarray, table: np.ndarray, neox: bool, offset: int) -> np.ndarray:
@@ -194,10 +196,9 @@ ROPE_APPLY_BACK = op(
     name="rope_apply_back",
     ggml=GGMLOp.ROPE_BACK,
     spec=_rotated("rope_apply_back"),
-    run=_rotation(-1),
     ref=_rope_apply_back_ref,
     grad=_rope_apply_back_grad,
     samples=_rope_apply_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(ROPE_APPLY_BACK, _rotation(-1))

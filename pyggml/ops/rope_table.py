@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect_above_zero, expect_axes, expect_type
-from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 ONE_POSITION, FOUR_POSITIONS = ("normal", "neox"), ("mrope", "imrope", "vision")
 Sections = tuple[int, ...]
@@ -183,7 +186,7 @@ def _run(site: Site) -> Call:
     ones = np.ones(radians.shape, np.float32)
     factors = site.src[1] if len(site.src) > 1 else ones
     positions = site.src[0].reshape(-1, site.out.shape[0])
-    return _rope_table, (site.out, positions, axes, radians, factors, float(m))
+    return Call(_rope_table, site.out, positions, axes, radians, factors, float(m))
 
 
 def _sector_ref(i: int, mode: str, sections: Sections) -> tuple[int, int]:
@@ -263,10 +266,9 @@ ROPE_TABLE = op(
     name="rope_table",
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
-    run=_run,
     ref=_ref,
     grad=NoGrad("positions and frequencies are constants"),
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(ROPE_TABLE, _run)

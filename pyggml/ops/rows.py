@@ -17,15 +17,18 @@ from math import prod
 import numpy as np
 
 from pyggml._jit import JIT, BlockCode, kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.dtypes import F16, F32, I32, I64, DType
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.gemm.microkernel import call_block
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS
 from pyggml.quants.bits import float_to_half
-from pyggml.tensor import PLAIN, Call, Memory, Sample, Shape, Site, Spec, Tensor, leaf, op, zeros
+from pyggml.tensor import Shape, Tensor, leaf, zeros
 
 
 def get_rows(table: Tensor, ids: Tensor) -> Tensor:
@@ -125,7 +128,9 @@ def _get_rows_run(site: Site) -> Call:
     n = site.node.shape[-1]
     packed = table.view(np.uint8).reshape(-1, dtype.row_bytes(n))
     out = site.out.view(np.float32).reshape(-1, n)
-    return _gather_or_loop, (out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block)
+    return Call(
+        _gather_or_loop, out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block
+    )
 
 
 def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:
@@ -162,13 +167,12 @@ GET_ROWS = op(
     name="get_rows",
     ggml=GGMLOp.GET_ROWS,
     spec=_get_rows_spec,
-    run=_get_rows_run,
     ref=_get_rows_ref,
     grad=_get_rows_grad,
     samples=_get_rows_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(GET_ROWS, _get_rows_run)
 
 # -- get_rows_back ------------------------------------------------------------------------------
 
@@ -198,7 +202,7 @@ def _get_rows_back_run(site: Site) -> Call:
     dy, ids = site.src
     n = dy.shape[-1]
     p = site.node.params
-    return _scatter, (site.out.reshape(-1, n), dy.reshape(-1, n), ids, p["batch"], p["n_rows"])
+    return Call(_scatter, site.out.reshape(-1, n), dy.reshape(-1, n), ids, p["batch"], p["n_rows"])
 
 
 def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int, batch: Shape) -> np.ndarray:
@@ -224,13 +228,12 @@ GET_ROWS_BACK = op(
     name="get_rows_back",
     ggml=GGMLOp.GET_ROWS_BACK,
     spec=_get_rows_back_spec,
-    run=_get_rows_back_run,
     ref=_get_rows_back_ref,
     grad=_get_rows_back_grad,
     samples=_get_rows_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
 
 # -- set_rows -----------------------------------------------------------------------------------
 
@@ -303,8 +306,8 @@ def _set_rows_run(site: Site) -> Call:
     batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
     dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], row)
     if site.node.dtype is F16:
-        return _overwrite, (_put_halves, dst.view(np.uint16), src, ids, batch, n_rows)
-    return _overwrite, (_put_floats, dst, src, ids, batch, n_rows)
+        return Call(_overwrite, _put_halves, dst.view(np.uint16), src, ids, batch, n_rows)
+    return Call(_overwrite, _put_floats, dst, src, ids, batch, n_rows)
 
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -340,10 +343,9 @@ SET_ROWS = op(
     name="set_rows",
     ggml=GGMLOp.SET_ROWS,
     spec=_set_rows_spec,
-    run=_set_rows_run,
     ref=_set_rows_ref,
     grad=_set_rows_grad,
     samples=_set_rows_samples,
     memory=Memory.ALIAS,
-    needs=PLAIN,
 )
+cpu_kernel(SET_ROWS, _set_rows_run)

@@ -17,29 +17,18 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import exp32, row_max
+from pyggml.backends.cpu import Site, as_four, cpu_kernel, rows
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import mul, neg
 from pyggml.ops.broadcast import padded
 from pyggml.ops.expect import expect, expect_number, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.reduce import sum_rows
 from pyggml.ops.repeat import repeat_back
-from pyggml.tensor import (
-    PLAIN,
-    Call,
-    Memory,
-    Needs,
-    NoGrad,
-    Sample,
-    Site,
-    Spec,
-    Tensor,
-    as_four,
-    leaf,
-    op,
-    rows,
-)
+from pyggml.tensor import Tensor, leaf
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -171,7 +160,7 @@ def _soft_max_run(site: Site) -> Call:
         site.saved[0].reshape(-1) if site.saved else np.zeros(0, np.float32),
         *(slopes, site.scalars[0], mask is not None),
     )
-    return _soft_max, (as_four(site.out), x, *arguments)
+    return Call(_soft_max, as_four(site.out), x, *arguments)
 
 
 def _soft_max_ref(
@@ -227,13 +216,13 @@ SOFT_MAX = op(
     name="soft_max",
     ggml=GGMLOp.SOFT_MAX,
     spec=_soft_max_spec,
-    run=_soft_max_run,
     ref=_soft_max_ref,
     grad=_soft_max_grad,
     samples=_soft_max_samples,
     memory=Memory.INPLACE,
-    needs=Needs(saved=_soft_max_saved),
+    saved=_soft_max_saved,
 )
+cpu_kernel(SOFT_MAX, _soft_max_run)
 
 # -- soft_max_back ------------------------------------------------------------------------------
 
@@ -273,10 +262,9 @@ SOFT_MAX_BACK = op(
     name="soft_max_back",
     ggml=GGMLOp.SOFT_MAX_BACK,
     spec=_soft_max_back_spec,
-    run=rows(_soft_max_back),
     ref=_soft_max_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_soft_max_back_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(SOFT_MAX_BACK, rows(_soft_max_back))

@@ -15,11 +15,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel, rows
+from pyggml.call import Call
 from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import PLAIN, Call, Memory, NoGrad, Sample, Site, Spec, Tensor, op, rows
+from pyggml.tensor import Tensor
 
 _NO_GRADIENT = NoGrad("the order of numbers does not change smoothly")
 
@@ -57,7 +60,7 @@ def _argsort_ref(x: np.ndarray, descending: bool) -> np.ndarray:
 
 
 def _argsort_run(site: Site) -> Call:
-    return _argsort, (site.out, site.src[0], site.node.params["descending"])
+    return Call(_argsort, site.out, site.src[0], site.node.params["descending"])
 
 
 def _argsort_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -70,13 +73,12 @@ ARGSORT = op(
     name="argsort",
     ggml=GGMLOp.ARGSORT,
     spec=_argsort_spec,
-    run=_argsort_run,
     ref=_argsort_ref,
     grad=_NO_GRADIENT,
     samples=_argsort_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(ARGSORT, _argsort_run)
 
 # -- top_k --------------------------------------------------------------------------------------
 
@@ -119,10 +121,9 @@ TOP_K = op(
     name="top_k",
     ggml=GGMLOp.TOP_K,
     spec=_top_k_spec,
-    run=rows(_top_k),
     ref=_top_k_ref,
     grad=_NO_GRADIENT,
     samples=_top_k_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(TOP_K, rows(_top_k))

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import cpu_kernel, rows
 from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, op, rows
+from pyggml.tensor import Tensor
 
 
 def window_span(span: Tensor, window: int) -> Tensor:
@@ -55,10 +57,9 @@ WINDOW_SPAN = op(
     name="window_span",
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
-    run=rows(_window_span),
     ref=_ref,
     grad=NoGrad("the number of a key does not change smoothly"),
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(WINDOW_SPAN, rows(_window_span))

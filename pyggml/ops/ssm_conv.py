@@ -13,10 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrence import expect_positions, sample_positions, with_dy
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 
 def ssm_conv(state: Tensor, x: Tensor, w: Tensor, positions: Tensor) -> Tensor:
@@ -80,11 +83,11 @@ def _ssm_conv_back(dx, dstate, dw, taps, dtaps, state, x, w, positions, dy):
 def _taps(site: Site) -> np.ndarray:
     """Scratch (…, K, C)."""
     c, k = site.node.src[2].shape
-    return site.work.view(np.float32).reshape(-1, k, c)
+    return site.scratch.view(np.float32).reshape(-1, k, c)
 
 
 def _conv_run(site: Site) -> Call:
-    return _ssm_conv, (site.out, *site.saved, _taps(site)[0], *site.src)
+    return Call(_ssm_conv, site.out, *site.saved, _taps(site)[0], *site.src)
 
 
 def _conv_spec(state: Tensor, x: Tensor, w: Tensor, positions: Tensor) -> Spec:
@@ -123,21 +126,19 @@ SSM_CONV = op(
     name="ssm_conv",
     ggml=GGMLOp.SSM_CONV,
     spec=_conv_spec,
-    run=_conv_run,
     ref=_conv_ref,
     grad=_conv_grad,
     samples=_conv_samples,
     memory=Memory.FRESH,
-    needs=Needs(
-        saved=lambda state, x, w, positions: (Spec(state.shape),),
-        work=lambda node: node.src[2].n_bytes,
-    ),
+    saved=lambda state, x, w, positions: (Spec(state.shape),),
+    costly=True,
 )
+cpu_kernel(SSM_CONV, _conv_run, scratch=lambda node, _: node.src[2].n_bytes)
 
 
 def _conv_back_run(site: Site) -> Call:
     taps, dtaps = _taps(site)
-    return _ssm_conv_back, (site.out, *site.saved, taps, dtaps, *site.src)
+    return Call(_ssm_conv_back, site.out, *site.saved, taps, dtaps, *site.src)
 
 
 def _conv_back_spec(state: Tensor, x: Tensor, w: Tensor, positions: Tensor, dy: Tensor) -> Spec:
@@ -159,13 +160,11 @@ SSM_CONV_BACK = op(
     name="ssm_conv_back",
     ggml=GGMLOp.CUSTOM,
     spec=_conv_back_spec,
-    run=_conv_back_run,
     ref=_conv_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_conv_samples, 1),
     memory=Memory.FRESH,
-    needs=Needs(
-        saved=lambda state, x, w, *_: (Spec(state.shape), Spec(w.shape)),
-        work=lambda node: 2 * node.src[2].n_bytes,
-    ),
+    saved=lambda state, x, w, *_: (Spec(state.shape), Spec(w.shape)),
+    costly=True,
 )
+cpu_kernel(SSM_CONV_BACK, _conv_back_run, scratch=lambda node, _: 2 * node.src[2].n_bytes)

@@ -15,8 +15,11 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import exp32, sigmoid32
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops import recurrence
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrence import (
@@ -31,7 +34,7 @@ from pyggml.ops.recurrence import (
     sample_positions,
     with_dy,
 )
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 _LINEAR = np.float32(20)  # softplus(x) is x from here on, as in ggml
 
@@ -113,7 +116,7 @@ def _scan_spec(
 def _scan_run(site: Site) -> Call:
     state, x = site.src[:2]
     (work,) = recurrence.scratch(site, n_tasks(x.shape[1]), x.shape[0], state, False)
-    return _ssm_scan, (site.out, *site.saved, work, *site.src)
+    return Call(_ssm_scan, site.out, *site.saved, work, *site.src)
 
 
 def _factors(
@@ -164,16 +167,18 @@ SSM_SCAN = op(
     name="ssm_scan",
     ggml=GGMLOp.SSM_SCAN,
     spec=_scan_spec,
-    run=_scan_run,
     ref=_scan_ref,
     grad=_scan_grad,
     samples=_scan_samples,
     memory=Memory.FRESH,
-    needs=Needs(
-        saved=lambda state, *_: (Spec(state.shape),),
-        work=lambda node: recurrence.scratch_bytes(
-            n_tasks(node.shape[1]), node.shape[0], node.src[0], False
-        ),
+    saved=lambda state, *_: (Spec(state.shape),),
+    costly=True,
+)
+cpu_kernel(
+    SSM_SCAN,
+    _scan_run,
+    scratch=lambda node, _: recurrence.scratch_bytes(
+        n_tasks(node.shape[1]), node.shape[0], node.src[0], False
     ),
 )
 
@@ -235,7 +240,7 @@ def _scan_back(db: np.ndarray, dc: np.ndarray, parts: np.ndarray, *arguments: An
         _add_parts(out.reshape(-1), p.reshape(len(p), -1))
 
 
-def _scan_back_work(node: Tensor) -> int:
+def _scan_back_scratch(node: Tensor, compute: Compute) -> int:
     tasks, b = n_tasks(node.shape[1]), node.src[4]
     own = recurrence.scratch_bytes(tasks, node.shape[0], node.src[0], True)
     return own + 2 * tasks * b.n_bytes
@@ -246,10 +251,10 @@ def _scan_back_run(site: Site) -> Call:
     dstate, ddt, da, db, dc = site.saved
     tasks = n_tasks(x.shape[1])
     own = recurrence.scratch(site, tasks, x.shape[0], state, True)
-    floats = site.work.view(np.float32)
+    floats = site.scratch.view(np.float32)
     parts = floats[floats.size - 2 * tasks * b.size :].reshape(2, tasks, *b.shape)
     gradients = (site.out, dstate, ddt, da, *parts)
-    return _scan_back, (db, dc, parts, *gradients, *own, *site.src)
+    return Call(_scan_back, db, dc, parts, *gradients, *own, *site.src)
 
 
 def _scan_back_spec(state: Tensor, x: Tensor, *others: Tensor) -> Spec:
@@ -275,13 +280,11 @@ SSM_SCAN_BACK = op(
     name="ssm_scan_back",
     ggml=GGMLOp.CUSTOM,
     spec=_scan_back_spec,
-    run=_scan_back_run,
     ref=_scan_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_scan_samples, 1),
     memory=Memory.FRESH,
-    needs=Needs(
-        saved=lambda state, x, dt, a, b, *_: tuple(Spec(t.shape) for t in (state, dt, a, b, b)),
-        work=_scan_back_work,
-    ),
+    saved=lambda state, x, dt, a, b, *_: tuple(Spec(t.shape) for t in (state, dt, a, b, b)),
+    costly=True,
 )
+cpu_kernel(SSM_SCAN_BACK, _scan_back_run, scratch=_scan_back_scratch)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import gcd, prod
 
-from pyggml.tensor import Call, Shape, Site
+from pyggml.backends.cpu import Site
+from pyggml.call import Call
+from pyggml.tensor import Shape
 
 LENGTH = 4096  # floats: 16 KiB, a few µs of work
 
@@ -25,6 +27,6 @@ def strips(kernel: Callable[..., None]) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         n = strip(site.out.shape)
         arrays = (site.out, *site.src)
-        return kernel, (*(a.reshape(-1, n) for a in arrays), *site.scalars)
+        return Call(kernel, *(a.reshape(-1, n) for a in arrays), *site.scalars)
 
     return run

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect_axes, expect_type
-from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, flat, op
+from pyggml.tensor import Tensor
 
 
 def log_temperature(positions: Tensor, strength: float, every: int) -> Tensor:
@@ -55,10 +57,9 @@ LOG_TEMPERATURE = op(
     name="log_temperature",
     ggml=GGMLOp.CUSTOM,
     spec=_spec,
-    run=flat(_log_temperature),
     ref=_ref,
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(LOG_TEMPERATURE, flat(_log_temperature))

@@ -15,25 +15,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, as_rows, cpu_kernel, flat
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import neg
 from pyggml.ops.expect import expect_type
 from pyggml.ops.matmul import mul_mat
-from pyggml.tensor import (
-    PLAIN,
-    Call,
-    Memory,
-    Needs,
-    NoGrad,
-    Sample,
-    Site,
-    Spec,
-    Tensor,
-    as_rows,
-    flat,
-    op,
-)
+from pyggml.tensor import Tensor
 
 # Kind -> (the diagonals that are kept, as in column - row): from the first to the last.
 _FAR = 1 << 30
@@ -94,7 +84,7 @@ def _tri(out, x, first, last):
 
 
 def _tri_run(site: Site) -> Call:
-    return _tri, (as_rows(site.out), as_rows(site.src[0]), *_KINDS[site.node.params["kind"]])
+    return Call(_tri, as_rows(site.out), as_rows(site.src[0]), *_KINDS[site.node.params["kind"]])
 
 
 def _tri_spec(x: Tensor, kind: str) -> Spec:
@@ -124,13 +114,12 @@ TRI = op(
     name="tri",
     ggml=GGMLOp.TRI,
     spec=_tri_spec,
-    run=_tri_run,
     ref=_tri_ref,
     grad=_tri_grad,
     samples=_tri_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(TRI, _tri_run)
 
 # -- solve_tri, solve_tri_t ---------------------------------------------------------------------
 
@@ -166,7 +155,7 @@ def _solve(out, a, b, transposed):
 def _solve_run(transposed: bool) -> Callable[[Site], Call]:
     def run(site: Site) -> Call:
         a, b = site.src
-        return _solve, (_matrices(site.out), _matrices(a), _matrices(b), transposed)
+        return Call(_solve, _matrices(site.out), _matrices(a), _matrices(b), transposed)
 
     return run
 
@@ -208,24 +197,24 @@ SOLVE_TRI = op(
     name="solve_tri",
     ggml=GGMLOp.SOLVE_TRI,
     spec=_solve_spec,
-    run=_solve_run(False),
     ref=_solve_ref,
     grad=_solve_grad,
     samples=_solve_samples,
     memory=Memory.FRESH,
-    needs=Needs(costly=True),
+    costly=True,
 )
+cpu_kernel(SOLVE_TRI, _solve_run(False))
 SOLVE_TRI_T = op(
     name="solve_tri_t",
     ggml=GGMLOp.CUSTOM,
     spec=_solve_spec,
-    run=_solve_run(True),
     ref=_solve_t_ref,
     grad=_solve_t_grad,
     samples=_solve_samples,
     memory=Memory.FRESH,
-    needs=Needs(costly=True),
+    costly=True,
 )
+cpu_kernel(SOLVE_TRI_T, _solve_run(True))
 
 # -- diag ---------------------------------------------------------------------------------------
 
@@ -248,11 +237,11 @@ def _diag_back(out, dy):
 
 
 def _diag_run(site: Site) -> Call:
-    return _diag, (_matrices(site.out), as_rows(site.src[0]))
+    return Call(_diag, _matrices(site.out), as_rows(site.src[0]))
 
 
 def _diag_back_run(site: Site) -> Call:
-    return _diag_back, (as_rows(site.out), _matrices(site.src[0]))
+    return Call(_diag_back, as_rows(site.out), _matrices(site.src[0]))
 
 
 def _diag_spec(x: Tensor) -> Spec:
@@ -297,24 +286,22 @@ DIAG = op(
     name="diag",
     ggml=GGMLOp.DIAG,
     spec=_diag_spec,
-    run=_diag_run,
     ref=_diag_ref,
     grad=_diag_grad,
     samples=_diag_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(DIAG, _diag_run)
 DIAG_BACK = op(
     name="diag_back",
     ggml=GGMLOp.CUSTOM,
     spec=_diag_back_spec,
-    run=_diag_back_run,
     ref=_diag_back_ref,
     grad=_diag_back_grad,
     samples=_diag_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(DIAG_BACK, _diag_back_run)
 
 # -- fill ---------------------------------------------------------------------------------------
 
@@ -339,10 +326,9 @@ FILL = op(
     name="fill",
     ggml=GGMLOp.FILL,
     spec=_fill_spec,
-    run=flat(_fill),
     ref=lambda x, value: np.full(x.shape, value),
     grad=NoGrad("a constant does not depend on the tensor whose shape it takes"),
     samples=_fill_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(FILL, flat(_fill))

@@ -14,24 +14,14 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml._simd import exp32
+from pyggml.backends.cpu import Site, cpu_kernel, flat
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
+from pyggml.op import GradRule, Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.ops.arith import div, mul, neg, scale
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import (
-    PLAIN,
-    Call,
-    GradRule,
-    Memory,
-    NoGrad,
-    Op,
-    Sample,
-    Site,
-    Spec,
-    Tensor,
-    flat,
-    op,
-)
+from pyggml.tensor import Tensor
 
 Layout = Callable[[Callable[..., None]], Callable[[Site], Call]]
 Samples = Callable[[np.random.Generator], Iterator[Sample]]
@@ -52,17 +42,17 @@ def unary_op(
         expect_type(name, "x", x)
         return Spec(x.shape)
 
-    return op(
+    new = op(
         name=name,
         ggml=ggml,
         spec=spec,
-        run=arrays(code),
         ref=ref,
         grad=grad,
         samples=samples,
         memory=Memory.INPLACE,
-        needs=PLAIN,
     )
+    cpu_kernel(new, arrays(code))
+    return new
 
 
 def draws(least: float, most: float, /, signed: bool = True, **params: Any) -> Samples:

@@ -16,23 +16,13 @@ from math import prod
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import Site, as_four, cpu_kernel
+from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.ops.layout import no_kernel
-from pyggml.tensor import (
-    PLAIN,
-    Call,
-    Memory,
-    Sample,
-    Shape,
-    Site,
-    Spec,
-    Tensor,
-    as_four,
-    op,
-    zeros,
-)
+from pyggml.tensor import Shape, Tensor, zeros
 
 
 def view(x: Tensor, shape: Shape, strides: Shape, offset: int = 0) -> Tensor:
@@ -133,12 +123,10 @@ VIEW = op(
     name="view",
     ggml=GGMLOp.VIEW,
     spec=_view_spec,
-    run=no_kernel,
     ref=_view_ref,
     grad=_view_grad,
     samples=_view_samples,
     memory=Memory.VIEW,
-    needs=PLAIN,
 )
 
 
@@ -167,7 +155,7 @@ def _window_run(code: Callable[..., None]) -> Callable[[Site], Call]:
         strides = site.node.params["strides"]
         four = (*(0,) * (4 - len(strides)), *strides)
         flat = (a.reshape(-1) for a in (site.out, *whole))
-        return code, (*flat, as_four(b), four, site.node.params["offset"])
+        return Call(code, *flat, as_four(b), four, site.node.params["offset"])
 
     return run
 
@@ -201,13 +189,12 @@ VIEW_BACK = op(
     name="view_back",
     ggml=GGMLOp.CUSTOM,
     spec=_view_back_spec,
-    run=_window_run(_zero_and_add),
     ref=_view_back_ref,
     grad=_view_back_grad,
     samples=_view_back_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(VIEW_BACK, _window_run(_zero_and_add))
 
 # -- acc, set -----------------------------------------------------------------------------------
 
@@ -257,13 +244,12 @@ ACC = op(
     name="acc",
     ggml=GGMLOp.ACC,
     spec=_acc_spec,
-    run=_window_run(_acc),
     ref=_acc_ref,
     grad=_acc_grad,
     samples=_acc_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(ACC, _window_run(_acc))
 
 
 def _set_spec(a: Tensor, b: Tensor, strides: Shape, offset: int) -> Spec:
@@ -304,10 +290,9 @@ SET = op(
     name="set",
     ggml=GGMLOp.SET,
     spec=_set_spec,
-    run=_window_run(_set),
     ref=_set_ref,
     grad=_set_grad,
     samples=_set_samples,
     memory=Memory.FRESH,
-    needs=PLAIN,
 )
+cpu_kernel(SET, _window_run(_set))

@@ -18,7 +18,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
+from pyggml.backends.cpu import Compute, Site, cpu_kernel
+from pyggml.call import Call
 from pyggml.ggml_enums import GGMLOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops import recurrence
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.recurrence import (
@@ -34,7 +37,7 @@ from pyggml.ops.recurrence import (
     n_tasks,
     sample_positions,
 )
-from pyggml.tensor import Call, Memory, Needs, NoGrad, Sample, Site, Spec, Tensor, op
+from pyggml.tensor import Tensor
 
 
 def rwkv_wkv6(
@@ -172,33 +175,23 @@ def _checked(name: str, state: Tensor, positions: Tensor, v: Tensor, *others: Te
     return Spec(v.shape)
 
 
-def _call(
-    site: Site,
-    w: np.ndarray,
-    k: np.ndarray,
-    r: np.ndarray,
-    v: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    u: np.ndarray,
-    positions: np.ndarray,
-    scale: float,
-    coupled: bool,
-    early: bool,
-) -> Call:
-    """The forward kernel; what the op lacks is stood in for by an array that is not read."""
-    (work,) = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], site.src[0], False)
-    factors = (w, k, r, v, a, b, u, positions, np.float32(scale), coupled, early)
-    return _wkv, (site.out, *site.saved, work, site.src[0], *factors)
+def _call(site: Site, *factors: np.ndarray, scale: float = 1.0, coupled: bool, early: bool) -> Call:
+    """The forward kernel over w, k, r, v, a, b, u and positions; what the op lacks is stood in for
+    by an array that is not read."""
+    n_tokens, n_heads, _ = site.out.shape
+    (work,) = recurrence.scratch(site, n_tasks(n_heads), n_tokens, site.src[0], False)
+    arrays = (site.out, *site.saved, work, site.src[0], *factors)
+    return Call(_wkv, *arrays, np.float32(scale), coupled, early)
 
 
-def _work(node: Tensor) -> int:
+def _scratch(node: Tensor, compute: Compute) -> int:
     back = node.op is not None and node.op.name == "wkv_back"
     n_tokens, h, _ = node.shape
     return recurrence.scratch_bytes(n_tasks(h), n_tokens, node.src[0], back)
 
 
-_NEEDS = Needs(saved=lambda state, *_, **__: (Spec(state.shape),), work=_work)
+def _last_state(state: Tensor, *_: Tensor, **__: object) -> tuple[Spec, ...]:
+    return (Spec(state.shape),)
 
 
 def _draws(
@@ -229,7 +222,7 @@ def _wkv6_spec(
 
 def _wkv6_run(site: Site) -> Call:
     _, k, v, r, u, w, positions = site.src
-    return _call(site, w, k, r, v, w, w, u, positions, 1.0, False, True)
+    return _call(site, w, k, r, v, w, w, u, positions, coupled=False, early=True)
 
 
 def _wkv6_ref(state: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -249,13 +242,14 @@ RWKV_WKV6 = op(
     name="rwkv_wkv6",
     ggml=GGMLOp.RWKV_WKV6,
     spec=_wkv6_spec,
-    run=_wkv6_run,
     ref=_wkv6_ref,
     grad=_wkv6_grad,
     samples=_draws(4, with_u=True),
     memory=Memory.FRESH,
-    needs=_NEEDS,
+    saved=_last_state,
+    costly=True,
 )
+cpu_kernel(RWKV_WKV6, _wkv6_run, scratch=_scratch)
 
 # -- rwkv_wkv7 ----------------------------------------------------------------------------------
 
@@ -267,7 +261,7 @@ def _wkv7_spec(state: Tensor, *others: Tensor) -> Spec:
 
 def _wkv7_run(site: Site) -> Call:
     state, r, w, k, v, a, b, positions = site.src
-    return _call(site, w, k, r, v, a, b, state[0], positions, 1.0, True, False)
+    return _call(site, w, k, r, v, a, b, state[0], positions, coupled=True, early=False)
 
 
 def _wkv7_ref(state: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -286,13 +280,14 @@ RWKV_WKV7 = op(
     name="rwkv_wkv7",
     ggml=GGMLOp.RWKV_WKV7,
     spec=_wkv7_spec,
-    run=_wkv7_run,
     ref=_wkv7_ref,
     grad=_wkv7_grad,
     samples=_draws(6),
     memory=Memory.FRESH,
-    needs=_NEEDS,
+    saved=_last_state,
+    costly=True,
 )
+cpu_kernel(RWKV_WKV7, _wkv7_run, scratch=_scratch)
 
 # -- gated_linear_attn --------------------------------------------------------------------------
 
@@ -306,7 +301,8 @@ def _gla_spec(
 def _gla_run(site: Site) -> Call:
     state, k, v, q, g, positions = site.src
     scale = site.node.params["scale"]
-    return _call(site, g, k, q, v, g, g, state[0], positions, scale, False, False)
+    factors = (g, k, q, v, g, g, state[0], positions)
+    return _call(site, *factors, scale=scale, coupled=False, early=False)
 
 
 def _gla_ref(
@@ -332,13 +328,14 @@ GATED_LINEAR_ATTN = op(
     name="gated_linear_attn",
     ggml=GGMLOp.GATED_LINEAR_ATTN,
     spec=_gla_spec,
-    run=_gla_run,
     ref=_gla_ref,
     grad=_gla_grad,
     samples=_draws(4, scale=0.25),
     memory=Memory.FRESH,
-    needs=_NEEDS,
+    saved=_last_state,
+    costly=True,
 )
+cpu_kernel(GATED_LINEAR_ATTN, _gla_run, scratch=_scratch)
 
 # -- wkv_back -----------------------------------------------------------------------------------
 # Its last sources are u (RWKV 6), a and b (RWKV 7), or none (gated linear attention).
@@ -363,7 +360,8 @@ def _back_run(site: Site) -> Call:
     da, db = d_own if coupled else (dw, dw)
     u, du = (own[0], d_own[0]) if early else (state[0], dstate[0])
     work = recurrence.scratch(site, n_tasks(v.shape[1]), v.shape[0], state, True)
-    return _wkv_back, (
+    return Call(
+        _wkv_back,
         *(site.out, dstate, dw, dk, dr, da, db, du, *work),
         *(state, w, k, r, v, a, b, u, positions, dy),
         *(*site.scalars, coupled, early),
@@ -390,10 +388,11 @@ WKV_BACK = op(
     name="wkv_back",
     ggml=GGMLOp.CUSTOM,
     spec=_back_spec,
-    run=_back_run,
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
     memory=Memory.FRESH,
-    needs=Needs(saved=_back_saved, work=_work),
+    saved=_back_saved,
+    costly=True,
 )
+cpu_kernel(WKV_BACK, _back_run, scratch=_scratch)

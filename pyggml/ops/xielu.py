@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from pyggml._jit import kernel
+from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
+from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.unary import draws, unary_op
-from pyggml.tensor import PLAIN, Memory, NoGrad, Sample, Spec, Tensor, flat, op
+from pyggml.tensor import Tensor
 
 _ZERO, _TWO = np.float32(0), np.float32(2)
 _SAMPLE: dict[str, Any] = {"a_n": 1.3, "a_p": 0.8, "beta": 0.5, "eps": -1e-6}
@@ -93,10 +95,9 @@ XIELU_BACK = op(
     name="xielu_back",
     ggml=GGMLOp.CUSTOM,
     spec=_xielu_back_spec,
-    run=flat(_xielu_back),
     ref=_xielu_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_xielu_back_samples,
     memory=Memory.INPLACE,
-    needs=PLAIN,
 )
+cpu_kernel(XIELU_BACK, flat(_xielu_back))

@@ -15,6 +15,7 @@ from pyggml.backends.cpu import array
 from pyggml.backward import Keep, build_backward
 from pyggml.dtypes import BF16, F32, I32
 from pyggml.graph import Graph
+from pyggml.op import SAVED, Memory
 from pyggml.ops import (
     add,
     cont,
@@ -36,7 +37,7 @@ from pyggml.ops import (
 )
 from pyggml.ops.broadcast import tiles
 from pyggml.runtime import bind
-from pyggml.tensor import SAVED, Memory, Tensor, leaf, zeros
+from pyggml.tensor import Tensor, leaf, zeros
 
 # -- random graphs: every step takes tensors from the pool and returns new ones --------------------
 
@@ -188,9 +189,9 @@ def assert_nothing_overlaps(p: Plan) -> None:
     assert lives.keys() == p.offsets.keys()
     index = {t: i for i, t in enumerate(p.graph.nodes)}
     pieces = [(p.offsets[t], t.n_bytes, *lives[t], t) for t in lives]
-    for node, offset in p.work.items():
+    for node, offset in p.scratch.items():
         i = index[node]
-        pieces.append((offset, node.op.needs.work(node), i, i, None))
+        pieces.append((offset, p.backend.scratch(node), i, i, None))
     for j, (start, size, first, last, a) in enumerate(pieces):
         assert start % 64 == 0
         assert start + size <= p.n_bytes
@@ -231,7 +232,7 @@ def test_without_reuse_every_tensor_keeps_its_place(graph):
     assert not p.reused
     places = sorted(
         [(at, t.n_bytes) for t, at in p.offsets.items()]
-        + [(at, t.op.needs.work(t)) for t, at in p.work.items()]
+        + [(at, p.backend.scratch(t)) for t, at in p.scratch.items()]
     )
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(places))
     assert p.n_bytes >= plan(graph).n_bytes

@@ -9,10 +9,11 @@ from pyggml.backends.cpu import array
 from pyggml.dtypes import dtype
 from pyggml.gemm.few import FEW
 from pyggml.graph import Graph
+from pyggml.op import SHARED
 from pyggml.ops import add, add_inplace, mul_mat, mul_mat_add, reshape, scale
 from pyggml.quants import quantize
 from pyggml.runtime import bind
-from pyggml.tensor import SHARED, leaf
+from pyggml.tensor import leaf
 
 N_IN = 64
 
@@ -26,10 +27,10 @@ def tokens(rng, *shape):
     return leaf(rng.standard_normal((*shape, N_IN)).astype(np.float32))
 
 
-def results(p, compute="f32"):
-    arena = CPU().alloc(p.n_bytes)
+def results(p):
+    arena = p.backend.alloc(p.n_bytes)
     arena[:] = 255  # NaN
-    bind(p, CPU(compute), arena)()
+    bind(p, arena)()
     return [np.array(array(t)) for t in p.graph.outputs]
 
 
@@ -47,7 +48,7 @@ def test_products_of_one_source_share_its_packing(compute, rng):
     one, other = mul_mat(packed(rng, 20), x), mul_mat(packed(rng, 70, "Q4_0"), x)
     sum_ = mul_mat_add(one, packed(rng, 20, "Q5_1"), x)
     alone = mul_mat(packed(rng, 20), scale(x, 2.0))
-    p = plan(Graph.of(add(sum_, alone), other))
+    p = plan(Graph.of(add(sum_, alone), other), CPU(compute))
     assert groups(p) == [[t for t in p.graph.nodes if t in (one, other, sum_)]]
     scratch = p.shared[one]
     assert scratch.op is SHARED and scratch.src == (one,)
@@ -55,9 +56,9 @@ def test_products_of_one_source_share_its_packing(compute, rng):
         p.graph.nodes.index(one),
         p.graph.nodes.index(sum_),
     )
-    separate = plan(p.graph, share=False)
+    separate = plan(p.graph, p.backend, share=False)
     assert not separate.shared
-    for a, b in zip(results(p, compute), results(separate, compute), strict=True):
+    for a, b in zip(results(p), results(separate), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -66,10 +67,10 @@ def test_weights_of_floats_and_of_whole_numbers_have_packings_of_their_own(compu
     """In integers one wants bytes of x where the other wants floats."""
     x = scale(tokens(rng, 9), 0.5)
     nodes = [mul_mat(packed(rng, 20, kind), x) for kind in ("Q8_0", "F16", "Q4_0", "BF16")]
-    p = plan(Graph.of(*nodes))
+    p = plan(Graph.of(*nodes), CPU(compute))
     assert groups(p) == [nodes[::2], nodes[1::2]]
-    separate = plan(p.graph, share=False)
-    for a, b in zip(results(p, compute), results(separate, compute), strict=True):
+    separate = plan(p.graph, p.backend, share=False)
+    for a, b in zip(results(p), results(separate), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

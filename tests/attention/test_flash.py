@@ -27,11 +27,10 @@ def numbers(rng, *shape):
 
 def computed(*outputs, compute="f32"):
     """Values of these tensors; the arena is NaN before, so nothing may rely on what was there."""
-    p = plan(Graph.of(*outputs))
-    backend = CPU(compute)
-    arena = backend.alloc(p.n_bytes)
+    p = plan(Graph.of(*outputs), CPU(compute))
+    arena = p.backend.alloc(p.n_bytes)
     arena[:] = 255
-    bind(p, backend, arena)()
+    bind(p, arena)()
     return [np.array(array(t)) for t in outputs]
 
 

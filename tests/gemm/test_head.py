@@ -5,7 +5,6 @@ import pytest
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
 from pyggml.dtypes import I32, dtype
@@ -23,7 +22,7 @@ MR = CHOSEN.mr
 def computed(*outputs):
     """Values of these tensors; the arena is NaN before."""
     p = plan(Graph.of(*outputs))
-    arena = CPU().alloc(p.n_bytes)
+    arena = p.backend.alloc(p.n_bytes)
     arena[:] = 255
     bind(p, arena=arena)()
     return [np.array(array(t)) for t in outputs]

@@ -26,8 +26,7 @@ def forward(x, w, kind, start=None, compute="int8"):
     work = CPU().alloc(gemm.work_bytes(n_tokens, depth))
     work[:] = 255  # NaN
     weight = gemm.Weight(w, dtype(kind), compute)
-    kernel, arguments = gemm.mul_mat(y, x, weight, work, start is not None)
-    kernel(*arguments)
+    gemm.mul_mat(y, x, weight, work, start is not None)()
     return y
 
 
@@ -43,8 +42,7 @@ def backward(dy, w, kind, n_in, start=None, compute="int8"):
     work = CPU().alloc(gemm.work_bytes(*dy.shape))
     work[:] = 255
     weight = gemm.Weight(w, dtype(kind), compute)
-    kernel, arguments = gemm.out_prod(dx, dy, weight, work, start is not None)
-    kernel(*arguments)
+    gemm.out_prod(dx, dy, weight, work, start is not None)()
     return dx
 
 

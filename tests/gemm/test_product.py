@@ -42,11 +42,6 @@ def scratch(n_rows, depth, n_batches=1):
     return work
 
 
-def call(bound):
-    kernel, arguments = bound
-    kernel(*arguments)
-
-
 def weight(w, kind, compute="f32"):
     return gemm.Weight(w, dtype(kind), compute)
 
@@ -54,7 +49,7 @@ def weight(w, kind, compute="f32"):
 def forward(x, w, kind, start=None, compute="f32"):
     y, check = guarded((len(x), len(w)), None, start)
     work = scratch(len(x), x.shape[1])
-    call(gemm.mul_mat(y, x, weight(w, kind, compute), work, start is not None))
+    gemm.mul_mat(y, x, weight(w, kind, compute), work, start is not None)()
     check()
     return y
 
@@ -62,7 +57,7 @@ def forward(x, w, kind, start=None, compute="f32"):
 def backward(dy, w, kind, n_in, start=None, compute="f32"):
     dx, check = guarded((len(dy), n_in), None, start)
     work = scratch(len(dy), dy.shape[1])
-    call(gemm.out_prod(dx, dy, weight(w, kind, compute), work, start is not None))
+    gemm.out_prod(dx, dy, weight(w, kind, compute), work, start is not None)()
     check()
     return dx
 
@@ -70,7 +65,7 @@ def backward(dy, w, kind, n_in, start=None, compute="f32"):
 def strided(a, b, n_batches, start=None):
     c, check = guarded((n_batches, a.shape[1], b.shape[1]), None, start)
     work = scratch(a.shape[1], a.shape[2], n_batches)
-    call(gemm.strided(c, a, b, work, start is not None))
+    gemm.strided(c, a, b, work, start is not None)()
     check()
     return c
 

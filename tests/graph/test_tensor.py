@@ -3,27 +3,16 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import array, as_four, as_rows
 from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import QuantError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.graph import Graph
+from pyggml.op import Memory, NoGrad, Spec, op
 from pyggml.ops import OPS, add, narrow, permute, reshape, scale, soft_max, sum_rows, transpose
 from pyggml.quants import quantize
 from pyggml.runtime import run
-from pyggml.tensor import (
-    PLAIN,
-    Memory,
-    NoGrad,
-    Spec,
-    Tensor,
-    as_four,
-    as_rows,
-    contiguous_strides,
-    leaf,
-    op,
-    zeros,
-)
+from pyggml.tensor import Tensor, contiguous_strides, leaf, zeros
 
 
 @pytest.mark.parametrize(
@@ -154,12 +143,10 @@ def _declaration(**changes):
         "name": "nothing",
         "ggml": GGMLOp.NONE,
         "spec": lambda x: Spec(x.shape),
-        "run": None,
         "ref": None,
         "grad": NoGrad("a test"),
         "samples": None,
         "memory": Memory.FRESH,
-        "needs": PLAIN,
     }
     return fields | changes
 

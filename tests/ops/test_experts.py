@@ -53,7 +53,7 @@ def test_rounded_products_are_near(rng):
     ids = leaf(np.tile(IDS, (5, 1)))  # so many rows that an expert's are not done one by one
     y = mul_mat_id(leaf(raw, "w", DTYPES["Q8_0"]), filled(15, 1, 256, seed=1), ids)
     (exact,) = run(y)
-    bind(plan(Graph.of(y)), CPU("bf16"))()
+    bind(plan(Graph.of(y), CPU("bf16")))()
     assert 0 < np.abs(y.data - exact).max() < 2e-2 * np.abs(exact).max()
 
 

@@ -5,8 +5,9 @@ import pytest
 
 from pyggml import ops
 from pyggml.backward import build_backward
+from pyggml.op import OPS
 from pyggml.runtime import run
-from pyggml.tensor import OPS, leaf
+from pyggml.tensor import leaf
 
 T, N, K, N_VOCAB = 7, 40, 33, 70
 

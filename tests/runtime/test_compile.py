@@ -9,7 +9,6 @@ import pytest
 
 from pyggml._jit import JIT
 from pyggml.alloc import plan
-from pyggml.backends import CPU
 from pyggml.graph import Graph
 from pyggml.ops import opt_step_adamw
 from pyggml.runtime import compile_backwards
@@ -47,7 +46,7 @@ def kept(folder, then):
 
 
 def test_the_process_that_runs_a_plan_finds_its_kernels(tmp_path):
-    before = kept(tmp_path, "print(len(list(compile_backwards(p, CPU()))))")
+    before = kept(tmp_path, "print(len(list(compile_backwards(p))))")
     assert before
     new = kept(tmp_path, "compute(p)") - before
     assert all("_run_tasks" in name for name in new), "which calls any tasks, and is soon compiled"
@@ -58,5 +57,5 @@ def test_it_runs_none(rng):
     settings = leaf(np.full(7, 0.5, np.float32))
     before = x.data.copy()
     step = opt_step_adamw(x, g, m, v, settings)
-    assert list(compile_backwards(plan(Graph.of(step)), CPU())) == [step]
+    assert list(compile_backwards(plan(Graph.of(step)))) == [step]
     np.testing.assert_array_equal(x.data, before)

@@ -8,7 +8,7 @@ import pytest
 
 from pyggml import gguf
 from pyggml.alloc import plan
-from pyggml.backends import CPU, pages
+from pyggml.backends.cpu import pages
 from pyggml.dtypes import F16, F32
 from pyggml.graph import Graph
 from pyggml.ops import mul_mat
@@ -47,8 +47,7 @@ def test_pages_go_and_come_back(stored):
     np.testing.assert_array_equal(a, arrays["a"])
     np.testing.assert_array_equal(b, arrays["b"])
     assert resident(path) >= a.nbytes + b.nbytes
-    call, arguments = pages.release(a)
-    call(*arguments)
+    pages.release(a)()
     assert b.nbytes - (1 << 17) < resident(path) < b.nbytes + (1 << 17)
     np.testing.assert_array_equal(a, arrays["a"])
 
@@ -70,7 +69,7 @@ def test_a_program_lets_go_of_weights_only_if_told_to(stored, rng):
     found, left = [], []
     for release in (False, True):
         y = mul_mat(w, x)
-        program = bind(plan(Graph.of(y)), CPU(), release=release)
+        program = bind(plan(Graph.of(y)), release=release)
         program()
         left.append(resident(path))
         program()

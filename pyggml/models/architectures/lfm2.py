@@ -17,8 +17,9 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
 from pyggml.models.weights import Tensors, matrix, merged
+from pyggml.op import Spec
 from pyggml.ops import mul, split, swiglu
-from pyggml.tensor import Spec, Tensor
+from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.op import Spec
 from pyggml.ops import add, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
-from pyggml.tensor import Shape, Spec, Tensor
+from pyggml.tensor import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from pyggml.models.norm import LayerNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
+from pyggml.op import Spec
 from pyggml.ops import (
     add,
     exp,
@@ -37,7 +38,7 @@ from pyggml.ops import (
     sum_rows,
     tanh,
 )
-from pyggml.tensor import Shape, Spec, Tensor, leaf
+from pyggml.tensor import Shape, Tensor, leaf
 
 _LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
 _GROUP_EPS = 64e-5  # of the norm over each head

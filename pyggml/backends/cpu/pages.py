@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from pyggml.tensor import Call
+from pyggml.call import Call
 
 LEAST = 1 << 16  # bytes; the system maps pages in runs of this size
 
@@ -24,7 +24,7 @@ def release(a: np.ndarray) -> Call | None:
         return None
     start = a.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
     page = start // mmap.PAGESIZE * mmap.PAGESIZE
-    return mapped.madvise, (mmap.MADV_DONTNEED, page, start + a.nbytes - page)
+    return Call(mapped.madvise, mmap.MADV_DONTNEED, page, start + a.nbytes - page)
 
 
 def _map_of(a: np.ndarray) -> mmap.mmap | None:

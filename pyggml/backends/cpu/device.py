@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
-from pyggml.backends import pages
-from pyggml.tensor import Call, Compute, Site, Tensor
+from pyggml.backends.cpu import pages
+from pyggml.backends.cpu.kernel import KERNELS, Compute, Kernel, Site
+from pyggml.call import Call
+from pyggml.tensor import Tensor
 
 ALIGNMENT = 64
 
@@ -28,6 +32,14 @@ class CPU:
         """Every op declares a kernel for the CPU, so nothing is."""
         return None
 
+    def scratch(self, node: Tensor) -> int:
+        return _kernel(node).scratch(node, self.compute)
+
+    def shared(self, node: Tensor) -> tuple[int, Hashable]:
+        shared = _kernel(node).shared  # ops that name the same function make the same
+        n_bytes, word = shared(node, self.compute)
+        return n_bytes, (word, shared)
+
     def attach(self, tensor: Tensor, arena: np.ndarray, offset: int) -> None:
         tensor.data = (
             arena[offset : offset + tensor.n_bytes]
@@ -35,22 +47,26 @@ class CPU:
             .reshape(_stored_shape(tensor))
         )
 
-    def bind(self, node: Tensor, work: np.ndarray, shared: Tensor | None = None) -> Call:
-        assert node.op is not None
+    def bind(self, node: Tensor, scratch: np.ndarray, shared: Tensor | None = None) -> Call:
         site = Site(
             node,
             array(node),
             tuple(array(s) for s in node.src),
             tuple(array(s) for s in node.saved),
-            work,
+            scratch,
             self.compute,
             None if shared is None else array(shared).view(np.uint8),
             shared is not None and shared.src[0] is node,
         )
-        return node.op.run(site)
+        return _kernel(node).run(site)
 
     def release(self, leaf: Tensor) -> Call | None:
         return None if leaf.data is None else pages.release(leaf.data)
+
+
+def _kernel(node: Tensor) -> Kernel:
+    assert node.op is not None
+    return KERNELS[node.op]
 
 
 def _stored_shape(t: Tensor) -> tuple[int, ...]:

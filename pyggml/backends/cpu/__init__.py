@@ -1,0 +1,30 @@
+"""The CPU, through Numba: its memory, and the kernels that ops declare for it."""
+
+from pyggml.backends.cpu.device import CPU, array
+from pyggml.backends.cpu.kernel import (
+    KERNELS,
+    Compute,
+    Kernel,
+    Site,
+    as_four,
+    as_rows,
+    cpu_kernel,
+    flat,
+    four,
+    rows,
+)
+
+__all__ = [
+    "CPU",
+    "KERNELS",
+    "Compute",
+    "Kernel",
+    "Site",
+    "array",
+    "as_four",
+    "as_rows",
+    "cpu_kernel",
+    "flat",
+    "four",
+    "rows",
+]

@@ -1,0 +1,18 @@
+"""Call: a kernel with the arguments that it is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Call:
+    """Calling it runs `kernel(*arguments)`."""
+
+    __slots__ = ("arguments", "kernel")
+
+    def __init__(self, kernel: Callable[..., Any], *arguments: Any) -> None:
+        self.kernel, self.arguments = kernel, arguments
+
+    def __call__(self) -> None:
+        self.kernel(*self.arguments)

@@ -1,0 +1,142 @@
+"""Op: what one operation means, on every device. How a device computes it, its backend knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from pyggml.dtypes import F32, DType
+from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
+from pyggml.tensor import Shape, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NoGrad:
+    """Stands where a gradient rule would be, and says why there is none."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Arguments that an op must accept, as arrays or ready leaves, for tests and benchmarks."""
+
+    arrays: tuple[np.ndarray | Tensor, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a shape rule answers. `strides` and `offset` (bytes) are set by view ops only."""
+
+    shape: Shape
+    dtype: DType = F32
+    strides: Shape = ()
+    offset: int = 0
+
+
+class Memory(Enum):
+    """Where an op's result lives."""
+
+    FRESH = "in memory of its own"
+    INPLACE = "in memory of its own, or in that of any dying source of the same layout"
+    INPLACE_FIRST = "in memory of its own, or in that of its first source if that dies here"
+    VIEW = "in its first source's memory; nothing runs"
+    ALIAS = "in its first source's memory, which the kernel changes"
+
+
+GradRule = Callable[[Tensor, Tensor], tuple[Tensor | None, ...]]
+
+
+def _nothing_saved(*src: Tensor, **params: Any) -> tuple[Spec, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Op:
+    """The meaning of an operation: all that the engine, the planner and the tests need to know.
+
+    spec      (*src tensors, **params) -> Spec; raises ShapeError if they do not fit
+    ref       what it computes, in NumPy float64: (*arrays, **params) -> array
+    grad      (node, dy) -> one gradient tensor or None for each source
+    samples   (rng) -> Sample iterator
+    memory    where the result lives
+    strided   kernels walk the sources by their strides; otherwise a `cont` is put before any
+              source with gaps
+    saved     (*src, **params) -> what else a kernel writes, for the gradient rule
+    costly    far more than a few operations for each number read or written
+    fuses     the ops that it stands for, if it is a fusion
+    """
+
+    name: str
+    ggml: GGMLOp | GGMLUnaryOp | GGMLGLUOp
+    spec: Callable[..., Spec]
+    ref: Callable[..., np.ndarray]
+    grad: GradRule | NoGrad
+    samples: Callable[[np.random.Generator], Iterator[Sample]]
+    memory: Memory
+    strided: bool = False
+    saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
+    costly: bool = False
+    fuses: tuple[str, ...] = ()
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only looks into its first source's memory: nothing runs."""
+        return self.memory is Memory.VIEW
+
+    @property
+    def cheap(self) -> bool:
+        """Whether to compute a result again for the backward pass costs less than to keep it."""
+        return not self.costly and self.saved is _nothing_saved
+
+    def __call__(self, *src: Tensor, **params: Any) -> Tensor:
+        """The node that applies this op; nothing is computed."""
+        if not self.strided:
+            src = tuple(s if s.is_contiguous else OPS["cont"](s) for s in src)
+        spec = self.spec(*src, **params)
+        node = Tensor(spec.shape, spec.dtype, self, src, params, strides=spec.strides)
+        if self.memory in (Memory.VIEW, Memory.ALIAS):
+            node.base = src[0].root
+            node.offset = src[0].offset + spec.offset
+        node.saved = tuple(
+            Tensor(s.shape, s.dtype, SAVED, (node,)) for s in self.saved(*src, **params)
+        )
+        return node
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(**fields: Any) -> Op:
+    """Declare an op and enter it in OPS; a forgotten field is a TypeError."""
+    new = Op(**fields)
+    if new.name in OPS:
+        raise ValueError(f"op {new.name!r} is declared twice")
+    OPS[new.name] = new
+    return new
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a saved tensor is written by the node it belongs to")
+
+
+# The op of `Tensor.saved`: a second result, made when its only source is made.
+SAVED = Op(
+    name="saved",
+    ggml=GGMLOp.NONE,
+    spec=_never,
+    ref=_never,
+    grad=NoGrad("what a forward kernel leaves for its own gradient has none itself"),
+    samples=lambda rng: iter(()),
+    memory=Memory.FRESH,
+)
+
+# The op of what a plan adds: scratch that several nodes share (`Plan.shared`), made by its source.
+SHARED = replace(
+    SAVED, name="shared", grad=NoGrad("scratch that a plan adds is no part of the function")
+)
