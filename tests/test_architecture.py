@@ -40,12 +40,13 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_llvm.py",
     "pyggml/_tasks.py",
     "pyggml/gemm/activations.py",
-    "pyggml/gemm/blocks.py",
     "pyggml/attention/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/int8_tile.py",
     "pyggml/gemm/microkernel.py",
     "pyggml/quants/bits.py",
+    "pyggml/quants/unpack.py",
+    "pyggml/quants/vectors.py",
 }
 COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}
 MOST_LINES, MOST_FUNCTION_LINES, MOST_KERNEL_LINES = 400, 40, 60

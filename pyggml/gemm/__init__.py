@@ -20,7 +20,7 @@ from pyggml.call import Call
 from pyggml.dtypes import F32, DType
 from pyggml.gemm import dots, few, frames, int8, panels, product, thin, twin
 from pyggml.gemm import strided as strides
-from pyggml.quants import QUANTS
+from pyggml.quants import UNPACK
 
 __all__ = [
     "CHOSEN",
@@ -160,7 +160,7 @@ def out_prod(dx: np.ndarray, dy: np.ndarray, w: Weight, work: np.ndarray, accumu
 
 def _blocks(w: Weight, unpacked: bool = True) -> frames.BlockMatrix:
     """The weight as the kernels take it."""
-    code = QUANTS[w.dtype.name].unpack.address if unpacked else 0
+    code = UNPACK[w.dtype.name].address if unpacked else 0
     return frames.BlockMatrix(*w.place, code, w.dtype.block, w.dtype.block_bytes)
 
 

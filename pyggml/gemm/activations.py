@@ -1,12 +1,12 @@
 """Rows of x as signed bytes for products in integers: 32 numbers x ≈ scale · q, with |q| <= 127.
 
-`quantize` writes for each block of WIDE numbers, into arrays of 32-bit slots one after the other:
+`quantize` writes for each GROUP of numbers, into arrays of 32-bit slots one after the other:
 
 bytes    q, four to a slot
 quads    −128 · Σ q of each slot's four: weights are multiplied as q + 128, unsigned, which the CPU
          wants of one side, and sums that begin here come out right
 scales   max |x| / 127, float32
-totals   scale · Σ q, which a weight's low is multiplied with
+totals   scale · Σ q, which a weight's minimum is multiplied with
 
 `quantize_for_tile` writes the bytes likewise, and of the quads only their sum.
 
@@ -35,13 +35,14 @@ from pyggml._llvm import (
     load,
     store,
 )
-from pyggml.gemm.blocks import FLOATS, WIDE
+from pyggml.quants.layout import GROUP
+from pyggml.quants.vectors import F32X16
 
-QUADS = WIDE // 4  # slots of a block's bytes, and of its quads
+QUADS = GROUP // 4  # slots of a block's bytes, and of its quads
 LIMIT = 127.0
 _TINY = 1e-30  # below it 127 / max |x| could overflow; such a block is nothing beside others
-_BITS = ir.VectorType(I32, FLOATS.count)
-_HALF = ir.VectorType(I8, FLOATS.count)
+_BITS = ir.VectorType(I32, F32X16.count)
+_HALF = ir.VectorType(I8, F32X16.count)
 
 
 @intrinsic
@@ -83,15 +84,15 @@ def quantize_for_tile(typing: Any, bytes_: Any, sides: Any, gap: Any, x: Any, n:
 
 def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     """Block i of x to bytes; its scale, the sums Σ q of each slot's four, and Σ q of all."""
-    first = b.mul(i, ir.Constant(I64, WIDE))
-    values = [load(b, at(b, x, first, n), FLOATS) for n in (0, FLOATS.count)]
+    first = b.mul(i, ir.Constant(I64, GROUP))
+    values = [load(b, at(b, x, first, n), F32X16) for n in (0, F32X16.count)]
     name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
     bits = b.bitcast(largest(b, values), _BITS)
     most = b.bitcast(b.call(declared(b, name, I32, [_BITS]), [bits]), F32)
     scale, per_scale = scale_of(b, most)
-    per_scale = broadcast(b, per_scale, FLOATS)
+    per_scale = broadcast(b, per_scale, F32X16)
     halves = [b.trunc(rounded(b, v, per_scale), _HALF) for v in values]
-    q = b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, WIDE), [*range(WIDE)]))
+    q = b.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)]))
     ints = ir.VectorType(I32, QUADS)
     store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, QUADS))))
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)

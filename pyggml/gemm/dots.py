@@ -1,17 +1,16 @@
 """Dot products of packed rows with x, never unpacked: what one token at a time spends.
 
-A block's weights are scale·q + low for groups of 16 or more, so its part of a dot product is
-scale·Σ q x + low·Σ x. With x in float32 the whole numbers q go straight to vectors of floats; with
-x in bytes (pyggml.gemm.activations) the inner sum is one of integers, exact. Scales multiply sums,
-and Σ x is the same for every row. Types that pyggml.gemm.blocks knows have these paths; others are
-unpacked first.
+A block's weights are scale·q + minimum for groups of 16 or more, so its part of a dot product is
+scale·Σ q x + minimum·Σ x. With x in float32 the whole numbers q go straight to vectors of floats;
+with x in bytes (pyggml.gemm.activations) the inner sum is one of integers, exact. Scales multiply
+sums, and Σ x is the same for every row. Types with a decoder (pyggml.quants.layout) have these
+paths; others are unpacked first.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from itertools import cycle
 from typing import Any
 
@@ -23,7 +22,9 @@ from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml._llvm import I32, I64, at, broadcast, by_quads, every, fma, load, total
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.activations import QUADS
-from pyggml.gemm.blocks import EIGHT, EMIT, FLOATS, GROUP, WHOLE, WIDE, Block, FloatBlock
+from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.unpack import LAYOUTS
+from pyggml.quants.vectors import F32X8, F32X16, VectorBlock, emit_blocks
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 _CHAINS = 4  # independent sums of a row, so that none waits for the one before
@@ -32,29 +33,29 @@ _EIGHT_INTS = ir.VectorType(I32, QUADS)
 
 def step(kind: DType) -> int:
     """Weights that one round of the loop over a row takes: a row has a whole number of them."""
-    return max(kind.block, WIDE)
+    return max(kind.block, GROUP)
 
 
 def kind_of_rows(kind: DType, depth: int) -> int:
     """The number by which row_dot knows a type; -1 if it cannot take such rows."""
-    known = kind.name in EMIT and depth % step(kind) == 0 and depth <= LONGEST
-    return list(EMIT).index(kind.name) if known else -1
+    known = kind.name in LAYOUTS and depth % step(kind) == 0 and depth <= LONGEST
+    return list(LAYOUTS).index(kind.name) if known else -1
 
 
 @kernel
 def group_sums(sums, x):
-    """Sums of WIDE neighbours of x."""
-    for i in range(x.size // WIDE):
+    """Sums of GROUP neighbours of x."""
+    for i in range(x.size // GROUP):
         total = np.float32(0)
-        for j in range(WIDE):
-            total += x[i * WIDE + j]
+        for j in range(GROUP):
+            total += x[i * GROUP + j]
         sums[i] = total
 
 
-class _Dot(Block):
+class _Dot(VectorBlock):
     """Adds a block's part to chains of vector sums."""
 
-    def __init__(self, builder: Any, chains: list[Any], source: Any, sums: Any) -> None:
+    def __init__(self, chains: list[Any], builder: Any, source: Any, sums: Any) -> None:
         super().__init__(builder, source)
         self._chains, self._sums = cycle(chains), sums
 
@@ -69,61 +70,61 @@ class _Dot(Block):
     def _widened(self, eight: Any) -> Any:
         """Eight floats as long as a chain, with zeros."""
 
-    def add_low(self, low: Any) -> None:
-        product = self.b.fmul(low, self.b.load(at(self.b, self._sums, ir.Constant(I64, 0))))
-        first = self.b.insert_element(every(EIGHT, 0.0), product, ir.Constant(I32, 0))
-        self._sum(self._widened(first), self._widened(every(EIGHT, 1.0)))
+    def add_minimum(self, minimum: Any) -> None:
+        product = self.b.fmul(minimum, self.b.load(at(self.b, self._sums, ir.Constant(I64, 0))))
+        first = self.b.insert_element(every(F32X8, 0.0), product, ir.Constant(I32, 0))
+        self._sum(self._widened(first), self._widened(every(F32X8, 1.0)))
 
-    def add_lows(self, lows: Any) -> None:
-        self._sum(self._widened(lows), self._widened(self._loaded(self._sums, 0, EIGHT)))
+    def add_minima(self, minima: Any) -> None:
+        self._sum(self._widened(minima), self._widened(self._loaded(self._sums, 0, F32X8)))
 
 
-class _FloatDot(_Dot, FloatBlock):
+class _FloatDot(_Dot):
     """Σ w x with x in float32."""
 
-    def __init__(self, builder: Any, chains: list[Any], source: Any, x: Any, sums: Any) -> None:
-        super().__init__(builder, chains, source, sums)
+    def __init__(self, chains: list[Any], builder: Any, source: Any, x: Any, sums: Any) -> None:
+        super().__init__(chains, builder, source, sums)
         self._x = x
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        part = every(FLOATS, 0.0)
-        for n, floats in enumerate(self.halves(q)):
-            part = fma(self.b, floats, self._loaded(self._x, i + n * GROUP, FLOATS), part)
-        self._sum(part, broadcast(self.b, scale, FLOATS))
+        part = every(F32X16, 0.0)
+        for n, floats in enumerate(self.subgroups(q)):
+            part = fma(self.b, floats, self._loaded(self._x, i + n * SUBGROUP, F32X16), part)
+        self._sum(part, broadcast(self.b, scale, F32X16))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        for n, (scale, floats) in enumerate(zip(scales, self.halves(q), strict=True)):
-            scaled = self.b.fmul(floats, broadcast(self.b, scale, FLOATS))
-            self.add_floats(scaled, i + n * GROUP)
+        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
+            scaled = self.b.fmul(floats, broadcast(self.b, scale, F32X16))
+            self.add_floats(scaled, i + n * SUBGROUP)
 
     def add_floats(self, floats: Any, i: int) -> None:
-        self._sum(floats, self._loaded(self._x, i, FLOATS))
+        self._sum(floats, self._loaded(self._x, i, F32X16))
 
     def _widened(self, eight: Any) -> Any:
-        mask = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
-        return self.b.shuffle_vector(eight, every(EIGHT, 0.0), mask)
+        mask = ir.Constant(ir.VectorType(I32, SUBGROUP), [*range(SUBGROUP)])
+        return self.b.shuffle_vector(eight, every(F32X8, 0.0), mask)
 
 
 class _IntDot(_Dot):
     """Σ w x with x in bytes."""
 
     def __init__(
-        self, builder: Any, chains: list[Any], source: Any, x: Any, quads: Any, scales: Any,
+        self, chains: list[Any], builder: Any, source: Any, x: Any, quads: Any, scales: Any,
         totals: Any,
     ) -> None:  # fmt: skip
-        super().__init__(builder, chains, source, totals)
+        super().__init__(chains, builder, source, totals)
         self._x, self._quads, self._scales = x, quads, scales
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), EIGHT))
+        self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), F32X8))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        low, high = (broadcast(self.b, self._scaled(scale, i), EIGHT) for scale in scales)
+        low, high = (broadcast(self.b, self._scaled(scale, i), F32X8) for scale in scales)
         mask = ir.Constant(_EIGHT_INTS, [0, 1, 2, 3, 12, 13, 14, 15])
         self._sum(self._products(q, i), self.b.shuffle_vector(low, high, mask))
 
     def _products(self, q: Any, i: int) -> Any:
-        """Σ q x of each four of WIDE weights, as floats."""
+        """Σ q x of each four of GROUP weights, as floats."""
         unsigned = self.b.xor(q, every(q.type, -128))
         x = self._loaded(self._x, i // 4, _EIGHT_INTS)
         start = self._loaded(self._quads, i // 4, _EIGHT_INTS)
@@ -131,7 +132,7 @@ class _IntDot(_Dot):
 
     def _scaled(self, scale: Any, i: int) -> Any:
         return self.b.fmul(
-            scale, self.b.load(at(self.b, self._scales, ir.Constant(I64, i // WIDE)))
+            scale, self.b.load(at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
         )
 
     def _widened(self, eight: Any) -> Any:
@@ -141,11 +142,11 @@ class _IntDot(_Dot):
 @intrinsic(prefer_literal=True)
 def row_dot(typing: Any, kind: Any, row: Any, x: Any, sums: Any, depth: Any) -> Any:
     """Σ w x of a packed row; its kind, a constant, and addresses of row, x and x's group sums."""
-    name, emit = list(EMIT.items())[kind.literal_value]
+    name = list(LAYOUTS)[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sizes = 4 * WIDE, 4
-        return _emit_row(builder, arguments[1:], dtype(name), emit, _FloatDot, FLOATS, sizes)
+        sizes = 4 * GROUP, 4
+        return _emit_row(builder, arguments[1:], dtype(name), _FloatDot, F32X16, sizes)
 
     return types.float32(kind, *(types.intp,) * 4), codegen
 
@@ -155,31 +156,25 @@ def row_dot_ints(
     typing: Any, kind: Any, row: Any, x: Any, quads: Any, scales: Any, totals: Any, depth: Any
 ) -> Any:
     """The same with x as pyggml.gemm.activations leaves it; addresses."""
-    name = list(EMIT)[kind.literal_value]
+    name = list(LAYOUTS)[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sizes = WIDE, WIDE, 4, 4
-        sides, emit = arguments[1:], WHOLE[name]
-        return _emit_row(builder, sides, dtype(name), emit, _IntDot, EIGHT, sizes)
+        sizes = GROUP, GROUP, 4, 4
+        return _emit_row(builder, arguments[1:], dtype(name), _IntDot, F32X8, sizes)
 
     return types.float32(kind, *(types.intp,) * 6), codegen
 
 
 def _emit_row(
-    builder: Any, sides: list[Any], kind: DType, emit: Callable[[Any], None], dot: Any, vector: Any,
-    sizes: tuple[int, ...],
+    builder: Any, sides: list[Any], kind: DType, dot: Any, vector: Any, sizes: tuple[int, ...]
 ) -> Any:  # fmt: skip
-    """The loop over a row's blocks; sizes: bytes that WIDE weights meet in each side of x."""
+    """The loop over a row's blocks; sizes: bytes that GROUP weights meet in each side of x."""
     *bases, depth = sides
     n = step(kind)
-    steps = n // kind.block * kind.block_bytes, *(n // WIDE * size for size in sizes)
+    steps = n // kind.block * kind.block_bytes, *(n // GROUP * size for size in sizes)
     chains = [cgutils.alloca_once(builder, vector) for _ in range(_CHAINS)]
     for chain in chains:
         builder.store(every(vector, 0.0), chain)
-    with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(I64, n))) as loop:
-        here = (
-            builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
-            for base, size in zip(bases, steps, strict=True)
-        )
-        emit(dot(builder, chains, *here))
+    n_steps = builder.udiv(depth, ir.Constant(I64, n))
+    emit_blocks(builder, LAYOUTS[kind.name], n_steps, bases, steps, partial(dot, chains))
     return total(builder, reduce(builder.fadd, [builder.load(chain) for chain in chains]))

@@ -13,16 +13,17 @@ from pyggml._simd import dot
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.gemm.activations import QUADS, quantize
-from pyggml.gemm.blocks import EMIT, WHOLE, WIDE
 from pyggml.gemm.dots import group_sums, row_dot, row_dot_ints
 from pyggml.gemm.frames import TILE_FLOATS, BlockMatrix, Product, scratch_of
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import DEPTH
+from pyggml.quants.layout import GROUP
+from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 
 FEW = 3  # so few tokens would leave the tiles empty
 FEW_ROWS = 64  # weight rows of one task
-_PER_BLOCK = 2 * QUADS + 2  # slots that `quantize` fills for WIDE numbers
-LONGEST_INTS = TILE_FLOATS // _PER_BLOCK * WIDE  # numbers of a row that a thread can keep as bytes
+_PER_BLOCK = 2 * QUADS + 2  # slots that `quantize` fills for GROUP numbers
+LONGEST_INTS = TILE_FLOATS // _PER_BLOCK * GROUP  # numbers of a row that a thread can keep as bytes
 
 
 def _few_tasks(kind: int, ints: bool) -> Code:
@@ -36,7 +37,7 @@ def _few_tasks(kind: int, ints: bool) -> Code:
         found, spare, _ = scratch_of(f, thread)
         first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
         found, row = found[: last - first], found[FEW_ROWS:]
-        n = depth // WIDE
+        n = depth // GROUP
         data = spare.ctypes.data
         quads, scales = data + 4 * QUADS * n, data + 8 * QUADS * n
         for t in range(f.m):
@@ -79,8 +80,8 @@ def _unpacked_dot(w, address, x, row):
     return found
 
 
-_FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(EMIT))}
-_INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(EMIT) if name in WHOLE}
+_FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(LAYOUTS))}
+_INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if name in INTEGER_TYPES}
 
 
 def forward(

@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
-from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.int8_tile import ROW
 from pyggml.gemm.int8_tile import ROWS as ROWS_OF_BYTES
 from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.panels import DEPTH, HALF, LANES, MR, PADDED_MR, PAIRED, PANEL, TILE, split
+from pyggml.quants.layout import GROUP
 
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
 CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
 
 # Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, WIDE * COLUMNS, PADDED_MR * HALF + PAIRED, ROWS_OF_BYTES)
+ROWS = max(LANES * DEPTH, GROUP * COLUMNS, PADDED_MR * HALF + PAIRED, ROWS_OF_BYTES)
 TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, max(TILE, COLUMNS) * ROW)
 SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 

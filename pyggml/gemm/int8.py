@@ -6,9 +6,9 @@ scale, 4e-5. Backward, sums go over rows of W, whose scales differ: each column'
 rounded anew to bytes, as dy is, 6e-5. Blocked as in pyggml.gemm.product.
 
 Packed x, for each group of MR rows, with B = K / 32: (8B, MR) slots of four bytes, then (B, 3, MR)
-scales, what the integer sums begin with, and totals, which lows are multiplied with.
+scales, what the integer sums begin with, and totals, which minima are multiplied with.
 A tile of W: panels (SLOTS, BYTE_PANEL) of bytes, then panels (2·BLOCKS, BYTE_PANEL) of scales and
-of lows.
+of minima.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.gemm.activations import QUADS, quantize_for_tile
-from pyggml.gemm.blocks import WIDE
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import (
     COLUMNS,
@@ -43,11 +42,9 @@ from pyggml.gemm.int8_tile import (
     KINDS,
     ROW,
     SLOTS,
-    WITH_LOWS,
     byte_product,
     quantize_columns,
     unpack_bytes,
-    unpack_floats,
 )
 from pyggml.gemm.microkernel import fetch
 from pyggml.gemm.panels import (
@@ -60,12 +57,14 @@ from pyggml.gemm.panels import (
     interleave,
     transpose,
 )
+from pyggml.quants.layout import GROUP
+from pyggml.quants.unpack import MINIMA_TYPES, UNPACK
 
 
 class Int8Product(TiledProduct):
-    """Of bytes; B's blocks may have minimums beside their scales."""
+    """Of bytes; B's blocks may have minima beside their scales."""
 
-    has_minimums: Bool
+    has_minima: Bool
 
 
 def takes(kind: DType, depth: int) -> bool:
@@ -75,12 +74,12 @@ def takes(kind: DType, depth: int) -> bool:
 
 def takes_rows(kind: DType, n_rows: int, depth: int) -> bool:
     """Whether sums over the rows of such a matrix can be made of integers."""
-    return takes(kind, depth) and n_rows % WIDE == 0
+    return takes(kind, depth) and n_rows % GROUP == 0
 
 
 def packed_slots(n_rows: int, depth: int) -> int:
     """Slots of the packed form of an (n_rows, depth) matrix."""
-    return -(-n_rows // MR) * MR * (QUADS + 3) * (depth // WIDE)
+    return -(-n_rows // MR) * MR * (QUADS + 3) * (depth // GROUP)
 
 
 # -- packing x ----------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ def packed_slots(n_rows: int, depth: int) -> int:
 @kernel
 def _group(packed, depth, group):
     """A group's slots of bytes, and its sides (B, 3, MR)."""
-    n = depth // WIDE * MR
+    n = depth // GROUP * MR
     first = group * (QUADS + 3) * n
     return packed[first : first + QUADS * n], packed[first + QUADS * n : first + (QUADS + 3) * n]
 
@@ -101,13 +100,13 @@ def _pack_task(f, task, thread):
     rows, _, _ = scratch_of(f, thread)
     slots, sides = _group(f.packed_a, f.k, task)
     for k0 in range(0, f.k, DEPTH):
-        n = min(DEPTH, f.k - k0) // WIDE
-        beside = sides[k0 // WIDE * 3 * MR :]
+        n = min(DEPTH, f.k - k0) // GROUP
+        beside = sides[k0 // GROUP * 3 * MR :]
         for i in range(MR):
             row = rows[i * SLOTS : (i + 1) * SLOTS]
             if task * MR + i < f.m:
                 of = a[(task * MR + i) * f.lda + k0 :].ctypes.data
-                fetch(of + 4 * f.lda, 4 * n * WIDE)  # the next row's
+                fetch(of + 4 * f.lda, 4 * n * GROUP)  # the next row's
                 quantize_for_tile(row.ctypes.data, beside[i:].ctypes.data, MR, of, n)
             else:
                 fill(row, np.float32(0))
@@ -129,25 +128,21 @@ def _put_slots(slots, rows, n):
 # -- a tile of W --------------------------------------------------------------------------------
 
 
-def _unpacker(kind: int, in_bytes: bool) -> BlockCode:
-    """Blocks of one type to a row of ROW slots, or of floats."""
+def _unpacker(kind: int) -> BlockCode:
+    """Blocks of one type to a row of ROW slots."""
 
     def unpack(dst, src, n_blocks):
-        if in_bytes:
-            unpack_bytes(kind, dst, src, n_blocks)
-        else:
-            unpack_floats(kind, dst, src, n_blocks)
+        unpack_bytes(kind, dst, src, n_blocks)
 
     return block_code(unpack)
 
 
-_BYTES = {name: _unpacker(i, True) for i, name in enumerate(KINDS)}
-_FLOATS = {name: _unpacker(i, False) for i, name in enumerate(KINDS)}
+_BYTES = {name: _unpacker(i) for i, name in enumerate(KINDS)}
 
 
 @kernel
 def _unpack_tile(tile, rows, weight, n_rows, k0, k):
-    """Panels of bytes, then of scales and lows, from LANES rows of W at a time."""
+    """Panels of bytes, then of scales and minima, from LANES rows of W at a time."""
     here = columns_from(weight, k0)
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
@@ -175,7 +170,7 @@ def _multiply_tile(f, tile, edge, groups, first, columns, k0, k, added):
     for g in range(groups[0], groups[1]):
         slots, a_sides = _group(packed, f.k, g)
         a = slots[k0 // 4 * MR :].ctypes.data
-        beside = a_sides[k0 // WIDE * 3 * MR :].ctypes.data
+        beside = a_sides[k0 // GROUP * 3 * MR :].ctypes.data
         for column in range(0, columns[0], BYTE_PANEL):
             panel = tile.ctypes.data + column * SLOTS * 4
             sides = tile.ctypes.data + (columns[1] * SLOTS + column * 2 * BLOCKS) * 4
@@ -185,7 +180,7 @@ def _multiply_tile(f, tile, edge, groups, first, columns, k0, k, added):
             whole = n == MR and n_columns == BYTE_PANEL
             to, ldc = (c.ctypes.data + start * 4, f.n) if whole else (edge.ctypes.data, PANEL)
             kept = whole and added
-            byte_product(a, beside, panel, sides, to, ldc, k // WIDE, f.has_minimums, kept)
+            byte_product(a, beside, panel, sides, to, ldc, k // GROUP, f.has_minima, kept)
             if not whole:
                 add_edge(c, start, f.n, edge, n, n_columns, added)
 
@@ -208,15 +203,15 @@ def _forward_task(f, task, thread):
 
 @kernel
 def _unpack_columns(tile, rows, weight, n_rows, n_columns):
-    """Panels of bytes and of scales from n_columns of W's rows, WIDE of these at a time."""
-    for first in range(0, n_rows, WIDE):
-        for i in range(WIDE):
+    """Panels of bytes and of scales from n_columns of W's rows, GROUP of these at a time."""
+    for first in range(0, n_rows, GROUP):
+        for i in range(GROUP):
             row = rows[i * COLUMNS : (i + 1) * COLUMNS]
-            unpack_row(row.ctypes.data, weight, first + i, n_columns, WIDE)
+            unpack_row(row.ctypes.data, weight, first + i, n_columns, GROUP)
         for column in range(0, n_columns, LANES):
             panel, j = column // BYTE_PANEL * BYTE_PANEL, column % BYTE_PANEL
             to = panel * SLOTS + first // 4 * BYTE_PANEL + j
-            scales = COLUMNS * SLOTS + panel * 2 * BLOCKS + first // WIDE * BYTE_PANEL + j
+            scales = COLUMNS * SLOTS + panel * 2 * BLOCKS + first // GROUP * BYTE_PANEL + j
             of = rows[column:].ctypes.data
             quantize_columns(tile[to:].ctypes.data, tile[scales:].ctypes.data, of, COLUMNS)
 
@@ -251,7 +246,7 @@ def forward(
     rows = BlockMatrix(address, row_bytes, code, kind.block, kind.block_bytes)
     f = Int8Product(
         c=y, a=x, lda=x_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
-        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minimums=kind.name in WITH_LOWS,
+        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minima=kind.name in MINIMA_TYPES,
     )  # fmt: skip
     pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_forward_task, f, n_tiles * n_shares)
     return Call(launch, *((multiply,) if is_packed else (pack, multiply)))
@@ -266,11 +261,11 @@ def backward(
     m, k, n = shape
     n_tiles = -(-n // COLUMNS)
     n_shares = shares(m, n_tiles, len(scratch))
-    code = _FLOATS[kind.name].address
+    code = UNPACK[kind.name].address
     rows = BlockMatrix(address, row_bytes, code, kind.block, kind.block_bytes)
     f = Int8Product(
         c=dx, a=dy, lda=dy_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
-        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minimums=False,
+        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minima=False,
     )  # fmt: skip
     pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares)
     return Call(launch, pack, multiply)

@@ -1,7 +1,6 @@
 """LLVM code of the products in integers: weights unpacked to bytes, and the register tile.
 
-unpack_bytes      blocks of a type of KINDS -> a row's bytes, then its scales, then its lows
-unpack_floats     the same as floats
+unpack_bytes      blocks of a type of KINDS -> a row's bytes, then its scales, then its minima
 quantize_columns  floats of W's rows -> bytes and scales of its columns
 byte_product      C[MR, BYTE_PANEL] (+)= Σ over 32 numbers at a time of both scales · Σ of integers
 
@@ -11,7 +10,6 @@ A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -35,12 +33,13 @@ from pyggml._llvm import (
 )
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
-from pyggml.gemm.blocks import EIGHT, FLOATS, GROUP, WHOLE, WIDE, Block
 from pyggml.gemm.dots import step
 from pyggml.gemm.panels import LANES, MR, PADDED_MR
+from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
+from pyggml.quants.vectors import F32X16, VectorBlock, emit_blocks
 
-KINDS = list(WHOLE)
-WITH_LOWS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
+KINDS = list(INTEGER_TYPES)
 _QUARTER = ir.Constant(F32, 0.25)
 
 # Registers hold the sums of a block, integers, beside those of all blocks: half as many columns.
@@ -49,26 +48,26 @@ BYTE_PANEL = BYTE_NV * LANES
 _COLUMNS = range(0, BYTE_PANEL, LANES)
 
 DEPTH = 1024  # numbers along K in one pass: C is read and written once for all of them
-BLOCKS = DEPTH // WIDE
+BLOCKS = DEPTH // GROUP
 SLOTS = BLOCKS * QUADS  # of their bytes
 CHUNK = 512  # rows of W in one backward pass
-ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, lows
+ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, minima
 ROWS = max(LANES * ROW, PADDED_MR * SLOTS)  # scratch to unpack W, to pack x
 
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
-class _Bytes(Block):
-    """Writes what it is told: WIDE bytes q + 128 for each scale, and lows."""
+class _Bytes(VectorBlock):
+    """Writes what it is told: GROUP bytes q + 128 for each scale, and minima."""
 
-    def __init__(self, builder: Any, source: Any, q: Any, scales: Any, lows: Any) -> None:
+    def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
         super().__init__(builder, source)
-        self._q, self._scales, self._lows = q, scales, lows
+        self._q, self._scales, self._minima = q, scales, minima
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         unsigned = self.b.bitcast(self.b.xor(q, every(q.type, -128)), ir.VectorType(I32, QUADS))
         store(self.b, unsigned, at(self.b, self._q, ir.Constant(I64, i // 4)))
-        self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // WIDE)))
+        self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
         """Both groups in quarters of the larger scale, which the other's weights are rounded to:
@@ -79,74 +78,20 @@ class _Bytes(Block):
         not_zero = b.fcmp_unordered("une", quarter, zero)
         per_quarter = b.select(not_zero, b.fdiv(ir.Constant(F32, 1.0), quarter), zero)
         factors = (b.fmul(scale, per_quarter) for scale in scales)
-        most = every(ir.VectorType(I32, GROUP), 127)
+        most = every(ir.VectorType(I32, SUBGROUP), 127)
         parts = []
-        for floats, factor in zip(self.halves(q), factors, strict=True):
-            whole = rounded(b, floats, broadcast(b, factor, FLOATS))
+        for floats, factor in zip(self.subgroups(q), factors, strict=True):
+            whole = rounded(b, floats, broadcast(b, factor, F32X16))
             inside = b.select(b.icmp_signed("<", whole, most), whole, most)
-            parts.append(b.trunc(inside, ir.VectorType(I8, GROUP)))
-        order = ir.Constant(ir.VectorType(I32, WIDE), [*range(WIDE)])
+            parts.append(b.trunc(inside, ir.VectorType(I8, SUBGROUP)))
+        order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
         self.add(quarter, b.shuffle_vector(*parts, order), i)
 
-    def add_low(self, low: Any) -> None:
-        self.b.store(low, at(self.b, self._lows, ir.Constant(I64, 0)))
+    def add_minimum(self, minimum: Any) -> None:
+        self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
 
-    def add_lows(self, lows: Any) -> None:
-        store(self.b, lows, at(self.b, self._lows, ir.Constant(I64, 0)))
-
-
-class _Floats(Block):
-    """Writes the weights as floats, which are to be rounded: their last bit does not matter."""
-
-    def __init__(self, builder: Any, source: Any, to: Any) -> None:
-        super().__init__(builder, source)
-        self._to, self._lows = to, None
-
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        self.add_two((scale, scale), q, i)
-
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        for n, (scale, floats) in enumerate(zip(scales, self.halves(q), strict=True)):
-            factor = broadcast(self.b, scale, FLOATS)
-            if self._lows is None:
-                weights = self.b.fmul(floats, factor)
-            else:
-                low = broadcast(self.b, self.lane(self._lows, i // WIDE), FLOATS)
-                weights = fma(self.b, floats, factor, low)
-            store(self.b, weights, at(self.b, self._to, ir.Constant(I64, i + n * GROUP)))
-
-    def add_low(self, low: Any) -> None:
-        self._lows = broadcast(self.b, low, EIGHT)
-
-    def add_lows(self, lows: Any) -> None:
-        self._lows = lows
-
-
-@intrinsic(prefer_literal=True)
-def unpack_floats(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
-    """n blocks of type KINDS[kind], a constant, to floats; pointers."""
-    name = KINDS[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, to, source, n = arguments
-        places = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-        sizes = dtype(name).block_bytes, 4 * dtype(name).block
-        _emit_blocks(builder, name, n, places, sizes, _Floats)
-        return context.get_dummy_value()
-
-    return types.void(kind, to, source, types.intp), codegen
-
-
-def _emit_blocks(
-    builder: Any, name: str, n: Any, places: Sequence[Any], sizes: Sequence[int], sink: Any
-) -> None:
-    """n times a type's code, with places that grow by sizes in bytes."""
-    with cgutils.for_range(builder, n) as loop:
-        here = (
-            builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
-            for base, size in zip(places, sizes, strict=True)
-        )
-        WHOLE[name](sink(builder, *here))
+    def add_minima(self, minima: Any) -> None:
+        store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
 
 
 @intrinsic(prefer_literal=True)
@@ -157,12 +102,13 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, to, source, n = arguments
         source, q = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-        scales, lows = (
+        scales, minima = (
             builder.add(q, ir.Constant(I64, 4 * slot)) for slot in (SLOTS, SLOTS + BLOCKS)
         )
         many = step(dtype(name))
         sizes = dtype(name).block_bytes, many, many // QUADS, many // QUADS
-        _emit_blocks(builder, name, n, (source, q, scales, lows), sizes, _Bytes)
+        places = source, q, scales, minima
+        emit_blocks(builder, LAYOUTS[name], n, places, sizes, _Bytes)
         return context.get_dummy_value()
 
     return types.void(kind, to, source, types.intp), codegen
@@ -170,12 +116,12 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
-    """LANES columns of WIDE rows of floats: QUADS vectors of bytes q + 128, BYTE_PANEL slots apart,
-    and the columns' scales; addresses, row_step in floats."""
+    """LANES columns of GROUP rows of floats: QUADS vectors of bytes q + 128, BYTE_PANEL slots
+    apart, and the columns' scales; addresses, row_step in floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, scales, rows, row_step = arguments
-        starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(WIDE)]
+        starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(GROUP)]
         values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
         scale, per_scale = scale_of(builder, largest(builder, values))
         store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
@@ -193,19 +139,19 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
 
 @intrinsic
 def byte_product(
-    typing: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, n: Any, lows: Any,
+    typing: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, n: Any, minima: Any,
     accumulate: Any,
 ) -> Any:  # fmt: skip
     """C[MR, BYTE_PANEL] (+)= Σ over n blocks of a_scale · b_scale · (start + Σ over QUADS slots of
-    a·b), and where `lows` is not 0, of total · low.
+    a·b), and where `minima` is not 0, of total · minimum.
 
     a (n·QUADS, MR) slots of signed bytes, b (n·QUADS, BYTE_PANEL) slots of unsigned ones; a_sides
-    (n, 3, MR) scales, starts (int32) and totals; b_sides (2, BLOCKS, BYTE_PANEL) scales and lows;
+    (n, 3, MR) scales, starts (int32) and totals; b_sides (2, BLOCKS, BYTE_PANEL) scales and minima;
     rows of C ldc floats apart; addresses. C is overwritten unless accumulate is not 0.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_sides, b, b_sides, c, ldc, n, lows, accumulate = arguments
+        a, a_sides, b, b_sides, c, ldc, n, minima, accumulate = arguments
         cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * BYTE_NV)]
         for cell in cells:  # LLVM keeps them in registers
             builder.store(every(_NUMBERS, 0.0), cell)
@@ -213,8 +159,8 @@ def byte_product(
         to = [at(builder, c, start, j) for start in starts for j in _COLUMNS]
         for place in to:
             prefetch(builder, place, first=True)
-        with builder.if_then(builder.icmp_signed("!=", lows, lows.type(0))):
-            _for_each_block(builder, n, cells, _emit_lows, a_sides, b_sides)
+        with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
+            _for_each_block(builder, n, cells, _emit_minima, a_sides, b_sides)
         _for_each_block(builder, n, cells, _emit_products, a_sides, b_sides, a, b)
         added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
         with builder.if_else(added) as parts:
@@ -242,17 +188,17 @@ def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *sides: A
             builder.store(value, cell)
 
 
-def _emit_lows(builder: Any, i: Any, a_sides: Any, b_sides: Any, sums: list[Any]) -> list[Any]:
-    """sums + total · low of one block."""
-    totals, lows = _side(builder, i, a_sides, 2), _beside(builder, i, b_sides, BLOCKS)
-    pairs = [(total, low) for total in totals for low in lows]
+def _emit_minima(builder: Any, i: Any, a_sides: Any, b_sides: Any, sums: list[Any]) -> list[Any]:
+    """sums + total · minimum of one block."""
+    totals, minima = _side(builder, i, a_sides, 2), _beside(builder, i, b_sides, BLOCKS)
+    pairs = [(total, minimum) for total in totals for minimum in minima]
     return [fma(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
 
 
 def _emit_products(
     builder: Any, i: Any, a_sides: Any, b_sides: Any, a: Any, b: Any, sums: list[Any]
 ) -> list[Any]:
-    """sums + a_scale · b_scale · (start + Σ a·b) of one block of WIDE numbers."""
+    """sums + a_scale · b_scale · (start + Σ a·b) of one block of GROUP numbers."""
     whole = _emit_whole(builder, i, a, b, a_sides)
     scales, others = _side(builder, i, a_sides, 0), _beside(builder, i, b_sides, 0)
     pairs = [(scale, other) for scale in scales for other in others]

@@ -26,7 +26,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
-from pyggml.quants import QUANTS
+from pyggml.quants import QUANTS, UNPACK
 from pyggml.quants.bits import float_to_half
 from pyggml.tensor import Shape, Tensor, leaf, zeros
 
@@ -119,7 +119,7 @@ def _gather_or_loop(
 
 def _unpacker(dtype: DType) -> BlockCode:
     """I32 numbers are moved as the 32 bits that they are."""
-    return QUANTS["F32" if dtype is I32 else dtype.name].unpack
+    return UNPACK["F32" if dtype is I32 else dtype.name]
 
 
 def _get_rows_run(site: Site) -> Call:

@@ -9,12 +9,14 @@ from pyggml.quants.base import NoPack, Quant
 from pyggml.quants.file_types import FILE_TYPES, FileType
 from pyggml.quants.mix import ModelFacts, is_packed, mix
 from pyggml.quants.registry import NUMBERS, QUANTS, quant
+from pyggml.quants.unpack import UNPACK
 from pyggml.quants.whole import dequantize, quantize
 
 __all__ = [
     "FILE_TYPES",
     "NUMBERS",
     "QUANTS",
+    "UNPACK",
     "FileType",
     "ModelFacts",
     "NoPack",

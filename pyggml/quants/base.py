@@ -1,4 +1,4 @@
-"""What a tensor type declares: its layout, how it is unpacked, how it is packed."""
+"""What a weight type declares: how its blocks are decoded, and how they are packed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from pyggml._jit import BlockCode
 from pyggml.dtypes import DType
+from pyggml.quants.layout import Decoder
 
 # Up to here no half that is a scale overflows.
 HALF_LIMIT = 60000.0
@@ -29,7 +30,9 @@ class Quant:
     """One tensor type.
 
     dtype   name, number, elements and bytes of a block
-    unpack  code(dst, src, n_blocks): n_blocks consecutive blocks at src to n_blocks·block float32
+    decode  the decoder of a block, from which pyggml.quants.unpack and the products derive their
+            code; or code(dst, src, n_blocks), which unpacks n_blocks consecutive blocks at src to
+            n_blocks · block float32: products unpack such a type first
     pack    the reverse, equal byte for byte to ggml's `quantize_row_*_ref`, or why there is none
     limit   magnitudes up to here are packed without overflow; above it the result is looked at
 
@@ -37,6 +40,6 @@ class Quant:
     """
 
     dtype: DType
-    unpack: BlockCode
+    decode: Decoder | BlockCode
     pack: Pack | NoPack
     limit: float

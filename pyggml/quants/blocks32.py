@@ -23,18 +23,11 @@ from pyggml.quants.bits import (
     round_away,
     truncate,
 )
+from pyggml.quants.layout import Block
 
 
-@block_code
-def _unpack_q8_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 34))
-    q = x.view(np.int8)
-    y = carray(dst, (n_blocks, 32))
-    n = lanes(32)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        for j in range(n):
-            y[b, j] = d * np.float32(q[b, 2 + j])
+def _decode_q8_0(block: Block) -> None:
+    block.add(block.f16(0), block.bytes(2))
 
 
 @exact
@@ -47,7 +40,7 @@ def _pack_q8_0(dst, src):
             dst[b, 2 + j] = np.uint8(round_away(src[b, j] * per_level) & 255)
 
 
-Q8_0 = Quant(dtype=DTYPES["Q8_0"], unpack=_unpack_q8_0, pack=_pack_q8_0, limit=HALF_LIMIT)
+Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=_pack_q8_0, limit=HALF_LIMIT)
 
 
 @block_code
@@ -76,20 +69,11 @@ def _pack_q8_1(dst, src):
         put_half(dst, b, 2, np.float32(total) * d)
 
 
-Q8_1 = Quant(dtype=DTYPES["Q8_1"], unpack=_unpack_q8_1, pack=_pack_q8_1, limit=HALF_LIMIT)
+Q8_1 = Quant(dtype=DTYPES["Q8_1"], decode=_unpack_q8_1, pack=_pack_q8_1, limit=HALF_LIMIT)
 
 
-@block_code
-def _unpack_q4_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 18))
-    y = carray(dst, (n_blocks, 32))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        for j in range(n):
-            q = np.int32(x[b, 2 + j])
-            y[b, j] = d * np.float32((q & np.int32(15)) - np.int32(8))
-            y[b, 16 + j] = d * np.float32((q >> np.int32(4)) - np.int32(8))
+def _decode_q4_0(block: Block) -> None:
+    block.add(block.f16(0), block.minus(block.nibbles(2), 8))
 
 
 @exact
@@ -110,31 +94,12 @@ def _pack_q4_0(dst, src):
             dst[b, 2 + j] = np.uint8((low | (high << 4)) & 255)
 
 
-Q4_0 = Quant(dtype=DTYPES["Q4_0"], unpack=_unpack_q4_0, pack=_pack_q4_0, limit=HALF_LIMIT)
+Q4_0 = Quant(dtype=DTYPES["Q4_0"], decode=_decode_q4_0, pack=_pack_q4_0, limit=HALF_LIMIT)
 
 
-@exact
-def _fifth_bits(x, b):
-    bits = np.uint32(0)
-    for i in range(4):
-        bits |= np.uint32(x[b, 2 + i]) << np.uint32(8 * i)
-    return bits
-
-
-@block_code
-def _unpack_q5_0(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 22))
-    y = carray(dst, (n_blocks, 32))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        fifth = _fifth_bits(x, b)
-        for j in range(n):
-            q = np.int32(x[b, 6 + j])
-            low = (q & np.int32(15)) | np.int32(((fifth >> np.uint32(j)) & np.uint32(1)) << 4)
-            high = (q >> np.int32(4)) | np.int32(((fifth >> np.uint32(j + 16)) & np.uint32(1)) << 4)
-            y[b, j] = d * np.float32(low - np.int32(16))
-            y[b, 16 + j] = d * np.float32(high - np.int32(16))
+def _decode_q5_0(block: Block) -> None:
+    q = block.either(block.nibbles(6), block.flags(2, 16))
+    block.add(block.f16(0), block.minus(q, 16))
 
 
 @exact
@@ -152,4 +117,4 @@ def _pack_q5_0(dst, src):
             dst[b, 4 + j // 8] |= np.uint8((high >> 4) << (j % 8))
 
 
-Q5_0 = Quant(dtype=DTYPES["Q5_0"], unpack=_unpack_q5_0, pack=_pack_q5_0, limit=HALF_LIMIT)
+Q5_0 = Quant(dtype=DTYPES["Q5_0"], decode=_decode_q5_0, pack=_pack_q5_0, limit=HALF_LIMIT)

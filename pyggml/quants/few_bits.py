@@ -46,7 +46,7 @@ def _pack_q1_0(dst, src):
         put_half(dst, b, 0, total / np.float32(128))
 
 
-Q1_0 = Quant(dtype=DTYPES["Q1_0"], unpack=_unpack_q1_0, pack=_pack_q1_0, limit=65504.0)
+Q1_0 = Quant(dtype=DTYPES["Q1_0"], decode=_unpack_q1_0, pack=_pack_q1_0, limit=65504.0)
 
 
 @block_code
@@ -77,7 +77,7 @@ def _pack_q2_0(dst, src):
             dst[b, 2 + j // 4] |= np.uint8(max(0, min(3, q)) << (2 * (j % 4)))
 
 
-Q2_0 = Quant(dtype=DTYPES["Q2_0"], unpack=_unpack_q2_0, pack=_pack_q2_0, limit=HALF_LIMIT)
+Q2_0 = Quant(dtype=DTYPES["Q2_0"], decode=_unpack_q2_0, pack=_pack_q2_0, limit=HALF_LIMIT)
 
 
 @block_code
@@ -106,7 +106,7 @@ def _pack_tq2_0(dst, src):
             dst[b, 32 * (j // 128) + j % 32] |= np.uint8(q << (2 * (j % 128 // 32)))
 
 
-TQ2_0 = Quant(dtype=DTYPES["TQ2_0"], unpack=_unpack_tq2_0, pack=_pack_tq2_0, limit=HALF_LIMIT)
+TQ2_0 = Quant(dtype=DTYPES["TQ2_0"], decode=_unpack_tq2_0, pack=_pack_tq2_0, limit=HALF_LIMIT)
 
 
 @exact
@@ -153,4 +153,4 @@ def _pack_tq1_0(dst, src):
                 dst[b, to + j] = np.uint8((digits * np.int32(256) + np.int32(242)) // np.int32(243))
 
 
-TQ1_0 = Quant(dtype=DTYPES["TQ1_0"], unpack=_unpack_tq1_0, pack=_pack_tq1_0, limit=HALF_LIMIT)
+TQ1_0 = Quant(dtype=DTYPES["TQ1_0"], decode=_unpack_tq1_0, pack=_pack_tq1_0, limit=HALF_LIMIT)

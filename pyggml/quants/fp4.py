@@ -17,6 +17,10 @@ from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import HALF_LIMIT, Quant
 from pyggml.quants.bits import extreme, lanes, truncate
+from pyggml.quants.layout import Block
+
+# q of each nibble.
+_TABLE = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 @exact
@@ -50,17 +54,8 @@ def _half_power(e):
     return np.uint32(np.uint32(e - 1) << np.uint32(23)).view(np.float32)
 
 
-@block_code
-def _unpack_mxfp4(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 17))
-    y = carray(dst, (n_blocks, 32))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = _half_power(np.int32(x[b, 0]))
-        for j in range(n):
-            q = np.int32(x[b, 1 + j])
-            y[b, j] = d * np.float32(_value(q & np.int32(15)))
-            y[b, 16 + j] = d * np.float32(_value(q >> np.int32(4)))
+def _decode_mxfp4(block: Block) -> None:
+    block.add(block.half_e8m0(0), block.lookup(block.nibbles(1), _TABLE))
 
 
 @exact
@@ -80,7 +75,7 @@ def _pack_mxfp4(dst, src):
             dst[b, 1 + j] = np.uint8(first | (second << 4))
 
 
-MXFP4 = Quant(dtype=DTYPES["MXFP4"], unpack=_unpack_mxfp4, pack=_pack_mxfp4, limit=HALF_LIMIT)
+MXFP4 = Quant(dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, limit=HALF_LIMIT)
 
 
 @exact
@@ -135,4 +130,4 @@ def _pack_nvfp4(dst, src):
                 dst[b, 4 + 8 * i + j] = np.uint8(first | (second << 4))
 
 
-NVFP4 = Quant(dtype=DTYPES["NVFP4"], unpack=_unpack_nvfp4, pack=_pack_nvfp4, limit=448.0 * 6.0)
+NVFP4 = Quant(dtype=DTYPES["NVFP4"], decode=_unpack_nvfp4, pack=_pack_nvfp4, limit=448.0 * 6.0)

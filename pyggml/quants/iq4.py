@@ -13,79 +13,50 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import block_code, carray, exact
+from pyggml._jit import exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import HALF_LIMIT, Quant
-from pyggml.quants.bits import clear, extreme, half_at, inverse, lanes, nearest_int, put_half
+from pyggml.quants.bits import clear, extreme, inverse, nearest_int, put_half
+from pyggml.quants.layout import Block
 
-VALUES = np.array(
+_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
-# The same, raised by 128, four to a word: shifts become vector code where a table does not.
-_WORDS = (VALUES.astype(np.int64) + 128).astype(np.uint8).view("<u4")
-_WORD0, _WORD1, _WORD2, _WORD3 = (np.uint32(w) for w in _WORDS)
+_TABLE = [int(v) for v in _VALUES]
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
 _TRIALS = 7  # on each side of the scale that maps the extreme weight to −127
 
 
-@exact
-def _value(i):
-    """v of index i (uint32, 0 to 15) as float32."""
-    low = _WORD0 if i < np.uint32(4) else _WORD1
-    high = _WORD2 if i < np.uint32(12) else _WORD3
-    word = low if i < np.uint32(8) else high
-    byte = (word >> ((i & np.uint32(3)) << np.uint32(3))) & np.uint32(255)
-    return np.float32(np.int32(byte) - np.int32(128))
+def _decode_iq4_nl(block: Block) -> None:
+    block.add(block.f16(0), block.lookup(block.nibbles(2), _TABLE))
 
 
-@block_code
-def _unpack_iq4_nl(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 18))
-    y = carray(dst, (n_blocks, 32))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        for j in range(n):
-            pair = np.uint32(x[b, 2 + j])
-            y[b, j] = d * _value(pair & np.uint32(15))
-            y[b, 16 + j] = d * _value(pair >> np.uint32(4))
-
-
-@block_code
-def _unpack_iq4_xs(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 136))
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        high = np.int32(x[b, 2]) | (np.int32(x[b, 3]) << np.int32(8))
-        for i in range(8):
-            s = (np.int32(x[b, 4 + i // 2]) >> np.int32(4 * (i % 2))) & np.int32(15)
-            s |= ((high >> np.int32(2 * i)) & np.int32(3)) << np.int32(4)
-            scale = d * np.float32(s - np.int32(32))
-            for j in range(n):
-                pair = np.uint32(x[b, 8 + 16 * i + j])
-                y[b, 32 * i + j] = scale * _value(pair & np.uint32(15))
-                y[b, 32 * i + 16 + j] = scale * _value(pair >> np.uint32(4))
+def _decode_iq4_xs(block: Block) -> None:
+    low, high = block.fields(4, 4, 4), block.fields(2, 2, 2)
+    s = block.minus(block.either(low, block.bits(high, 0, 2, to=4)), 32)
+    scales = block.times(block.floats(s), block.f16(0))
+    for i in range(8):
+        v = block.lookup(block.nibbles(8 + 16 * i), _TABLE)
+        block.add(block.lane(scales, i), v, 32 * i)
 
 
 @exact
 def _nearest(v):
     """The index of the number nearest to v; the higher of two equally near."""
-    if v <= VALUES[0]:
+    if v <= _VALUES[0]:
         return 0
-    if v >= VALUES[15]:
+    if v >= _VALUES[15]:
         return 15
     below, above = 0, 15
     while above - below > 1:
         middle = (below + above) // 2
-        if v < VALUES[middle]:
+        if v < _VALUES[middle]:
             above = middle
         else:
             below = middle
-    return above - 1 if v - VALUES[above - 1] < VALUES[above] - v else above
+    return above - 1 if v - _VALUES[above - 1] < _VALUES[above] - v else above
 
 
 @exact
@@ -93,7 +64,7 @@ def _least_squares(x, per_level):
     """Σ w·v·x and Σ w·v², w = x², v nearest to x·per_level."""
     sum_xv = sum_v2 = _ZERO
     for j in range(x.size):
-        v = VALUES[_nearest(per_level * x[j])]
+        v = _VALUES[_nearest(per_level * x[j])]
         weight = x[j] * x[j]
         sum_xv += weight * v * x[j]
         sum_v2 += weight * v * v
@@ -106,12 +77,12 @@ def _fit(x):
     peak = extreme(x)
     if abs(peak) < _TINY:
         return _ZERO
-    first = np.float32(1) / (-peak / VALUES[0])
+    first = np.float32(1) / (-peak / _VALUES[0])
     sum_xv, sum_v2 = _least_squares(x, first)
     scale = sum_xv / sum_v2 if sum_v2 > _ZERO else _ZERO
     best = scale * sum_xv
     for step in range(-_TRIALS, _TRIALS + 1):
-        sum_xv, sum_v2 = _least_squares(x, (np.float32(step) + VALUES[0]) / peak)
+        sum_xv, sum_v2 = _least_squares(x, (np.float32(step) + _VALUES[0]) / peak)
         if sum_v2 > _ZERO and sum_xv * sum_xv > best * sum_v2:
             scale = sum_xv / sum_v2
             best = scale * sum_xv
@@ -152,5 +123,5 @@ def _pack_iq4_xs(dst, src):
             dst[b, 2 + i // 4] |= np.uint8(((s + 32) >> 4) << (2 * (i % 4)))
 
 
-IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], unpack=_unpack_iq4_nl, pack=_pack_iq4_nl, limit=HALF_LIMIT)
-IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], unpack=_unpack_iq4_xs, pack=_pack_iq4_xs, limit=HALF_LIMIT)
+IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=_pack_iq4_nl, limit=HALF_LIMIT)
+IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=_pack_iq4_xs, limit=HALF_LIMIT)

@@ -213,10 +213,10 @@ def _unpack_iq1_m(dst, src, n_blocks):
             _write_shifted(y, b, 8 * i, d * (s + s + np.float32(1)), point, minus)
 
 
-IQ2_XXS = Quant(dtype=DTYPES["IQ2_XXS"], unpack=_unpack_iq2_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ2_XS = Quant(dtype=DTYPES["IQ2_XS"], unpack=_unpack_iq2_xs, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ2_S = Quant(dtype=DTYPES["IQ2_S"], unpack=_unpack_iq2_s, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ3_XXS = Quant(dtype=DTYPES["IQ3_XXS"], unpack=_unpack_iq3_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ3_S = Quant(dtype=DTYPES["IQ3_S"], unpack=_unpack_iq3_s, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ1_S = Quant(dtype=DTYPES["IQ1_S"], unpack=_unpack_iq1_s, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ1_M = Quant(dtype=DTYPES["IQ1_M"], unpack=_unpack_iq1_m, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ2_XXS = Quant(dtype=DTYPES["IQ2_XXS"], decode=_unpack_iq2_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ2_XS = Quant(dtype=DTYPES["IQ2_XS"], decode=_unpack_iq2_xs, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ2_S = Quant(dtype=DTYPES["IQ2_S"], decode=_unpack_iq2_s, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ3_XXS = Quant(dtype=DTYPES["IQ3_XXS"], decode=_unpack_iq3_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ3_S = Quant(dtype=DTYPES["IQ3_S"], decode=_unpack_iq3_s, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ1_S = Quant(dtype=DTYPES["IQ1_S"], decode=_unpack_iq1_s, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ1_M = Quant(dtype=DTYPES["IQ1_M"], decode=_unpack_iq1_m, pack=_NO_PACK, limit=HALF_LIMIT)

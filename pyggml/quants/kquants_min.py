@@ -21,6 +21,8 @@ measures a fit by absolute errors, the others by squares.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pyggml._jit import block_code, carray, exact
@@ -35,6 +37,7 @@ from pyggml.quants.bits import (
     put_half,
     two_bit_planes,
 )
+from pyggml.quants.layout import Block
 
 _ZERO = np.float32(0)
 
@@ -198,23 +201,26 @@ def _nibbles(q: np.ndarray) -> np.ndarray:
     return (low[:, 0::2] | low[:, 1::2] << 4).reshape(-1, 128)
 
 
-@block_code
-def _unpack_q4_k(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 144))
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(32)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        dmin = half_at(x, b, 2)
-        for i in range(4):
-            scale = d * np.float32(_scale_at(x, b, 2 * i))
-            low = dmin * np.float32(_min_at(x, b, 2 * i))
-            next_scale = d * np.float32(_scale_at(x, b, 2 * i + 1))
-            next_low = dmin * np.float32(_min_at(x, b, 2 * i + 1))
-            for j in range(n):
-                q = x[b, 16 + 32 * i + j]
-                y[b, 64 * i + j] = scale * np.float32(q & 15) - low
-                y[b, 64 * i + 32 + j] = next_scale * np.float32(q >> 4) - next_low
+def _decode_scales(block: Block) -> Any:
+    """Tell the minima −dmin·m of 8 sub-blocks; returns their scales d·s."""
+    first, second, third = (block.bytes(4 + 4 * i, 4) for i in range(3))
+
+    def six_bits(lower: Any, four: Any) -> Any:
+        upper = block.either(four, block.bits(lower, 6, 2, to=4))
+        return block.floats(block.join(block.bits(lower, 0, 6), upper))
+
+    s = six_bits(first, block.bits(third, 0, 4))
+    m = six_bits(second, block.bits(third, 4, 4))
+    scales = block.times(s, block.f16(0))
+    block.add_minima(block.times(m, block.negative(block.f16(2))))
+    return scales
+
+
+def _decode_q4_k(block: Block) -> None:
+    scales = _decode_scales(block)
+    for i in range(8):
+        q = block.bits(block.bytes(16 + i // 2 * 32), i % 2 * 4, 4)
+        block.add(block.lane(scales, i), q, 32 * i)
 
 
 def _pack_q4_k(dst: np.ndarray, src: np.ndarray) -> None:
@@ -223,30 +229,16 @@ def _pack_q4_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 16:] = _nibbles(q)
 
 
-Q4_K = Quant(dtype=DTYPES["Q4_K"], unpack=_unpack_q4_k, pack=_pack_q4_k, limit=HALF_LIMIT)
+Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=_pack_q4_k, limit=HALF_LIMIT)
 
 
-@block_code
-def _unpack_q5_k(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 176))
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(32)
-    for b in range(n_blocks):
-        d = half_at(x, b, 0)
-        dmin = half_at(x, b, 2)
-        for i in range(4):
-            scale = d * np.float32(_scale_at(x, b, 2 * i))
-            low = dmin * np.float32(_min_at(x, b, 2 * i))
-            next_scale = d * np.float32(_scale_at(x, b, 2 * i + 1))
-            next_low = dmin * np.float32(_min_at(x, b, 2 * i + 1))
-            shift = np.uint32(2 * i)
-            for j in range(n):
-                q = np.uint32(x[b, 48 + 32 * i + j])
-                fifth = np.uint32(x[b, 16 + j]) >> shift
-                first = (q & np.uint32(15)) | ((fifth & np.uint32(1)) << np.uint32(4))
-                second = (q >> np.uint32(4)) | ((fifth & np.uint32(2)) << np.uint32(3))
-                y[b, 64 * i + j] = scale * np.float32(np.int32(first)) - low
-                y[b, 64 * i + 32 + j] = next_scale * np.float32(np.int32(second)) - next_low
+def _decode_q5_k(block: Block) -> None:
+    scales = _decode_scales(block)
+    fifth = block.bytes(16)
+    for i in range(8):
+        q = block.bits(block.bytes(48 + i // 2 * 32), i % 2 * 4, 4)
+        q = block.either(q, block.bits(fifth, i, 1, to=4))
+        block.add(block.lane(scales, i), q, 32 * i)
 
 
 def _pack_q5_k(dst: np.ndarray, src: np.ndarray) -> None:
@@ -256,7 +248,7 @@ def _pack_q5_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 48:] = _nibbles(q)
 
 
-Q5_K = Quant(dtype=DTYPES["Q5_K"], unpack=_unpack_q5_k, pack=_pack_q5_k, limit=HALF_LIMIT)
+Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=_pack_q5_k, limit=HALF_LIMIT)
 
 
 @block_code
@@ -318,4 +310,4 @@ def _pack_q2_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 16:80] = two_bit_planes(q)
 
 
-Q2_K = Quant(dtype=DTYPES["Q2_K"], unpack=_unpack_q2_k, pack=_pack_q2_k, limit=HALF_LIMIT)
+Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_unpack_q2_k, pack=_pack_q2_k, limit=HALF_LIMIT)

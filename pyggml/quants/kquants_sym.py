@@ -31,6 +31,7 @@ from pyggml.quants.bits import (
     put_half,
     two_bit_planes,
 )
+from pyggml.quants.layout import Block
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
@@ -94,32 +95,14 @@ def _pack_scales(dst, b, start, d_at, scales):
     return put_half(dst, b, d_at, np.float32(1) / inverse)
 
 
-@block_code
-def _unpack_q6_k(dst, src, n_blocks):
-    x = carray(src, (n_blocks, 210))
-    s = x.view(np.int8)
-    y = carray(dst, (n_blocks, 256))
-    n = lanes(16)
-    for b in range(n_blocks):
-        d = half_at(x, b, 208)
-        for i in range(4):  # 16 columns of a half: sub-blocks i, i + 2, i + 4, i + 6 of its eight
-            half, column = i // 2, 16 * (i % 2)
-            first = 192 + 8 * half + i % 2
-            scale0 = d * np.float32(s[b, first])
-            scale1 = d * np.float32(s[b, first + 2])
-            scale2 = d * np.float32(s[b, first + 4])
-            scale3 = d * np.float32(s[b, first + 6])
-            low, high, to = 64 * half + column, 128 + 32 * half + column, 128 * half + column
-            for j in range(n):
-                a, c, top = x[b, low + j], x[b, low + 32 + j], x[b, high + j]
-                q0 = np.int32((a & 15) | ((top & 3) << 4)) - 32
-                q1 = np.int32((c & 15) | ((top & 12) << 2)) - 32
-                q2 = np.int32((a >> 4) | (top & 48)) - 32
-                q3 = np.int32((c >> 4) | ((top & 192) >> 2)) - 32
-                y[b, to + j] = scale0 * np.float32(q0)
-                y[b, to + 32 + j] = scale1 * np.float32(q1)
-                y[b, to + 64 + j] = scale2 * np.float32(q2)
-                y[b, to + 96 + j] = scale3 * np.float32(q3)
+def _decode_q6_k(block: Block) -> None:
+    scales = block.times(block.floats(block.bytes(192, 16)), block.f16(208))
+    for i in range(8):  # of 32 weights, four of them in 64 + 32 bytes
+        half, k = divmod(i, 4)
+        low = block.bits(block.bytes(64 * half + k % 2 * 32), k // 2 * 4, 4)
+        high = block.bits(block.bytes(128 + 32 * half), 2 * k, 2, to=4)
+        both = block.lane(scales, 2 * i), block.lane(scales, 2 * i + 1)
+        block.add_two(both, block.minus(block.either(low, high), 32), 32 * i)
 
 
 @exact
@@ -157,7 +140,7 @@ def _pack_q6_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 128:192] = two_bit_planes(top)
 
 
-Q6_K = Quant(dtype=DTYPES["Q6_K"], unpack=_unpack_q6_k, pack=_pack_q6_k, limit=HALF_LIMIT)
+Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=_pack_q6_k, limit=HALF_LIMIT)
 
 
 @exact
@@ -263,4 +246,4 @@ def _pack_q3_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 32:96] = two_bit_planes(q)
 
 
-Q3_K = Quant(dtype=DTYPES["Q3_K"], unpack=_unpack_q3_k, pack=_pack_q3_k, limit=HALF_LIMIT)
+Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_unpack_q3_k, pack=_pack_q3_k, limit=HALF_LIMIT)

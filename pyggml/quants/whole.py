@@ -13,6 +13,7 @@ from pyggml.dtypes import DType, dtype
 from pyggml.errors import QuantError
 from pyggml.quants.base import NoPack, Pack, Quant
 from pyggml.quants.registry import NUMBERS, quant
+from pyggml.quants.unpack import UNPACK
 
 _SPAN = 1 << 18  # weights per piece of work: 1 MiB of float32, some 10 ms of packing
 
@@ -38,7 +39,7 @@ def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
     values = out.reshape(-1, q.dtype.block)
 
     def unpack(start: int, stop: int) -> None:
-        q.unpack(values[start:stop], blocks[start:stop], stop - start)
+        UNPACK[q.dtype.name](values[start:stop], blocks[start:stop], stop - start)
 
     _share(len(blocks), q.dtype.block, unpack)
     return out
@@ -128,7 +129,7 @@ def _largest(src: np.ndarray, offset: int, shape: tuple[int, ...], name: str) ->
 def _check_fits(q: Quant, blocks: np.ndarray, src: np.ndarray, largest: float) -> None:
     """QuantError if an overflow on the way left infinity, NaN or zero in place of the data."""
     values = np.empty_like(src)
-    q.unpack(values, blocks, len(blocks))
+    UNPACK[q.dtype.name](values, blocks, len(blocks))
     if not np.abs(values - src).max() <= largest / 2:
         raise QuantError(
             f"values up to {largest:.4g} in magnitude are too large for {q.dtype.name}"

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType
 from gguf import quants as reference
 
 from pyggml._jit import JIT
-from pyggml.quants import QUANTS, NoPack, dequantize, quantize
+from pyggml.quants import QUANTS, UNPACK, NoPack, dequantize, quantize
 from pyggml.quants.bits import float_to_half, half_to_float, nearest_int, truncate
 
 # ±0, smallest and largest subnormal, smallest normal, largest, ±infinity, quiet and signalling NaN
@@ -139,7 +139,7 @@ def test_block_code_writes_its_blocks_only(name):
     blocks = some_blocks(name)[:5]
     out = np.full(7 * q.dtype.block, 123.0, np.float32)
     with np.errstate(all="ignore"):
-        q.unpack(out[q.dtype.block :], blocks, 5)
+        UNPACK[name](out[q.dtype.block :], blocks, 5)
     wanted = dequantize(blocks, name).ravel()
     assert_same_bits(out[q.dtype.block : -q.dtype.block], wanted)
     assert (out[: q.dtype.block] == 123).all()
@@ -149,7 +149,7 @@ def test_block_code_writes_its_blocks_only(name):
 @pytest.mark.skipif(not JIT, reason="an address exists for compiled code only")
 @pytest.mark.parametrize("name", list(QUANTS))
 def test_block_code_has_an_address(name):
-    assert QUANTS[name].unpack.address > 0
+    assert UNPACK[name].address > 0
 
 
 def test_every_half():
@@ -205,7 +205,7 @@ INTERPRETED = """
 import sys
 import numpy as np
 from pyggml._jit import JIT
-from pyggml.quants import QUANTS, NoPack, dequantize, quantize
+from pyggml.quants import QUANTS, UNPACK, NoPack, dequantize, quantize
 assert not JIT
 x = np.load(sys.argv[1])["x"]
 packed = {n: quantize(x, n) for n, q in QUANTS.items() if not isinstance(q.pack, NoPack)}

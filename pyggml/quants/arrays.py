@@ -1,0 +1,145 @@
+"""Decoders run on NumPy arrays, over many blocks at once: the reference of the compiled unpackers.
+
+Values are arrays (n_blocks, n), single floats (n_blocks, 1). Bytes are uint8, ints int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.dtypes import DType
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
+
+
+class ArrayBlock(Block):
+    """Blocks in `raw`, uint8 (n_blocks, block_bytes), to `out`, float32 (n_blocks, block).
+
+    Raises IndexError where a decoder reads beyond a block. Offsets do not depend on bytes, so what
+    one block shows holds for all blocks and for all kinds of `Block`.
+    """
+
+    def __init__(self, raw: np.ndarray, out: np.ndarray) -> None:
+        self._raw, self._out = raw, out
+        self.size = out.shape[1]
+        self.minima: np.ndarray | None = None  # (n_blocks, 1 or 8)
+        self.is_plain = False  # whether weights were told as floats
+
+    def bytes(self, offset: int, n: int = GROUP) -> Any:
+        if offset + n > self._raw.shape[1]:
+            raise IndexError(
+                f"a decoder reads bytes {offset} to {offset + n - 1} of a block of "
+                f"{self._raw.shape[1]}"
+            )
+        return self._raw[:, offset : offset + n]
+
+    def _numbers(self, offset: int, n: int, kind: str) -> Any:
+        """n little-endian numbers of a NumPy type."""
+        raw = self.bytes(offset, n * np.dtype(kind).itemsize)
+        return np.ascontiguousarray(raw).view(kind)
+
+    def nibbles(self, offset: int) -> Any:
+        both = self.bytes(offset, SUBGROUP)
+        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
+
+    def flags(self, offset: int, value: int) -> Any:
+        bits = np.unpackbits(self.bytes(offset, GROUP // 8), axis=1, bitorder="little")
+        return bits * np.uint8(value)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Any:
+        word = self._numbers(offset, 1, f"<u{n_bytes}").astype(np.uint32)
+        shifts = np.arange(0, 8 * n_bytes, n_bits, dtype=np.uint32)
+        return ((word >> shifts) & np.uint32((1 << n_bits) - 1)).astype(np.int32)
+
+    def f16(self, offset: int, n: int = 1) -> Any:
+        return self._numbers(offset, n, "<f2").astype(np.float32)
+
+    def bf16(self, offset: int, n: int = 1) -> Any:
+        return (self._numbers(offset, n, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+    def f32(self, offset: int, n: int = 1) -> Any:
+        return self._numbers(offset, n, "<f4")
+
+    def half_e8m0(self, offset: int) -> Any:
+        return np.ldexp(np.float32(1), self.bytes(offset, 1).astype(np.int32) - 128)
+
+    def bits(self, whole: Any, low: int, n: int, to: int = 0) -> Any:
+        kind = whole.dtype.type
+        return ((whole >> kind(low)) & kind((1 << n) - 1)) << kind(to)
+
+    def either(self, a: Any, b: Any) -> Any:
+        return a | b
+
+    def join(self, a: Any, b: Any) -> Any:
+        return np.concatenate([a, b], axis=1)
+
+    def minus(self, whole: Any, n: int) -> Any:
+        return whole - whole.dtype.type(n)
+
+    def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
+        return np.array(table, np.int8).view(np.uint8)[nibbles]
+
+    def floats(self, whole: Any) -> Any:
+        signed = np.ascontiguousarray(whole).view(np.int8) if whole.dtype == np.uint8 else whole
+        return signed.astype(np.float32)
+
+    def times(self, floats: Any, factor: Any) -> Any:
+        return floats * factor
+
+    def negative(self, floats: Any) -> Any:
+        return -floats
+
+    def lane(self, floats: Any, i: int) -> Any:
+        return floats[:, i : i + 1]
+
+    def add_minimum(self, minimum: Any) -> None:
+        self.minima = minimum
+
+    def add_minima(self, minima: Any) -> None:
+        self.minima = minima
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        self._put(scale * self.floats(q), i)
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        first, second = (np.repeat(scale, SUBGROUP, axis=1) for scale in scales)
+        self._put(self.join(first, second) * self.floats(q), i)
+
+    def _put(self, weights: Any, i: int) -> None:
+        if self.minima is not None:
+            weights = weights + self.lane(self.minima, i // GROUP)
+        self._out[:, i : i + GROUP] = weights
+
+    def add_floats(self, floats: Any, i: int) -> None:
+        self._out.view(np.uint32)[:, i : i + floats.shape[1]] = floats.view(np.uint32)
+        self.is_plain = True
+
+
+def decode(decoder: Decoder, raw: np.ndarray, out: np.ndarray) -> ArrayBlock:
+    """Unpack raw to out, both as ArrayBlock has them; returns what the decoder left."""
+    block = ArrayBlock(raw, out)
+    with np.errstate(all="ignore"):  # infinite and NaN scales are legal
+        decoder(block)
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a decoder shows of its type.
+
+    minima   whether weights are scale·q + minimum rather than scale·q
+    plain    whether weights are floats rather than whole numbers with scales
+    """
+
+    minima: bool
+    plain: bool
+
+
+def facts(decoder: Decoder, dtype: DType) -> Facts:
+    """Found on a block of zeros; what is told depends on no byte."""
+    raw, out = np.zeros((1, dtype.block_bytes), np.uint8), np.zeros((1, dtype.block), np.float32)
+    block = decode(decoder, raw, out)
+    return Facts(minima=block.minima is not None, plain=block.is_plain)

@@ -1,0 +1,86 @@
+"""UNPACK: each weight type's blocks → float32, derived from its decoder.
+
+LAYOUTS        types that have a decoder; others bring an unpacker of their own
+INTEGER_TYPES  those of them whose weights are whole numbers with scales
+MINIMA_TYPES   those of these that add a minimum
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml._jit import JIT, BlockCode, block_code, carray, intrinsic, types
+from pyggml._llvm import I64
+from pyggml.dtypes import BY_NUMBER, DType
+from pyggml.quants.arrays import decode, facts
+from pyggml.quants.layout import GROUP, Decoder
+from pyggml.quants.registry import QUANTS
+from pyggml.quants.vectors import FloatsOut, emit_blocks
+
+LAYOUTS: dict[str, Decoder] = {
+    name: q.decode for name, q in QUANTS.items() if not isinstance(q.decode, BlockCode)
+}
+_FACTS = {name: facts(decoder, QUANTS[name].dtype) for name, decoder in LAYOUTS.items()}
+INTEGER_TYPES = tuple(name for name, found in _FACTS.items() if not found.plain)
+MINIMA_TYPES = frozenset(name for name, found in _FACTS.items() if found.minima)
+
+
+@intrinsic(prefer_literal=True)
+def _unpack_blocks(typing: Any, number: Any, to: Any, source: Any, n: Any) -> Any:
+    """n blocks of the type with this number in ggml, a constant, to floats; pointers."""
+    kind = BY_NUMBER[number.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, to, source, n = arguments
+        places = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+        if kind.block == 1:
+            _emit_plain(builder, kind, n, places)
+        else:
+            _emit(builder, kind, n, places, kind.block)
+        return context.get_dummy_value()
+
+    return types.void(number, to, source, types.intp), codegen
+
+
+def _emit(builder: Any, kind: DType, n: Any, places: tuple[Any, Any], size: int) -> None:
+    """n times `size` weights."""
+    sizes = size // kind.block * kind.block_bytes, 4 * size
+    emit_blocks(builder, LAYOUTS[kind.name], n, places, sizes, partial(FloatsOut, size=size))
+
+
+def _emit_plain(builder: Any, kind: DType, n: Any, places: tuple[Any, Any]) -> None:
+    """GROUP weights at a time, then one by one."""
+    group = ir.Constant(I64, GROUP)
+    n_groups, n_left = builder.udiv(n, group), builder.urem(n, group)
+    _emit(builder, kind, n_groups, places, GROUP)
+    done = builder.mul(n_groups, group)
+    rest = (
+        builder.add(base, builder.mul(done, ir.Constant(I64, size)))
+        for base, size in zip(places, (kind.block_bytes, 4), strict=True)
+    )
+    _emit(builder, kind, n_left, (*rest,), 1)
+
+
+def _unpacker(kind: DType) -> BlockCode:
+    number, block, block_bytes = kind.number, kind.block, kind.block_bytes
+
+    def compiled(dst, src, n_blocks):
+        _unpack_blocks(number, dst, src, n_blocks)
+
+    def interpreted(dst, src, n_blocks):
+        raw, out = carray(src, (n_blocks, block_bytes)), carray(dst, (n_blocks, block))
+        decode(LAYOUTS[kind.name], raw, out)
+
+    return block_code(compiled if JIT else interpreted)
+
+
+def _code(name: str) -> BlockCode:
+    own = QUANTS[name].decode
+    return own if isinstance(own, BlockCode) else _unpacker(QUANTS[name].dtype)
+
+
+# code(dst, src, n_blocks): n_blocks consecutive blocks at src to n_blocks · block float32.
+UNPACK: dict[str, BlockCode] = {name: _code(name) for name in QUANTS}

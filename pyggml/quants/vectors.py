@@ -1,0 +1,173 @@
+"""Decoders run in LLVM vectors: code for one block at an address, with weights for a subclass.
+
+Nothing is checked here: pyggml.quants.arrays shows that a decoder reads inside of its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml._jit import cgutils
+from pyggml._llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_halves, store
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
+
+F32X8 = ir.VectorType(F32, 8)
+F32X16 = ir.VectorType(F32, SUBGROUP)
+_I8X32 = ir.VectorType(I8, GROUP)
+_I32X16 = ir.VectorType(I32, SUBGROUP)
+
+
+def _wide(kind: Any, n: int) -> Any:
+    """n of an LLVM type; one is no vector."""
+    return kind if n == 1 else ir.VectorType(kind, n)
+
+
+def _constant(kind: Any, value: Any) -> Any:
+    """This number, in every lane of a vector."""
+    return every(kind, value) if isinstance(kind, ir.VectorType) else ir.Constant(kind, value)
+
+
+class VectorBlock(Block):
+    """The block at an address (an integer). What becomes of its weights is a subclass's matter.
+
+    Whole numbers are GROUP bytes until their last step: that is cheaper than wider integers.
+    """
+
+    def __init__(self, builder: Any, source: Any, size: int = GROUP) -> None:
+        self.b, self.size = builder, size
+        self._source = builder.inttoptr(source, I8.as_pointer())
+
+    def _read(self, offset: int, kind: Any) -> Any:
+        """A value of this LLVM type from byte `offset`."""
+        place = self.b.gep(self._source, [ir.Constant(I64, offset)])
+        value = self.b.load(self.b.bitcast(place, kind.as_pointer()))
+        value.align = 1
+        return value
+
+    def bytes(self, offset: int, n: int = GROUP) -> Any:
+        return self._read(offset, ir.VectorType(I8, n))
+
+    def nibbles(self, offset: int) -> Any:
+        both = self.bytes(offset, SUBGROUP)
+        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
+
+    def flags(self, offset: int, value: int) -> Any:
+        bits = self._read(offset, ir.VectorType(ir.IntType(1), GROUP))
+        return self.b.select(bits, every(_I8X32, value), every(_I8X32, 0))
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Any:
+        word = self._read(offset, ir.IntType(8 * n_bytes))
+        word = word if n_bytes == 4 else self.b.zext(word, I32)
+        shifts = list(range(0, 8 * n_bytes, n_bits))
+        kind = ir.VectorType(I32, len(shifts))
+        shifted = self.b.lshr(broadcast(self.b, word, kind), ir.Constant(kind, shifts))
+        return self.b.and_(shifted, every(kind, (1 << n_bits) - 1))
+
+    def f16(self, offset: int, n: int = 1) -> Any:
+        return from_halves(self.b, self._read(offset, _wide(ir.HalfType(), n)), _wide(F32, n))
+
+    def bf16(self, offset: int, n: int = 1) -> Any:
+        words = _wide(I32, n)
+        upper = self.b.zext(self._read(offset, _wide(I16, n)), words)
+        return self.b.bitcast(self.b.shl(upper, _constant(words, 16)), _wide(F32, n))
+
+    def f32(self, offset: int, n: int = 1) -> Any:
+        return self._read(offset, _wide(F32, n))
+
+    def half_e8m0(self, offset: int) -> Any:
+        b, e = self.b, self.b.zext(self._read(offset, I8), I32)
+        subnormal = b.shl(ir.Constant(I32, 0x00200000), e)
+        normal = b.shl(b.sub(e, ir.Constant(I32, 1)), ir.Constant(I32, 23))
+        is_subnormal = b.icmp_unsigned("<", e, ir.Constant(I32, 2))
+        return b.bitcast(b.select(is_subnormal, subnormal, normal), F32)
+
+    def bits(self, whole: Any, low: int, n: int, to: int = 0) -> Any:
+        b, kind, mask = self.b, whole.type, ((1 << n) - 1) << to
+        if to < low:
+            whole = b.lshr(whole, every(kind, low - to))
+        elif to > low:
+            whole = b.shl(whole, every(kind, to - low))
+        return b.and_(whole, every(kind, mask))
+
+    def either(self, a: Any, b: Any) -> Any:
+        return self.b.or_(a, b)
+
+    def join(self, a: Any, b: Any) -> Any:
+        n = 2 * a.type.count
+        return self.b.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, n), [*range(n)]))
+
+    def minus(self, whole: Any, n: int) -> Any:
+        return self.b.sub(whole, every(whole.type, n))
+
+    def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
+        """Each bit halves what is left of the table."""
+        left = [every(_I8X32, v) for v in table]
+        for bit in range(4):
+            is_set = self.b.icmp_unsigned("!=", self.bits(nibbles, bit, 1), every(_I8X32, 0))
+            pairs = zip(left[::2], left[1::2], strict=True)
+            left = [self.b.select(is_set, odd, even) for even, odd in pairs]
+        return left[0]
+
+    def floats(self, whole: Any) -> Any:
+        return self.b.sitofp(whole, ir.VectorType(F32, whole.type.count))
+
+    def times(self, floats: Any, factor: Any) -> Any:
+        return self.b.fmul(floats, broadcast(self.b, factor, floats.type))
+
+    def negative(self, floats: Any) -> Any:
+        return self.b.fneg(floats)
+
+    def lane(self, floats: Any, i: int) -> Any:
+        return self.b.extract_element(floats, ir.Constant(I32, i))
+
+    def subgroups(self, q: Any) -> list[Any]:
+        """The first and the second SUBGROUP of GROUP weights q, as floats."""
+        places = range(SUBGROUP), range(SUBGROUP, GROUP)
+        masks = (ir.Constant(_I32X16, list(some)) for some in places)
+        return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
+
+
+class FloatsOut(VectorBlock):
+    """Writes the weights as float32. The product is rounded before the minimum is added, as ggml
+    does it; for every type of today it is exact."""
+
+    def __init__(self, builder: Any, source: Any, to: Any, size: int) -> None:
+        super().__init__(builder, source, size)
+        self._to, self._minima = to, None
+
+    def add_minimum(self, minimum: Any) -> None:
+        self._minima = broadcast(self.b, minimum, F32X8)
+
+    def add_minima(self, minima: Any) -> None:
+        self._minima = minima
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        self.add_two((scale, scale), q, i)
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
+            weights = self.times(floats, scale)
+            if self._minima is not None:
+                minimum = self.lane(self._minima, i // GROUP)
+                weights = self.b.fadd(weights, broadcast(self.b, minimum, F32X16))
+            self.add_floats(weights, i + n * SUBGROUP)
+
+    def add_floats(self, floats: Any, i: int) -> None:
+        store(self.b, floats, at(self.b, self._to, ir.Constant(I64, i)))
+
+
+def emit_blocks(
+    builder: Any, decoder: Decoder, n: Any, places: Sequence[Any], sizes: Sequence[int],
+    block: Callable[..., Block],
+) -> None:  # fmt: skip
+    """A loop over n blocks: decoder(block(builder, *places)), with addresses in `places` that grow
+    by `sizes` bytes a block."""
+    with cgutils.for_range(builder, n) as loop:
+        here = (
+            builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
+            for base, size in zip(places, sizes, strict=True)
+        )
+        decoder(block(builder, *here))
