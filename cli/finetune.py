@@ -54,8 +54,9 @@ def _run(job: Job, given: dict[str, Any]) -> int:
     adapter = attach(model, job.lora)
     overview.say_adapter(model, adapter)
     _check_room(job, adapter.parameters.data.nbytes + _HEADER_BYTES)
-    corpus = read_corpus(job.data, model.tokenizer, job.train.ctx, job.train.val_split)
-    overview.say_data(job.data, corpus)
+    t = job.train
+    corpus = read_corpus(job.data, model.tokenizer, t.ctx, t.val_split, t.special_tokens)
+    overview.say_data(job.data, corpus, t.val_split)
     prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
     trainer = Trainer(model, adapter.parameters, corpus, job.train)
     if job.resume is not None:

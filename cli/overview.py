@@ -7,13 +7,11 @@ from collections import Counter
 from math import prod
 from pathlib import Path
 
-import numpy as np
-
 from pyggml import threads
 from pyggml.cli.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
-from pyggml.lora import Adapter, Corpus, Dataset, Reserved, Trainer
+from pyggml.lora import Adapter, Corpus, Reserved, Trainer
 from pyggml.model import Model
 
 
@@ -53,18 +51,31 @@ def say_adapter(model: Model, adapter: Adapter) -> None:
     )
 
 
-def say_data(path: Path, corpus: Corpus) -> None:
-    held_out = corpus.validation
+def say_data(path: Path, corpus: Corpus, val_split: float) -> None:
+    train, held_out = corpus.train, corpus.validation
+    n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
+    several = corpus.n_documents > 1
     parts = [
-        f"{path.name}: {_n_targets(corpus.train):,} tokens to train on",
-        f"{plural(len(corpus.train), 'window')} of {corpus.train.ctx}",
+        f"{path.name}: {n:,} tokens to train on",
+        f"{plural(len(train), 'window')} of {train.ctx}",
         f"{len(held_out) if held_out else 0:,} held out",
     ]
+    if several:
+        parts[0] += f" in {plural(corpus.n_documents - corpus.n_held_out, 'document')}"
+        share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
+        parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
     row("data", ", ".join(parts))
+    if val_split and held_out is None:
+        row("", f"nothing is held out: {_why_none(corpus, val_split)}")
 
 
-def _n_targets(part: Dataset) -> int:
-    return part.n_targets(np.arange(len(part)))
+def _why_none(corpus: Corpus, val_split: float) -> str:
+    if corpus.n_documents > 1:
+        return (
+            f"each document has more than twice the {100 * val_split:.2g} % that --val-split "
+            "asks for"
+        )
+    return "there is one window" if len(corpus.train) == 1 else "there is one document"
 
 
 def say_memory(reserved: Reserved, checkpointing: bool) -> None:

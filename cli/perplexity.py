@@ -10,35 +10,68 @@ from time import perf_counter
 import click
 
 import pyggml.threads
-from pyggml import load
+from pyggml import Model, load
 from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
-from pyggml.lora.data import read_text
+from pyggml.lora.data import SPECIAL_TOKENS, Dataset, pack, read_documents, read_text
+from pyggml.lora.data.files import is_json_lines
 
 
 @click.command("perplexity", context_settings=SETTINGS)
 @model_options
-@click.option("-f", "--file", "text", type=PATH, required=True, help="UTF-8 text")
+@click.option(
+    "-f", "--file", "text", type=PATH, required=True, help="UTF-8 text, or JSON Lines (.jsonl)"
+)
 @click.option(
     "--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="tokens of a chunk"
 )
+@click.option(
+    "--special-tokens",
+    type=click.Choice(SPECIAL_TOKENS),
+    default="auto",
+    show_default=True,
+    help="as for finetune; auto parses JSON Lines and leaves plain text plain",
+)
 def command(
-    model: Path, lora: Path | None, threads: int, compute: str, text: Path, ctx: int
+    model: Path,
+    lora: Path | None,
+    threads: int,
+    compute: str,
+    text: Path,
+    ctx: int,
+    special_tokens: str,
 ) -> None:
-    """How well a model predicts a text, as llama.cpp's tool of this name computes it."""
+    """How well a model predicts a text, as llama.cpp's tool of this name computes it.
+
+    Of JSON Lines, every row is a document, read and scored as finetune's validation does.
+    """
     opened = load(model, lora, compute)
     pyggml.threads.set(threads)
-    began = perf_counter()
-    words = read_text(text).removesuffix("\n")  # llama.cpp's -f drops one
-    for so_far in _named(text, perplexity(opened, words, ctx)):
+    source = _source(opened, text, ctx, special_tokens)
+    began = 0.0
+    parse = special_tokens == "parse"
+    for so_far in _named(text, perplexity(opened, source, ctx, parse)):
         if so_far.chunk == 1:
-            whole = span((perf_counter() - began) * so_far.n_chunks)
-            about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens, some {whole}"
+            about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens"
             print(about, file=sys.stderr, flush=True)
+            began = perf_counter()  # the first one may have compiled
+        elif so_far.chunk == 2 < so_far.n_chunks:
+            left = span((perf_counter() - began) * (so_far.n_chunks - 2))
+            print(f"some {left} left", file=sys.stderr, flush=True)
         say(f"[{so_far.chunk}]{so_far.value:.4f},", end="")
     say(f"\nFinal estimate: PPL = {so_far.value:.4f} +/- {so_far.error:.5f}")
+
+
+def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Dataset:
+    """A text as it is, or windows of the documents of JSON Lines."""
+    if not is_json_lines(path):
+        return read_text(path).removesuffix("\n")  # llama.cpp's -f drops one
+    windows = pack(read_documents(path, model.tokenizer, special_tokens), ctx)
+    if not len(windows):
+        raise DataError(f"{path}: holds one token a document, wanted at least two to predict one")
+    return windows
 
 
 def _named(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pyggml.errors import ConfigError
+from pyggml.lora.data import SPECIAL_TOKENS
 from pyggml.model import COMPUTE_TYPES
 
 SCHEDULERS = ("cosine", "linear", "constant")
@@ -141,8 +142,17 @@ class TrainConfig(_Checked):
         1e-8, "AdamW's guard against a zero square", "above 0, at most 1", lambda x: 0 < x <= 1
     )
     seed: int = _setting(0, "seed of the order of the windows", *_SEED)
+    special_tokens: str = _setting(
+        "auto",
+        "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
+        "it a few characters, auto parses JSON Lines and leaves plain text plain",
+        *_one_of(SPECIAL_TOKENS),
+    )
     val_split: float = _setting(
-        0.05, "share of the text, from its end, held out", "0 to 0.5", lambda x: 0 <= x <= 0.5
+        0.05,
+        "share of the text, from its end, held out; of JSON Lines whole documents",
+        "0 to 0.5",
+        lambda x: 0 <= x <= 0.5,
     )
     val_every: int = _setting(
         100, "steps between validations (0: first and last only)", *_at_least(0), may_change=True

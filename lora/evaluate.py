@@ -1,15 +1,17 @@
-"""Perplexity as llama.cpp's `perplexity` computes it.
+"""Perplexity: of a text as llama.cpp's `perplexity` computes it, of documents as validation does.
 
-The text is cut into chunks of n_ctx tokens; the first of each becomes BOS where the tokenizer adds
+A text is cut into chunks of n_ctx tokens; the first of each becomes BOS where the tokenizer adds
 one. Only the second half of a chunk is scored, positions n_ctx/2 … n_ctx − 2, each by its next
 token, so that every scored token has some context.
+
+Windows of documents are scored wherever the next token is of the same document.
 
 perplexity = exp(mean of −log p),  error = perplexity · √((mean of squares − mean²) / (n − 1))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from pyggml.dtypes import I32
 from pyggml.errors import ConfigError, DataError
+from pyggml.lora.data import Batch, Dataset
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
@@ -36,27 +39,43 @@ class Perplexity:
     error: float
 
 
-def perplexity(model: Model, text: str, n_ctx: int = 512) -> Iterator[Perplexity]:
-    """The running value after every chunk; the last one is the text's perplexity.
+def perplexity(
+    model: Model, source: str | Dataset, n_ctx: int = 512, parse_special: bool = False
+) -> Iterator[Perplexity]:
+    """The running value after every chunk (a window of a Dataset); the last one is that of all.
 
-    Raises ConfigError for a context that the model does not have, and DataError for a text that is
-    shorter than two contexts, as llama.cpp does.
+    n_ctx, parse_special: tokens of a chunk of text, and whether control tokens written in it are
+    those tokens; a Dataset has settled both. Raises ConfigError for a context that the model does
+    not have, and DataError for a text that is shorter than two contexts, as llama.cpp does.
     """
+    n_ctx = source.ctx if isinstance(source, Dataset) else n_ctx
     if not 4 <= n_ctx <= model.config.n_ctx:
         raise ConfigError(f"n_ctx is {n_ctx}, wanted 4 to the model's {model.config.n_ctx}")
-    ids = model.checked(model.tokenizer.encode(text) or [0])
+    if isinstance(source, Dataset):
+        model.checked(source.tokens.reshape(-1))
+        n_chunks, windows = len(source), _Scorer(model, n_ctx, n_ctx)
+        found = (windows.window(b) for b in source.batches(range(n_chunks), 1))
+    else:
+        chunks = _chunks(model, model.tokenizer.encode(source, parse_special=parse_special), n_ctx)
+        half = _Scorer(model, n_ctx, n_ctx - n_ctx // 2 - 1)
+        n_chunks, found = len(chunks), (half.text(tokens) for tokens in chunks)
+    total, squares, n = 0.0, 0.0, 0
+    for chunk, losses in enumerate(found, 1):
+        total += float(losses.sum())
+        squares += float((losses**2).sum())
+        n += len(losses)
+        yield Perplexity(chunk, n_chunks, n, _exp(total / n), _error(total / n, squares / n, n))
+
+
+def _chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> np.ndarray:
+    """(n, n_ctx) int32: a text's whole chunks."""
+    ids = model.checked(tokens or [0])
     n_chunks = len(ids) // n_ctx
     if n_chunks < 2:
         raise DataError(
             f"the text has {len(ids)} tokens, wanted at least {2 * n_ctx}, two contexts of {n_ctx}"
         )
-    scorer, total, squares, n = _Scorer(model, n_ctx), 0.0, 0.0, 0
-    for chunk, tokens in enumerate(ids[: n_chunks * n_ctx].reshape(n_chunks, n_ctx), 1):
-        losses = scorer(tokens)
-        total += float(losses.sum())
-        squares += float((losses**2).sum())
-        n += len(losses)
-        yield Perplexity(chunk, n_chunks, n, _exp(total / n), _error(total / n, squares / n, n))
+    return ids[: n_chunks * n_ctx].reshape(n_chunks, n_ctx)
 
 
 def _exp(x: float) -> float:
@@ -72,7 +91,8 @@ def _error(mean: float, mean_square: float, n: int) -> float:
 class _Scorer:
     """Hidden states of a whole chunk in one graph, logits of a few of its positions in another."""
 
-    def __init__(self, model: Model, n_ctx: int) -> None:
+    def __init__(self, model: Model, n_ctx: int, n_scored: int) -> None:
+        """n_scored: most positions of a chunk that are scored."""
         parts = model.parts
         self.bos = model.tokenizer.bos_id if model.tokenizer.add_bos else None
         self.inputs = Inputs.empty(n_ctx)
@@ -80,24 +100,42 @@ class _Scorer:
         hidden = parts.decoder.hidden(net)
         self.forward, _ = model.program(hidden)
         assert hidden.data is not None
-        n_rows = chunk_rows(n_ctx - n_ctx // 2 - 1, parts.config.n_vocab)
+        n_rows = chunk_rows(n_scored, parts.config.n_vocab)
         self.rows = zeros((n_rows,), I32, "scored rows")
         self.logits = parts.decoder.logits(net, get_rows(leaf(hidden.data), self.rows))
         self.head, _ = model.program(self.logits)
 
-    def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        """−log p of each scored token, float64 (n_ctx − n_ctx // 2 − 1,)."""
+    def text(self, tokens: np.ndarray) -> np.ndarray:
+        """−log p of each scored token of a chunk of text, float64."""
         fill(self.inputs, tokens)
-        assert self.inputs.tokens.data is not None and self.rows.data is not None
+        assert self.inputs.tokens.data is not None
         if self.bos is not None:
             self.inputs.tokens.data[0] = self.bos
-        self.forward()
         positions = np.arange(len(tokens) // 2, len(tokens) - 1)
+        return self._losses(positions, tokens[positions + 1])
+
+    def window(self, batch: Batch) -> np.ndarray:
+        """−log p of each target of a window, float64."""
+        pairs = (
+            (self.inputs.tokens, batch.tokens),
+            (self.inputs.positions, batch.positions),
+            (self.inputs.span, batch.span),
+        )
+        for t, values in pairs:
+            assert t.data is not None
+            t.data[:] = values
+        positions = np.flatnonzero(batch.weights)
+        return self._losses(positions, batch.targets[positions])
+
+    def _losses(self, positions: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """−log p of these targets after these positions of the chunk."""
+        self.forward()
         losses = []
+        assert self.rows.data is not None and self.logits.data is not None
         for first in range(0, len(positions), len(self.rows.data)):
             some = positions[first : first + len(self.rows.data)]
             self.rows.data[: len(some)] = some
             self.head()
-            assert self.logits.data is not None
-            losses.append(cross_entropies(self.logits.data[: len(some)], tokens[some + 1]))
+            wanted = targets[first : first + len(some)]
+            losses.append(cross_entropies(self.logits.data[: len(some)], wanted))
         return np.concatenate(losses)

@@ -1,5 +1,6 @@
 """generate, perplexity, quantize, inspect, warmup: what they print is what the library says."""
 
+import json
 import re
 
 import numpy as np
@@ -12,6 +13,7 @@ from pyggml.cli.show import count, plural, printable, size, span
 from pyggml.generation import Sampling
 from pyggml.generation import generate as tokens_of
 from pyggml.lora import perplexity
+from pyggml.lora.data import pack
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +78,35 @@ def test_perplexity_prints_every_running_value_and_the_last(pyggml, tiny, adapte
     values = "".join(f"[{p.chunk}]{p.value:.4f}," for p in found)
     last = f"Final estimate: PPL = {found[-1].value:.4f} +/- {found[-1].error:.5f}"
     assert len(found) > 3 and (ended.code, ended.out) == (0, f"{values}\n{last}\n")
-    assert re.fullmatch(rf"{len(found)} chunks of 32 tokens, some .*s\n", ended.err)
+    assert re.fullmatch(rf"{len(found)} chunks of 32 tokens\nsome .*s left\n", ended.err)
 
 
 # -- quantize -----------------------------------------------------------------------------------
+
+
+def test_perplexity_of_json_lines_is_that_of_their_documents(pyggml, tiny, tmp_path):
+    """The tiny vocabulary's end-of-text token, written in a row, is that token unless asked not."""
+    texts = ["the path to", "the other<|endoftext|>thing", "a path " * 6]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    tokenizer = library.load(tiny).tokenizer
+    for mode, parse in (("auto", True), ("plain", False)):
+        ids = [tokenizer.encode(t, parse_special=parse) for t in texts]
+        last = list(perplexity(library.load(tiny), pack(ids, 16)))[-1]
+        assert last.n_tokens < sum(len(i) for i in ids) - len(texts)  # some stand across windows
+        options = ("--ctx", 16, "--special-tokens", mode)
+        ended = pyggml("perplexity", "-m", tiny, "-f", path, *options)
+        estimate = f"PPL = {last.value:.4f} +/- {last.error:.5f}\n"
+        assert (ended.code, ended.out.split("estimate: ")[1]) == (0, estimate)
+
+
+def test_perplexity_s_estimate_leaves_out_the_start(pyggml, tiny, text, monkeypatch):
+    """A first chunk of 78 s, most of it compiling; then one of 2 s."""
+    times = iter([0.0, 2.0])
+    monkeypatch.setattr("pyggml.cli.perplexity.perf_counter", lambda: next(times))
+    ended = pyggml("perplexity", "-m", tiny, "-f", text, "--ctx", 32)
+    n = ended.out.count("[")
+    assert ended.err == f"{n} chunks of 32 tokens\nsome {2 * (n - 2)} s left\n" and n > 5
 
 
 def test_perplexity_reads_a_text_as_llama_cpp_does(pyggml, tiny, tmp_path):

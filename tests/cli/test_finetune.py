@@ -94,6 +94,38 @@ def test_settings_reach_the_run(finetune, tiny, tmp_path):
     assert ", 0 held out" in ended.out and "validation" not in ended.out
 
 
+def rows(path, *lengths):
+    path.write_text("".join('{"text": "%s"}\n' % ("the path " * n) for n in lengths))
+    return path
+
+
+def test_the_share_that_is_held_out_is_one_of_the_text(finetune, tmp_path):
+    ended = finetune("--val-split", 0.1, data=rows(tmp_path / "a.jsonl", *[5] * 8, 2, 3))
+    said = words_at(ended.out, "data")
+    assert ended.code == 0 and " tokens to train on in 8 documents, " in said
+    assert said.endswith("2 documents held out, 11 % of the tokens")
+
+
+@pytest.mark.parametrize(
+    "lengths, why",
+    [((20, 60), "each document has more than twice the 5 % that --val-split asks for"),
+     ((20,), "there is one document")],
+)  # fmt: skip
+def test_why_nothing_is_held_out(finetune, tmp_path, lengths, why):
+    ended = finetune(data=rows(tmp_path / "a.jsonl", *lengths))
+    assert ended.code == 0 and f"           nothing is held out: {why}\n" in ended.out
+    assert "validation" not in ended.out
+
+
+def test_special_tokens_reach_the_data(finetune, tmp_path):
+    path, found = rows(tmp_path / "a.jsonl", 30), []
+    path.write_text(path.read_text().replace("path", "<|endoftext|>"))
+    for mode in ("auto", "parse", "plain"):
+        out = finetune("--special-tokens", mode, data=path).out
+        found.append(int(words_at(out, "data").split(" tokens")[0].split()[-1].replace(",", "")))
+    assert found[0] == found[1] < found[2]
+
+
 def test_the_memory_is_said_before_it_is_taken(finetune, monkeypatch):
     monkeypatch.setattr(Trainer, "run", lambda self, report: (_ for _ in ()).throw(MemoryError))
     ended = finetune()

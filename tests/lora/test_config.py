@@ -34,6 +34,7 @@ WRONG = [
     (TrainConfig, "beta2", 1.0),
     (TrainConfig, "eps", 0.0),
     (TrainConfig, "seed", 1 << 64),
+    (TrainConfig, "special_tokens", "none"),
     (TrainConfig, "val_split", 0.6),
     (TrainConfig, "val_every", -1),
     (TrainConfig, "val_windows", 0),

@@ -1,6 +1,7 @@
 """Windows and batches: every target once, nothing seen across documents; files that do not fit."""
 
 import json
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -16,9 +17,23 @@ class Letters:
     """A tokenizer of one token for each character, with an end of text for documents."""
 
     end = 1
+    bos_id, eos_id, add_bos, add_eos = None, end, False, False
 
-    def encode(self, text):
+    def encode(self, text, parse_special=False):
         return [2 + ord(c) % 50 for c in text] + [self.end]
+
+
+class Control(Letters):
+    """The same between BOS and EOS, which have names in the text."""
+
+    start = 0
+    bos_id, add_bos, add_eos = start, True, True
+
+    def encode(self, text, parse_special=False):
+        parts = re.split("(<s>|</s>)", text) if parse_special else [text]
+        named = {"<s>": [self.start], "</s>": [self.end]}
+        inside = [i for p in parts for i in named.get(p, Letters.encode(self, p)[:-1])]
+        return [self.start, *inside, self.end]
 
 
 def write_lines(path, texts):
@@ -43,6 +58,72 @@ def test_documents_are_held_out_whole(tmp_path):
     held_out = corpus.validation.tokens[corpus.validation.documents >= 0].tolist()
     assert held_out == Letters().encode("xyz" * 5)
     assert not trained & set(held_out[:-1])
+
+
+HELD_OUT = [
+    ([1, 3], 0.05, []),  # the last one alone is 75 %, the first one 25 %
+    ([3, 1], 0.25, [1]),
+    ([5] * 10, 0.05, [9]),  # as near as none: one is worth more
+    ([5] * 9, 0.05, []),
+    ([5] * 20, 0.1, [19, 18]),
+    ([10, 10, 10, 2, 70], 0.1, [3, 2]),  # not the long one at the end, though it comes first
+    ([1, 1, 98], 0.5, [1, 0]),
+    ([4], 0.5, []),
+    ([4, 4], 0.5, [1]),
+    ([4, 4], 0.0, []),
+]
+
+
+@pytest.mark.parametrize("lengths, share, wanted", HELD_OUT)
+def test_what_is_held_out_is_a_share_of_the_text_not_of_the_documents(
+    tmp_path, lengths, share, wanted
+):
+    """Documents of so many times ten tokens, of which each has a letter of its own."""
+    texts = [chr(ord("a") + i) * (10 * n - 1) for i, n in enumerate(lengths)]
+    corpus = read_corpus(write_lines(tmp_path / "a.jsonl", texts), Letters(), 4, share)
+    assert (corpus.n_documents, corpus.n_held_out) == (len(lengths), len(wanted))
+    held_out = corpus.validation.tokens.ravel().tolist() if corpus.validation else []
+    for i, text in enumerate(texts):
+        letter = Letters().encode(text)[0]
+        assert (letter in held_out) == (i in wanted)
+        assert (letter in corpus.train.tokens) == (i not in wanted)
+
+
+TEXT = "a <s>b</s> c"
+PLAIN, PARSED = Control().encode(TEXT), Control().encode(TEXT, parse_special=True)
+MODES = [
+    ("txt", "auto", PLAIN),
+    ("txt", "plain", PLAIN),
+    ("txt", "parse", PARSED),
+    ("jsonl", "auto", PARSED),
+    ("jsonl", "plain", PLAIN),
+    ("jsonl", "parse", PARSED),
+]
+
+
+@pytest.mark.parametrize("ending, mode, wanted", MODES)
+def test_special_tokens_are_tokens_where_they_are_meant(tmp_path, ending, mode, wanted):
+    path = tmp_path / f"a.{ending}"
+    path.write_text(TEXT if ending == "txt" else json.dumps({"text": TEXT}))
+    n = len(wanted)
+    corpus = read_corpus(path, Control(), n - 1, 0.0, mode)
+    np.testing.assert_array_equal(corpus.train.tokens, [wanted])
+
+
+def test_the_ends_that_a_text_has_are_not_doubled(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ["<s>abc</s>"])
+    wanted = [Control.start, *Letters().encode("abc")]
+    np.testing.assert_array_equal(read_corpus(path, Control(), 4, 0.0).train.tokens, [wanted])
+
+
+def test_a_mark_at_the_start_of_a_file_is_no_text(tmp_path):
+    """The byte order mark, which some editors write; also of files that were put together."""
+    row = '{"text": "abcdefgh"}\n'
+    for name, text in (("a.txt", "abcdefgh"), ("a.jsonl", f"{row}\ufeff{row}")):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8-sig")
+        train = read_corpus(path, Letters(), 8, 0.0).train
+        assert train.tokens[0].tolist() == Letters().encode("abcdefgh")
 
 
 def test_no_split_holds_nothing_out(tmp_path):
@@ -110,16 +191,34 @@ def test_other_text_has_another_digest(tmp_path):
 FAULTY = [
     ("a.txt", b"", "a.txt: is empty"),
     ("a.txt", b" \n\t", "a.txt: is empty"),
-    ("a.txt", b"abc\xff", "byte 3 is 0xff, which is not UTF-8"),
+    ("a.txt", b"abc\xff", "line 1: byte 3 is 0xff, which is not UTF-8"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', "line 2: byte 24 is 0xff, which is not UTF-8"),
+    ("a.txt", "words".encode("utf-16"), "is UTF-16, wanted UTF-8"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": "\\ud800"}',
+        r'line 2 is .* "text" has .ud800, half of a',
+    ),
+    ("a.jsonl", b'{"text": "a"}\n{}', r'line 2 is an object without "text" \(it has nothing\)'),
+    ("a.jsonl", b'{"text": null}', 'whose "text" is a null; wanted one JSON object with a string'),
+    ("a.jsonl", b"null", "line 1 is a JSON null"),
     ("a.txt", b"abcd", "holds 5 tokens, wanted at least 9 for one window of 8 .* smaller --ctx"),
     ("a.jsonl", b'{"text": "abc"}\n', "holds 4 tokens, wanted at least 9"),
-    ("a.jsonl", b'{"text": "abc"}\n\n{"text": 3}\n', 'line 3 is an object whose "text" is a int'),
+    (
+        "a.jsonl",
+        b'{"text": "abc"}\n\n{"text": 3}\n',
+        'line 3 is an object whose "text" is a number',
+    ),
     ("a.jsonl", b'["abc"]\n', "line 1 is a JSON list; wanted one JSON object"),
     ("a.jsonl", b'{"txt": "abc"}\n', r'line 1 is an object without "text" \(it has txt\)'),
-    ("a.jsonl", b'{"text": ""}\n', 'line 1 is an object whose "text" is empty'),
+    (
+        "a.jsonl",
+        b'{"text": ""}\n',
+        'line 1 is an object whose "text" is empty; .* that is not empty',
+    ),
     ("a.json", b"{\n", "line 1 is no JSON"),
     ("a.jsonl", b"[" * 100_000, "line 1 is no JSON"),
-    ("a.jsonl", b"1\n" * 8, "line 5 is a JSON int; and 3 more; wanted"),
+    ("a.jsonl", b"1\n" * 8, "line 5 is a JSON number; and 3 more; wanted"),
 ]
 
 

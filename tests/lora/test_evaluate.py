@@ -7,7 +7,7 @@ import pytest
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
-from pyggml.lora import perplexity
+from pyggml.lora import attach, loss_and_grads, perplexity
 from pyggml.tensor import leaf
 
 
@@ -19,7 +19,7 @@ class Numbers:
     def __init__(self, add_bos):
         self.add_bos = add_bos
 
-    def encode(self, text):
+    def encode(self, text, parse_special=False):
         return [self.bos_id] * self.add_bos + [int(word) for word in text.split()]
 
 
@@ -54,6 +54,23 @@ def test_the_second_half_of_every_chunk_is_scored(tiny, add_bos, n_ctx):
         assert p.value == pytest.approx(np.exp(some.mean()), rel=1e-5)
         error = np.exp(some.mean()) * some.std() / np.sqrt(len(some) - 1)
         assert p.error == pytest.approx(error, rel=1e-4)
+
+
+def test_documents_are_scored_as_validation_does(tiny, corpus_of):
+    """Every target, none across documents: the exponential of the mean loss over each apart."""
+    model = model_with(tiny, False)
+    windows = corpus_of(10, [30, 12, 7, 1, 21], n_held_out=0).train
+    attach(model)  # adds nothing yet, but loss_and_grads wants one
+    total = n = 0
+    for tokens, documents in zip(windows.tokens, windows.documents, strict=True):
+        for document in set(documents.tolist()):
+            ids = tokens[documents == document]
+            if len(ids) > 1:
+                total += loss_and_grads(model, ids)[0] * (len(ids) - 1)
+                n += len(ids) - 1
+    found = list(perplexity(model, windows))
+    assert (len(found), found[-1].n_chunks, found[-1].n_tokens) == (len(windows), len(windows), n)
+    assert found[-1].value == pytest.approx(np.exp(total / n), rel=1e-5)
 
 
 def test_logits_are_made_for_a_few_positions_at_a_time(tiny, monkeypatch):
