@@ -4,21 +4,40 @@ import os
 
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # before anything imports numba
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from quick import QUICK
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+HERE = Path(__file__).parent
 GRADIENTS = pytest.StashKey[Counter]()
 
 
 def pytest_configure(config):
     config.stash[GRADIENTS] = Counter()
+
+
+def pytest_ignore_collect(collection_path, config):
+    """`pytest -m quick` does not even import the files that none of its tests are in."""
+    if config.option.markexpr == "quick" and collection_path.name.startswith("test_"):
+        return collection_path.relative_to(HERE).as_posix() not in QUICK or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the tests of `pytest -m quick`, before they are selected by marker."""
+    for item in items:
+        patterns = QUICK.get(item.path.relative_to(HERE).as_posix(), ())
+        if any(re.fullmatch(pattern, item.name) for pattern in patterns):
+            item.add_marker("quick")
 
 
 @pytest.fixture

@@ -122,6 +122,12 @@ def test_few_files_talk_to_the_compiler(path):
     assert "llvmlite" not in packages or name_of(path) in USES_LLVM
 
 
+@for_each(FILES)
+def test_the_gguf_package_is_imported_for_its_grids_alone(path):
+    packages = {module.split(".")[0] for module, _ in imports(path)}
+    assert ("gguf" in packages) == (name_of(path) == "pyggml/quants/iq_grids.py")
+
+
 def test_no_module_imports_itself_through_others():
     """Among the files of one part, too, imports are a tree without rings."""
     done, open_ = set(), []

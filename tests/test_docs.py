@@ -1,0 +1,32 @@
+"""What the documents tell a newcomer to paste works."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pyggml.ops import unary
+
+ROOT = Path(__file__).parents[1]
+NAMES = ", ".join(name for name in vars(unary) if not name.startswith("__"))
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+
+
+def test_the_op_in_adding_an_op_passes_the_tests_of_every_op(tmp_path):
+    """In a file that sees what pyggml/ops/unary.py sees, declared before the tests ask for ops."""
+    (block,) = PYTHON.findall((ROOT / "docs/adding-an-op.md").read_text("utf-8"))
+    pasted = f"from __future__ import annotations\nfrom pyggml.ops.unary import {NAMES}\n{block}"
+    (tmp_path / "pasted.py").write_text(pasted, "utf-8")
+    wanted = ("-k", "cube", "-p", "no:cacheprovider", "-p", "pasted", "tests/test_every_op.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *wanted],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed >= 14, "four samples forward and back, layouts, threads, in place, drawn ones"
