@@ -119,9 +119,9 @@ class _IntDot(_Dot):
         self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), F32X8))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        low, high = (broadcast(self.b, self._scaled(scale, i), F32X8) for scale in scales)
+        first, second = (broadcast(self.b, self._scaled(scale, i), F32X8) for scale in scales)
         mask = ir.Constant(_EIGHT_INTS, [0, 1, 2, 3, 12, 13, 14, 15])
-        self._sum(self._products(q, i), self.b.shuffle_vector(low, high, mask))
+        self._sum(self._products(q, i), self.b.shuffle_vector(first, second, mask))
 
     def _products(self, q: Any, i: int) -> Any:
         """Σ q x of each four of GROUP weights, as floats."""

@@ -29,7 +29,7 @@ def _hide(_typing: Any, n: Any) -> Any:
 
 # n itself, but unknown to the compiler. LLVM unrolls a loop over a constant 32 before it looks
 # for vector lanes, and then finds none; `range(lanes(32))` becomes vector code (measured: 0.6
-# against 3 G weights/s for Q4_K).
+# against 3 G weights/s with 4 bits).
 lanes: Any = intrinsic(_hide) if JIT else int
 
 

@@ -79,25 +79,25 @@ def _fit_weights(weights, x):
 
 
 @exact
-def _error(x, weights, q, scale, low, squared):
-    """Weighted squared or absolute error of x ≈ scale·q + low."""
+def _error(x, weights, q, scale, minimum, squared):
+    """Weighted squared or absolute error of x ≈ scale·q + minimum."""
     total = _ZERO
     for j in range(x.size):
-        diff = scale * np.float32(q[j]) + low - x[j]
+        diff = scale * np.float32(q[j]) + minimum - x[j]
         total += weights[j] * (diff * diff if squared else abs(diff))
     return total
 
 
 @exact
-def _round_levels(q, x, inverse, low, q_max):
-    """q = round((x − low)·inverse), clipped to 0 … q_max."""
+def _round_levels(q, x, inverse, minimum, q_max):
+    """q = round((x − minimum)·inverse), clipped to 0 … q_max."""
     for j in range(x.size):
-        q[j] = max(0, min(q_max, nearest_int(inverse * (x[j] - low))))
+        q[j] = max(0, min(q_max, nearest_int(inverse * (x[j] - minimum))))
 
 
 @exact
 def _least_squares(x, weights, q, sum_w, sum_x):
-    """The (scale, low ≤ 0) that minimises _error for these q, and whether they determine one."""
+    """The (scale, minimum ≤ 0) of least _error for these q, and whether they determine one."""
     sum_q = sum_q2 = sum_xq = _ZERO
     for j in range(x.size):
         level = np.float32(q[j])
@@ -108,45 +108,46 @@ def _least_squares(x, weights, q, sum_w, sum_x):
     if not determinant > _ZERO:
         return _ZERO, _ZERO, False
     scale = (sum_w * sum_xq - sum_x * sum_q) / determinant
-    low = (sum_q2 * sum_x - sum_q * sum_xq) / determinant
-    if low > _ZERO:
+    minimum = (sum_q2 * sum_x - sum_q * sum_xq) / determinant
+    if minimum > _ZERO:
         return sum_xq / sum_q2, _ZERO, True
-    return scale, low, True
+    return scale, minimum, True
 
 
 @exact
 def _fit(x, weights, q, trial, q_max, first, n_steps, squared):
-    """The best (scale, −low) of x ≈ scale·q + low, low ≤ 0; q is written, trial is scratch.
+    """The best (scale, −minimum) of x ≈ scale·q + minimum, where minimum ≤ 0; q is written, trial
+    is scratch.
 
     The first try spreads 0 … q_max over the range of x, the others first + q_max, then 0.1 more
     each time, n_steps times.
     """
-    low = high = x[0]
+    minimum = maximum = x[0]
     sum_w = weights[0]
     sum_x = weights[0] * x[0]
     for j in range(1, x.size):
-        low = min(low, x[j])
-        high = max(high, x[j])
+        minimum = min(minimum, x[j])
+        maximum = max(maximum, x[j])
         sum_w += weights[j]
         sum_x += weights[j] * x[j]
-    low = min(low, _ZERO)
-    if high == low:
+    minimum = min(minimum, _ZERO)
+    if maximum == minimum:
         clear(q)
-        return _ZERO, -low
-    inverse = np.float32(q_max) / (high - low)
+        return _ZERO, -minimum
+    inverse = np.float32(q_max) / (maximum - minimum)
     scale = np.float32(1) / inverse
-    _round_levels(q, x, inverse, low, q_max)
-    best = _error(x, weights, q, scale, low, squared)
+    _round_levels(q, x, inverse, minimum, q_max)
+    best = _error(x, weights, q, scale, minimum, squared)
     for step in range(n_steps + 1):
         levels = np.float32(first) + np.float32(0.1) * np.float32(step) + np.float32(q_max)
-        _round_levels(trial, x, levels / (high - low), low, q_max)
-        try_scale, try_low, found = _least_squares(x, weights, trial, sum_w, sum_x)
+        _round_levels(trial, x, levels / (maximum - minimum), minimum, q_max)
+        try_scale, try_minimum, found = _least_squares(x, weights, trial, sum_w, sum_x)
         if found:
-            error = _error(x, weights, trial, try_scale, try_low, squared)
+            error = _error(x, weights, trial, try_scale, try_minimum, squared)
             if error < best:
-                best, scale, low = error, try_scale, try_low
+                best, scale, minimum = error, try_scale, try_minimum
                 copy(q, trial)
-    return scale, -low
+    return scale, -minimum
 
 
 @exact
@@ -158,18 +159,18 @@ def _to_six_bits(out, values, largest):
 
 
 @exact
-def _pack_scales(dst, b, scales, lows):
+def _pack_scales(dst, b, scales, minima):
     """Write d, dmin and the sub-blocks' s and m; returns d and dmin as the halves have them."""
-    largest_scale = largest_low = _ZERO
+    largest_scale = largest_minimum = _ZERO
     for i in range(8):
         largest_scale = max(largest_scale, scales[i])
-        largest_low = max(largest_low, lows[i])
+        largest_minimum = max(largest_minimum, minima[i])
     six = np.empty((2, 8), np.int32)
     _to_six_bits(six[0], scales, largest_scale)
-    _to_six_bits(six[1], lows, largest_low)
+    _to_six_bits(six[1], minima, largest_minimum)
     _put_scales(dst, b, six[0], six[1])
     d = put_half(dst, b, 0, largest_scale / np.float32(63))
-    dmin = put_half(dst, b, 2, largest_low / np.float32(63))
+    dmin = put_half(dst, b, 2, largest_minimum / np.float32(63))
     return d, dmin
 
 
@@ -177,22 +178,22 @@ def _pack_scales(dst, b, scales, lows):
 def _choose_levels(q, dst, src, q_max, first, n_steps):
     """Write d, dmin, s and m of each block to dst and its levels to q, uint8 (n_blocks, 8, 32)."""
     scales = np.empty(8, np.float32)
-    lows = np.empty(8, np.float32)
+    minima = np.empty(8, np.float32)
     weights = np.empty(32, np.float32)
     trial = np.empty(32, np.uint8)
     for b in range(src.shape[0]):
         for i in range(8):
             x = src[b, 32 * i : 32 * i + 32]
             _fit_weights(weights, x)
-            scales[i], lows[i] = _fit(x, weights, q[b, i], trial, q_max, first, n_steps, True)
-        d, dmin = _pack_scales(dst, b, scales, lows)
+            scales[i], minima[i] = _fit(x, weights, q[b, i], trial, q_max, first, n_steps, True)
+        d, dmin = _pack_scales(dst, b, scales, minima)
         for i in range(8):
             scale = d * np.float32(_scale_at(dst, b, i))
-            low = dmin * np.float32(_min_at(dst, b, i))
+            minimum = dmin * np.float32(_min_at(dst, b, i))
             if scale != _ZERO:
                 x = src[b, 32 * i : 32 * i + 32]
                 for j in range(32):
-                    q[b, i, j] = max(0, min(q_max, nearest_int((x[j] + low) / scale)))
+                    q[b, i, j] = max(0, min(q_max, nearest_int((x[j] + minimum) / scale)))
 
 
 def _nibbles(q: np.ndarray) -> np.ndarray:
@@ -261,11 +262,11 @@ def _unpack_q2_k(dst, src, n_blocks):
         for i in range(16):
             s = np.int32(x[b, i])
             scale = d * np.float32(s & np.int32(15))
-            low = dmin * np.float32(s >> np.int32(4))
+            minimum = dmin * np.float32(s >> np.int32(4))
             of, shift = 16 + 32 * (i // 8) + 16 * (i % 2), np.int32(2 * (i % 8 // 2))
             for j in range(n):
                 q = (np.int32(x[b, of + j]) >> shift) & np.int32(3)
-                y[b, 16 * i + j] = scale * np.float32(q) - low
+                y[b, 16 * i + j] = scale * np.float32(q) - minimum
 
 
 @exact
@@ -284,23 +285,23 @@ def _put_four_bits(dst, b, values, shift):
 @exact
 def _choose_two_bits(q, dst, src):
     """Write s, m, d and dmin of each block to dst and its levels to q, uint8 (n_blocks, 16, 16)."""
-    scales, lows = np.empty(16, np.float32), np.empty(16, np.float32)
+    scales, minima = np.empty(16, np.float32), np.empty(16, np.float32)
     weights, trial = np.empty(16, np.float32), np.empty(16, np.uint8)
     for b in range(src.shape[0]):
         for i in range(16):
             x = src[b, 16 * i : 16 * i + 16]
             for j in range(16):
                 weights[j] = abs(x[j])
-            scales[i], lows[i] = _fit(x, weights, q[b, i], trial, 3, -0.5, 15, False)
+            scales[i], minima[i] = _fit(x, weights, q[b, i], trial, 3, -0.5, 15, False)
         clear(dst[b])
         d = put_half(dst, b, 80, _put_four_bits(dst, b, scales, 0))
-        dmin = put_half(dst, b, 82, _put_four_bits(dst, b, lows, 4))
+        dmin = put_half(dst, b, 82, _put_four_bits(dst, b, minima, 4))
         for i in range(16):
             scale = d * np.float32(dst[b, i] & 15)
-            low = dmin * np.float32(dst[b, i] >> 4)
+            minimum = dmin * np.float32(dst[b, i] >> 4)
             if scale != _ZERO:
                 for j in range(16):
-                    level = nearest_int((src[b, 16 * i + j] + low) / scale)
+                    level = nearest_int((src[b, 16 * i + j] + minimum) / scale)
                     q[b, i, j] = max(0, min(3, level))
 
 
