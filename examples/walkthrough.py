@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml import Model, gguf, load, models
 from pyggml.alloc import plan
-from pyggml.backward import build_backward
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
@@ -66,17 +66,27 @@ def main(path: str | Path = BASE) -> None:
 
 
 def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program, Tensor]:
-    # The loss, and a gradient for every parameter, in the same graph.
+    # A gradient for every parameter joins the graph of the loss.
     inputs, targets = Inputs.empty(N_TOKENS), leaf(ids[1:], "targets")
     weights = leaf(np.full(N_TOKENS, 1 / N_TOKENS, np.float32), "weights")
-    loss = build_loss(model.parts, inputs, targets, weights, model.adapters)
-    gradients = build_backward(loss, list(p.tensors.values()), None, list(p.gradients.values()))
-    graph, n_forward = Graph.of(loss, *gradients), len(Graph.of(loss).nodes)
+    forward = build_loss(model.parts, inputs, targets, weights, model.adapters)
+    sums = list(p.gradients.values())
+    graph = build_backward(forward, list(p.tensors.values()), accumulators=sums)
+    loss, n_forward = graph.outputs[0], len(forward.nodes)
     say(4, "build_backward", f"{n_forward} nodes to the loss, {len(graph.nodes) - n_forward} back:")
     show(*str(graph).splitlines()[-4:])
 
+    # What is large is kept as a rounded copy, what is cheap is made again before it is read. Each
+    # pass makes a new graph; what it does not change is the same tensor in both.
+    rounded = round_large(graph, model.kept_as)
+    kept = rematerialise(rounded, Keep.COSTLY)
+    show(f"as the gradients read it: an arena of {plan(graph).n_bytes:,} bytes")
+    for verb, now, before in (("round_large", rounded, graph), ("rematerialise", kept, rounded)):
+        n_new = len(set(now.nodes) - set(before.nodes))
+        show(f"{verb}: {n_new} new nodes, {plan(now).n_bytes:,} bytes")
+
     # Every tensor gets its place in one arena; a place is used again once its tensor is dead.
-    layout, apart = plan(graph), plan(graph, reuse=False)
+    layout, apart = plan(kept), plan(kept, reuse=False)
     say(5, "alloc.plan", f"{layout.n_bytes:,} bytes; no place used twice: {apart.n_bytes:,}")
     show(*(f"byte {offset:<9,} {t}" for t, offset in list(layout.offsets.items())[:4]))
 

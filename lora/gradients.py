@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.backward import build_backward
+from pyggml.backward import build_backward, round_large
 from pyggml.errors import AdapterError, DataError
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
-from pyggml.runtime import run
+from pyggml.runtime import results
 from pyggml.tensor import Tensor, leaf
 
 
@@ -34,16 +34,9 @@ def loss_and_grads(
     inputs = Inputs.empty(len(ids) - 1)
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
-    loss = build_loss(
-        model.parts,
-        inputs,
-        leaf(ids[1:], "targets"),
-        weights,
-        model.adapters,
-        kept_as=model.kept_as,
-    )
-    gradients = build_backward(loss, list(parameters.values()))
-    value, *found = run(loss, *gradients, backend=model.backend)
+    loss = build_loss(model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters)
+    graph = round_large(build_backward(loss, list(parameters.values())), model.kept_as)
+    value, *found = results(graph, model.backend)
     return float(value), dict(zip(parameters, found, strict=True))
 
 

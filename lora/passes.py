@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.alloc import Plan, plan
-from pyggml.backward import Keep, build_backward
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import F32, I32
-from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
@@ -42,7 +41,7 @@ class Passes:
         self._inputs = Inputs.empty(n_tokens, n_ctx)
         self._targets = zeros((n_tokens,), I32, "targets")
         self._weights = zeros((n_tokens,), F32, "weights")
-        loss, alone = (
+        forward, alone = (
             build_loss(
                 model.parts,
                 self._inputs,
@@ -51,19 +50,17 @@ class Passes:
                 model.adapters,
                 gradient=gradient,
                 fused=fused,
-                kept_as=model.kept_as,
             )
             for gradient in (True, False)
         )
-        gradients = build_backward(
-            loss,
+        graph = build_backward(
+            forward,
             list(parameters.tensors.values()),
             accumulators=list(parameters.gradients.values()),
-            keep=keep,
         )
-        self._plans = tuple(
-            plan(Graph.of(*g), model.backend) for g in ((loss, *gradients), (alone,))
-        )
+        graph = round_large(graph, model.kept_as)
+        graph = rematerialise(graph, keep)
+        self._plans = tuple(plan(g, model.backend) for g in (graph, alone))
         self._backend = model.backend
         self._programs: tuple[Program, ...] = ()
 

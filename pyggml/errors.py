@@ -11,6 +11,10 @@ class ShapeError(PyggmlError):
     """Tensors whose shapes or types do not fit an op."""
 
 
+class GraphError(PyggmlError):
+    """Nodes that can run in no order."""
+
+
 class NoGradientError(PyggmlError):
     """An op between a parameter and the loss has no gradient."""
 

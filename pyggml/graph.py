@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from pyggml.errors import GraphError
 from pyggml.tensor import Tensor
 
 
-def topological(*roots: Tensor) -> list[Tensor]:
-    """Every tensor the roots depend on, leaves included, in the order in which they were made, in
-    which sources stand before users."""
-    seen = set(roots)
-    stack = list(seen)
-    while stack:
-        new = [s for s in stack.pop().src if s not in seen]
-        seen.update(new)
-        stack += new
-    return sorted(seen, key=lambda t: t.place)
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a builder knows of its tensors, for the passes over the finished graph.
+
+    boundaries  handed from one layer to the next
+    large       large and inside a layer: the backward pass may read a rounded copy instead
+    """
+
+    boundaries: frozenset[Tensor] = frozenset()
+    large: frozenset[Tensor] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """`nodes` run in this order; `leaves` hold data already; `outputs` are kept for the caller."""
+    """`nodes` run in this order; `leaves` hold data already; `outputs` are kept for the caller.
+
+    Passes make a new graph of a graph, whose outputs have the same positions.
+    """
 
     nodes: tuple[Tensor, ...]
     leaves: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    notes: Notes = field(default_factory=Notes)
 
     @classmethod
-    def of(cls, *outputs: Tensor) -> Graph:
-        """The graph that makes these outputs, and nothing that they do not need."""
-        order = topological(*outputs)
+    def of(cls, *outputs: Tensor, steps: Iterable[Tensor] = ()) -> Graph:
+        """The graph that makes these outputs, and nothing that they do not need.
+
+        It makes the `steps` one after the other, each right after what it needs, and then the
+        outputs. Raises GraphError if a node needs numbers that an earlier one must write over.
+        """
+        needed = set(reachable(*outputs))
+        order = topological(*(s for s in steps if s in needed), *outputs)
         return cls(
             nodes=tuple(t for t in order if t.op is not None),
             leaves=tuple(t for t in order if t.op is None),
             outputs=outputs,
         )
+
+    def noted(self, notes: Notes) -> Graph:
+        """The same graph with other notes."""
+        return replace(self, notes=notes)
 
     def __str__(self) -> str:
         """One line a node: number, op, type and shape, numbers of its sources, name."""
@@ -59,3 +75,60 @@ class Graph:
             lines.append(f'  n{i} [shape={shape}, label="{label}"];')
             lines.extend(f"  n{number[s]} -> n{i};" for s in t.src)
         return "\n".join([*lines, "}"])
+
+
+def topological(*roots: Tensor) -> list[Tensor]:
+    """Every tensor the roots depend on, leaves included, sources before users: one root after the
+    other, each right after what it needs, which is sought source by source.
+
+    A node that writes over a tensor stands behind all that read the old numbers. Raises GraphError
+    if one of those depends on it.
+    """
+    overwrites = _readers_of_overwritten(reachable(*roots))
+    order: dict[Tensor, None] = {}
+    entered: set[Tensor] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        t, complete = stack.pop()
+        if complete:
+            order[t] = None
+        elif t not in entered:
+            entered.add(t)
+            stack.append((t, True))
+            first = (*t.src, *overwrites.get(t, ()))
+            stack += [(s, False) for s in reversed(first) if s not in order]
+        elif t not in order:
+            raise GraphError(f"{t!r} is needed by what must run before something is written over")
+    return list(order)
+
+
+def last_write(t: Tensor) -> Tensor:
+    """The tensor that wrote the numbers of t: t itself unless it is a view."""
+    while t.is_view:
+        t = t.src[0]
+    return t
+
+
+def reachable(*roots: Tensor) -> list[Tensor]:
+    """The roots and all they depend on, in no order that means anything, but always the same."""
+    found = dict.fromkeys(roots)
+    stack = list(found)
+    while stack:
+        for s in stack.pop().src:
+            if s not in found:
+                found[s] = None
+                stack.append(s)
+    return list(found)
+
+
+def _readers_of_overwritten(tensors: Sequence[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
+    """For each node that writes into another's memory, what reads that as it was before."""
+    writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
+    if not writes:
+        return {}
+    overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
+    for t in tensors:
+        for old in {last_write(s): None for s in t.src}:
+            if old in overwritten and writes.get(t) is not old:
+                readers[old].append(t)
+    return {t: readers[old] for t, old in writes.items()}

@@ -18,7 +18,7 @@ from pyggml.graph import Graph
 from pyggml.op import SAVED
 from pyggml.tensor import Tensor
 
-__all__ = ["Program", "bind", "compile_backwards", "compute", "run"]
+__all__ = ["Program", "bind", "compile_backwards", "compute", "results", "run"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,5 +111,10 @@ def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
 
     backend: where, and how packed weights are multiplied; the CPU, in float32, if it is not given.
     """
-    compute(plan(Graph.of(*outputs), backend or CPU()))
-    return [np.array(array(t)) for t in outputs]
+    return results(Graph.of(*outputs), backend)
+
+
+def results(graph: Graph, backend: Backend | None = None) -> list[np.ndarray]:
+    """Plan, bind and run a graph; copies of the values of its outputs."""
+    compute(plan(graph, backend or CPU()))
+    return [np.array(array(t)) for t in graph.outputs]

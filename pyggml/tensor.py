@@ -6,8 +6,7 @@ Building a tensor computes nothing: it fixes a shape, a type and where the numbe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 MAX_AXES = 4  # GGML_MAX_DIMS
 
-_places = count()
-
-
-def next_place() -> int:
-    """A place behind all nodes that have been made."""
-    return next(_places)
-
-
 _BY_NUMPY = {d.numpy: d for d in (F32, F16, F64, I8, I16, I32, I64, BF16)}
 
 
@@ -38,8 +29,7 @@ class Tensor:
     """A leaf (weight, input, constant: `op` is None) or the result of `op` on `src`.
 
     `shape` is NumPy's, outermost axis first; `ne` and `nb` give ggml's order. `strides` are bytes.
-    A view has a `base`, the tensor whose memory it looks into from byte `offset` on. Nodes run in
-    the order of their `place`, which is that in which they were made.
+    A view has a `base`, the tensor whose memory it looks into from byte `offset` on.
     """
 
     shape: Shape
@@ -53,9 +43,6 @@ class Tensor:
     offset: int = 0
     data: np.ndarray | None = None
     saved: tuple[Tensor, ...] = ()  # what the forward kernel leaves for the gradient rule
-    boundary: bool = False  # between two layers: always kept for the backward pass
-    stand_in: Tensor | None = None  # a rounded copy, which the backward pass reads instead
-    place: int = field(default_factory=next_place, init=False)
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_AXES or min(self.shape, default=0) < 0:
@@ -103,6 +90,11 @@ class Tensor:
         return self.op is not None and self.op.is_view
 
     @property
+    def is_write(self) -> bool:
+        """Whether its kernel changes the memory of its base."""
+        return self.base is not None and not self.is_view
+
+    @property
     def root(self) -> Tensor:
         """The tensor that owns this one's memory."""
         return self.base or self
@@ -111,6 +103,13 @@ class Tensor:
         """Set the name that errors and listings show; returns self."""
         self.name = name
         return self
+
+    def reading(self, src: tuple[Tensor, ...]) -> Tensor:
+        """This node anew, of other sources with the same shapes, types and strides."""
+        base = None if self.base is None else src[0].root
+        new = replace(self, src=src, base=base, data=None, saved=())
+        new.saved = tuple(replace(s, src=(new,), data=None) for s in self.saved)
+        return new
 
     def __repr__(self) -> str:
         made_by = self.op.name if self.op else "leaf"

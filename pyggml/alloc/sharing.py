@@ -20,7 +20,7 @@ from pyggml.tensor import Tensor
 def sharing(graph: Graph, backend: Backend) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """The scratch, and the two or more nodes that share it, in the order in which they run."""
     users: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
-    changed = {t.root for t in graph.nodes if t.base is not None and not t.is_view}
+    changed = {t.root for t in graph.nodes if t.is_write}
     for t in graph.nodes:
         if t.op is SAVED or t.is_view:
             continue

@@ -18,10 +18,10 @@ from pyggml.backends.cpu import array
 from pyggml.backward.walk import build_backward
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError
-from pyggml.graph import topological
+from pyggml.graph import Graph, topological
 from pyggml.op import SAVED
 from pyggml.quants import dequantize
-from pyggml.runtime import run
+from pyggml.runtime import results
 from pyggml.tensor import Tensor, leaf
 
 STEP = 1e-5  # h: the difference of two float64 values of order 1 is then good to 1e-10
@@ -69,7 +69,7 @@ def check_gradient(
     out = build(*leaves)
     seed = rng.standard_normal(out.shape).astype(np.float32)
     seed_leaf = leaf(np.asarray(seed), "seed")
-    grads = run(*build_backward(out, [leaves[i] for i in wrt], seed_leaf))
+    _, *grads = results(build_backward(Graph.of(out), [leaves[i] for i in wrt], seed_leaf))
     return [
         _compare(out, seed, start, leaves[i], i, g, rng) for i, g in zip(wrt, grads, strict=True)
     ]

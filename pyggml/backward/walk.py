@@ -3,102 +3,129 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.backward.recompute import Keep, Recompute, recompute
 from pyggml.errors import NoGradientError, ShapeError
-from pyggml.graph import topological
+from pyggml.graph import Graph, last_write, reachable, topological
 from pyggml.op import OPS, NoGrad
 from pyggml.ops import add, add_inplace, repeat_back
-from pyggml.tensor import Tensor, leaf, next_place
+from pyggml.tensor import Tensor, leaf
 
 # Ops that fuse another with the addition of its result to their first source.
 _ADDING = {op.fuses[0]: op for op in OPS.values() if op.fuses[1:] == ("add",)}
 
 
 def build_backward(
-    loss: Tensor,
+    forward: Graph,
     parameters: Sequence[Tensor],
     seed: Tensor | None = None,
     accumulators: Sequence[Tensor] | None = None,
-    keep: Keep = Keep.ALL,
-) -> list[Tensor]:
-    """One tensor for each parameter that will hold d(sum(loss · seed)) / d(parameter).
+) -> Graph:
+    """The graph of a loss, which is the output of `forward`, and of its gradients.
 
-    `seed` has the loss's shape (default: ones). With `accumulators`, leaves of the parameters'
-    shapes, each gradient is added to its accumulator in place as soon as it is complete, and the
-    results are views of those. What no parameter reaches gets no backward node. Integers carry no
-    gradient: what is chosen by number, such as the experts of a token, counts as fixed.
-    `keep` trades memory for time and changes no bit of a gradient; the stand-ins of forward tensors
-    do, by their rounding.
+    Its outputs are the loss, then d(sum(loss · seed)) / d(parameter) for each parameter; its nodes
+    those of `forward`, then the gradients' from the loss back to the start. `seed` has the loss's
+    shape (default: ones). With `accumulators`, leaves of the parameters' shapes, each gradient is
+    added to its accumulator in place as soon as it is complete, and the outputs are views of those.
+    What no parameter reaches gets no backward node. Integers carry no gradient: what is chosen by
+    number, such as the experts of a token, counts as fixed.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient, if a
     parameter does not reach the loss, or if a gradient needs numbers that were written over since;
     ShapeError if a seed or an accumulator has another shape.
     """
+    (loss,) = forward.outputs
     _same_shapes("seed", [seed or loss], [loss])
     if accumulators is not None:
         _same_shapes("accumulator", accumulators, parameters)
-    order = topological(loss)
+    order = [*forward.leaves, *forward.nodes]
     reached = _reached_from(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     seed = seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")
-    again = Recompute(set(), set())
-    if keep is not Keep.ALL or any(t.stand_in for t in order):
-        gradients = _walk(_Sums(parameters, None, order), seed, reached, again)
-        again = recompute(keep, loss, gradients)
-    found = _walk(_Sums(parameters, accumulators, order), seed, reached, again)
-    _refuse_changed(order, found)
-    return found
+    walk = _Walk(order, parameters, accumulators, reached)
+    gradients = walk.back_from(loss, seed)
+    _refuse_changed(order, gradients)
+    return Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
 
 
-def _walk(sums: _Sums, seed: Tensor, reached: set[Tensor], again: Recompute) -> list[Tensor]:
-    """Every node's gradient rule, from the loss, which comes last in the order, to the start."""
-    grads = {sums.order[-1]: seed}
-    faults: list[str] = []
-    for t in reversed(sums.order):
-        if t.op is not None and t in reached and t in grads:
-            faults += _propagate(t, grads, reached, again)
-        sums.add_those_after(t, grads)
-    if faults:
-        raise NoGradientError("; ".join(faults))
-    return sums.of(grads)
+class _Walk:
+    """From the loss to the start: every node's gradient rule, once its own gradient is complete.
 
-
-class _Sums:
-    """The parameters' gradients, each added to its accumulator after its last contribution."""
+    grads   tensor -> its gradient, as far as the walk has come
+    steps   the sums of contributions to gradients, and the additions to accumulators, as made
+    """
 
     def __init__(
         self,
+        order: Sequence[Tensor],
         parameters: Sequence[Tensor],
         accumulators: Sequence[Tensor] | None,
-        order: list[Tensor],
+        reached: set[Tensor],
     ) -> None:
-        self.parameters, self.accumulators, self.order = parameters, accumulators, order
-        self.sums: dict[int, Tensor] = {}  # of parameter i
+        self.order, self.parameters, self.reached = order, parameters, reached
+        self.accumulators = accumulators or ()
+        self.grads: dict[Tensor, Tensor] = {}
+        self.steps: list[Tensor] = []
+        self.added: dict[int, Tensor] = {}  # accumulator i with its gradient added
         wanted = set(parameters)
         first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
-        self.after: dict[Tensor, list[int]] = defaultdict(list)
-        for i, p in enumerate(parameters if accumulators else ()):
-            self.after[first_user.get(p, p)].append(i)
+        self.complete_after = defaultdict[Tensor, list[int]](list)
+        for i, p in enumerate(parameters if self.accumulators else ()):
+            self.complete_after[first_user.get(p, p)].append(i)
 
-    def add_those_after(self, t: Tensor, grads: Mapping[Tensor, Tensor]) -> None:
-        """Add what is complete once the walk has passed t."""
-        assert self.accumulators is not None or not self.after
-        for i in self.after.get(t, ()):
-            g = grads.get(self.parameters[i])
-            if g is not None and self.accumulators is not None:  # no gradient is a fault found
-                self.sums[i] = add_inplace(self.accumulators[i], g)
-
-    def of(self, grads: Mapping[Tensor, Tensor]) -> list[Tensor]:
+    def back_from(self, loss: Tensor, seed: Tensor) -> list[Tensor]:
         """The gradients, or the accumulators with these added, in the order of the parameters."""
+        self.grads[loss] = seed
+        faults: list[str] = []
+        for t in reversed(self.order):
+            if t.op is not None and t in self.reached and t in self.grads:
+                faults += self._propagate(t)
+            self._accumulate_after(t)
+        if faults:
+            raise NoGradientError("; ".join(faults))
         for p in self.parameters:
-            if not grads[p].name:
-                grads[p].name = f"d({p.name})" if p.name else ""
-        if self.accumulators is None:
-            return [grads[p] for p in self.parameters]
-        return [self.sums[i] for i in range(len(self.parameters))]
+            if not self.grads[p].name:
+                self.grads[p].name = f"d({p.name})" if p.name else ""
+        if self.accumulators:
+            return [self.added[i] for i in range(len(self.parameters))]
+        return [self.grads[p] for p in self.parameters]
+
+    def _propagate(self, t: Tensor) -> list[str]:
+        """Add t's contribution to the gradients of its sources; what is wrong with that."""
+        assert t.op is not None and not isinstance(t.op.grad, NoGrad)
+        parts = t.op.grad(t, self.grads[t])
+        if len(parts) != len(t.src):
+            raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
+        faults = []
+        for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
+            if s not in self.reached:
+                continue
+            if g is None:
+                faults.append(
+                    f"{t.op.name} at {_place(t)} has no gradient for its source {i} ({s!r}), "
+                    "which depends on a parameter"
+                )
+                continue
+            if g.shape != s.shape:
+                g = repeat_back(g, s.shape)
+            self.grads[s] = _sum(self.grads[s], g) if s in self.grads else g
+            self.steps.append(self.grads[s])
+        return faults
+
+    def _accumulate_after(self, t: Tensor) -> None:
+        """Add what is complete once the walk has passed t to its accumulator."""
+        for i in self.complete_after.get(t, ()):
+            g = self.grads.get(self.parameters[i])
+            if g is not None:  # no gradient is a fault found
+                self.added[i] = add_inplace(self.accumulators[i], g)
+                self.steps.append(self.added[i])
+
+
+def _sum(total: Tensor, part: Tensor) -> Tensor:
+    """total + part, in one node where an op does both: products are added as they are made."""
+    fused = _ADDING.get(part.op.name) if part.op is not None else None
+    return add(total, part) if fused is None else fused(total, *part.src, **part.params)
 
 
 def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -109,7 +136,7 @@ def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -
             raise ShapeError(f"build_backward: the {what} for {w!r} is {f!r}, wanted its shape")
 
 
-def _reached_from(parameters: Sequence[Tensor], order: list[Tensor]) -> set[Tensor]:
+def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors whose value changes smoothly with a parameter."""
     reached = set(parameters)
     for t in order:
@@ -118,7 +145,7 @@ def _reached_from(parameters: Sequence[Tensor], order: list[Tensor]) -> set[Tens
     return reached
 
 
-def _reaching(loss: Tensor, order: list[Tensor]) -> set[Tensor]:
+def _reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors from which a way without integers leads to the loss."""
     reaching = {loss}
     for t in reversed(order):
@@ -132,7 +159,7 @@ def _is_integer(t: Tensor) -> bool:
 
 
 def _refuse_gaps(
-    loss: Tensor, parameters: Sequence[Tensor], order: list[Tensor], reached: set[Tensor]
+    loss: Tensor, parameters: Sequence[Tensor], order: Sequence[Tensor], reached: set[Tensor]
 ) -> None:
     """Every way from a parameter to the loss must be differentiable; all faults at once."""
     known = _reaching(loss, order)
@@ -146,17 +173,16 @@ def _refuse_gaps(
         raise NoGradientError("; ".join(faults))
 
 
-def _refuse_changed(order: list[Tensor], gradients: Sequence[Tensor]) -> None:
+def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """A backward node must not read a forward tensor whose memory a later node has changed."""
-    writers = (t for t in order if t.base is not None and not t.is_view)
-    last = {t.root: t for t in writers}
+    last = {t.root: t for t in order if t.is_write}
     forward = set(order)
     faults = {
         f"a gradient needs {_place(s)}, over which {_place(last[s.root])} has written since"
-        for t in (topological(*gradients) if last else ())
+        for t in (reachable(*gradients) if last else ())
         if t not in forward
         for s in t.src
-        if s.root in last and s.place < last[s.root].place
+        if s.root in last and last_write(s) is not last[s.root]
     }
     if faults:
         raise NoGradientError("; ".join(sorted(faults)))
@@ -170,34 +196,3 @@ def _place(t: Tensor) -> str:
         if s.name:
             return f"{t!r} (after {s.name})"
     return repr(t)
-
-
-def _propagate(
-    t: Tensor, grads: dict[Tensor, Tensor], reached: set[Tensor], again: Recompute
-) -> list[str]:
-    """Add t's contribution to the gradients of its sources; what is wrong with that."""
-    assert t.op is not None and not isinstance(t.op.grad, NoGrad)
-    before = next_place()
-    parts = again.redirect(t.op.grad(t, grads[t]), before)
-    if len(parts) != len(t.src):
-        raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
-    faults = []
-    for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
-        if s not in reached:
-            continue
-        if g is None:
-            faults.append(
-                f"{t.op.name} at {_place(t)} has no gradient for its source {i} ({s!r}), "
-                "which depends on a parameter"
-            )
-            continue
-        if g.shape != s.shape:
-            g = repeat_back(g, s.shape)
-        grads[s] = _sum(grads[s], g) if s in grads else g
-    return faults
-
-
-def _sum(total: Tensor, part: Tensor) -> Tensor:
-    """total + part, in one node where an op does both: products are added as they are made."""
-    fused = _ADDING.get(part.op.name) if part.op is not None else None
-    return add(total, part) if fused is None else fused(total, *part.src, **part.params)

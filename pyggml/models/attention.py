@@ -78,14 +78,14 @@ class Attention(Part):
             max_bias=self.max_bias,
             sinks=net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
         )
-        return reshape(net.keep(o.named(f"{at}attention")), (q.shape[0], -1))
+        return reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size), normalised."""
         if self.packed:
-            parts = split(net.keep(net.linear(f"{at}attn_qkv", x)), tuple(self.sizes.values()))
+            parts = split(net.large(net.linear(f"{at}attn_qkv", x)), tuple(self.sizes.values()))
         else:
-            parts = tuple(net.keep(net.linear(f"{at}attn_{part}", x)) for part in "qkv")
+            parts = tuple(net.large(net.linear(f"{at}attn_{part}", x)) for part in "qkv")
         q, k, v = (clamp(p, -self.clamp, self.clamp) if self.clamp else p for p in parts)
         return self.normed(net, at, q, k, v)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.dtypes import F32, DType
 from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
+from pyggml.graph import Graph
 from pyggml.models.architectures import ARCHITECTURES
 from pyggml.models.config import ModelConfig, Reader, short
 from pyggml.models.decoder import Decoder, output_name
@@ -94,15 +94,13 @@ def build_loss(
     adapters: Sequence[LoraPairs] = (),
     gradient: bool = True,
     fused: bool = True,
-    kept_as: DType = F32,
-) -> Tensor:
-    """Σ_t weights_t · cross entropy of the logits at t and targets_t, a scalar.
+) -> Graph:
+    """The graph of Σ_t weights_t · cross entropy of the logits at t and targets_t, a scalar.
 
     The fused loss makes no logits matrix; it serves unless the output matrix has an adapter or a
-    bias. fused=False is its slow twin, wanted when the output matrix itself is trained. `kept_as`,
-    F32 or BF16, is how the backward pass will find what is large inside a layer (Net.keep).
+    bias. fused=False is its slow twin, wanted when the output matrix itself is trained.
     """
-    decoder, net = parts.decoder, Net(parts.weights, inputs, adapters, kept_as=kept_as)
+    decoder, net = parts.decoder, Net(parts.weights, inputs, adapters)
     h = decoder.hidden(net)
     full = f"{parts.output_name}.weight"
     plain = "output.bias" not in parts.weights
@@ -111,4 +109,4 @@ def build_loss(
         loss = linear_cross_entropy(h, w, targets, weights, gradient, cap)
     else:
         loss = cross_entropy_rows(decoder.logits(net, h), targets, weights)
-    return loss.named("loss")
+    return net.graph(loss.named("loss"))

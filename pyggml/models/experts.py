@@ -80,10 +80,10 @@ class Experts(Part):
         chosen, weights = self.route(net, at, x)
         rows = reshape(x, (n_tokens, 1, n_embd))
         if self.packed:
-            gate, up = halves(net.keep(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
+            gate, up = halves(net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
         else:
             names = (f"{at}ffn_{part}_exps" for part in ("gate", "up"))
-            gate, up = (net.keep(net.by_expert(name, rows, chosen)) for name in names)
+            gate, up = (net.large(net.by_expert(name, rows, chosen)) for name in names)
         inner = self.unit(gate, up)
         inner = inner if self.bias else mul(inner, weights)
         found = net.by_expert(f"{at}ffn_down_exps", inner, chosen)

@@ -36,10 +36,10 @@ class GatedFeedForward(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         if self.packed:
-            gate, up = halves(net.keep(net.linear(f"{at}ffn_up{self.suffix}", x)))
+            gate, up = halves(net.large(net.linear(f"{at}ffn_up{self.suffix}", x)))
         else:
             names = (f"{at}ffn_{part}{self.suffix}" for part in ("gate", "up"))
-            gate, up = (net.keep(net.linear(name, x)) for name in names)
+            gate, up = (net.large(net.linear(name, x)) for name in names)
         return net.linear(f"{at}ffn_down{self.suffix}", self.unit(gate, up))
 
 
@@ -56,5 +56,5 @@ class FeedForward(Part):
         return merged([up, matrix(f"{at}ffn_down", self.n_embd, self.n_ff)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        up = net.keep(net.linear(f"{at}ffn_up", x))
+        up = net.large(net.linear(f"{at}ffn_up", x))
         return net.linear(f"{at}ffn_down", self.activation(up))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pyggml.dtypes import F32, I32, DType
+from pyggml.dtypes import F32, I32
+from pyggml.graph import Graph, Notes
 from pyggml.models.weights import Weights
 from pyggml.op import Spec
 from pyggml.ops import (
     add,
     add_id,
-    cpy,
     get_rows,
     mul_mat,
     mul_mat_add,
@@ -92,17 +92,16 @@ class Cache:
 
 @dataclass(slots=True)
 class Net:
-    """A decoder being built: what its parts have at hand.
-
-    kept_as: the type of what `keep` keeps for the backward pass.
-    """
+    """A decoder being built: what its parts have at hand, and what is noted on the way."""
 
     weights: Weights
     inputs: Inputs
     adapters: Sequence[LoraPairs] = ()
     cache: Cache | None = None
-    kept_as: DType = F32
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
+    _steps: list[Tensor] = field(default_factory=list, init=False)
+    _boundaries: list[Tensor] = field(default_factory=list, init=False)
+    _large: list[Tensor] = field(default_factory=list, init=False)
 
     @property
     def n_ctx(self) -> int:
@@ -116,7 +115,7 @@ class Net:
         for p in self._pairs(full):
             y = mul_mat_add(y, p.b, scale(mul_mat(p.a, x), p.scale)).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
-        return y if bias is None else add(y, bias)
+        return self.in_turn(y if bias is None else add(y, bias))
 
     def by_expert(self, name: str, x: Tensor, ids: Tensor) -> Tensor:
         """As `linear`, each row of x (T, U or 1, n_in) with the matrix of expert ids[t, u]."""
@@ -126,7 +125,7 @@ class Net:
             update = mul_mat_id(p.b, scale(mul_mat_id(p.a, x, ids), p.scale), ids)
             y = add(y, update).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
-        return y if bias is None else add_id(y, bias, ids)
+        return self.in_turn(y if bias is None else add_id(y, bias, ids))
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows of a table that ids (T,) name, with every adapter's update of them."""
@@ -134,23 +133,32 @@ class Net:
         y = get_rows(self.weights[full], ids).named(name)
         for p in self._pairs(full):
             y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
-        return y
+        return self.in_turn(y)
 
     def _pairs(self, full: str) -> Iterator[LoraPair]:
         """The updates of one tensor."""
         return (pairs[full] for pairs in self.adapters if full in pairs)
 
-    def boundary(self, x: Tensor) -> Tensor:
-        """x, marked as what one layer hands to the next: kept where layers are computed again."""
-        x.boundary = True
+    def in_turn(self, x: Tensor) -> Tensor:
+        """x, computed before what is handed here later, as products with weights are; the gradient
+        of what several such tensors read is summed in the reverse order."""
+        self._steps.append(x)
         return x
 
-    def keep(self, x: Tensor) -> Tensor:
-        """x, large and inside a layer: until the backward pass only a copy as `kept_as` remains,
-        which is what it reads. No copy is made where nothing reads it."""
-        if x.dtype is not self.kept_as:
-            x.stand_in = cpy(x, self.kept_as)
+    def boundary(self, x: Tensor) -> Tensor:
+        """x, noted as what one layer hands to the next: kept where layers are computed again."""
+        self._boundaries.append(x)
         return x
+
+    def large(self, x: Tensor) -> Tensor:
+        """x, noted as large and inside a layer: the backward pass may read a rounded copy."""
+        self._large.append(x)
+        return x
+
+    def graph(self, out: Tensor) -> Graph:
+        """The graph of a tensor built here, with what was noted."""
+        notes = Notes(frozenset(self._boundaries), frozenset(self._large))
+        return Graph.of(out, steps=self._steps).noted(notes)
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """What `make` gives; made for the first that asks, shared by all who use the same key."""

@@ -12,14 +12,13 @@ from pyggml.alloc import Plan, plan
 from pyggml.alloc.usage import peak
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
-from pyggml.backward import Keep, build_backward
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import BF16, F32, I32
-from pyggml.graph import Graph
+from pyggml.graph import Graph, Notes
 from pyggml.op import SAVED, Memory
 from pyggml.ops import (
     add,
     cont,
-    cpy,
     flash_attn_ext,
     mul,
     mul_mat,
@@ -151,7 +150,8 @@ def graphs(draw):
     """A graph of up to 20 steps with some of its tensors as outputs, or the gradients of one."""
     found, leaves = draw(results())
     if draw(st.booleans()):
-        return Graph.of(*build_backward(sum_(sqr(found[-1])), _used(found[-1], leaves)))
+        loss = Graph.of(sum_(sqr(found[-1])))
+        return build_backward(loss, _used(found[-1], leaves))
     return Graph.of(*draw(st.lists(st.sampled_from(found), min_size=1, max_size=4, unique=True)))
 
 
@@ -258,19 +258,22 @@ def test_sharing_memory_changes_no_number(graph):
         np.testing.assert_array_equal(found, expected)
 
 
-@given(results(), st.data())
+@st.composite
+def noted(draw):
+    """A graph of a loss and its gradients, with notes on any of its tensors."""
+    nodes, leaves = draw(results())
+    some = st.frozensets(st.sampled_from(nodes), max_size=3)
+    notes = Notes(boundaries=draw(some), large=draw(some))
+    forward = Graph.of(sum_(sqr(nodes[-1]))).noted(notes)
+    return build_backward(forward, _used(nodes[-1], leaves))
+
+
+@given(noted(), st.sampled_from([F32, BF16]))
 @settings(max_examples=60)
-def test_computing_nodes_again_changes_no_gradient(found, data):
+def test_computing_nodes_again_changes_no_gradient(graph, kept_as):
     """Nor do boundaries, wherever they are, nor which of the rounded tensors are kept."""
-    nodes, leaves = found
-    some = st.lists(st.sampled_from(nodes), max_size=3, unique=True)
-    for t in data.draw(some):
-        t.boundary = True
-    for t in data.draw(some):
-        t.stand_in = cpy(t, BF16) if t.dtype is F32 else None
-    loss, parameters = sum_(sqr(nodes[-1])), _used(nodes[-1], leaves)
-    graphs = [Graph.of(loss, *build_backward(loss, parameters, keep=keep)) for keep in Keep]
-    wanted, *others = (_results(plan(graph)) for graph in graphs)
+    graph = round_large(graph, kept_as)
+    wanted, *others = (_results(plan(rematerialise(graph, keep))) for keep in Keep)
     for other in others:
         for a, b in zip(wanted, other, strict=True):
             np.testing.assert_array_equal(b, a)

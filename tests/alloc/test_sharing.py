@@ -48,7 +48,7 @@ def test_products_of_one_source_share_its_packing(compute, rng):
     one, other = mul_mat(packed(rng, 20), x), mul_mat(packed(rng, 70, "Q4_0"), x)
     sum_ = mul_mat_add(one, packed(rng, 20, "Q5_1"), x)
     alone = mul_mat(packed(rng, 20), scale(x, 2.0))
-    p = plan(Graph.of(add(sum_, alone), other), CPU(compute))
+    p = plan(Graph.of(add(sum_, alone), other, steps=[one, other]), CPU(compute))
     assert groups(p) == [[t for t in p.graph.nodes if t in (one, other, sum_)]]
     scratch = p.shared[one]
     assert scratch.op is SHARED and scratch.src == (one,)

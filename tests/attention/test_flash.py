@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
@@ -9,7 +10,6 @@ from pyggml.attention.flash import FEWEST_TASKS, sums_shape
 from pyggml.attention.tiles import BLOCK, QUERIES
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
-from pyggml.backward import build_backward
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN
 from pyggml.graph import Graph
@@ -35,7 +35,7 @@ def computed(*outputs, compute="f32"):
 
 
 def with_gradients(out, q, k, v, seed):
-    return [out, *build_backward(out, [q, k, v], seed)]
+    return [out, *gradients_of(out, [q, k, v], seed)]
 
 
 def unfused(q, k, v, span, scale):

@@ -6,7 +6,6 @@ import pytest
 
 from pyggml.backward import build_backward
 from pyggml.backward.check import check_gradient, evaluate, in_float64
-from pyggml.graph import topological
 from pyggml.models import (
     ARCHITECTURES,
     Inputs,
@@ -16,7 +15,7 @@ from pyggml.models import (
     compose,
     small_metadata,
 )
-from pyggml.runtime import run
+from pyggml.runtime import results
 from pyggml.tensor import leaf
 
 SIZES = {
@@ -76,7 +75,7 @@ def test_every_weight_can_be_trained(tied, biases, rng):
 
     def build(*leaves):
         weights = {n: t.named(n) for n, t in zip(arrays, leaves, strict=True)}
-        return build_loss(with_freqs(weights), inputs, targets, share, fused=False)
+        return build_loss(with_freqs(weights), inputs, targets, share, fused=False).outputs[0]
 
     slopes = check_gradient(build, list(arrays.values()), rng)
     assert len(slopes) == len(arrays)
@@ -92,9 +91,9 @@ def test_the_fused_loss_gives_the_gradients_of_its_twin(rng):
     trained = [t for n, t in weights.items() if n != "token_embd.weight"]
     found = []
     for fused in (True, False):
-        loss = build_loss(with_freqs(weights), inputs, targets, share, fused=fused)
-        assert (loss.op.name == "linear_cross_entropy") is fused
-        found.append(run(loss, *build_backward(loss, trained)))
+        graph = build_loss(with_freqs(weights), inputs, targets, share, fused=fused)
+        assert (graph.outputs[0].op.name == "linear_cross_entropy") is fused
+        found.append(results(build_backward(graph, trained)))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
@@ -109,13 +108,13 @@ def test_every_weight_of_an_architecture_can_be_trained(architecture, rng):
     inputs, targets, share = batch(rng)
 
     weights = {n: leaf(a.astype(np.float32), n) for n, a in arrays.items()}
-    loss = build_loss(Parts(decoder, weights), inputs, targets, share, fused=False)
-    used = [t for t in topological(loss) if t.name in weights]
+    graph = build_loss(Parts(decoder, weights), inputs, targets, share, fused=False)
+    used = [t for t in graph.leaves if t.name in weights]
     idle = weights.keys() - {t.name for t in used}
     assert all(decoder.tensors()[name].optional for name in idle), "what must be there is used"
     used = [t for t in used if not t.name.endswith("exp_probs_b.bias")]  # which only chooses
     along, wanted = {}, 0.0  # every gradient has the same share in the slope, however small it is
-    for t, g in zip(used, run(*build_backward(loss, used)), strict=True):
+    for t, g in zip(used, results(build_backward(graph, used))[1:], strict=True):
         size = np.linalg.norm(g)
         if size < 1e-6:  # softmax does not see what all keys have in common, unless they turn
             assert t.name.endswith("attn_k.bias"), f"{t.name} matters"
@@ -125,7 +124,7 @@ def test_every_weight_of_an_architecture_can_be_trained(architecture, rng):
     ends = []
     for h in (1e-6, -1e-6):
         values = {t: in_float64(t) + h * v for t, v in along.items()}
-        ends.append(float(evaluate(loss, values)))
+        ends.append(float(evaluate(graph.outputs[0], values)))
     slope = (ends[0] - ends[1]) / 2e-6
     assert abs(wanted - slope) < 1e-5 * len(used) ** 0.5
 
@@ -140,7 +139,7 @@ def test_an_update_of_low_rank_is_trained(name, rng):
 
     def build(a, b):
         pairs = {name: LoraPair(a, b, 1.5)}
-        return build_loss(with_freqs(weights), inputs, targets, share, [pairs])
+        return build_loss(with_freqs(weights), inputs, targets, share, [pairs]).outputs[0]
 
     low_rank = [rng.standard_normal(s) * 0.3 for s in ((3, n_in), (n_out, 3))]
     assert max(s.error for s in check_gradient(build, low_rank, rng)) < 1e-5

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
 from pyggml.backends.cpu import array
-from pyggml.backward import build_backward
 from pyggml.dtypes import I32, dtype
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.gemm import CHOSEN
@@ -49,7 +49,7 @@ def assert_same_loss(h, w, targets, share, softcap=0.0):
     pairs = []
     for build in (linear_cross_entropy, twin):
         loss = build(h, w, targets, share, softcap=softcap)
-        pairs.append(computed(loss, *build_backward(loss, [h], seed)))
+        pairs.append(computed(loss, *gradients_of(loss, [h], seed)))
     (loss, dh), (wanted, wanted_dh) = pairs
     np.testing.assert_allclose(loss, wanted, rtol=1e-6)
     np.testing.assert_allclose(dh, wanted_dh, rtol=1e-4, atol=1e-6 * np.abs(wanted_dh).max())
@@ -96,10 +96,10 @@ def test_rows_without_weight_cost_and_change_nothing(rng):
     idle = share.data == 0
     assert idle.any()
     loss = linear_cross_entropy(h, w, targets, share)
-    before = computed(loss, *build_backward(loss, [h]))
+    before = computed(loss, *gradients_of(loss, [h]))
     targets.data[idle] = -100  # what other programs write there
     h.data[idle] = np.nan
-    after = computed(loss, *build_backward(loss, [h]))
+    after = computed(loss, *gradients_of(loss, [h]))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not after[1][idle].any()
@@ -109,7 +109,7 @@ def test_no_row_at_all(rng):
     h, w, targets, share = case(rng)
     share.data[:] = 0
     loss = linear_cross_entropy(h, w, targets, share)
-    value, dh = computed(loss, *build_backward(loss, [h]))
+    value, dh = computed(loss, *gradients_of(loss, [h]))
     assert value == 0
     assert not dh.any()
 
@@ -126,7 +126,7 @@ def test_a_gradient_that_was_left_out_is_refused(rng):
     h, w, targets, share = case(rng)
     loss = linear_cross_entropy(scale(h, 1.0), w, targets, share, gradient=False).named("val loss")
     with pytest.raises(NoGradientError, match=r"val loss .*gradient=False"):
-        build_backward(loss, [h])
+        gradients_of(loss, [h])
 
 
 @pytest.mark.parametrize("target", [-1, 90, 2**31 - 1])
@@ -161,7 +161,7 @@ def test_results_do_not_depend_on_the_threads(rng):
         for n in (1, 2):
             threads.set(n)
             loss = linear_cross_entropy(*parts)
-            found.append(computed(loss, *build_backward(loss, parts[:1])))
+            found.append(computed(loss, *gradients_of(loss, parts[:1])))
     finally:
         threads.set(before)
     for one, two in zip(*found, strict=True):

@@ -1,11 +1,14 @@
 """A graph holds what its outputs need, each node after its sources, and nothing else."""
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyggml.errors import GraphError
 from pyggml.graph import Graph, topological
-from pyggml.ops import add, narrow, scale
-from pyggml.tensor import zeros
+from pyggml.ops import add, add_inplace, mul, narrow, reshape, scale, set_rows
+from pyggml.tensor import leaf, zeros
 
 
 def test_sources_stand_before_users():
@@ -16,13 +19,47 @@ def test_sources_stand_before_users():
     assert topological(c) == [x, a, b, c]
 
 
-def test_nodes_stand_in_the_order_in_which_they_were_made():
+def test_each_source_stands_right_before_its_first_reader():
     x = zeros((4,))
     a, b = scale(x, 2.0), scale(x, 3.0)
-    assert topological(add(a, b))[:3] == [x, a, b]
-    c = add(b, a)
-    assert topological(c) == [x, a, b, c]
-    assert topological(b, a) == [x, a, b]
+    of_a, of_b = scale(a, 2.0), scale(b, 2.0)
+    c = add(of_b, of_a)
+    assert topological(c) == [x, b, of_b, a, of_a, c]
+    assert topological(a, c) == [x, a, b, of_b, of_a, c]
+
+
+def test_steps_are_made_one_after_the_other_if_anything_needs_them():
+    x = zeros((4,))
+    a, b, idle = scale(x, 2.0), scale(x, 3.0), scale(x, 4.0)
+    c = add(scale(b, 2.0), a)
+    assert Graph.of(c).nodes == (b, c.src[0], a, c)
+    assert Graph.of(c, steps=[idle, a, b]).nodes == (a, b, c.src[0], c)
+
+
+def test_who_reads_a_tensor_runs_before_it_is_written_over():
+    a, b = scale(zeros((2, 4)), 2.0), zeros((2, 4))
+    written = add_inplace(a, b)
+    old = scale(reshape(a, (8,)), 3.0)
+    new = scale(reshape(written, (8,)), 3.0)
+    for loss in (add(old, new), add(new, old)):
+        order = topological(loss)
+        assert order.index(old) < order.index(written) < order.index(new)
+
+
+def test_several_writes_into_one_tensor_stand_in_the_order_of_their_sources():
+    table, rows = zeros((4, 2)), zeros((1, 2))
+    ids = [leaf(np.array([i], np.int32)) for i in (1, 2)]
+    first, second = (set_rows(table, rows, i) for i in ids)
+    order = topological(add(second, first))
+    assert order.index(second) < order.index(first)
+
+
+def test_numbers_that_are_needed_after_they_were_written_over_are_refused():
+    a = scale(zeros((4,)), 2.0)
+    written = add_inplace(a, zeros((4,)))
+    for late in (mul(a, written), mul(written, a)):
+        with pytest.raises(GraphError, match="needed by what must run before"):
+            Graph.of(late)
 
 
 def test_what_no_output_needs_is_left_out():

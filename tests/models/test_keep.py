@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.alloc import plan
-from pyggml.backward import Keep, build_backward
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import BF16, F32
-from pyggml.graph import Graph
+from pyggml.graph import Graph, Notes
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.passes import Passes
@@ -82,16 +81,16 @@ def test_nor_does_it_with_whole_logits(tiny):
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_the_inside_of_a_layer_is_not_kept(architecture, tiny):
     path = tiny(architecture)
-    nodes = passes_of(path, Keep.LAYERS)[0].training.graph.nodes
-    end = next(i for i, t in enumerate(nodes) if t.name == "loss")
-    boundaries = [t for t in nodes[:end] if t.boundary]
+    graph = passes_of(path, Keep.LAYERS)[0].training.graph
+    nodes, boundaries = graph.nodes, graph.notes.boundaries
+    end = nodes.index(graph.outputs[0])
+    last = max(i for i, t in enumerate(nodes) if t in boundaries)
     assert len(boundaries) == 1 + pyggml.load(path).config.n_layer
     behind = set()
-    for t in nodes[:end]:
-        if any(s.boundary or s in behind for s in t.src):
+    for t in nodes[:last]:
+        if any(s in boundaries or s in behind for s in t.src):
             behind.add(t)
-    inside = {t for t in behind if t.place < boundaries[-1].place and not t.boundary}
-    roots = {t.root for t in inside if not t.root.boundary}
+    roots = {t.root for t in behind} - boundaries
     assert len(roots) > 10
     assert not [t for t in nodes[end:] if any(s.root in roots for s in t.src)]
 
@@ -164,7 +163,7 @@ def test_cheap_results_are_made_twice_and_costly_ones_once(tiny, keep_as):
 
 def test_a_node_that_changes_memory_is_not_run_twice(tiny):
     """With a cache, whose rows are written in place; here of another graph than training's."""
-    from pyggml.backward.recompute import recompute
+    from pyggml.backward.rematerialise import dropped
     from pyggml.ops import mul, scale, set_rows, sqr, sum_
 
     x, table, ids = (
@@ -175,21 +174,18 @@ def test_a_node_that_changes_memory_is_not_run_twice(tiny):
     doubled = scale(table, 2.0)
     written = set_rows(doubled, scale(x, 3.0), ids)
     loss = sum_(mul(sqr(written), sqr(scale(written, 2.0))))
-    gradients = build_backward(loss, [x])
-    dropped = recompute(Keep.COSTLY, loss, gradients).dropped
-    assert doubled not in dropped
-    assert dropped
-    assert plan(Graph.of(loss, *build_backward(loss, [x], keep=Keep.COSTLY)))
+    graph = build_backward(Graph.of(loss), [x])
+    again = dropped(graph, Keep.COSTLY)
+    assert again
+    assert doubled not in again
+    writes = [t for t in rematerialise(graph, Keep.COSTLY).nodes if t.op is written.op]
+    assert writes == [written]
 
 
 def test_an_unknown_model_without_boundaries_can_be_trained(tiny):
     model, parameters = adapted(tiny("llama"))
     inputs, targets = Inputs.empty(8), zeros((8,), pyggml.dtypes.I32)
-    loss = build_loss(model.parts, inputs, targets, zeros((8,)), model.adapters)
-    for t in Graph.of(loss).nodes:
-        t.boundary = False
-    found = [
-        len(Graph.of(*build_backward(loss, list(parameters.tensors.values()), keep=k)).nodes)
-        for k in Keep
-    ]
+    forward = build_loss(model.parts, inputs, targets, zeros((8,)), model.adapters)
+    graph = build_backward(forward.noted(Notes()), list(parameters.tensors.values()))
+    found = [len(rematerialise(round_large(graph, BF16), keep).nodes) for keep in Keep]
     assert found[0] < found[1] == found[2]

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from derivatives import gradients_of
 
 from pyggml import ops
 from pyggml.alloc import plan
 from pyggml.attention.dense import ROWS
-from pyggml.backward import build_backward
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
@@ -42,7 +42,7 @@ def test_a_cap_is_what_tanh_between_two_scales_is(rng, n, heads, width):
     span, seed = causal(n, n, width), numbers(rng, n, heads, 16)
     fused = ops.flash_attn_ext(q, k, v, span, 0.7, logit_softcap=1.7)
     plain = composed(q, k, v, span, 0.7, 1.7)
-    results = [run(out, *build_backward(out, [q, k, v], seed)) for out in (fused, plain)]
+    results = [run(out, *gradients_of(out, [q, k, v], seed)) for out in (fused, plain)]
     for found, wanted in zip(*results, strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
 
@@ -51,7 +51,7 @@ def test_without_extras_it_is_flash_attention(rng):
     q, k, v = numbers(rng, 70, 4, 24), numbers(rng, 70, 2, 24), numbers(rng, 70, 2, 24)
     span, seed = causal(70, 70, 30), numbers(rng, 70, 4, 24)
     both = (ops.flash_attn_ext(q, k, v, span, 0.2), attention_dense(q, k, v, span, 0.2))
-    results = [run(out, *build_backward(out, [q, k, v], seed)) for out in both]
+    results = [run(out, *gradients_of(out, [q, k, v], seed)) for out in both]
     for wanted, found in zip(*results, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
@@ -98,7 +98,7 @@ def test_a_row_masked_whole_is_zero_and_has_no_gradient(rng, n):
     mask = zeros((n, n))
     mask.data[1] = -np.inf
     out = ops.flash_attn_ext(q, k, v, causal(n, n), 1.0, mask=mask)
-    found, dq = run(out, *build_backward(out, [q]))
+    found, dq = run(out, *gradients_of(out, [q]))
     assert not found[1].any() and not dq[1].any()
     assert np.isfinite(found).all() and np.isfinite(dq).all() and found[0].any()
 
@@ -107,7 +107,7 @@ def test_scores_are_never_held_for_all_queries():
     """2048 queries of 8 heads on 2048 keys: 128 MiB of scores, of which a few are there at once."""
     q, k, v = zeros((2048, 8, 32)), zeros((2048, 8, 32)), zeros((2048, 8, 32))
     out = ops.flash_attn_ext(q, k, v, causal(2048, 2048), 1.0, logit_softcap=50.0)
-    grads = build_backward(out, [q, k, v], zeros(out.shape))
+    grads = gradients_of(out, [q, k, v], zeros(out.shape))
     assert plan(Graph.of(*grads)).n_bytes < 32 * 2**20
 
 
@@ -132,7 +132,7 @@ def test_halves_have_no_gradient(rng, extras):
     q, k, v = numbers(rng, 5, 2, 8), *(leaf(np.zeros((5, 2, 8), np.float16)) for _ in "kv")
     out = ops.flash_attn_ext(q, k, v, causal(5, 5), 1.0, **extras)
     with pytest.raises(NoGradientError, match="has no gradient for its source 0"):
-        build_backward(out, [q])
+        gradients_of(out, [q])
 
 
 def test_keys_and_values_are_of_one_type(rng):

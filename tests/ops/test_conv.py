@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from derivatives import gradients_of
 
 from pyggml import ops
-from pyggml.backward import build_backward
 from pyggml.backward.check import check_gradient
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.runtime import run
@@ -22,7 +22,7 @@ def test_rows_and_a_product_give_what_the_direct_way_gives(rng, geometry):
     for build in (ops.conv_2d, ops.conv_2d_direct):
         y = build(w, x, *geometry)
         seed = leaf(np.linspace(-1, 1, y.n_elements, dtype=np.float32).reshape(y.shape))
-        results.append(run(y, *build_backward(y, [w, x], seed)))
+        results.append(run(y, *gradients_of(y, [w, x], seed)))
     for found, wanted in zip(*results, strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
 
@@ -71,7 +71,7 @@ def test_pooling_by_hand():
 
 def test_the_gradient_of_a_maximum_goes_to_the_first_of_equals():
     x = leaf(np.array([7, 7, 1, 7], np.float32))
-    (dx,) = run(*build_backward(ops.pool_1d(x, "max", 2, 1), [x]))
+    (dx,) = run(*gradients_of(ops.pool_1d(x, "max", 2, 1), [x]))
     np.testing.assert_array_equal(dx, [1, 1, 0, 1])
 
 

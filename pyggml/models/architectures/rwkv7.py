@@ -128,7 +128,7 @@ class TimeMix(Part):
         k, v = net.linear(f"{at}time_mix_key", to["k"]), self._value(net, at, to["v"])
         w = exp(scale(sigmoid(self._low_rank(net, at, "w", to["w"])), _SLOWEST))
         a = sigmoid(self._low_rank(net, at, "a", to["a"]))
-        unit = l2_norm(self._heads(mul(k, self._weight(net, at, "k_k"))), 1e-12)
+        unit = net.in_turn(l2_norm(self._heads(mul(k, self._weight(net, at, "k_k"))), 1e-12))
         part = mul(k, self._weight(net, at, "k_a"))
         k = self._heads(add(k, sub(mul(a, part), part)))
         v, a, w = self._heads(v), self._heads(a), self._heads(w)
@@ -144,7 +144,7 @@ class TimeMix(Part):
         """x moved towards the token before, as far as each letter's use asks for."""
         change, lerp = _change(net, f"{at}time_shift", x), self._weight(net, at, "lerp_fused")
         shares = (reshape(narrow(lerp, 0, i, 1), (self.n_embd,)) for i in range(6))
-        moved = (add(x, mul(change, share)) for share in shares)
+        moved = (net.in_turn(add(x, mul(change, share))) for share in shares)
         return dict(zip(_LERPS, moved, strict=True))
 
     def _value(self, net: Net, at: str, x: Tensor) -> Tensor:
