@@ -4,7 +4,7 @@ stage                   verb             from → to
 pyggml.gguf             open             file → metadata + memory-mapped tensors
 pyggml.models           build            config, weights, token inputs → logits Tensor (a graph)
 pyggml.lora             attach           model → Adapter (A, B pairs) seen by every matched mul_mat
-pyggml.backward         build_backward   loss Tensor, parameters → gradient Tensors, same graph
+pyggml.backward         build_backward   Graph of a loss, parameters → Graph with its gradients
 pyggml.alloc            plan             Graph → Plan: offsets in one arena, peak bytes
 pyggml.runtime          compute          Plan → numbers, one bound kernel call per node
 pyggml.lora.optim       step             parameters, gradients → updated in place
