@@ -5,8 +5,10 @@
 `panel`   nv · lanes, the columns of one tile
 `bf16`    whether the CPU multiplies pairs of bfloat16, at twice the rate of float32
 `vnni`    whether it multiplies bytes, four to a slot, at four times that rate
+`tiles`   whether it multiplies tiles of bfloat16 (AMX), at up to 16 times the rate of float32;
+          `bf16` is not set beside it: such CPUs multiply pairs at half the rate of float32
 
-PYGGML_ISA=avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces a path; one this machine
+PYGGML_ISA=amx|avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces a path; one this machine
 lacks is refused by name. `generic` runs on any CPU; `numpy` unpacks whole matrices and leaves the
 product to NumPy: the slow twin, and the only path when Numba's JIT is switched off.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 
 from pyggml._jit import JIT
+from pyggml._permission import tiles_granted
 from pyggml.errors import ConfigError
 
 ENVIRONMENT = "PYGGML_ISA"
@@ -36,6 +39,7 @@ class ISA:
     nv: int
     bf16: bool = False
     vnni: bool = False
+    tiles: bool = False
 
     @property
     def panel(self) -> int:
@@ -49,11 +53,13 @@ class ISA:
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 _VNNI = _AVX512 | {"avx512vnni"}
+_AMX = frozenset({"amx-tile", "amx-bf16"})
 
 # Register tiles: mr·nv sums + nv loads + 1 broadcast fit in 32 (AVX-512, NEON) or 16 registers.
 ISAS: dict[str, ISA] = {
     isa.name: isa
     for isa in (
+        ISA("amx", _VNNI | {"avx512bf16"} | _AMX, lanes=16, mr=12, nv=2, vnni=True, tiles=True),
         ISA("avx512bf16", _VNNI | {"avx512bf16"}, lanes=16, mr=6, nv=4, bf16=True, vnni=True),
         ISA("avx512vnni", _VNNI, lanes=16, mr=12, nv=2, vnni=True),
         ISA("avx512", _AVX512, lanes=16, mr=12, nv=2),
@@ -66,11 +72,22 @@ ISAS: dict[str, ISA] = {
 
 
 def _features() -> frozenset[str]:
-    """What LLVM says this CPU has; every 64-bit ARM has NEON, whatever LLVM lists."""
+    """What this process may use of what LLVM says this CPU has; every 64-bit ARM has NEON, whatever
+    LLVM lists."""
     found = {name for name, has in llvm.get_host_cpu_features().items() if has}
     if platform.machine().lower() in ("arm64", "aarch64"):
         found.add("neon")
+    if found >= _AMX and not (_compiles(_AMX) and tiles_granted()):
+        found -= _AMX
     return frozenset(found)
+
+
+def _compiles(features: frozenset[str]) -> bool:
+    """Whether Numba compiles for these: LLVM ends the process at an instruction of others."""
+    given = os.environ.get("NUMBA_CPU_FEATURES")
+    if given is None:
+        return os.environ.get("NUMBA_CPU_NAME", "").lower() != "generic"
+    return features <= {name.removeprefix("+") for name in given.split(",")}
 
 
 def choose() -> ISA:
@@ -89,7 +106,7 @@ def choose() -> ISA:
     isa = ISAS[wanted]
     missing = sorted(isa.needs - have)
     if missing:
-        raise ConfigError(f"{ENVIRONMENT}={wanted}: this CPU lacks {', '.join(missing)}")
+        raise ConfigError(f"{ENVIRONMENT}={wanted}: this machine lacks {', '.join(missing)}")
     if not JIT and wanted != "numpy":
         raise ConfigError(f"{ENVIRONMENT}={wanted} needs Numba's JIT, which is switched off")
     return isa

@@ -17,7 +17,7 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 # A part may import itself and the parts of earlier lines; those of the first line, each other.
 LAYERS = [
     {"errors", "ggml_enums", "dtypes", "files", "sizes", "tensor", "op", "call", "graph"}
-    | {"_frames", "_isa", "_jit", "_llvm", "_simd", "_tasks", "threads"},
+    | {"_frames", "_isa", "_jit", "_llvm", "_permission", "_simd", "_tasks", "threads"},
     {"backends", "gguf", "quants"},
     {"alloc"},
     {"runtime", "gemm", "tokenizer"},
@@ -40,6 +40,8 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_llvm.py",
     "pyggml/_tasks.py",
     "pyggml/gemm/activations.py",
+    "pyggml/gemm/amx/rows.py",
+    "pyggml/gemm/amx/tiles.py",
     "pyggml/attention/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/int8_tile.py",

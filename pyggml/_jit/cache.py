@@ -1,7 +1,8 @@
 """The folder of compiled kernels, and the fingerprint that names it.
 
 Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
-change of the bounds-check flag. The folder is therefore named after those; a kernel may take
+change of the bounds-check flag or of the permission to use tiles. The folder is therefore named
+after those; a kernel may take
 compiled helpers and constants from its own file and from SHARED only.
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 import llvmlite
 import numba
 from numba.core import config
+
+from pyggml._permission import tiles_granted
 
 # Files whose helpers and constants kernels of other files are made of. A test compares this list
 # with what kernels take.
@@ -54,6 +57,8 @@ SHARED = (
     "gemm/frames.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
+    "gemm/amx/tiles.py",
+    "gemm/amx/rows.py",
     "attention/tiles.py",
     "attention/decode_tile.py",
     "ops/recurrence.py",
@@ -78,6 +83,7 @@ def _folder() -> Path:
         (numba.__version__, llvmlite.__version__, sys.version),
         config.BOUNDSCHECK,
         os.environ.get("PYGGML_ISA"),
+        tiles_granted(),
     )
     digest = hashlib.sha256(repr(stamp).encode())
     for name in SHARED:

@@ -262,7 +262,7 @@ def make_transpose(lanes: int) -> Any:
     return transpose
 
 
-def _to_bf16(builder: Any, x: Any) -> Any:
+def to_bf16(builder: Any, x: Any) -> Any:
     """x rounded to the nearest bfloat16 (ties to even), as int16."""
     bits, halves = ir.VectorType(I32, x.type.count), ir.VectorType(I16, x.type.count)
     raw = builder.bitcast(x, bits)
@@ -273,7 +273,7 @@ def _to_bf16(builder: Any, x: Any) -> Any:
     return builder.trunc(builder.lshr(chosen, every(bits, 16)), halves)
 
 
-def _cvtneps2bf16(builder: Any, x: Any) -> Any:
+def cvtneps2bf16(builder: Any, x: Any) -> Any:
     """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
     halves = ir.VectorType(_BFloat(), x.type.count)
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
@@ -291,14 +291,14 @@ def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
     beside = ir.Constant(
         ir.VectorType(I32, 2 * lanes), [x for i in range(lanes) for x in (i, lanes + i)]
     )
-    to_bf16 = _cvtneps2bf16 if bf16 else _to_bf16
+    narrow = cvtneps2bf16 if bf16 else to_bf16
 
     def row(builder: Any, i: Any, to: Any, of: Any) -> None:
-        half = to_bf16(builder, load(builder, at(builder, of, i), vector))
+        half = narrow(builder, load(builder, at(builder, of, i), vector))
         store(builder, half, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
 
     def two(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
-        low, high = (to_bf16(builder, load(builder, at(builder, x, i), vector)) for x in (a, b))
+        low, high = (narrow(builder, load(builder, at(builder, x, i), vector)) for x in (a, b))
         store(builder, builder.shuffle_vector(low, high, beside), at(builder, to, i))
 
     @intrinsic

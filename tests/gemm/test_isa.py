@@ -58,7 +58,7 @@ def test_a_path_that_is_asked_for_is_taken_or_refused(name, monkeypatch):
         assert (code, text.strip()) == (0, name)
     else:
         assert code == 1
-        assert f"{ENVIRONMENT}={name}: this CPU lacks" in why
+        assert f"{ENVIRONMENT}={name}: this machine lacks" in why
         assert why in text
 
 
@@ -90,7 +90,7 @@ def test_what_a_cpu_lacks_is_named(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, "avx512")
     with pytest.raises(ConfigError) as caught:
         choose()
-    assert str(caught.value) == f"{ENVIRONMENT}=avx512: this CPU lacks avx512bw, avx512vl"
+    assert str(caught.value) == f"{ENVIRONMENT}=avx512: this machine lacks avx512bw, avx512vl"
 
 
 def test_an_unknown_path_is_refused():

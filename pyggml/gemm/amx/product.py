@@ -1,0 +1,264 @@
+"""Products with a weight on tiles: C (m, n) (+)= A (m, k) · B (k, n), factors rounded to bfloat16.
+
+forward    y  = x · Wᵀ     16 rows of W at a time: their pairs are transposed into B's tiles
+backward   dx = dy · W     two rows of W at a time: they are shuffled into B's pairs
+
+A is rounded once, row by row: so tiles take it. A task unpacks some columns of B, a part of k at a
+time, and multiplies all tokens of its share with it. Every sum runs in an order that depends on the
+shapes only, so that threads do not change it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._frames import Bool, Int, Shorts1
+from pyggml._jit import kernel
+from pyggml._simd import fill
+from pyggml._tasks import Stage, launch, stage, task_code
+from pyggml.call import Call
+from pyggml.gemm.amx.rows import (
+    LANES,
+    LINE,
+    pair_rows,
+    panel_bytes,
+    round_padded,
+    round_row,
+    transpose,
+)
+from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, configure, micro_product, release
+from pyggml.gemm.frames import BlockMatrix, Product, columns_from, rows_from
+from pyggml.gemm.microkernel import call_block, fetch
+from pyggml.gemm.panels import split
+from pyggml.sizes import round_up
+
+# Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
+# C is read and written once a pass. Backward, columns are a multiple of every block length, as are
+# the pieces of W's rows that are unpacked at a time.
+FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
+BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
+PIECE = 512
+
+_FORWARD_PANEL, _BACKWARD_PANEL = panel_bytes(FORWARD_DEPTH), panel_bytes(BACKWARD_DEPTH)
+# A thread's scratch, in floats: a square of C, rows of bfloat16, a row of floats, panels of B.
+_EDGE = SIDE * SIDE
+_LD = (2 * PIECE + LINE) // 4  # slots from row to row
+_ROWS = LANES * _LD
+_PANELS = max(FORWARD_COLUMNS // SIDE * _FORWARD_PANEL, BACKWARD_COLUMNS // SIDE * _BACKWARD_PANEL)
+SCRATCH = _EDGE + _ROWS + PIECE + _PANELS // 4
+_ADDING, _NEW = np.int64(1), np.int64(0)
+
+
+class TileProduct(Product):
+    """Tasks multiply one tile of B with a share of A's groups of SIDE rows."""
+
+    packed_a: Shorts1  # bfloat16, `leading_dimension` apart
+    n_shares: Int
+    rounds: Bool  # whether W's unpacker writes bfloat16
+
+
+def leading_dimension(k: int) -> int:
+    """Numbers from row to row of packed A."""
+    return round_up(k, STEP) + LINE // 2
+
+
+def packed_shorts(m: int, k: int) -> int:
+    """Numbers of packed A."""
+    return round_up(m, SIDE) * leading_dimension(k)
+
+
+@kernel
+def _whole(n, multiple):
+    return (n + multiple - 1) // multiple * multiple
+
+
+@kernel
+def _scratch_of(f, thread):
+    """This thread's square of C, rows, floats and panels."""
+    mine = f.scratch[thread]
+    rows, rest = mine[_EDGE : _EDGE + _ROWS], mine[_EDGE + _ROWS :]
+    return mine[:_EDGE], rows, rest[:PIECE], rest[PIECE:]
+
+
+# -- packing A ------------------------------------------------------------------------------------
+
+
+@task_code(TileProduct)
+def _pack_task(f, task, thread):
+    """A group of SIDE rows of A; rows past the last are zeros."""
+    ld = _whole(f.k, STEP) + LINE // 2
+    _, _, spare, _ = _scratch_of(f, thread)
+    a, packed = f.a, f.packed_a
+    for i in range(task * SIDE, (task + 1) * SIDE):
+        row = packed[i * ld : (i + 1) * ld]
+        if i < f.m:
+            round_padded(row.ctypes.data, a[i * f.lda : i * f.lda + f.k], spare)
+        else:
+            fill(row, np.uint16(0))
+
+
+# -- B's panels -----------------------------------------------------------------------------------
+
+
+@kernel
+def _unpack_row(row, w, i, n, rounds, numbers, ahead):
+    """The first n numbers of W's row i as bfloat16, with zeros up to the next whole step; the same
+    of the row `ahead` is fetched."""
+    here, n_blocks = w.address + i * w.row_bytes, n // w.block
+    fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
+    if rounds:
+        call_block(w.unpack, row.ctypes.data, here, n_blocks)
+        return
+    whole = _whole(n, STEP)
+    call_block(w.unpack, numbers.ctypes.data, here, n_blocks)
+    fill(numbers[n:whole], np.float32(0))
+    round_row(row.ctypes.data, numbers.ctypes.data, whole)
+
+
+@kernel
+def _transposed_panels(panels, rows, numbers, w, n_rows, k, rounds):
+    """B = Wᵀ from k numbers of n_rows rows of W."""
+    for first in range(0, _whole(n_rows, SIDE), LANES):
+        to = (
+            panels.ctypes.data + first // SIDE * _FORWARD_PANEL + first % SIDE // LANES * TILE_BYTES
+        )
+        for k0 in range(0, k, PIECE):
+            here, n = columns_from(w, k0), min(PIECE, k - k0)
+            for i in range(LANES):
+                row = rows[i * _LD : (i + 1) * _LD]
+                if first + i < n_rows:
+                    _unpack_row(row, here, first + i, n, rounds, numbers, LANES)
+                else:
+                    fill(row, np.float32(0))
+            for s in range((n + STEP - 1) // STEP):
+                there = to + (k0 // STEP + s) * 2 * TILE_BYTES
+                transpose(there, LANES, rows.ctypes.data + s * LINE, _LD)
+
+
+@kernel
+def _paired_panels(panels, rows, numbers, w, n_rows, n_columns, rounds):
+    """B = n_columns of W from n_rows rows."""
+    one, other = rows[:_LD], rows[_LD : 2 * _LD]
+    for i in range(0, _whole(n_rows, STEP), 2):
+        for row, j in ((one, i), (other, i + 1)):
+            if j < n_rows:
+                _unpack_row(row, w, j, n_columns, rounds, numbers, 2)
+            else:
+                fill(row, np.float32(0))
+        to = panels.ctypes.data + i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
+        n = _whole(n_columns, SIDE)
+        pair_rows(to, one.ctypes.data, other.ctypes.data, n, _BACKWARD_PANEL)
+
+
+# -- multiplying ----------------------------------------------------------------------------------
+
+
+@kernel
+def _multiply(f, panels, panel, edge, groups, columns, k0, k):
+    """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for groups of SIDE rows."""
+    c, ld, steps = f.c, _whole(f.k, STEP) + LINE // 2, (k + STEP - 1) // STEP
+    added = f.accumulate or k0 > 0
+    for g in range(groups[0], groups[1]):
+        a = f.packed_a.ctypes.data + 2 * (g * SIDE * ld + k0)
+        n_rows = min(SIDE, f.m - g * SIDE)
+        for column in range(columns[0], columns[1], SIDE):
+            b = panels.ctypes.data + (column - columns[0]) // SIDE * panel
+            start, n = g * SIDE * f.n + column, min(SIDE, columns[1] - column)
+            if n_rows == SIDE and n == SIDE:
+                to = c.ctypes.data + 4 * start
+                micro_product(a, 2 * ld, b, to, 4 * f.n, steps, _ADDING if added else _NEW)
+            else:
+                micro_product(a, 2 * ld, b, edge.ctypes.data, 4 * SIDE, steps, _NEW)
+                _put_edge(c, start, f.n, edge, n_rows, n, added)
+
+
+@kernel
+def _put_edge(c, start, ldc, edge, n_rows, n_columns, added):
+    """The part of a square, `edge`, that lies inside C."""
+    for i in range(n_rows):
+        to = c[start + i * ldc : start + i * ldc + n_columns]
+        for j in range(n_columns):
+            to[j] = edge[i * SIDE + j] + (to[j] if added else np.float32(0))
+
+
+@kernel
+def _share_of(f, task, n_columns):
+    """A task's columns, and its groups of rows: first, past the last."""
+    first, n_groups = task // f.n_shares * n_columns, (f.m + SIDE - 1) // SIDE
+    columns = first, min(first + n_columns, f.n)
+    return columns, split(n_groups, f.n_shares, task % f.n_shares)
+
+
+@task_code(TileProduct)
+def _forward_task(f, task, thread):
+    edge, rows, numbers, panels = _scratch_of(f, thread)
+    columns, groups = _share_of(f, task, FORWARD_COLUMNS)
+    here, n = rows_from(f.w, columns[0]), columns[1] - columns[0]
+    configure()
+    for k0 in range(0, f.k, FORWARD_DEPTH):
+        k = min(FORWARD_DEPTH, f.k - k0)
+        _transposed_panels(panels, rows, numbers, columns_from(here, k0), n, k, f.rounds)
+        _multiply(f, panels, _FORWARD_PANEL, edge, groups, columns, k0, k)
+    release()
+
+
+@task_code(TileProduct)
+def _backward_task(f, task, thread):
+    edge, rows, numbers, panels = _scratch_of(f, thread)
+    columns, groups = _share_of(f, task, BACKWARD_COLUMNS)
+    here, n = columns_from(f.w, columns[0]), columns[1] - columns[0]
+    configure()
+    for k0 in range(0, f.k, BACKWARD_DEPTH):
+        k = min(BACKWARD_DEPTH, f.k - k0)
+        _paired_panels(panels, rows, numbers, rows_from(here, k0), k, n, f.rounds)
+        _multiply(f, panels, _BACKWARD_PANEL, edge, groups, columns, k0, k)
+    release()
+
+
+# -- binding --------------------------------------------------------------------------------------
+
+
+def _bind(
+    c: np.ndarray, a: np.ndarray, lda: int, w: tuple[BlockMatrix, bool],
+    sizes: tuple[int, int, int], columns: int, accumulate: bool, packed: np.ndarray,
+    scratch: np.ndarray,
+) -> tuple[TileProduct, int]:  # fmt: skip
+    """The frame, and the number of tasks that make `columns` columns each; sizes are m, n, k."""
+    m, n, k = sizes
+    n_tiles, n_groups = -(-n // columns), -(-m // SIDE)
+    n_shares = min(n_groups, max(1, 2 * len(scratch) // n_tiles))
+    f = TileProduct(
+        c=c, a=a, lda=lda, w=w[0], m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
+        packed_a=packed, n_shares=n_shares, rounds=w[1],
+    )  # fmt: skip
+    return f, n_tiles * n_shares
+
+
+def _packing(f: TileProduct, m: int) -> Stage:
+    return stage(_pack_task, f, -(-m // SIDE))
+
+
+def forward(
+    y: np.ndarray, x: np.ndarray, ldx: int, w: tuple[BlockMatrix, bool],
+    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
+    is_packed: bool = False,
+) -> Call:  # fmt: skip
+    """y (+)= x · Wᵀ; y and x flat, rows of x ldx floats apart; shape (T, N, K).
+
+    w: what `rows.matrix` gives; packed: `packed_shorts` uint16; scratch: (threads, SCRATCH);
+    is_packed: `packed` will hold x already when this runs.
+    """
+    t, n, k = shape
+    f, n_tasks = _bind(y, x, ldx, w, (t, n, k), FORWARD_COLUMNS, accumulate, packed, scratch)
+    multiply = stage(_forward_task, f, n_tasks)
+    return Call(launch, *(() if is_packed else (_packing(f, t),)), multiply)
+
+
+def backward(
+    dx: np.ndarray, dy: np.ndarray, ldy: int, w: tuple[BlockMatrix, bool],
+    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
+) -> Call:  # fmt: skip
+    """dx (+)= dy · W; dx and dy flat, rows of dy ldy floats apart; shape (T, N, K)."""
+    t, n, k = shape
+    f, n_tasks = _bind(dx, dy, ldy, w, (t, k, n), BACKWARD_COLUMNS, accumulate, packed, scratch)
+    return Call(launch, _packing(f, t), stage(_backward_task, f, n_tasks))

@@ -1,0 +1,122 @@
+"""Rows of bfloat16, as tiles take them: rounded from float32, or straight from packed weights.
+
+A row is addressed in bytes. Rows are padded with zeros to whole steps of k: what lies beside a zero
+must be finite.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from pyggml._isa import CHOSEN
+from pyggml._jit import BlockCode, block_code, cgutils, intrinsic, kernel, types
+from pyggml._llvm import I16, I32, I64, at, load, store
+from pyggml.dtypes import DType, dtype
+from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
+from pyggml.gemm.dots import step
+from pyggml.gemm.frames import BlockMatrix
+from pyggml.gemm.microkernel import cvtneps2bf16, make_round, make_transpose, to_bf16
+from pyggml.quants import UNPACK
+from pyggml.quants.unpack import LAYOUTS
+from pyggml.quants.vectors import FloatsOut, emit_blocks
+
+LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
+LANES = 16  # rows of a tile, 32-bit slots of its rows
+
+round_row, round_two = make_round(LANES, CHOSEN.tiles)
+transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 slots
+_narrow = cvtneps2bf16 if CHOSEN.tiles else to_bf16
+_NUMBERS = ir.VectorType(I16, 2 * LANES)
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+class _Rounded(FloatsOut):
+    """Writes the weights as bfloat16."""
+
+    def add_floats(self, floats: Any, i: int) -> None:
+        store(self.b, _narrow(self.b, floats), at(self.b, self._to, ir.Constant(I64, i // 2)))
+
+
+def _unpacker(name: str) -> BlockCode:
+    """Code for n times `step` weights of one type, to bfloat16."""
+    kind = dtype(name)
+    size = step(kind)
+    sizes = size // kind.block * kind.block_bytes, 2 * size
+
+    @intrinsic
+    def emit(typing: Any, to: Any, source: Any, n: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to, source, n = arguments
+            places = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+            emit_blocks(builder, LAYOUTS[name], n, places, sizes, partial(_Rounded, size=size))
+            return context.get_dummy_value()
+
+        return types.void(to, source, n), codegen
+
+    def unpack(dst, src, n_blocks):
+        emit(dst, src, n_blocks)
+
+    return block_code(unpack)
+
+
+_UNPACK = {name: _unpacker(name) for name in LAYOUTS if name != "F32"}
+
+
+def matrix(address: int, row_bytes: int, kind: DType, depth: int) -> tuple[BlockMatrix, bool]:
+    """W as tasks read it, and whether its unpacker writes bfloat16 rather than float32."""
+    code = _UNPACK.get(kind.name)
+    if code is None or depth % step(kind):
+        unpack = UNPACK[kind.name].address
+        return BlockMatrix(address, row_bytes, unpack, kind.block, kind.block_bytes), False
+    n_bytes = step(kind) // kind.block * kind.block_bytes
+    return BlockMatrix(address, row_bytes, code.address, step(kind), n_bytes), True
+
+
+@kernel
+def round_padded(to, x, spare):
+    """x as bfloat16, with zeros up to the next whole step; `spare` holds one step's floats."""
+    k = x.shape[0]
+    whole = k // STEP * STEP
+    round_row(to, x.ctypes.data, whole)
+    if whole < k:
+        tail = spare[:STEP]
+        for i in range(STEP):
+            tail[i] = x[whole + i] if whole + i < k else np.float32(0)
+        round_row(to + 2 * whole, tail.ctypes.data, STEP)
+
+
+# -- pairs ----------------------------------------------------------------------------------------
+
+
+@intrinsic
+def pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> Any:
+    """n columns of two rows of bfloat16, in whole panels, to a row of pairs of B's tiles.
+
+    to: the row in the first of them; panel: bytes from one panel of SIDE columns to the next.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, one, other, n, panel = arguments
+        index = ir.VectorType(I32, 2 * LANES)
+        with cgutils.for_range(builder, builder.udiv(n, ir.Constant(I64, SIDE))) as loop:
+            here = builder.mul(loop.index, ir.Constant(I64, SIDE // 2))
+            rows = [load(builder, at(builder, x, here), _NUMBERS) for x in (one, other)]
+            there = builder.add(to, builder.mul(loop.index, panel))
+            for tile in (0, 1):
+                columns = range(LANES * tile, LANES * (tile + 1))
+                order = [x for column in columns for x in (column, 2 * LANES + column)]
+                pairs = builder.shuffle_vector(*rows, ir.Constant(index, order))
+                store(builder, pairs, at(builder, there, ir.Constant(I64, tile * TILE_BYTES // 4)))
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 5), codegen
+
+
+def panel_bytes(k: int) -> int:
+    """Bytes from one panel of B to the next, for sums over up to k numbers."""
+    return -(-k // STEP) * 2 * TILE_BYTES + LINE

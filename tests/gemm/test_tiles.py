@@ -1,0 +1,183 @@
+"""Products on tiles (AMX). Where the CPU has none, vector code stands in for their instructions."""
+
+import numpy as np
+import pytest
+
+from pyggml import threads
+from pyggml._jit import JIT, exact
+from pyggml.backends import CPU
+from pyggml.dtypes import dtype
+from pyggml.gemm import twin
+from pyggml.gemm.amx import product, tiles
+from pyggml.gemm.amx.product import (
+    BACKWARD_COLUMNS,
+    BACKWARD_DEPTH,
+    FORWARD_COLUMNS,
+    FORWARD_DEPTH,
+)
+from pyggml.gemm.amx.rows import matrix
+from pyggml.gemm.amx.tiles import SIDE, STEP
+from pyggml.quants import QUANTS, quantize
+
+pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
+
+TYPES = sorted(QUANTS.keys() - {"F32"})
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def bits(x):
+    """x rounded to bfloat16, as uint16."""
+    whole = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((whole + 0x7FFF + (whole >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def scratch(m, k):
+    n_bytes = 2 * product.packed_shorts(m, k), 4 * threads.most() * product.SCRATCH
+    packed, rest = (CPU().alloc(n) for n in n_bytes)
+    packed[:], rest[:] = 255, 255  # NaN
+    return packed.view(np.uint16), rest.view(np.float32).reshape(threads.most(), -1)
+
+
+def multiply(bind, a, w, kind, n, start=None):
+    """a (m, k) times w, by product.forward or product.backward; n columns come out."""
+    (m, k), depth = a.shape, a.shape[1] if bind is product.forward else n
+    weight = matrix(w.ctypes.data, w.strides[0], dtype(kind), depth)
+    c = np.full((m, n), np.nan if start is None else start, np.float32)
+    flat = np.lib.stride_tricks.as_strided(a, (1 + (m - 1) * a.strides[0] // 4 + k - 1,), (4,))
+    shape = (m, n, k) if bind is product.forward else (m, k, n)
+    lda, memory = a.strides[0] // 4, scratch(m, k)
+    bind(c.reshape(-1), flat, lda, weight, shape, start is not None, *memory)()
+    return c
+
+
+def doubled(bind, a, w, kind, n, start=0.0):
+    """The same by NumPy, with both factors rounded to bfloat16."""
+    c = np.full((len(a), n), start, np.float32)
+    two = twin.forward if bind is product.forward else twin.backward
+    two(c, a, np.ascontiguousarray(w), dtype(kind), True, True)
+    return c
+
+
+def nmse(found, wanted):
+    return ((found - wanted) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
+
+
+# -- the micro-kernel -----------------------------------------------------------------------------
+
+
+@exact
+def _square(a, b, c, k, accumulate):
+    tiles.configure()
+    tiles.micro_product(
+        a.ctypes.data, a.strides[0], b.ctypes.data, c.ctypes.data, c.strides[0], k, accumulate
+    )
+    tiles.release()
+
+
+def in_pairs(b):
+    """B (k, SIDE) as tiles (k / STEP, 2, STEP / 2, 16, 2)."""
+    return np.ascontiguousarray(bits(b).reshape(-1, STEP // 2, 2, 2, 16).transpose(0, 3, 1, 4, 2))
+
+
+def as_floats(numbers):
+    return (numbers.astype(np.uint32) << 16).view(np.float32)
+
+
+def as_the_manual_says(a, b, c):
+    """TDPBF16PS for each step: the even and the odd numbers of its k are summed apart."""
+    a, b, c = as_floats(bits(a)), as_floats(bits(b)), c.copy()
+    for k in range(0, a.shape[1], STEP):
+        even, odd = np.zeros_like(c), np.zeros_like(c)
+        for i in range(k, k + STEP, 2):
+            even += a[:, i, None] * b[i]  # products of bfloat16 are exact
+            odd += a[:, i + 1, None] * b[i + 1]
+        c += even + odd
+    return c
+
+
+@pytest.mark.parametrize("accumulate", [0, 1])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_micro_kernel_does_what_the_manual_says(steps, accumulate, rng):
+    a, b = normal(rng, SIDE, steps * STEP), normal(rng, steps * STEP, SIDE)
+    wide = np.zeros((SIDE, steps * STEP + 32), np.uint16)
+    wide[:, : steps * STEP] = bits(a)
+    c = normal(rng, SIDE, SIDE + 8)
+    wanted = c.copy()
+    wanted[:, :SIDE] = as_the_manual_says(a, b, c[:, :SIDE] * accumulate)
+    _square(wide, in_pairs(b), c, steps, accumulate)
+    np.testing.assert_array_equal(c, wanted)
+
+
+def test_the_configuration():
+    """Eight tiles of palette 1: 16 rows of 64 bytes."""
+    given = np.frombuffer(tiles.CONFIGURATION, np.uint8)
+    assert given.size == 64 and given[0] == 1
+    assert given[16:32].view(np.uint16).tolist() == [64] * 8
+    assert given[48:56].tolist() == [16] * 8
+    assert not given[1:16].any() and not given[32:48].any() and not given[56:].any()
+
+
+# -- products with weights ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_weight_type(kind, rng, some_weight):
+    """Tokens, rows and columns around the edges of squares, tiles and passes; sides lie apart."""
+    block = dtype(kind).block
+    for m, n, units in ((1, 3, 1), (SIDE + 1, 40, 2), (2, FORWARD_COLUMNS + 9, 1)):
+        k = units * block if block > 1 else units * STEP
+        w = some_weight(rng, (2 * n, k), kind)[::2]
+        x, dy = normal(rng, m, k + 8)[:, 4:-4], normal(rng, m, n + 8)[:, 4:-4]
+        for bind, a, wide in ((product.forward, x, n), (product.backward, dy, k)):
+            assert nmse(multiply(bind, a, w, kind, wide), doubled(bind, a, w, kind, wide)) < 2e-7
+            found = multiply(bind, a, w, kind, wide, start=0.5)
+            assert nmse(found, doubled(bind, a, w, kind, wide, 0.5)) < 2e-7
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q2_K", "BF16"])
+def test_sums_over_several_passes(kind, rng, some_weight):
+    n, k = BACKWARD_DEPTH + 32, FORWARD_DEPTH + BACKWARD_COLUMNS
+    w, x, dy = some_weight(rng, (n, k), kind), normal(rng, 3, k), normal(rng, 3, n)
+    for bind, a, wide in ((product.forward, x, n), (product.backward, dy, k)):
+        found = multiply(bind, a, w, kind, wide, 0.5)
+        assert nmse(found, doubled(bind, a, w, kind, wide, 0.5)) < 2e-7
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+@pytest.mark.parametrize("k", [1, 31, 33, 70])
+def test_rows_of_any_length(kind, k, rng, some_weight):
+    w, x, dy = some_weight(rng, (21, k), kind), normal(rng, 5, k), normal(rng, 5, 21)
+    for bind, a, wide in ((product.forward, x, 21), (product.backward, dy, k)):
+        assert nmse(multiply(bind, a, w, kind, wide), doubled(bind, a, w, kind, wide)) < 2e-7
+
+
+def test_how_far_from_exact(rng):
+    """A tenth of what rounding x to bytes costs."""
+    w, x = quantize(normal(rng, 96, 768), "Q8_0"), normal(rng, 40, 768)
+    wanted = x.astype(np.float64) @ twin.dequantize(w, "Q8_0").T.astype(np.float64)
+    assert 1e-6 < nmse(multiply(product.forward, x, w, "Q8_0", 96), wanted) < 8e-6
+
+
+def test_threads_change_nothing(rng):
+    w, before = quantize(normal(rng, 3 * FORWARD_COLUMNS, 512), "Q4_K"), threads.get()
+    x, dy = normal(rng, 5 * SIDE, 512), normal(rng, 5 * SIDE, len(w))
+    found = []
+    try:
+        for n in (1, before):
+            threads.set(n)
+            found.append(multiply(product.forward, x, w, "Q4_K", len(w)).tobytes())
+            found.append(multiply(product.backward, dy, w, "Q4_K", 512).tobytes())
+    finally:
+        threads.set(before)
+    assert found[:2] == found[2:]
+
+
+def test_what_is_not_finite_stays_in_its_row(rng):
+    w, x = quantize(normal(rng, 40, 64), "Q8_0"), normal(rng, 5, 64)
+    x[1, 7], x[3, 9] = np.nan, np.inf
+    found = multiply(product.forward, x, w, "Q8_0", 40)
+    assert np.isnan(found[1]).all() and not np.isfinite(found[3]).any()
+    assert np.isfinite(found[[0, 2, 4]]).all()
