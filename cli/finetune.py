@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,21 @@ from pyggml.cli import ahead, demo, overview
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.options import PATH, SETTINGS, given_settings, settings_options
 from pyggml.cli.paths import check_output, check_space
-from pyggml.cli.progress import Meter, display
+from pyggml.cli.progress import Meter, display, rise
 from pyggml.cli.run import STOPPED
-from pyggml.cli.samples import compare, prompt_ids
+from pyggml.cli.samples import check_answer, compare, prompt_ids
 from pyggml.cli.show import row, say, size, unescaped
 from pyggml.errors import CheckpointError, ConfigError, PyggmlError
-from pyggml.lora import Adapter, LoraConfig, TrainConfig, Trainer, attach, lock, read_corpus
+from pyggml.lora import (
+    Adapter,
+    LoraConfig,
+    TrainConfig,
+    Trainer,
+    attach,
+    lock,
+    read_corpus,
+    unfreeze,
+)
 from pyggml.lora.checkpoint import KEPT, existing, held
 
 LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
@@ -35,6 +44,7 @@ class Job:
     model: Path
     data: Path
     output: Path
+    init: Path | None
     resume: Path | None
     prompt: str | None
     lora: LoraConfig
@@ -49,9 +59,9 @@ def _finetune(**given: Any) -> int:
 
 
 def _run(job: Job, given: dict[str, Any]) -> int:
-    model = load(job.model, compute=job.train.compute)
+    model = load(job.model, job.init, job.train.compute)
     overview.say_model(model)
-    adapter = attach(model, job.lora)
+    adapter = attach(model, job.lora) if job.init is None else unfreeze(model)
     overview.say_adapter(model, adapter)
     _check_room(job, adapter.parameters.data.nbytes + _HEADER_BYTES)
     t = job.train
@@ -66,18 +76,25 @@ def _run(job: Job, given: dict[str, Any]) -> int:
     if job.output.exists():
         row("output", f"{job.output} exists; it is replaced at the end")
     say()
-    return _train(job, trainer, adapter, prompt, given)
+    before = load(job.model, job.init, job.train.compute)  # as it is now: -o may replace it
+    start = trainer.progress.step
+    finished = _train(job, trainer, adapter, prompt)
+    if not finished:
+        _say_how_to_resume(trainer, start, given)
+        return STOPPED
+    compare(before, model, prompt)
+    _say_how_to_use(job.model, job.output)
+    return 0
 
 
-def _train(
-    job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray, given: dict[str, Any]
-) -> int:
-    meter = Meter()
+def _train(job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray) -> bool:
+    """Train and write the adapter; whether that went to the end."""
+    start, meter = trainer.progress.step, Meter(trainer.history)
     plan, compute = trainer.passes.training, trainer.model.backend.compute
     with stopping(trainer.stop):
         with (
-            ahead.helped(job.model, job.lora, job.train, plan, compute) as compiled,
-            display(meter, trainer.n_steps, trainer.progress.step) as shown,
+            ahead.helped(job.model, adapter.config, job.train, plan, compute) as compiled,
+            display(meter, trainer.n_steps, start) as shown,
         ):
 
             def report(event: Any) -> None:
@@ -89,29 +106,32 @@ def _train(
             try:
                 finished = trainer.run(report)
             except PyggmlError as error:
-                raise PyggmlError(f"{error}{_rescued(adapter, meter, job.output)}") from error
-        if meter.last is None and not finished:
-            row("stopped", "before a step was made; nothing was written")
-            return STOPPED
-        _say_result(meter)
-        _save(adapter, meter, job.output)
-    if not finished:
-        _say_how_to_resume(trainer, given)
-        return STOPPED
-    compare(trainer.model, prompt)
-    _say_how_to_use(job.model, job.output)
-    return 0
+                faults = [*error.faults, *_rescued(adapter, meter, job.output)]
+                raise PyggmlError(faults, error.about) from error
+        if finished:
+            check_answer(trainer.model, prompt)
+        if finished or trainer.progress.step > start:
+            _say_result(trainer)
+            _save(adapter, meter, job.output)
+    return finished
 
 
 # -- what was asked for -------------------------------------------------------------------------
 
 
 def _job(given: dict[str, Any]) -> Job:
+    if given["init"] is not None:
+        _check_init(given)
     if given["demo"]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
         defaults |= {"prompt": demo.PROMPT, **demo.SETTINGS}
-        given = given | {name: value for name, value in defaults.items() if given[name] is None}
+        of_file = LORA_FLAGS.values() if given["init"] is not None else ()
+        given = given | {
+            name: value
+            for name, value in defaults.items()
+            if given[name] is None and name not in of_file
+        }
     flags = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
     missing = [flag for name, flag in flags.items() if given[name] is None]
     if missing:
@@ -121,10 +141,20 @@ def _job(given: dict[str, Any]) -> Job:
     if given["checkpoint_every"] is not None and given["checkpoint_dir"] is None:
         raise ConfigError("--checkpoint-every wants --checkpoint-dir, a folder for checkpoints")
     return Job(
-        **{name: given[name] for name in (*flags, "resume", "prompt")},
+        **{name: given[name] for name in (*flags, "init", "resume", "prompt")},
         lora=LoraConfig(**given_settings(LoraConfig, LORA_FLAGS, given)),
         train=TrainConfig(**given_settings(TrainConfig, {}, given)),
     )
+
+
+def _check_init(given: dict[str, Any]) -> None:
+    """The file settles what the adapter is."""
+    settled = [LORA_FLAGS.get(f.name, f.name) for f in fields(LoraConfig) if f.name != "seed"]
+    clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
+    if clash:
+        raise ConfigError(
+            f"--init takes rank, alpha and modules from its file: leave out {', '.join(clash)}"
+        )
 
 
 def _check_places(job: Job) -> None:
@@ -162,41 +192,47 @@ def _checkpoint(path: Path) -> Path:
 # -- what came of it ----------------------------------------------------------------------------
 
 
-def _say_result(meter: Meter) -> None:
-    if meter.last is None:
-        return
-    change = "loss {:.4f} → {:.4f}".format(*meter.ends())
-    if len(meter.validations) > 1:
-        first, last = meter.validations[0], meter.validations[-1]
+def _say_result(trainer: Trainer) -> None:
+    """The whole run, also what came before it was resumed."""
+    history = trainer.history
+    change = "loss {:.4f} → {:.4f}".format(*history.ends())
+    if len(history.validations) > 1:
+        first, last = history.validations[0], history.validations[-1]
         change += f", validation {first.loss:.4f} → {last.loss:.4f}"
     say()
-    row("result", f"step {meter.last.step} of {meter.last.n_steps}: {change}")
+    row("result", f"step {trainer.progress.step} of {trainer.n_steps}: {change}")
+    if history.has_doubled:
+        row("warning", rise(history))
 
 
 def _save(adapter: Adapter, meter: Meter, path: Path) -> None:
     try:
         adapter.save(path)
     except PyggmlError as error:
-        raise PyggmlError(f"{error}{_rescued(adapter, meter, path)}") from error
+        faults = [*error.faults, *_rescued(adapter, meter, path)]
+        raise PyggmlError(faults, error.about) from error
     row("adapter", f"{path}, {size(path.stat().st_size)}")
 
 
-def _rescued(adapter: Adapter, meter: Meter, path: Path) -> str:
+def _rescued(adapter: Adapter, meter: Meter, path: Path) -> list[str]:
     """Save the last step's adapter in a temporary folder, so that an error costs no work; a clause
-    that says where, or nothing if there was no step or no room."""
+    that says where, or none if there was no step or no room."""
     if meter.last is None:
-        return ""
+        return []
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
     try:
         adapter.save(spare)
     except PyggmlError:
         spare.parent.rmdir()
-        return ""
-    return f"; the adapter of step {meter.last.step} was saved as {spare}"
+        return []
+    return [f"the adapter of step {meter.last.step} was saved as {spare}"]
 
 
-def _say_how_to_resume(trainer: Trainer, given: dict[str, Any]) -> None:
+def _say_how_to_resume(trainer: Trainer, start: int, given: dict[str, Any]) -> None:
     step, folder = trainer.progress.step, trainer.config.checkpoint_dir
+    if step == start:
+        row("stopped", "before a step was made; nothing was written")
+        return
     row("stopped", f"after step {step} of {trainer.n_steps}; the adapter is of that step")
     if folder is None:
         row("", "without --checkpoint-dir this run cannot be resumed")
@@ -242,6 +278,11 @@ command = click.Command(
             ["-o", "--output"], type=PATH, help="adapter to write, replaced only at the end"
         ),
         click.Option(["--demo"], is_flag=True, help="a small run that needs no other option"),
+        click.Option(
+            ["--init"],
+            type=PATH,
+            help="adapter to train further; rank, alpha and modules are its file's",
+        ),
         *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
         *settings_options(TrainConfig, {}),
         click.Option(

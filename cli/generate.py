@@ -70,7 +70,7 @@ def _room(model: Model, n_prompt: int, ctx: int | None) -> int:
     """Tokens that fit behind the prompt."""
     most = model.config.n_ctx
     if ctx is not None and ctx > most:
-        raise ConfigError(f"ctx is {ctx}, wanted at most the model's {most}")
+        raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
     n_ctx = ctx or most
     if not n_prompt:
         raise ConfigError("the prompt is empty, wanted text")

@@ -75,7 +75,7 @@ def _say_tensors(file: gguf.GGUFFile) -> None:
 def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     model = load(path)
     if ctx > model.config.n_ctx:
-        raise ConfigError(f"ctx is {ctx}, wanted at most the model's {model.config.n_ctx}")
+        raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {model.config.n_ctx}")])
     adapter = attach(model, LoraConfig())
     passes = Passes(model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx, keep=keep)
     training = passes.training

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from pyggml.cli.show import row, say, span
-from pyggml.lora import CheckpointReport, Report, StepReport, ValidationReport
+from pyggml.lora import CheckpointReport, History, Report, StepReport, ValidationReport
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, Task
+    from rich.text import Text
 
 _RECENT = 20  # steps that loss and speed are averaged over
 _EVERY = 10.0  # seconds between two lines
@@ -26,36 +26,28 @@ class Meter:
     """What can be said after each step. The first may compile, so its time does not count, unless
     it is so long that compiling hardly matters."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: History | None = None) -> None:
+        self.history = history or History()
         self.first: StepReport | None = None
         self.last: StepReport | None = None
-        self.validations: list[ValidationReport] = []
-        self._losses = array("d")
+        self._warned = False
         self._began = 0.0
         self._estimated = False
         self._recent: deque[StepReport] = deque(maxlen=_RECENT)
 
     def add(self, report: Report) -> None:
-        if isinstance(report, ValidationReport):
-            self.validations.append(report)
-        elif isinstance(report, StepReport):
+        if isinstance(report, StepReport):
             if self.first is None:
                 self.first, self._began = report, perf_counter()
             elif self.last is self.first:
                 self._recent.clear()
             self.last = report
-            self._losses.append(report.loss)
             self._recent.append(report)
 
     @property
     def loss(self) -> float:
         """Mean of the last steps."""
         return fmean(s.loss for s in self._recent)
-
-    def ends(self) -> tuple[float, float]:
-        """Mean loss of the first and of the last steps: so many that noise does not rule."""
-        n = max(1, min(_RECENT, len(self._losses) // 2))
-        return fmean(self._losses[:n]), fmean(self._losses[-n:])
 
     @property
     def tokens_per_second(self) -> float:
@@ -85,6 +77,20 @@ class Meter:
         self._estimated = True
         return f"{span(each)} a step, {left}"
 
+    def warning(self) -> str | None:
+        """That the loss went up instead of down: once, as soon as that is no noise."""
+        if self._warned or not self.history.has_doubled:
+            return None
+        self._warned = True
+        return rise(self.history)
+
+
+def rise(history: History) -> str:
+    """What to say of a loss that has more than doubled."""
+    return "the loss more than doubled, {:.3f} → {:.3f}: --lr may be too high".format(
+        *history.ends()
+    )
+
 
 class Display(Protocol):
     """Hears every report, after the meter did."""
@@ -99,14 +105,10 @@ class Lines:
         self._meter, self._said = meter, 0.0
 
     def __call__(self, report: Report) -> None:
-        if isinstance(report, CheckpointReport):
-            row(f"step {report.step}", f"checkpoint {report.path}")
-        elif isinstance(report, ValidationReport):
-            row(f"step {report.step}", f"validation loss {report.loss:.4f}")
-        elif estimate := self._meter.estimate():
-            row("time", estimate)
-            self._step(report)
-        elif report is self._meter.first or self._is_due(report):
+        told = tell(report, self._meter)
+        if isinstance(report, StepReport) and (
+            told or report is self._meter.first or self._is_due(report)
+        ):
             self._step(report)
 
     def _is_due(self, s: StepReport) -> bool:
@@ -121,26 +123,66 @@ class Lines:
         )
 
 
+def tell(report: Report, meter: Meter) -> bool:
+    """Print what deserves a line of its own; whether there was such a thing."""
+    if isinstance(report, CheckpointReport):
+        row(f"step {report.step}", f"checkpoint {report.path}")
+    elif isinstance(report, ValidationReport):
+        row(f"step {report.step}", f"validation loss {report.loss:.4f}")
+    else:
+        estimate, warning = meter.estimate(), meter.warning()
+        if estimate:
+            row("time", estimate)
+        if warning:
+            row("warning", warning)
+        return bool(estimate or warning)
+    return True
+
+
+Parts = Sequence[tuple[int, str]]  # importance, 0 the highest, and text; in the order of display
+
+
+def fitting(parts: Parts, room: int) -> str:
+    """The most important of these that fit into so many columns, and at least the first of them."""
+    kept: list[tuple[int, str]] = []
+    for part in sorted(p for p in parts if p[1]):
+        if not kept or len(_joined(parts, [*kept, part])) <= room:
+            kept.append(part)
+    return _joined(parts, kept)
+
+
+def _joined(parts: Parts, kept: Parts) -> str:
+    return "  ".join(text for importance, text in parts if (importance, text) in kept)
+
+
 class Bar:
-    """For terminals: one line that stays at the bottom."""
+    """For terminals: one line that stays at the bottom, below all that is printed."""
 
     def __init__(self, meter: Meter, progress: Progress, n_steps: int) -> None:
         self._meter, self._progress = meter, progress
-        self._task = progress.add_task("", total=n_steps, now="validating before the first step")
+        start = [(0, "validating"), (1, "before the first step")]
+        self._task = progress.add_task("", total=n_steps, now=start)
 
     def __call__(self, report: Report) -> None:
-        m = self._meter
+        tell(report, self._meter)
         if isinstance(report, StepReport):
-            if estimate := m.estimate():
-                self._progress.print(f"{'time':<10} {estimate}", markup=False)
             self._progress.update(self._task, completed=report.step, now=self._now())
-        elif isinstance(report, ValidationReport) and m.last is None:
-            self._progress.update(self._task, now="first step, compiling if need be")
+        elif isinstance(report, ValidationReport) and self._meter.last is None:
+            start = [(0, "first step"), (1, "compiling if need be")]
+            self._progress.update(self._task, now=start)
 
-    def _now(self) -> str:
+    def _now(self) -> Parts:
         m = self._meter
-        held_out = f"  validation {m.validations[-1].loss:.3f}" if m.validations else ""
-        return f"loss {m.loss:.3f}{held_out}  {m.tokens_per_second:,.0f} tokens/s  {m.left}"
+        held_out = m.history.validations
+        return [
+            (0, f"loss {m.loss:.3f}"),
+            (2, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
+            (3, f"{m.tokens_per_second:,.0f} tokens/s"),
+            (1, m.left),
+        ]
+
+
+_SHORTEST = 8  # columns of a bar that still says something
 
 
 @contextmanager
@@ -149,13 +191,25 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     if not sys.stdout.isatty():
         yield Lines(meter)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn
+    from rich.table import Column
+    from rich.text import Text
 
-    columns = (
-        TextColumn("step"), MofNCompleteColumn(), BarColumn(None),
-        TextColumn("{task.fields[now]}", markup=False),
-    )  # fmt: skip
-    with Progress(*columns) as progress:
+    whole = Column(no_wrap=True)
+
+    class Count(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            n = len(str(n_steps))
+            return Text(f"step {int(task.completed):{n}}/{n_steps}", style="progress.download")
+
+    class Now(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            taken = len(f"step {n_steps}/{n_steps}  ") + _SHORTEST
+            return Text(fitting(task.fields["now"], progress.console.width - taken))
+
+    columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
+    with Progress(*columns, console=Console()) as progress:
         bar = Bar(meter, progress, n_steps)
         progress.update(progress.task_ids[0], completed=done)
         yield bar

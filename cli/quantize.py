@@ -22,7 +22,14 @@ from pyggml.requantize import requantize
 @click.argument("target", metavar="OUT.gguf", type=PATH)
 @click.argument("file_type", metavar="TYPE")
 @threads_option
-def command(source: Path, target: Path, file_type: str, threads: int) -> None:
+@click.option(
+    "--allow-requantize",
+    is_flag=True,
+    help="also of a model that is quantised already, which loses twice",
+)
+def command(
+    source: Path, target: Path, file_type: str, threads: int, allow_requantize: bool
+) -> None:
     """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does."""
     check_output(target, {"file to read from": source})
     pyggml.threads.set(threads)
@@ -40,7 +47,7 @@ def command(source: Path, target: Path, file_type: str, threads: int) -> None:
             + (f"{old.name} kept" if kept else f"{old.name} → {new.name}, {sizes}")
         )
 
-    requantize(source, target, file_type.upper(), show)
+    requantize(source, target, file_type.upper(), show, allow_requantize)
     n_after = target.stat().st_size
     share = f"{100 * n_after / n_before:.0f} %"
     say(f"{source}: {size(n_before)}\n{target}: {size(n_after)}, {share}")

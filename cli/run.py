@@ -23,6 +23,17 @@ from pyggml.cli.show import printable
 from pyggml.errors import PyggmlError
 
 FAILED, STOPPED = 2, 130
+# Settings whose option has another name than --SETTING.
+_OPTIONS = {
+    "alpha": "--lora-alpha",
+    "modules": "--lora-modules",
+    "rank": "--lora-rank",
+    "model": "-m",
+    "n_ctx": "--ctx",
+    "n_tokens": "-n",
+    "temperature": "--temp",
+    "text": "-f",
+}
 
 
 def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:
@@ -41,11 +52,18 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
         except click.ClickException as error:
             return _ended(error.format_message(), name, FAILED)
         except PyggmlError as error:
-            return _ended(str(error), name, FAILED)
+            return _ended(error.said(option), name, FAILED)
         except MemoryError as error:
             return _ended(f"there is not enough memory: {error}", name, FAILED)
         except OSError as error:
             return _lost_output(error, name)
+
+
+def option(setting: str) -> str:
+    """The option that gives a setting: settings.val_split -> --val-split, adapter.rank ->
+    --lora-rank."""
+    name = setting.rsplit(".", 1)[-1]
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
 def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] | None) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.cli.show import printable, say
-from pyggml.errors import ConfigError
-from pyggml.generation import Sampling, generate
+from pyggml.errors import ConfigError, PyggmlError
+from pyggml.generation import Sampling, Session, generate
 from pyggml.lora import Corpus, Dataset
 from pyggml.model import Model
 
@@ -40,15 +40,27 @@ def _from_text(model: Model, windows: Dataset) -> np.ndarray:
     return ids[first : first + N_PROMPT]
 
 
-def compare(model: Model, ids: np.ndarray) -> None:
+def check_answer(model: Model, ids: np.ndarray) -> None:
+    """PyggmlError if the model answers the prompt with no numbers: what was trained is broken."""
+    greatest = Session(model, len(ids)).feed(ids).max()
+    if not np.isfinite(greatest):
+        raise PyggmlError(
+            [
+                f"after training the model's answer to the prompt is no number ({greatest})",
+                ("lr", "may be too high"),
+                "the adapter was not written",
+            ]
+        )
+
+
+def compare(before: Model, after: Model, ids: np.ndarray) -> None:
     """Print both answers."""
-    base = Model(model.file, model.parts, model.compute)
-    for label, which in (("before", base), ("after", model)):
+    for label, model in (("before", before), ("after", after)):
         say(f"\n-- {label} " + "-" * (70 - len(label)))
         stream = model.tokenizer.stream()
         say(printable(model.tokenizer.decode(ids)), end="")
         n = min(N_TOKENS, model.config.n_ctx - len(ids))
-        for token in generate(which, ids, n, _HOW):
+        for token in generate(model, ids, n, _HOW):
             say(printable(stream.feed(token)), end="")
         say(printable(stream.flush()))
     say("-" * 74)

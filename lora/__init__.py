@@ -10,20 +10,20 @@ In short:
 """
 
 from pyggml.lora.adapter import Adapter
-from pyggml.lora.attach import attach
+from pyggml.lora.attach import attach, detach, unfreeze
 from pyggml.lora.config import LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
 from pyggml.lora.gradients import loss_and_grads
 from pyggml.lora.parameters import Parameters
-from pyggml.lora.train import (
+from pyggml.lora.reports import (
     CheckpointReport,
+    History,
     Report,
-    Reserved,
     StepReport,
-    Trainer,
     ValidationReport,
 )
+from pyggml.lora.train import Reserved, Trainer
 
 __all__ = [
     "Adapter",
@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointReport",
     "Corpus",
     "Dataset",
+    "History",
     "LoraConfig",
     "Parameters",
     "Perplexity",
@@ -41,7 +42,9 @@ __all__ = [
     "Trainer",
     "ValidationReport",
     "attach",
+    "detach",
     "loss_and_grads",
     "perplexity",
     "read_corpus",
+    "unfreeze",
 ]

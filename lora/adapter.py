@@ -22,7 +22,7 @@ from pyggml.models import LoraPairs
 from pyggml.tensor import Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Adapter:
     """Low-rank updates of a model's matrices: `pairs` are views of `parameters`."""
 
@@ -31,6 +31,11 @@ class Adapter:
     config: LoraConfig
     parameters: Parameters
     pairs: LoraPairs
+
+    def __repr__(self) -> str:
+        c, n = self.config, self.parameters.n_trained
+        on = f"{len(self.pairs)} matrices of {self.base_name}"
+        return f"<Adapter of rank {c.rank}, alpha {c.alpha:g}, on {on}: {n:,} parameters>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the adapter; an older file at `path` stays whole until the new one is complete.

@@ -7,17 +7,18 @@ A = 0, so that tokens that are never seen never change, and B ~ normal(0, 1). Bo
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from zlib import crc32
 
 import numpy as np
 
-from pyggml.errors import AdapterError
+from pyggml.errors import AdapterError, Fault
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
-from pyggml.models import LoraPair, Parts, TensorSpec
+from pyggml.models import LoraPair, LoraPairs, Parts, TensorSpec
 from pyggml.models.adapter import TIED
 from pyggml.tensor import Shape
 
@@ -25,9 +26,14 @@ from pyggml.tensor import Shape
 def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
     """Add trainable updates to a model; every graph built from now on has them.
 
-    Raises AdapterError with every module that the model lacks or llama.cpp would not apply, and
-    every matrix that is too small for the rank.
+    Raises AdapterError if the model has an adapter already, and with every module that it lacks or
+    llama.cpp would not apply, and a matrix that is too small for the rank.
     """
+    if model.adapters:
+        raise AdapterError(
+            "the model has an adapter already: unfreeze(model) trains one that it was loaded with, "
+            "detach(model) takes it away"
+        )
     config = config or LoraConfig()
     bases = targets(model.parts, config)
     shapes: dict[str, Shape] = {}
@@ -42,8 +48,56 @@ def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
         drawn.data[:] = _start(config.seed, drawn.name, drawn.shape, spec.table)
         pairs[name] = LoraPair(a, b, config.alpha / config.rank)
     model.adapters.append(pairs)
+    return _adapter(model, config, parameters, pairs)
+
+
+def unfreeze(model: Model) -> Adapter:
+    """Make the adapter that a model was loaded with trainable; it starts where the file ends.
+
+    Rank, alpha and modules are the file's. Raises AdapterError if the model has no adapter, or
+    several, or one whose alpha is no single number.
+    """
+    if len(model.adapters) != 1:
+        raise AdapterError(
+            f"the model has {len(model.adapters)} adapters, wanted one: load it with adapter=..."
+        )
+    (loaded,) = model.adapters
+    tensors = {t.name: t for pair in loaded.values() for t in (pair.a, pair.b)}
+    config = _settings_of(loaded)
+    parameters = Parameters({name: t.shape for name, t in tensors.items()}, asdict(config))
+    for name, t in parameters.tensors.items():
+        source = tensors[name].data
+        assert t.data is not None and source is not None
+        t.data[:] = source
+    pairs = {
+        name: replace(pair, a=parameters.tensors[pair.a.name], b=parameters.tensors[pair.b.name])
+        for name, pair in loaded.items()
+    }
+    model.adapters[0] = pairs
+    return _adapter(model, config, parameters, pairs)
+
+
+def detach(model: Model) -> None:
+    """Take a model's adapters away; graphs built from now on are those of the base alone."""
+    model.adapters.clear()
+
+
+def _adapter(model: Model, config: LoraConfig, parameters: Parameters, pairs: LoraPairs) -> Adapter:
     base_name = str(model.file.get("general.name", model.config.architecture))
     return Adapter(model.config.architecture, base_name, config, parameters, pairs)
+
+
+def _settings_of(pairs: LoraPairs) -> LoraConfig:
+    """What the updates of a file were made with: scale = alpha / rank, and alpha is one number."""
+    ranks = {name: pair.b.shape[-1] for name, pair in pairs.items()}
+    alphas = {float(np.float32(pair.scale * ranks[name])) for name, pair in pairs.items()}
+    if len(alphas) > 1:
+        raise AdapterError(
+            f"the adapter has no alpha and ranks from {min(ranks.values())} to "
+            f"{max(ranks.values())}, wanted one alpha for all"
+        )
+    modules = dict.fromkeys(name.removesuffix(".weight").split(".")[-1] for name in pairs)
+    return LoraConfig(rank=max(ranks.values()), alpha=alphas.pop(), modules=tuple(modules))
 
 
 def _updates(spec: TensorSpec, config: LoraConfig) -> tuple[Shape, Shape]:
@@ -64,11 +118,10 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, TensorSpec]:
     """The tensors that get an update, by full name, in the model's order."""
     n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
     modules = parts.decoder.usual_modules if config.modules is None else config.modules
-    faults = [fault for m in modules if (fault := _refusal(parts, m))]
+    faults: list[Fault] = [fault for m in modules if (fault := _refusal(parts, m))]
     if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
-        faults.append(
-            f"skip_layers is {config.skip_layers}, wanted below the model's {n_layer} blocks"
-        )
+        fault = f"is {config.skip_layers}, wanted below the model's {n_layer} blocks"
+        faults.append(("skip_layers", fault))
     names = ["token_embd.weight"] * ("token_embd" in modules)
     names += [
         f"blk.{i}.{m}.weight"
@@ -78,9 +131,9 @@ def targets(parts: Parts, config: LoraConfig) -> dict[str, TensorSpec]:
     ]
     names += ["output.weight"] * ("output" in modules)
     bases = {n: specs[n] for n in names if n in parts.weights}
-    faults += [fault for n, s in bases.items() if (fault := _too_small(n, s.shape, config.rank))]
+    faults += _too_small({name: min(spec.shape[-2:]) for name, spec in bases.items()}, config.rank)
     if faults:
-        raise AdapterError("; ".join(faults))
+        raise AdapterError(faults)
     return bases
 
 
@@ -110,8 +163,12 @@ def _known(parts: Parts) -> tuple[str, ...]:
     return (*parts.decoder.modules, *outer)
 
 
-def _too_small(name: str, shape: Shape, rank: int) -> str | None:
-    n_out, n_in = shape[-2:]
-    if rank <= min(n_out, n_in):
-        return None
-    return f"{name} is {n_out} × {n_in}, so rank is {rank}, wanted at most {min(n_out, n_in)}"
+def _too_small(highest: Mapping[str, int], rank: int) -> list[Fault]:
+    """Matrices, by the highest rank that an update of each can have, which this one exceeds."""
+    small = [name for name, most in highest.items() if rank > most]
+    if not small:
+        return []
+    least = min(small, key=highest.__getitem__)
+    others = f" and {len(small) - 1} more matrices are too small" if len(small) > 1 else ""
+    why = f"{least} has {highest[least]} rows or columns{others}"
+    return [("rank", f"is {rank}, wanted at most {highest[least]}: {why}")]

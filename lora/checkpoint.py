@@ -4,6 +4,7 @@ general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
 checkpoint.digest SHA-256 of the tensors
+checkpoint.history.losses, .validation.steps, .losses, .tokens      pyggml.lora.reports.History
 parameters, adamw.m, adamw.v        the flat float32 buffers
 
 The order of the windows follows from seed and epoch, the learning rate from the step: nothing else
@@ -25,15 +26,17 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.dtypes import F32
-from pyggml.errors import CheckpointError, GGUFError
+from pyggml.errors import CheckpointError, Fault, GGUFError
 from pyggml.gguf.fields import shown
 from pyggml.lora import lock
 from pyggml.lora.parameters import Parameters
+from pyggml.lora.reports import History
 
 KEPT = 2  # newest checkpoints that stay
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
-_PREFIX = "checkpoint."
+_PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
+_OTHER = {"model": "is another model than that run's", "text": "is another text than that run's"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,13 @@ def _digest(buffers: Mapping[str, np.ndarray]) -> str:
 # -- one file -----------------------------------------------------------------------------------
 
 
-def save(path: Path, parameters: Parameters, progress: Progress, run: Mapping[str, Any]) -> None:
+def save(
+    path: Path,
+    parameters: Parameters,
+    progress: Progress,
+    history: History,
+    run: Mapping[str, Any],
+) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
     buffers = _buffers(parameters)
     metadata = {
@@ -95,15 +104,16 @@ def save(path: Path, parameters: Parameters, progress: Progress, run: Mapping[st
         "checkpoint.index": np.uint64(progress.index),
         "checkpoint.run": json.dumps(run, sort_keys=True),
         "checkpoint.digest": _digest(buffers),
+        **{f"{_HISTORY}{name}": array for name, array in history.arrays().items()},
     }
     gguf.write(path, metadata, [(name, F32, b.shape, b) for name, b in buffers.items()])
 
 
-def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
-    """Put a checkpoint's numbers into the parameters; where the run stood.
+def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> tuple[Progress, History]:
+    """Put a checkpoint's numbers into the parameters; where the run stood, and what came before.
 
     Raises CheckpointError, and changes nothing, if the file is damaged or of another run: the
-    sentence lists every difference.
+    sentence names the settings that differ.
     """
     try:
         with gguf.open(path) as file:
@@ -112,14 +122,16 @@ def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> Progress
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
-def _load(file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]) -> Progress:
+def _load(
+    file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]
+) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
         named = "missing" if found is None else shown(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     differences = _differences(_stored_run(file), _plain(run))
     if differences:
-        raise CheckpointError(f"{file.path}: is of another run: " + "; ".join(differences[:12]))
+        raise CheckpointError(differences, f"{file.path}: is of another run: ")
     buffers = _buffers(parameters)
     stored = {}
     for name, buffer in buffers.items():
@@ -131,9 +143,25 @@ def _load(file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]) -
     if file.require("checkpoint.digest", str) != _digest(stored):
         raise CheckpointError(f"{file.path}: is damaged: its numbers do not match their SHA-256")
     step, epoch, index = (file.require(f"{_PREFIX}{k}", int) for k in ("step", "epoch", "index"))
+    history = _history(file)
     for name, buffer in buffers.items():
         buffer[:] = stored[name]
-    return Progress(step, epoch, index)
+    return Progress(step, epoch, index), history
+
+
+def _history(file: gguf.GGUFFile) -> History:
+    names = History().arrays()
+    arrays = {name: file.get(f"{_HISTORY}{name}") for name in names}
+    wrong = [
+        f"{_HISTORY}{name} is {shown(a)}, wanted an array of {names[name].dtype}"
+        for name, a in arrays.items()
+        if not isinstance(a, np.ndarray) or a.dtype != names[name].dtype
+    ]
+    if not wrong and len({len(a) for name, a in arrays.items() if name != "losses"}) > 1:
+        wrong = [f"{_HISTORY}validation has arrays of unlike length"]
+    if wrong:
+        raise CheckpointError(wrong, f"{file.path}: ")
+    return History.of(arrays)
 
 
 def _stored_run(file: gguf.GGUFFile) -> dict[str, Any]:
@@ -152,15 +180,33 @@ def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], at: str = "") -> list[str]:
-    found = []
-    for key in sorted({*stored, *wanted}):
-        theirs, ours = stored.get(key), wanted.get(key)
+def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Fault]:
+    """What sets two runs apart: the settings, and nothing that follows from them."""
+    found: dict[str, list[Fault]] = {}
+    for part in sorted({*stored, *wanted}):
+        theirs, ours = stored.get(part), wanted.get(part)
         if isinstance(theirs, dict) and isinstance(ours, dict):
-            found += _differences(theirs, ours, f"{at}{key}.")
-        elif theirs != ours or type(theirs) is not type(ours):
-            found.append(f"{at}{key} is {str(theirs)[:60]} there and {str(ours)[:60]} here")
-    return found
+            names = sorted({*theirs, *ours})
+            apart = [(name, theirs.get(name), ours.get(name)) for name in names]
+            found[part] = [(f"{part}.{n}", _apart(a, b)) for n, a, b in apart if _differ(a, b)]
+        elif _differ(theirs, ours):
+            found[part] = [(part, _OTHER.get(part) or _apart(theirs, ours))]
+    if any(found.get(cause) for cause in ("adapter", "model")):
+        del found["tensors"]
+    elif found.get("tensors"):
+        found["tensors"] = ["other tensors are trained"]
+    if found.get("settings"):
+        found.pop("text", None)
+    return [fault for faults in found.values() for fault in faults]
+
+
+def _differ(theirs: object, ours: object) -> bool:
+    return theirs != ours or type(theirs) is not type(ours)
+
+
+def _apart(theirs: object, ours: object) -> str:
+    there, here = ("not given" if v is None else str(v)[:60] for v in (theirs, ours))
+    return f"is {there} there and {here} here"
 
 
 # -- a folder of them ---------------------------------------------------------------------------

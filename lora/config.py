@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pyggml.errors import ConfigError
+from pyggml.errors import ConfigError, Fault
 from pyggml.lora.data import SPECIAL_TOKENS
 from pyggml.model import COMPUTE_TYPES
 
@@ -64,12 +64,12 @@ class _Checked:
     def __post_init__(self) -> None:
         faults = self._faults()
         if faults:
-            raise ConfigError("; ".join(faults))
+            raise ConfigError(faults)
 
-    def _faults(self) -> list[str]:
+    def _faults(self) -> list[Fault]:
         found = [(f, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
         return [
-            f"{f.name} is {value!r}, wanted {f.metadata['wanted'] or 'true or false'}"
+            (f.name, f"is {value!r}, wanted {f.metadata['wanted'] or 'true or false'}")
             for f, value in found
             if not (_is_of_kind(value, f.default) and f.metadata["fits"](value))
         ]
@@ -175,11 +175,12 @@ class TrainConfig(_Checked):
     threads: int = _setting(0, "threads to use (0: all)", *_at_least(0), may_change=True)
     compute: str = _setting("auto", "how products are computed", *_one_of(COMPUTE_TYPES))
 
-    def _faults(self) -> list[str]:
+    def _faults(self) -> list[Fault]:
         faults = super()._faults()
         both = (self.lr, self.lr_min)
         if all(_is_of_kind(rate, 0.0) for rate in both) and self.lr_min > self.lr:
-            faults.append(f"lr_min is {self.lr_min}, wanted at most lr, which is {self.lr}")
+            fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
+            faults.append(("lr_min", fault))
         return faults
 
     @property

@@ -50,7 +50,8 @@ def perplexity(
     """
     n_ctx = source.ctx if isinstance(source, Dataset) else n_ctx
     if not 4 <= n_ctx <= model.config.n_ctx:
-        raise ConfigError(f"n_ctx is {n_ctx}, wanted 4 to the model's {model.config.n_ctx}")
+        fault = f"is {n_ctx}, wanted 4 to the model's {model.config.n_ctx}"
+        raise ConfigError([("n_ctx", fault)])
     if isinstance(source, Dataset):
         model.checked(source.tokens.reshape(-1))
         n_chunks, windows = len(source), _Scorer(model, n_ctx, n_ctx)

@@ -31,6 +31,11 @@ def loss_and_grads(
     if len(ids) < 2:
         raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
     parameters = _parameters(model)
+    if len(ids) - 1 > model.config.n_ctx:
+        raise DataError(
+            f"{len(ids) - 1} tokens and a target, wanted at most the {model.config.n_ctx} of the "
+            "model's context"
+        )
     inputs = Inputs.empty(len(ids) - 1)
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")

@@ -6,7 +6,7 @@ at times     validation, checkpoint; both between two steps, where a run may als
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import threads
-from pyggml.errors import CheckpointError, ConfigError, PyggmlError
+from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
 from pyggml.lora.config import TrainConfig
@@ -26,47 +26,15 @@ from pyggml.lora.data import Corpus
 from pyggml.lora.optim import AdamW
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
+from pyggml.lora.reports import (
+    Callback,
+    CheckpointReport,
+    History,
+    StepReport,
+    ValidationReport,
+)
 from pyggml.lora.schedule import Schedule
 from pyggml.model import Model
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step: mean loss before the update, the gradient's length before it was clipped."""
-
-    step: int  # steps made, this one included
-    n_steps: int
-    epoch: int
-    loss: float
-    lr: float
-    grad_norm: float
-    n_tokens: int  # trained
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.n_tokens / self.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
-    """Mean loss over the held-out windows after `step` steps."""
-
-    step: int
-    loss: float
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointReport:
-    """A checkpoint that is safely on disk."""
-
-    step: int
-    path: Path
-
-
-Report = StepReport | ValidationReport | CheckpointReport
-Callback = Callable[[Report], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +65,7 @@ class Trainer:
     ) -> None:
         _check(model, corpus, config)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
-        self.progress = Progress()
+        self.progress, self.history = Progress(), History()
         steps = config.epochs * ceil(len(corpus.train) / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
         self.schedule = Schedule(config, self.n_steps)
@@ -187,14 +155,18 @@ class Trainer:
         assert self._optimiser is not None
         norm, lr = self._optimiser.clip(), self.schedule(at.step)
         if not isfinite(loss) or not isfinite(norm):
+            where = self.passes.first_not_finite()
             raise PyggmlError(
-                f"step {at.step + 1}: the loss is {loss:g} and the gradient's length {norm:g}; the "
-                f"first number that is not finite is made by {self.passes.first_not_finite()}; a "
-                "lower lr or clip may help"
+                [
+                    f"step {at.step + 1}: the loss is {loss:g} and the gradient's length {norm:g}",
+                    f"the first number that is not finite is made by {where}",
+                    ("lr", "may be too high"),
+                ]
             )
         self._updating = True
         self._optimiser.step(lr, at.step + 1)
         self.progress = at.after(len(windows), len(train))
+        self.history.losses.append(loss)
         self._updating = False
         seconds = perf_counter() - began
         n_tokens = train.n_targets(windows)
@@ -215,7 +187,13 @@ class Trainer:
             return
         windows = range(min(len(held_out), self.config.val_windows))
         loss = sum(self.passes.evaluate(b) for b in held_out.batches(windows, self.config.batch))
-        report(ValidationReport(self.progress.step, loss, held_out.n_targets(windows)))
+        step = self.progress.step
+        if not isfinite(loss):
+            raise PyggmlError(
+                [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
+            )
+        self.history.validations.append(ValidationReport(step, loss, held_out.n_targets(windows)))
+        report(self.history.validations[-1])
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -224,10 +202,10 @@ class Trainer:
 
         Raises CheckpointError if the file is damaged or of another run.
         """
-        progress = checkpoint.load(Path(path), self.parameters, self._identity)
+        progress, history = checkpoint.load(Path(path), self.parameters, self._identity)
         if progress.step > self.n_steps or progress.index >= len(self.corpus.train):
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
-        self.progress = progress
+        self.progress, self.history = progress, history
 
     def _save(self, report: Callback) -> None:
         """Write a checkpoint, if the settings ask for them and this step has none yet."""
@@ -236,7 +214,7 @@ class Trainer:
             return
         folder = Path(self.config.checkpoint_dir)
         path = checkpoint.path_of(folder, step)
-        checkpoint.save(path, self.parameters, self.progress, self._identity)
+        checkpoint.save(path, self.parameters, self.progress, self.history, self._identity)
         checkpoint.prune(folder, step)
         self._saved = step
         report(CheckpointReport(step, path))
@@ -254,15 +232,17 @@ class Trainer:
 
 
 def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
-    faults = []
+    faults: list[Fault] = []
     if config.ctx > model.config.n_ctx:
-        faults.append(f"ctx is {config.ctx}, wanted at most the model's {model.config.n_ctx}")
+        faults.append(("ctx", f"is {config.ctx}, wanted at most the model's {model.config.n_ctx}"))
     if config.compute != model.compute:
-        faults.append(f"compute is {config.compute}, but the model was loaded with {model.compute}")
+        fault = f"is {config.compute}, but the model was loaded with {model.compute}"
+        faults.append(("compute", fault))
     parts = [part for part in (corpus.train, corpus.validation) if part is not None]
     if any(part.ctx != config.ctx for part in parts):
-        faults.append(f"ctx is {config.ctx}, but the windows have {corpus.train.ctx} tokens")
+        fault = f"is {config.ctx}, but the windows have {corpus.train.ctx} tokens"
+        faults.append(("ctx", fault))
     if faults:
-        raise ConfigError("; ".join(faults))
+        raise ConfigError(faults)
     for part in parts:
         model.checked(part.tokens.reshape(-1))

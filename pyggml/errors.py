@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+Fault = str | tuple[str, str]  # a sentence, or a setting and what is wrong with it
+
 
 class PyggmlError(Exception):
-    """Base of every error that input can cause; the command line prints it and exits with 2."""
+    """Base of every error that input can cause; the command line prints it and exits with 2.
+
+    faults   what is wrong: a sentence or several; ("rank", "is 0, wanted 1 to 9") is of a setting
+    about    what stands before them, such as a path and a colon
+    """
+
+    def __init__(self, faults: str | Iterable[Fault] = "", about: str = "") -> None:
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, str) else tuple(faults)
+        self.about = about
+        super().__init__(self.said(str))
+
+    def said(self, named: Callable[[str], str]) -> str:
+        """The message, in which settings have other names, such as those of a command line."""
+        parts = [f if isinstance(f, str) else f"{named(f[0])} {f[1]}" for f in self.faults]
+        return self.about + "; ".join(dict.fromkeys(parts))
 
 
 class ShapeError(PyggmlError):

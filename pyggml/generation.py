@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import ConfigError, DataError
+from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.model import Model, fill
 from pyggml.models import Cache, Inputs, build
 from pyggml.runtime import Program
@@ -26,17 +26,17 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        faults = []
+        faults: list[Fault] = []
         if not 0 <= self.temperature <= 100:
-            faults.append(f"temperature is {self.temperature}, wanted 0 to 100")
+            faults.append(("temperature", f"is {self.temperature}, wanted 0 to 100"))
         if self.top_k < 0:
-            faults.append(f"top_k is {self.top_k}, wanted 0 or more")
+            faults.append(("top_k", f"is {self.top_k}, wanted 0 or more"))
         if not 0 < self.top_p <= 1:
-            faults.append(f"top_p is {self.top_p}, wanted above 0 and at most 1")
+            faults.append(("top_p", f"is {self.top_p}, wanted above 0 and at most 1"))
         if self.seed < 0:
-            faults.append(f"seed is {self.seed}, wanted 0 or more")
+            faults.append(("seed", f"is {self.seed}, wanted 0 or more"))
         if faults:
-            raise ConfigError("; ".join(faults))
+            raise ConfigError(faults)
 
 
 def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
@@ -67,7 +67,7 @@ class Session:
     def __init__(self, model: Model, n_ctx: int) -> None:
         """Raises ConfigError for a cache without rows."""
         if n_ctx < 1:
-            raise ConfigError(f"n_ctx is {n_ctx}, wanted at least 1")
+            raise ConfigError([("n_ctx", f"is {n_ctx}, wanted at least 1")])
         self.model, self.n_ctx, self.n_past = model, n_ctx, 0
         state = model.parts.decoder.state(n_ctx)
         self.cache = Cache.empty(state, n_ctx, exact=model.compute == "f32")
@@ -123,7 +123,7 @@ def generate(
     """
     how = how or Sampling()
     if n_tokens < 0:
-        raise ConfigError(f"n_tokens is {n_tokens}, wanted 0 or more")
+        raise ConfigError([("n_tokens", f"is {n_tokens}, wanted 0 or more")])
     session = Session(model, len(prompt) + max(n_tokens, 1) if n_ctx is None else n_ctx)
     rng = np.random.default_rng(how.seed)
     logits = session.feed(prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
@@ -16,6 +17,7 @@ from pyggml.backends.cpu import Compute
 from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import ConfigError, DataError, TokenizerError
 from pyggml.gemm import FASTEST
+from pyggml.gguf.fields import shown
 from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
 from pyggml.models.adapter import read_adapter
@@ -37,6 +39,22 @@ class Model:
     ) -> None:
         self.file, self.parts, self.compute = file, parts, compute
         self.adapters: list[LoraPairs] = []
+
+    def __repr__(self) -> str:
+        weights, c = self.parts.weights.values(), self.config
+        sizes: Counter[str] = Counter()
+        for w in weights:
+            sizes[w.dtype.name] += w.n_bytes
+        n, types = (
+            sum(w.n_elements for w in weights),
+            " and ".join(t for t, _ in sizes.most_common(2)),
+        )
+        name = shown(str(self.file.get("general.name", self.file.path.name)))
+        adapters = f", {len(self.adapters)} adapter{'s' * (len(self.adapters) > 1)}"
+        return (
+            f"<Model {name}: {c.architecture}, {c.n_layer} blocks, {n:,} parameters, {types}, "
+            f"context {c.n_ctx}{adapters if self.adapters else ''}>"
+        )
 
     @property
     def backend(self) -> CPU:
@@ -70,9 +88,14 @@ class Model:
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
 
-        Raises DataError if there are no tokens or one is outside the vocabulary.
+        Raises DataError if there are no tokens, more than the model's context, or one outside the
+        vocabulary.
         """
         ids = self.checked(tokens)
+        if len(ids) > self.config.n_ctx:
+            raise DataError(
+                f"{len(ids)} tokens, wanted at most the {self.config.n_ctx} of the model's context"
+            )
         inputs = Inputs.empty(len(ids))
         fill(inputs, ids)
         program, out = self.program(build(self.parts, inputs, self.adapters))

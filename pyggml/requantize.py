@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from pyggml import gguf
-from pyggml.dtypes import DType
+from pyggml.dtypes import F32, DType
 from pyggml.errors import ConfigError, ModelError, QuantError
 from pyggml.gguf.fields import shown
 from pyggml.quants import (
@@ -31,14 +31,16 @@ def requantize(
     target: str | os.PathLike[str],
     file_type: str,
     progress: Callable[[str, DType, DType], None] | None = None,
+    allow_requantize: bool = False,
 ) -> None:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
 
     A source in several files becomes one. What llama.cpp does not quantise (vectors, norms, tables)
     keeps its type. At most one tensor is in memory at a time; `progress` hears name, old and new
-    type of each.
-    Raises QuantError for an unknown file type or data that cannot be packed, GGUFError if the
-    source is damaged, ModelError if it is no model, ConfigError if both paths are the same file.
+    type of each. What is quantised already becomes another type, but F32, only with
+    `allow_requantize`: its loss stays and another comes on top.
+    Raises QuantError for that, for an unknown file type or data that cannot be packed, GGUFError if
+    the source is damaged, ModelError if it is no model, ConfigError if both paths are one file.
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
@@ -48,6 +50,8 @@ def requantize(
                 f"{target}: is the file to read from; wanted another name to write to"
             )
         wanted = _types(file, file_type)
+        if not allow_requantize:
+            _check_source(file, wanted)
         metadata = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
         metadata["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
         metadata["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
@@ -61,6 +65,20 @@ def requantize(
             for name, info in file.tensors.items()
         ]
         gguf.write(target, metadata, tensors)
+
+
+def _check_source(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> None:
+    """QuantError if a tensor that is quantised already would lose more; F32 holds it exactly."""
+    twice = [
+        i for n, i in file.tensors.items() if i.dtype.quantised and wanted[n] not in (i.dtype, F32)
+    ]
+    if twice:
+        fault = (
+            f"is off, but {len(twice)} tensors are quantised already ({shown(twice[0].name)} is "
+            f"{twice[0].dtype}): quantise the original file (F32, F16, BF16), or turn it on and "
+            "lose twice"
+        )
+        raise QuantError([("allow_requantize", fault)], f"{file.path}: ")
 
 
 def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:

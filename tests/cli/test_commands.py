@@ -122,6 +122,15 @@ def test_perplexity_reads_a_text_as_llama_cpp_does(pyggml, tiny, tmp_path):
     assert "has 32 tokens, wanted at least 34" in refused.err
 
 
+def test_quantize_of_a_quantised_model_wants_a_word(pyggml, tiny, tmp_path):
+    small, out = tmp_path / "small.gguf", tmp_path / "out.gguf"
+    assert pyggml("quantize", tiny, small, "Q4_0").code == 0
+    ended = pyggml("quantize", small, out, "Q8_0")
+    assert ended.code == 2 and "small.gguf: --allow-requantize is off, but " in ended.err
+    assert not out.exists()
+    assert pyggml("quantize", small, out, "Q8_0", "--allow-requantize").code == 0
+
+
 def test_quantize_says_each_tensor_and_both_sizes(pyggml, tiny, tmp_path):
     out = tmp_path / "out.gguf"
     ended = pyggml("quantize", tiny, out, "q8_0")

@@ -1,6 +1,7 @@
 """What the command says and leaves behind, to its end and when it is stopped."""
 
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -218,7 +219,8 @@ def test_ctrl_c_ends_after_the_step_and_the_run_can_be_resumed(
     finetune, signal_after, monkeypatch, tmp_path, capsys
 ):
     whole, stopped, folder = (tmp_path / n for n in ("whole.gguf", "stopped.gguf", "points"))
-    assert finetune("--lora-modules", "attn_q,ffn_up", output=whole).code == 0
+    uninterrupted = finetune("--lora-modules", "attn_q,ffn_up", output=whole)
+    result = words_at(uninterrupted.out, "result")
     signal_after(2)
     arguments = ("--lora-modules", "attn_q,ffn_up", "--checkpoint-dir", folder)
     arguments += ("--checkpoint-every", 1)
@@ -232,9 +234,12 @@ def test_ctrl_c_ends_after_the_step_and_the_run_can_be_resumed(
     program, *arguments = shlex.split(words_at(ended.out, "resume"))
     assert program == "pyggml-finetune"
     assert arguments[arguments.index("--resume") + 1] == str(folder)
+    capsys.readouterr()
     assert cli.finetune(arguments) == 0
     assert stopped.read_bytes() == whole.read_bytes()
-    assert "4, 2 of them done" in words_at(capsys.readouterr().out, "steps")
+    out = capsys.readouterr().out
+    assert "4, 2 of them done" in words_at(out, "steps")
+    assert words_at(out, "result") == result and result.startswith("step 4 of 4: loss ")
 
 
 def test_without_a_folder_for_checkpoints_the_adapter_is_saved_all_the_same(
@@ -292,6 +297,75 @@ def test_two_runs_do_not_share_a_folder_or_an_output(finetune, tmp_path):
             reason = f"{place}: is in use by process {os.getpid()}: wait for its end"
             assert ended.code == 2 and reason in ended.err and ended.out == ""
     assert finetune("--checkpoint-dir", points).code == 0
+
+
+# -- an adapter trained further -----------------------------------------------------------------
+
+
+def answer(text):
+    """What stands below a line of dashes and above the next one."""
+    return text.split("-\n", 1)[1].split("\n--")[0].strip()
+
+
+def test_a_finished_adapter_is_trained_further(finetune, pyggml, tiny, text, tmp_path):
+    """The first loss of the second run is about the last one of the first, far from the base's."""
+    out, lr = tmp_path / "adapter.gguf", ("--lr", 0.02, "--warmup-steps", 0, "--val-windows", 1)
+    short = ("--lora-alpha", 6, "--lora-modules", "ffn_up,attn_q", "--max-steps", 12)
+    first = finetune("--lora-rank", 3, *short, *lr)
+    places = ("-m", tiny, "-f", text, "-o", out, "--init", out, "--prompt", "the ")
+    ended = pyggml("finetune", *places, "--max-steps", 2, "--ctx", 16, *lr)
+    assert ended.code == 0, ended
+    assert words_at(ended.out, "adapter").startswith("rank 3, alpha 6, on 4 matrices")
+    validated = [words_at(e.out, "result").split("validation ")[1] for e in (first, ended)]
+    assert validated[0].split(" → ")[1] == validated[1].split(" → ")[0]
+    after, before = first.out.split("-- after")[1], ended.out.split("-- before")[1]
+    assert "the " in before and answer(before) == answer(after)
+    (pairs,) = library.load(tiny, out).adapters
+    assert list(pairs) == [f"blk.{i}.{m}.weight" for i in (0, 1) for m in ("attn_q", "ffn_up")]
+
+
+def test_what_the_file_settles_cannot_be_given(finetune, tmp_path):
+    out = tmp_path / "adapter.gguf"
+    assert finetune("--max-steps", 1).code == 0
+    before = out.read_bytes()
+    ended = finetune("--init", out, "--lora-alpha", 3)
+    assert ended.code == 2 and out.read_bytes() == before
+    said = "--init takes rank, alpha and modules from its file: leave out --lora-rank, --lora-alpha"
+    assert said in ended.err
+
+
+# -- a learning rate that is too high -----------------------------------------------------------
+
+
+def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, monkeypatch):
+    """The last update may be what breaks it: no later step finds out."""
+    whole, older = Trainer._run, tmp_path / "adapter.gguf"
+    older.write_bytes(b"a good one")
+
+    def broken(self, report):
+        done = whole(self, report)
+        self.parameters.data[:] = float("nan")
+        return done
+
+    monkeypatch.setattr(Trainer, "_run", broken)
+    ended = finetune()
+    said = "the model's answer to the prompt is no number (nan); --lr may be too high; the adapter"
+    assert ended.code == 2 and said in ended.err and "result" not in ended.out
+    assert older.read_bytes() == b"a good one"
+
+
+def test_a_loss_that_rises_is_warned_about(finetune, monkeypatch):
+    whole = Trainer._step
+
+    def rising(self):
+        report = whole(self)
+        self.history.losses[-1] = 1.0 + self.progress.step
+        return report
+
+    monkeypatch.setattr(Trainer, "_step", rising)
+    ended = finetune("--max-steps", 12)
+    early, late = re.findall(r"\nwarning    the loss more than doubled, (\S+) → (\S+): ", ended.out)
+    assert ended.code == 0 and early == ("4.000", "9.000") and late == ("4.500", "10.500")
 
 
 # -- the demo -----------------------------------------------------------------------------------

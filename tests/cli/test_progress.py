@@ -1,12 +1,14 @@
 """What is said while a run goes on: means, speed, time left."""
 
 import re
+from array import array
+from pathlib import Path
 
 import pytest
 
 from pyggml.cli import progress
-from pyggml.cli.progress import Lines, Meter
-from pyggml.lora import StepReport, ValidationReport
+from pyggml.cli.progress import Lines, Meter, display, fitting
+from pyggml.lora import CheckpointReport, History, StepReport, ValidationReport
 
 
 def step(number, loss=1.0, seconds=2.0, n_steps=100):
@@ -69,11 +71,85 @@ def test_losses_are_means_of_the_last_steps_and_of_both_ends(clock):
     for number in range(1, 61):
         meter.add(step(number, loss=float(number)))
     assert meter.loss == pytest.approx(50.5)  # of 41 … 60
-    assert meter.ends() == (pytest.approx(10.5), pytest.approx(50.5))
-    short = Meter()
-    for number in range(1, 6):
-        short.add(step(number, loss=float(number)))
-    assert short.ends() == (1.5, 4.5)
+    assert history(range(1, 61)).ends() == (pytest.approx(10.5), pytest.approx(50.5))
+    assert history(range(1, 6)).ends() == (1.5, 4.5)
+
+
+def history(losses, validations=()):
+    return History(array("d", losses), [ValidationReport(*v) for v in validations])
+
+
+RISES = [
+    ([2.0] * 30 + [4.2] * 20, True),
+    ([2.0] * 30 + [3.9] * 20, False),
+    ([2.0] * 5 + [4.2] * 5, True),
+    ([2.0] * 4 + [9.0] * 4, False),  # too few to tell from noise
+]
+
+
+@pytest.mark.parametrize("losses, has_doubled", RISES)
+def test_a_loss_that_doubles_is_told_once(clock, losses, has_doubled):
+    meter = Meter(history(losses))
+    assert (meter.warning() is not None) == has_doubled
+    assert meter.warning() is None
+    if has_doubled:
+        said = Meter(meter.history).warning()
+        assert said == "the loss more than doubled, 2.000 → 4.200: --lr may be too high"
+
+
+def test_a_history_survives_a_file():
+    told = history([3.0, 1 / 3], [(0, 2.5, 640), (2, 1 / 7, 640)])
+    assert History.of(told.arrays()) == told
+    assert History.of(history([]).arrays()) == history([])
+
+
+# -- narrow terminals ---------------------------------------------------------------------------
+
+PARTS = [(0, "loss 2.345"), (2, "validation 2.456"), (3, "1,234 tokens/s"), (1, "2 h 5 min left")]
+ROOMS = [
+    (80, "loss 2.345  validation 2.456  1,234 tokens/s  2 h 5 min left"),
+    (50, "loss 2.345  validation 2.456  2 h 5 min left"),
+    (30, "loss 2.345  2 h 5 min left"),
+    (12, "loss 2.345"),
+    (5, "loss 2.345"),  # which the terminal cuts
+]
+
+
+@pytest.mark.parametrize("room, shown", ROOMS)
+def test_what_matters_less_gives_way(room, shown):
+    assert fitting(PARTS, room) == shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_step_count_and_bar_stay_at_every_width(clock, capsys, monkeypatch, width):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    meter = Meter(history([]))
+    with display(meter, 400, 0) as shown:
+        for number in range(1, 13):
+            clock.append(clock[-1] + 3.0)
+            report = step(number, n_steps=400)
+            meter.add(report)
+            shown(report)
+        for event in (ValidationReport(12, 1.5, 640), CheckpointReport(12, Path("points/step-12"))):
+            meter.history.validations += [event] if isinstance(event, ValidationReport) else []
+            shown(event)
+        report = step(13, n_steps=400)
+        meter.add(report)
+        shown(report)
+    lines = [
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+        for text in re.split(r"[\r\n]+", capsys.readouterr().out)
+    ]
+    bars = [line for line in lines if line.startswith("step ") and "━" in line]
+    assert bars and all(re.match(r"step +\d+/400 [━╸╺ ]{8}", bar) for bar in bars)
+    assert max(map(len, lines)) <= width
+    assert "loss 1.000" in bars[-1] and bars[-1].startswith("step  13/400")
+    assert ("left" in bars[-1]) == (width >= 60) and ("tokens/s" in bars[-1]) == (width > 80)
+    above = lines[: lines.index(bars[-1])]
+    assert any(line.startswith("step 12    validation loss 1.5000") for line in above)
+    assert any(line.startswith("step 12    checkpoint points/step-12") for line in above)
 
 
 def test_lines_come_every_ten_seconds_and_at_both_ends(clock, capsys):

@@ -64,7 +64,7 @@ def test_all_faults_come_at_once():
     with pytest.raises(ConfigError) as caught:
         TrainConfig(lr=-1.0, ctx=0, lr_min=0.5)
     assert str(caught.value).count("; ") == 2
-    assert "lr_min is 0.5, wanted at most lr" in str(caught.value)
+    assert "lr_min is 0.5, wanted at most the highest rate" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [LoraConfig, TrainConfig])

@@ -115,6 +115,7 @@ def test_the_number_of_threads_changes_no_bit(tiny):
 
 FAULTY = [
     ([3], None, "1 token, wanted at least 2"),
+    ([3] * 66, None, "65 tokens and a target, wanted at most the 64 of the model's context"),
     ([3, 48], None, "wanted 0 to 47"),
     ([3, 4, 5], np.ones(2, bool), r"mask is bool of shape \(2,\), wanted bool \(3,\)"),
     ([3, 4, 5], np.ones(3), "mask is float64"),
@@ -133,6 +134,6 @@ def test_a_model_without_an_adapter_or_with_two_is_refused(tiny):
     with pytest.raises(AdapterError, match="has no adapter"):
         loss_and_grads(model, TOKENS)
     attach(model)
-    attach(model)
+    model.adapters.append(model.adapters[0])
     with pytest.raises(AdapterError, match="blk.0.attn_q.weight has two updates"):
         loss_and_grads(model, TOKENS)

@@ -89,6 +89,25 @@ def test_what_is_not_quantised_keeps_its_type(golden, tmp_path):
             np.testing.assert_array_equal(file.data("blk.0.attn_norm.weight"), vector)
 
 
+def test_what_is_quantised_already_is_packed_anew_only_if_that_is_meant(golden, tmp_path):
+    packed, out = tmp_path / "packed.gguf", tmp_path / "out.gguf"
+    requantize(golden, packed, "Q4_K_M")
+    wanted = (
+        "packed.gguf: allow_requantize is off, but .* quantised already .'[a-z_.]+' is Q[46]_K.:"
+    )
+    for file_type in ("Q8_0", "F16"):
+        with pytest.raises(QuantError, match=wanted):
+            requantize(packed, out, file_type)
+        assert not out.exists()
+    requantize(packed, out, "Q8_0", allow_requantize=True)
+    with gguf.open(out) as file:
+        assert {i.dtype.name for i in file.tensors.values()} == {"Q8_0", "F32"}
+    requantize(packed, tmp_path / "exact.gguf", "F32")
+    before, after = values(packed), values(tmp_path / "exact.gguf")
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    requantize(packed, tmp_path / "same.gguf", "Q4_K_M")  # changes no tensor
+
+
 def test_numbers_that_cannot_be_packed_name_their_tensor(golden, tmp_path):
     name = "blk.0.attn_q.weight"
     with gguf.open(golden) as file:

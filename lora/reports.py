@@ -1,0 +1,94 @@
+"""What a run tells as it goes, and what stays of it: the loss of every step and validation."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+_ENDS = 20  # steps at both ends of a run that a loss is averaged over
+_ENOUGH = 5  # of them, before a rise of their mean is no noise
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step: mean loss before the update, the gradient's length before it was clipped."""
+
+    step: int  # steps made, this one included
+    n_steps: int
+    epoch: int
+    loss: float
+    lr: float
+    grad_norm: float
+    n_tokens: int  # trained
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.n_tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """Mean loss over the held-out windows after `step` steps."""
+
+    step: int
+    loss: float
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """A checkpoint that is safely on disk."""
+
+    step: int
+    path: Path
+
+
+Report = StepReport | ValidationReport | CheckpointReport
+Callback = Callable[[Report], None]
+
+
+@dataclass(slots=True)
+class History:
+    """The losses of a run from its first step on, also of what came before it was resumed."""
+
+    losses: array[float] = field(default_factory=lambda: array("d"))
+    validations: list[ValidationReport] = field(default_factory=list)
+
+    def ends(self) -> tuple[float, float]:
+        """Mean loss of the first and of the last steps: so many that noise does not rule."""
+        n = max(1, min(_ENDS, len(self.losses) // 2))
+        return fmean(self.losses[:n]), fmean(self.losses[-n:])
+
+    @property
+    def has_doubled(self) -> bool:
+        """Whether the mean of the last steps is more than twice that of the first."""
+        if len(self.losses) < 2 * _ENOUGH:
+            return False
+        first, last = self.ends()
+        return last > 2 * first
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As arrays by name, for a file."""
+        return {
+            "losses": np.array(self.losses, np.float64),
+            "validation.steps": np.array([v.step for v in self.validations], np.uint64),
+            "validation.losses": np.array([v.loss for v in self.validations], np.float64),
+            "validation.tokens": np.array([v.n_tokens for v in self.validations], np.uint64),
+        }
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any]) -> History:
+        """From what `arrays` gave."""
+        steps, losses, tokens = (arrays[f"validation.{k}"] for k in ("steps", "losses", "tokens"))
+        found = zip(steps, losses, tokens, strict=True)
+        return cls(
+            array("d", arrays["losses"]),
+            [ValidationReport(int(s), float(loss), int(n)) for s, loss, n in found],
+        )
