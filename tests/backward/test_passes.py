@@ -177,8 +177,14 @@ def test_a_rounded_copy_follows_its_tensor_and_is_all_that_the_backward_pass_rea
 
 @pytest.mark.parametrize("keep", [Keep.COSTLY, Keep.LAYERS])
 def test_a_layer_made_again_holds_its_copies_and_not_what_they_were_rounded_from(keep):
-    """The copy stands right behind the tensor that is made for the backward pass."""
-    graph, _ = chain()
+    """Each copy stands right behind its tensor, though the first product's is read last."""
+    w = zeros((N, N), name="w")
+    start = scale(w, 0.5)
+    first = mul_mat(w, start)
+    second = mul_mat(w, first)
+    out = mul_mat(w, second)
+    notes = Notes(frozenset([start, out]), frozenset([first, second]))
+    graph = build_backward(Graph.of(sum_(sqr(out))).noted(notes), [w])
     kept = rematerialise(round_large(graph, BF16), keep)
     nodes, end = kept.nodes, kept.nodes.index(graph.outputs[0])
     copies = [i for i, t in enumerate(nodes) if t.dtype is BF16]
