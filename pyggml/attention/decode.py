@@ -1,54 +1,67 @@
-"""Attention of a few queries over many keys, as when text is generated (flash decoding).
+"""The path `decode`: attention of a few queries over many keys, as when text is generated.
 
-A task takes one query, all of its heads and a block of keys, so that keys and values are read once
-and in the order they lie in. Then each head's parts are put together: of a block there are the
-largest score m, Σ e^(s − m), and Σ e^(s − m) v. How the keys are cut depends on their number only.
-Keys and values are float32 or, as a cache keeps them, halves.
+The keys that a query sees are split (flash decoding, Dao et al. 2023). A task takes one query, all
+of its heads and one split, so that keys and values are read once and in the order they lie in. Then
+each head's splits are joined: of a split there are the largest score m, Σ e^(s − m), and
+Σ e^(s − m) v. How the keys are split depends on their number only. Keys and values are float32 or,
+as a cache keeps them, float16.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import Code, kernel, task_code
+from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
+from pyggml._jit import kernel
 from pyggml._simd import exp32, fill, row_max
-from pyggml._tasks import (
-    SLOT,
-    Stage,
-    floats2,
-    floats3,
-    frame,
-    halves3,
-    integer,
-    ints2,
-    launch,
-    real,
-    stage,
-)
+from pyggml._tasks import Stage, launch, stage, task_code
 from pyggml.attention.decode_tile import KEYS, LANES, as_float, score_tile, value_tile
-from pyggml.attention.tiles import NOTHING
+from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.softmax import NO_KEYS
+from pyggml.attention.widen import as_bits
 from pyggml.call import Call
-from pyggml.tensor import Shape
+from pyggml.dtypes import F16
+from pyggml.gemm.panels import MR
+from pyggml.sizes import round_up
 
-_FEWEST = 64  # keys of a block
-_BLOCKS = 32  # at most so many
-_TOP, _NORM, _SCORES = 0, 1, 2  # what stands before the scores of a head, after its D sums
+_FEWEST_KEYS = 64  # of a split
+_MOST_SPLITS = 32
+_TOP, _NORM, _SCORES = 0, 1, 2  # what stands in a head's part, after its D sums
 _LINE = 16  # floats
-_BLOCKS_AT = 8  # which argument of the tasks says how many blocks there are
 
 
-def _block_keys(n_keys: int) -> int:
-    """Keys of one block, of so many that a query sees."""
-    return _FEWEST * max(1, -(-n_keys // (_FEWEST * _BLOCKS)))
+class Decode(Frame):
+    """What both kinds of keys have in common."""
+
+    o: Floats3
+    lse: Floats2
+    q: Floats3
+    span: Ints2
+    scale: Float
+    parts: Floats3  # of query t and split i: (H, D sums, m, Σ, the scores) at t · n_splits + i
+    n_splits: Int  # of the query that sees the most keys
 
 
-_keys_of = kernel(_block_keys)
+class DecodeF32(Decode):
+    """Keys and values in float32."""
+
+    k: Floats3
+    v: Floats3
 
 
-def parts_shape(q: Shape, k: Shape) -> Shape:
-    """Scratch of `forward`: queries, blocks, heads, and a head's part of the result."""
-    n = q[2] + _SCORES + _block_keys(k[0])
-    return q[0], min(_BLOCKS, -(-k[0] // _FEWEST)), q[1], -(-n // _LINE) * _LINE
+class DecodeF16(Decode):
+    """Keys and values in float16, as bits."""
+
+    k: Shorts3
+    v: Shorts3
+
+
+def _split_keys(n_keys: int) -> int:
+    """Keys of one split, of so many that a query sees."""
+    return _FEWEST_KEYS * max(1, -(-n_keys // (_FEWEST_KEYS * _MOST_SPLITS)))
+
+
+_keys_of = kernel(_split_keys)
 
 
 @kernel
@@ -69,7 +82,7 @@ def _add_values(part, at, v, first, n, h, g):
 
 
 @kernel
-def _soft_max(row, n, scale):
+def _softmax(row, n, scale):
     """row = e^(scale·row − top) of its first n scores, 0 for the others; top and their sum."""
     for j in range(n):
         row[j] *= scale
@@ -82,8 +95,8 @@ def _soft_max(row, n, scale):
 
 
 @kernel
-def _block(part, q, k, v, first, n, scale):
-    """part (H, …) from the n keys that start at `first`; q (H, D). Heads go by two or one."""
+def _one_split(part, q, k, v, first, n, scale):
+    """part (H, …) of the keys first … first + n; q (H, D). Heads go by two or one."""
     n_heads, d = q.shape
     repeats, at, rest = n_heads // k.shape[1], d + _SCORES, d % LANES
     row, q_row = 4 * part.shape[1], 4 * d
@@ -100,7 +113,7 @@ def _block(part, q, k, v, first, n, scale):
         if rest:
             _add_scores(part, at, q, k, first, n, h, h // repeats)
         scores = part[h, at : at + (n + KEYS - 1) // KEYS * KEYS]
-        part[h, d + _TOP], part[h, d + _NORM] = _soft_max(scores, n, scale)
+        part[h, d + _TOP], part[h, d + _NORM] = _softmax(scores, n, scale)
         fill(part[h, :d], np.float32(0))
     for j in range(0, n, KEYS):
         last = n - 1 - j
@@ -116,76 +129,83 @@ def _block(part, q, k, v, first, n, scale):
 
 
 @kernel
-def _join(out, parts, h):
+def _join(o, parts, h):
     """One head's result from its parts (n, H, …), of which there is one or more; returns lse."""
-    d = out.size
+    d = o.size
     top = parts[0, h, d + _TOP]
     for b in range(1, parts.shape[0]):
         top = max(top, parts[b, h, d + _TOP])
     norm = np.float32(0)
-    fill(out, norm)
+    fill(o, norm)
     for b in range(parts.shape[0]):
         factor = exp32(parts[b, h, d + _TOP] - top)
         norm += factor * parts[b, h, d + _NORM]
         row = parts[b, h]
         for i in range(d):
-            out[i] += factor * row[i]
+            o[i] += factor * row[i]
     for i in range(d):
-        out[i] /= norm
+        o[i] /= norm
     return top + np.log(norm)
 
 
-def _block_tasks(halves: bool) -> Code:
-    """One block of one query's keys, if it sees so many; the stage's tasks are queries · blocks."""
-
-    def task_of_block(frame, task, thread):
-        q, span, n_blocks = floats3(frame, 2), ints2(frame, 5), integer(frame, _BLOCKS_AT)
-        k = halves3(frame, 3) if halves else floats3(frame, 3)
-        v = halves3(frame, 4) if halves else floats3(frame, 4)
-        t, b = task // n_blocks, task % n_blocks
-        keys = _keys_of(span[t, 1] - span[t, 0])
-        first = span[t, 0] + b * keys
-        n = min(keys, span[t, 1] - first)
-        if n > 0:
-            _block(floats3(frame, 7)[task], q[t], k, v, first, n, real(frame, 6))
-
-    return task_code(task_of_block)
+def _split_task(f, task, thread):
+    """One split of one query's keys, if it sees so many."""
+    t, i = task // f.n_splits, task % f.n_splits
+    start, stop = f.span[t, 0], f.span[t, 1]
+    n_keys = _keys_of(stop - start)
+    first = start + i * n_keys
+    n = min(n_keys, stop - first)
+    if n > 0:
+        _one_split(f.parts[task], f.q[t], f.k, f.v, first, n, f.scale)
 
 
-def _join_task(frame, task, thread):
+_SPLIT_F32, _SPLIT_F16 = (task_code(frame)(_split_task) for frame in (DecodeF32, DecodeF16))
+
+
+@task_code(Decode)
+def _join_task(f, task, thread):
     """One head of one query."""
-    out, lse, span = floats3(frame, 0), floats2(frame, 1), ints2(frame, 5)
-    parts, n_blocks = floats3(frame, 7), integer(frame, _BLOCKS_AT)
-    t, h = task // out.shape[1], task % out.shape[1]
-    seen = max(span[t, 1] - span[t, 0], 0)
-    keys = _keys_of(seen)
-    used = (seen + keys - 1) // keys
-    if used > 0:
-        lse[h, t] = _join(out[t, h], parts[t * n_blocks : t * n_blocks + used], h)
+    t, h = task // f.o.shape[1], task % f.o.shape[1]
+    n_seen = max(f.span[t, 1] - f.span[t, 0], 0)
+    n_keys = _keys_of(n_seen)
+    n_parts, first = (n_seen + n_keys - 1) // n_keys, t * f.n_splits
+    if n_parts > 0:
+        f.lse[h, t] = _join(f.o[t, h], f.parts[first : first + n_parts], h)
     else:
-        fill(out[t, h], np.float32(0))
-        lse[h, t] = NOTHING
+        fill(f.o[t, h], np.float32(0))
+        f.lse[h, t] = NO_KEYS
 
 
-_FLOATS, _HALVES, _JOIN = _block_tasks(False), _block_tasks(True), task_code(_join_task)
+# -- binding ------------------------------------------------------------------------------------
 
 
-def forward(
-    out: np.ndarray, lse: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
-    span: np.ndarray, scale: np.float32, parts: np.ndarray,
-) -> Call:  # fmt: skip
-    """out (T, H, D) and lse (H, T) as flash.forward makes them; parts as parts_shape says."""
-    n_queries, n_blocks, n_heads, n = parts.shape
-    flat = parts.reshape(n_queries * n_blocks, n_heads, n)
-    sides = frame(out, lse, q, k, v, span, scale, flat, n_blocks)
-    code = _HALVES if k.dtype == np.float16 else _FLOATS
-    joins = stage(_JOIN, sides, n_queries * n_heads)
-    return Call(_launch_seen, span, code.address, sides, joins)
+def _takes(p: Problem) -> bool:
+    return not p.has_extras and p.n_queries < MR
 
 
-def _launch_seen(span: np.ndarray, code: int, sides: np.ndarray, joins: Stage) -> None:
+def _scratch(p: Problem) -> Rooms:
+    n = p.head_size + _SCORES + _split_keys(p.n_keys)
+    n_splits = min(_MOST_SPLITS, -(-p.n_keys // _FEWEST_KEYS))
+    return {"parts": Room((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE)))}
+
+
+def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    code, frame = (_SPLIT_F16, DecodeF16) if p.key_type is F16 else (_SPLIT_F32, DecodeF32)
+    f = frame(
+        o=a.o, lse=a.lse, q=a.q, k=as_bits(a.k), v=as_bits(a.v), span=a.span, scale=float(a.scale),
+        n_splits=1, **scratch,
+    )  # fmt: skip
+    joins = stage(_join_task, f, p.n_queries * p.n_heads)
+    return Call(_launch_seen, a.span, f, stage(code, f, 0), joins)
+
+
+def _launch_seen(span: np.ndarray, f: Decode, splits: Stage, joins: Stage) -> None:
     """No tasks for keys that no query sees: of a cache half full they would be one thread's."""
     seen = [max(stop - start, 0) for start, stop in span.tolist()]
-    n_blocks = max(-(-n // _block_keys(n)) for n in seen)
-    sides[_BLOCKS_AT * SLOT] = n_blocks
-    launch((code, sides.ctypes.data, len(seen) * n_blocks, sides), joins)
+    n_splits = max(-(-n // _split_keys(n)) for n in seen)
+    f.put(n_splits=n_splits)
+    code, address, _, _ = splits
+    launch((code, address, len(seen) * n_splits, f), joins)
+
+
+FORWARD: Path[Forward] = Path("decode", True, _takes, _scratch, _bind)

@@ -1,4 +1,4 @@
-"""Attention one query and head after the other: the slow twin of every other path.
+"""The path `plain`: one query and head after the other, the slow twin of flash and decode.
 
 It is what runs without the JIT, and its backward pass serves queries too few to fill a tile.
 """
@@ -9,46 +9,49 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot, exp32, fill
-from pyggml.attention.tiles import NOTHING
+from pyggml.attention.path import Backward, Forward, Path, Problem, Scratch, no_scratch
+from pyggml.attention.softmax import MASKED, NO_KEYS
+from pyggml.call import Call
+from pyggml.dtypes import F32
 
 
 @kernel
-def _row(out, q, k, v, g, start, stop, scale):
+def _row(o, q, k, v, g, start, stop, scale):
     """One query's result from head g of the keys; returns lse."""
-    top, norm = np.float32(-1e30), np.float32(0)
-    fill(out, np.float32(0))
+    top, norm = MASKED, np.float32(0)
+    fill(o, np.float32(0))
     for j in range(start, stop):
         s = dot(q, k[j, g]) * scale
         if s > top:
             factor = exp32(top - s)
             norm *= factor
-            for i in range(out.shape[0]):
-                out[i] *= factor
+            for i in range(o.shape[0]):
+                o[i] *= factor
             top = s
         p, row = exp32(s - top), v[j, g]
         norm += p
-        for i in range(out.shape[0]):
-            out[i] += p * row[i]
+        for i in range(o.shape[0]):
+            o[i] += p * row[i]
     if not norm > 0:
-        return NOTHING
-    for i in range(out.shape[0]):
-        out[i] /= norm
+        return NO_KEYS
+    for i in range(o.shape[0]):
+        o[i] /= norm
     return top + np.log(norm)
 
 
 @parallel
-def forward(out, lse, q, k, v, span, scale):
+def _forward(o, lse, q, k, v, span, scale):
     """One query and head after the other, the softmax summed as it goes."""
     n_heads = q.shape[1]
     repeats = n_heads // k.shape[1]
     for task in prange(q.shape[0] * n_heads):
         t, h = task // n_heads, task % n_heads
         g = h // repeats
-        lse[h, t] = _row(out[t, h], q[t, h], k, v, g, span[t, 0], span[t, 1], scale)
+        lse[h, t] = _row(o[t, h], q[t, h], k, v, g, span[t, 0], span[t, 1], scale)
 
 
 @kernel
-def backward(dq, dk, dv, q, k, v, span, o, lse, do, scale):
+def _backward(dq, dk, dv, q, k, v, span, o, lse, do, scale):
     n_queries, n_heads, d = q.shape
     repeats = n_heads // k.shape[1]
     dq[:], dk[:], dv[:] = 0, 0, 0
@@ -69,3 +72,23 @@ def backward(dq, dk, dv, q, k, v, span, o, lse, do, scale):
                     dq[t, h, i] += ds * k[j, g, i]
                     dk[j, g, i] += ds * q[t, h, i]
                     dv[j, g, i] += p * do[t, h, i]
+
+
+# -- binding ------------------------------------------------------------------------------------
+
+
+def _takes(p: Problem) -> bool:
+    return not p.has_extras and p.key_type is F32
+
+
+def _bind_forward(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    return Call(_forward, a.o, a.lse, a.q, a.k, a.v, a.span, a.scale)
+
+
+def _bind_backward(p: Problem, a: Backward, scratch: Scratch) -> Call:
+    gradients, sources = (a.dq, a.dk, a.dv), (a.q, a.k, a.v, a.span)
+    return Call(_backward, *gradients, *sources, a.o, a.lse, a.do, a.scale)
+
+
+FORWARD: Path[Forward] = Path("plain", False, _takes, no_scratch, _bind_forward)
+BACKWARD: Path[Backward] = Path("plain", False, _takes, no_scratch, _bind_backward)

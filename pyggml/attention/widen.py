@@ -1,61 +1,54 @@
-"""Keys and values that a cache keeps in half precision, as the float32 that tiles take."""
+"""Keys and values that a cache keeps in float16, for paths that read float32."""
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
 
 import numpy as np
 
 from pyggml._jit import JIT, parallel, prange
+from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
 from pyggml.call import Call
-from pyggml.dtypes import F16
+from pyggml.dtypes import F16, F32
 from pyggml.quants.bits import half_to_float
-from pyggml.tensor import Tensor
 
 
-def readable(a: np.ndarray) -> np.ndarray:
-    """The array as kernels take it that read numbers by `as_float`: halves as their bits."""
+def as_bits(a: np.ndarray) -> np.ndarray:
+    """The array as kernels take it: float16 as uint16, since Numba knows no float16."""
     return a.view(np.uint16) if JIT and a.dtype == np.float16 else a
 
 
-def n_floats(*sides: Tensor) -> int:
-    """Numbers of those that are halves: scratch of `widened`."""
-    return sum(t.n_elements for t in sides if t.dtype is F16)
+def after_widening(path: Path[Forward]) -> Path[Forward]:
+    """A path that widens float16 keys and values, then does what `path` does with float32."""
+
+    def widened(problem: Problem) -> Problem:
+        return replace(problem, key_type=F32)
+
+    def takes(problem: Problem) -> bool:
+        return problem.key_type is F16 and path.takes(widened(problem))
+
+    def scratch(problem: Problem) -> Rooms:
+        room = Room((problem.n_keys, problem.n_key_heads, problem.head_size))
+        return {**path.scratch(widened(problem)), "k32": room, "v32": room}
+
+    def bind(problem: Problem, a: Forward, scratch: Scratch) -> Call:
+        k, v = scratch.pop("k32"), scratch.pop("v32")
+        call = path.bind(widened(problem), replace(a, k=k, v=v), scratch)
+        copies = [(to.reshape(len(to), -1), _bits(of)) for to, of in ((k, a.k), (v, a.v))]
+        return Call(_widen_seen, a.span, copies, call)
+
+    return Path(f"{path.name}, widened", path.compiled, takes, scratch, bind)
 
 
-def widened(sides: tuple[np.ndarray, ...], floats: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Float32 arrays for those that are halves, one after the other in `floats`; else themselves.
-
-    What stands in them is for `after_widening` to say.
-    """
-    found = []
-    for a in sides:
-        if a.dtype == np.float16:
-            n = prod(a.shape)
-            a, floats = floats[:n].reshape(a.shape), floats[n:]
-        found.append(a)
-    return tuple(found)
+def _bits(a: np.ndarray) -> np.ndarray:
+    return a.reshape(len(a), -1).view(np.uint16)
 
 
-def after_widening(
-    span: np.ndarray, sides: tuple[np.ndarray, ...], wide: tuple[np.ndarray, ...], call: Call
-) -> Call:
-    """The call, which reads wide = widened(sides, …), after all rows that a query sees are there.
-
-    A cache is mostly empty: no other row is widened.
-    """
-    pairs = [
-        (to.reshape(len(to), -1), a.reshape(len(a), -1).view(np.uint16))
-        for a, to in zip(sides, wide, strict=True)
-        if a is not to
-    ]
-    return Call(_widen_seen, span, pairs, call) if pairs else call
-
-
-def _widen_seen(span: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]], call: Call) -> None:
-    used = int(span[:, 1].max(initial=0))
-    for floats, bits in pairs:
-        _widen(floats[:used], bits[:used])
+def _widen_seen(span: np.ndarray, copies: list[tuple[np.ndarray, np.ndarray]], call: Call) -> None:
+    """Rows past the last that any query sees are left alone: a cache is mostly empty."""
+    n_seen = int(span[:, 1].max(initial=0))
+    for floats, bits in copies:
+        _widen(floats[:n_seen], bits[:n_seen])
     call()
 
 

@@ -1,32 +1,34 @@
 """Fused attention with exact gradients and no (n_queries, n_keys) matrix.
 
-flash_attn_ext(q, k, v, span)   o_i = Σ_j softmax_j(scale · q_i·k_j) v_j, span_i0 <= j < span_i1
-flash_attn_back                 dq, dk, dv; δ_i = do_i·o_i, ds = p·(do·v − δ)
-                                (with caps, sinks or a mask: pyggml.ops.attention_dense)
+flash_attn_ext(q, k, v, span, …)   o_i = Σ_j p_ij v_j of the softmax p over the keys that i sees
+flash_attn_back                    dq, dk, dv and dsinks; δ_i = do_i·o_i, ds = p·(do·v − δ)
+
+    z_ij = cap·tanh(scale·q_i·k_j / cap) + bias      (without a cap: scale·q_i·k_j + bias)
+    p_ij = e^z_ij / (Σ_j e^z_ij + e^sink)            span_i0 <= j < span_i1
 
 A query sees one range of keys. That covers causal masks, sliding windows, several sequences laid
 one after the other in a batch, and a cache filled so far; memory is linear in the tokens.
-The unfused twin is soft_max between two mul_mats.
+
+What the CPU runs is chosen by pyggml.attention.table. The unfused twin is soft_max between two
+mul_mats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from typing import Any
 
 import numpy as np
 
-from pyggml import threads
-from pyggml.attention import decode, flash, plain, tiles, widen
+from pyggml import attention
 from pyggml.backends.cpu import Compute, Site, cpu_kernel
 from pyggml.call import Call
 from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, rounds
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.attention_dense import attention_dense
-from pyggml.ops.expect import expect_attention
+from pyggml.ops.expect import expect, expect_attention, expect_type
+from pyggml.ops.softmax import alibi_slopes
 from pyggml.tensor import Tensor, leaf
 
 
@@ -46,243 +48,280 @@ def flash_attn_ext(
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
     sees none yields zeros. Head h uses key head h // (H / HK). F32, but k and v may both be F16, as
-    a cache keeps them: they are widened, and there is no gradient then.
-    logit_softcap c > 0 makes a score s into c·tanh(s / c). mask (T, S) or (n, T, S), n dividing H,
-    is added to the scores of head h as mask[h % n]; it has no gradient. max_bias > 0 is ALiBi: it
-    weighs the mask, or without one the distance from the last key seen, by each head's slope.
-    sinks (H,) take part in the softmax's sum with a score of their own; they have a gradient.
+    a cache keeps them: there is no gradient then.
+    logit_softcap c > 0 makes a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
+    or (n, T, S), n dividing H, is added to the scores of head h as mask[h % n]; it has no gradient.
+    max_bias > 0 is ALiBi: each head's slope weighs the mask, or without one the distance from the
+    last key seen. sinks (H,) take part in the softmax's sum with a score of their own and no value
+    (gpt-oss, arXiv:2508.10925); they have a gradient.
     Raises ShapeError if the shapes or types do not fit together.
     """
-    if not logit_softcap and not max_bias and mask is None and sinks is None:
-        return FLASH_ATTN_EXT(q, k, v, span, scale=scale)
-    return attention_dense(
-        *(q, k, v, span, scale),
-        logit_softcap=logit_softcap,
+    extras = tuple(t for t in (mask, sinks) if t is not None)
+    return FLASH_ATTN_EXT(
+        *(q, k, v, span, *extras),
+        scale=scale,
+        cap=logit_softcap,
         max_bias=max_bias,
-        mask=mask,
-        sinks=sinks,
+        masked=mask is not None,
     )
 
 
-def _flash_spec(q: Tensor, k: Tensor, v: Tensor, span: Tensor, *, scale: float) -> Spec:
-    expect_attention("flash_attn_ext", q, k, v, span, F32, F16)
-    return Spec(q.shape)
+def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
+    """(mask, sinks) of the last sources, None for what is absent."""
+    return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
 
 
-def _scores(q: np.ndarray, k: np.ndarray, span: np.ndarray, scale: float) -> np.ndarray:
-    """Probabilities (H, T, S) in float64."""
-    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    s = np.einsum("thd,shd->hts", q, k) * scale
-    j = np.arange(k.shape[0])
-    seen = (span[:, :1] <= j) & (j < span[:, 1:])
-    s = np.where(seen, s, -1e300)
-    p = np.where(seen, np.exp(s - s.max(-1, keepdims=True)), 0)
-    return p / np.maximum(p.sum(-1, keepdims=True), 1e-300)
+def _per_head(mask: np.ndarray) -> np.ndarray:
+    """([n,] T, S) as (n, T, S)."""
+    return mask.reshape(-1, *mask.shape[-2:])
 
 
-def _span(span: np.ndarray) -> np.ndarray:
-    return span.astype(np.int64)
+# -- what the CPU runs --------------------------------------------------------------------------
 
 
-def _tiled(n_queries: int) -> bool:
-    """Tiles pay off when they are full; without the JIT there are none."""
-    return CHOSEN.name != "numpy" and n_queries >= CHOSEN.mr
+def _problem(
+    q: Tensor, k: Tensor, extras: tuple[Tensor, ...], params: Any, compute: Compute
+) -> attention.Problem:
+    (n_queries, n_heads, _), (n_keys, n_key_heads, head_size) = q.shape, k.shape
+    return attention.Problem(
+        n_queries=n_queries,
+        n_heads=n_heads,
+        n_keys=n_keys,
+        n_key_heads=n_key_heads,
+        head_size=head_size,
+        key_type=k.dtype,
+        has_extras=bool(extras or params["cap"] or params["max_bias"]),
+        compute=compute,
+    )
 
 
-class _Carver:
-    """Cuts a node's scratch into float32 arrays."""
-
-    def __init__(self, work: np.ndarray, pairs: bool) -> None:
-        self.floats, self.at, self.pairs = work.view(np.float32), 0, pairs
-
-    def take(self, *shape: int) -> np.ndarray:
-        n = int(np.prod(shape))
-        piece = self.floats[self.at : self.at + n].reshape(shape)
-        self.at += n
-        return piece
-
-    def rows(self, x: Tensor) -> np.ndarray:
-        return self.take(*tiles.rows_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
-
-    def columns(self, x: Tensor) -> np.ndarray:
-        return self.take(*tiles.columns_shape(x.shape[1], x.shape[0], x.shape[2], self.pairs))
-
-
-def _rows_floats(x: Tensor) -> int:
-    return prod(tiles.rows_shape(x.shape[1], x.shape[0], x.shape[2], pairs=False))
+def _sources(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...],
+    params: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of attention.Forward that are given."""
+    mask, sinks = _extras(extras, params["masked"])
+    n_heads = q.shape[1]
+    unbiased = mask is None and not params["max_bias"]
+    slopes = np.zeros(n_heads) if unbiased else alibi_slopes(n_heads, params["max_bias"])
+    return {
+        **{"q": q, "k": k, "v": v, "span": span},
+        "scale": np.float32(params["scale"]),
+        "cap": np.float32(params["cap"]),
+        "mask": np.zeros((1, 1, 0), np.float32) if mask is None else _per_head(mask),
+        "sinks": np.full(n_heads, -np.inf, np.float32) if sinks is None else sinks,
+        "slopes": slopes.astype(np.float32),
+    }
 
 
-def _columns_floats(x: Tensor) -> int:
-    """However x is computed: pairs take half, but are rounded up."""
-    t, h, d = x.shape
-    return max(prod(tiles.columns_shape(h, t, d, pairs)) for pairs in (False, True))
+def _problem_of(node: Tensor, compute: Compute) -> attention.Problem:
+    q, k, _, _, *extras = node.src
+    return _problem(q, k, tuple(extras), node.params, compute)
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    problem = _problem_of(node, compute)
+    return attention.forward_path(problem).n_bytes(problem)
+
+
+def _run(site: Site) -> Call:
+    problem = _problem_of(site.node, site.compute)
+    q, k, v, span, *extras = site.src
+    sources = _sources(q, k, v, span, tuple(extras), site.node.params)
+    arrays = attention.Forward(**sources, o=site.out, lse=site.saved[0])
+    return attention.forward_path(problem).call(problem, arrays, site.scratch)
+
+
+def _back_problem_of(node: Tensor, compute: Compute) -> attention.Problem:
+    q, k, _, _, _, _, _, *extras = node.src
+    return _problem(q, k, tuple(extras), node.params, compute)
+
+
+def _back_scratch(node: Tensor, compute: Compute) -> int:
+    problem = _back_problem_of(node, compute)
+    return attention.backward_path(problem).n_bytes(problem)
+
+
+def _back_run(site: Site) -> Call:
+    problem = _back_problem_of(site.node, site.compute)
+    q, k, v, span, o, lse, do, *extras = site.src
+    dk, dv, *rest = site.saved
+    dsinks = rest[0] if rest else np.zeros(0, np.float32)
+    sources = _sources(q, k, v, span, tuple(extras), site.node.params)
+    arrays = attention.Backward(
+        **sources, o=o, lse=lse, do=do, dq=site.out, dk=dk, dv=dv, dsinks=dsinks
+    )
+    return attention.backward_path(problem).call(problem, arrays, site.scratch)
 
 
 # -- flash_attn_ext -----------------------------------------------------------------------------
 
 
-def _flash_scratch(node: Tensor, compute: Compute) -> int:
-    q, k, v = node.src[:3]
-    wide = widen.n_floats(k, v)
-    if CHOSEN.name == "numpy":
-        return 4 * wide
-    if not _tiled(q.shape[0]):
-        return 4 * prod(decode.parts_shape(q.shape, k.shape))
-    copies = _columns_floats(k) + _rows_floats(k)
-    return 4 * (wide + copies + threads.most() * flash.forward_floats(q.shape[2]))
+def _spec(
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
+    max_bias: float, masked: bool,
+) -> Spec:  # fmt: skip
+    expect_attention("flash_attn_ext", q, k, v, span, F32, F16)
+    mask, sinks = _extras(extras, masked)
+    if cap < 0 or max_bias < 0:
+        raise ShapeError(
+            f"flash_attn_ext: logit_softcap {cap}, max_bias {max_bias}, wanted 0 or more"
+        )
+    if mask is not None:
+        expect_type("flash_attn_ext", "mask", mask)
+        fits = len(mask.shape) in (2, 3) and mask.shape[-2:] == (q.shape[0], k.shape[0])
+        if not fits or (len(mask.shape) == 3 and q.shape[1] % mask.shape[0]):
+            raise ShapeError(
+                f"flash_attn_ext: mask is {mask!r}, wanted [n, ]{q.shape[0]}, {k.shape[0]} with "
+                f"n dividing {q.shape[1]} heads"
+            )
+    if sinks is not None:
+        expect("flash_attn_ext", "sinks", sinks, q.shape[1:2])
+    return Spec(q.shape)
 
 
-def _flash_run(site: Site) -> Call:
-    q, k, v, span = site.src
-    (lse,) = site.saved
-    scale = np.float32(site.node.params["scale"])
-    carve = _Carver(site.scratch, pairs=False)
-    if CHOSEN.name != "numpy" and not _tiled(q.shape[0]):
-        parts = carve.take(*decode.parts_shape(q.shape, k.shape))
-        return decode.forward(site.out, lse, q, k, v, span, scale, parts)
-    wide_k, wide_v = widen.widened((k, v), carve.take(widen.n_floats(*site.node.src[1:3])))
-    if CHOSEN.name == "numpy":
-        call = Call(plain.forward, site.out, lse, q, wide_k, wide_v, span, scale)
-    else:
-        sides = carve.columns(site.node.src[1]), carve.rows(site.node.src[2])
-        scratch = carve.take(threads.most(), flash.forward_floats(q.shape[2]))
-        call = flash.forward(site.out, lse, q, wide_k, wide_v, span, scale, *sides, scratch)
-    return widen.after_widening(span, (k, v), (wide_k, wide_v), call)
-
-
-def _flash_ref(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, *, scale: float
-) -> np.ndarray:
-    v = np.repeat(v, q.shape[1] // v.shape[1], axis=1)
-    return np.einsum("hts,shd->thd", _scores(q, k, _span(span), scale), v)
-
-
-def _flash_saved(q: Tensor, *_: Tensor, scale: float) -> tuple[Spec, ...]:
+def _saved(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
     return (Spec((q.shape[1], q.shape[0])),)  # lse
 
 
-def _flash_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    if node.src[1].dtype is F16:  # a cache: nothing is learned from it
+def _softmax(
+    q: np.ndarray, k: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...], *,
+    scale: float, cap: float, max_bias: float, masked: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """P and 1 − tanh² (H, T, S), and lse (H, T); float64."""
+    mask, sinks = _extras(extras, masked)
+    span, n_heads = span.astype(np.int64), q.shape[1]
+    s = scale * np.einsum("thd,shd->hts", q, np.repeat(k, n_heads // k.shape[1], axis=1))
+    slope = 1 - np.tanh(s / cap) ** 2 if cap else np.ones_like(s)
+    z = cap * np.tanh(s / cap) if cap else s
+    j = np.arange(k.shape[0])
+    if mask is not None:
+        heads = np.arange(n_heads) % len(_per_head(mask))
+        z = z + alibi_slopes(n_heads, max_bias)[:, None, None] * _per_head(mask)[heads]
+    elif max_bias:
+        z = z + alibi_slopes(n_heads, max_bias)[:, None, None] * (j - span[:, 1:] + 1)
+    z = np.where((span[:, :1] <= j) & (j < span[:, 1:]), z, -np.inf)
+    sink = np.full(n_heads, -np.inf) if sinks is None else sinks
+    top = np.maximum(z.max(axis=-1), sink[:, None])
+    top = np.where(np.isinf(top), 0, top)
+    e = np.exp(z - top[..., None])
+    total = np.maximum(e.sum(axis=-1) + np.exp(sink[:, None] - top), 1e-300)
+    return e / total[..., None], slope, np.where(total > 1e-300, top + np.log(total), 1e30)
+
+
+def _ref(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, *extras: np.ndarray,
+    **params: Any,
+) -> np.ndarray:  # fmt: skip
+    p, *_ = _softmax(q, k, span, extras, **params)
+    return np.einsum("hts,shd->thd", p, np.repeat(v, q.shape[1] // v.shape[1], axis=1))
+
+
+def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, span, *extras = node.src
+    if k.dtype is F16:  # a cache: nothing is learned from it
         return (None,) * len(node.src)
-    dq = FLASH_ATTN_BACK(*node.src, node, node.saved[0], dy, **node.params)
-    return dq, *dq.saved, None
+    dq = FLASH_ATTN_BACK(q, k, v, span, node, node.saved[0], dy, *extras, **node.params)
+    no_mask = (None,) if node.params["masked"] else ()
+    dk, dv, *dsinks = dq.saved
+    return dq, dk, dv, None, *no_mask, *dsinks
 
 
-def _flash_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for t, s, h, hk, d in (
-        (1, 3, 2, 1, 4),
-        (5, 5, 2, 2, 8),
-        (29, 29, 4, 2, 20),
-        (150, 150, 2, 1, 64),
-    ):
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    shapes = [(1, 3, 2, 1, 4), (5, 9, 6, 3, 8), (29, 29, 4, 2, 20), (70, 70, 4, 1, 16)]
+    for t, s, h, hk, d in (*shapes, (150, 150, 2, 1, 64)):
         q, k, v = (rng.standard_normal(x) for x in ((t, h, d), (s, hk, d), (s, hk, d)))
         last = np.arange(s - t, s) + 1
-        causal = np.stack([np.zeros(t), last], axis=1)
-        window = np.stack([np.maximum(last - 7, 0), last], axis=1)
+        causal = np.stack([np.zeros(t), last], axis=1).astype(np.int32)
+        window = np.stack([np.maximum(last - 7, 0), last], axis=1).astype(np.int32)
         window[0] = 0  # a query that sees nothing
+        plain = {"scale": d**-0.5, "cap": 0.0, "max_bias": 0.0, "masked": False}
         for span in (causal, window):
-            params = {"scale": d**-0.5}
-            yield Sample((q, k, v, span.astype(np.int32)), params)
+            yield Sample((q, k, v, span), plain)
             in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
-            yield Sample((q, *in_cache, span.astype(np.int32)), params)
+            yield Sample((q, *in_cache, span), plain)
+        if t < 150:
+            yield from _samples_of_extras(rng, q, k, v, plain)
+
+
+def _samples_of_extras(
+    rng: np.random.Generator, q: np.ndarray, k: np.ndarray, v: np.ndarray, plain: dict[str, Any]
+) -> Iterator[Sample]:
+    (t, h, _), s = q.shape, k.shape[0]
+    last = np.arange(s - t, s) + 1
+    span = np.stack([np.maximum(last - 40, 0), last], axis=1).astype(np.int32)
+    span[0] = 0 if t == 1 else span[0]  # a query that sees nothing
+    sinks = np.asarray(rng.standard_normal(h))
+    mask: np.ndarray = -rng.uniform(0, 2, (2, t, s)) * rng.choice([1, np.inf], (t, s), p=[0.8, 0.2])
+    plain = {**plain, "scale": 2 * plain["scale"]}
+    yield Sample((q, k, v, span), {**plain, "cap": 1.5})
+    yield Sample((q, k, v, span, sinks), {**plain, "max_bias": 8.0 * (t % 2)})
+    yield Sample((q, k, v, span, mask), {**plain, "masked": True, "max_bias": 8.0})
+    in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
+    yield Sample((q, *in_cache, span, sinks), {**plain, "cap": 1.5})
+    yield Sample((q, k, v, span, mask[0], sinks), {**plain, "cap": 2.0, "masked": True})
 
 
 FLASH_ATTN_EXT = op(
     name="flash_attn_ext",
     ggml=GGMLOp.FLASH_ATTN_EXT,
-    spec=_flash_spec,
-    ref=_flash_ref,
-    grad=_flash_grad,
-    samples=_flash_samples,
+    spec=_spec,
+    ref=_ref,
+    grad=_grad,
+    samples=_samples,
     memory=Memory.FRESH,
-    saved=_flash_saved,
+    saved=_saved,
     costly=True,
     fuses=("mul_mat", "soft_max", "mul_mat"),
 )
-cpu_kernel(FLASH_ATTN_EXT, _flash_run, scratch=_flash_scratch)
+cpu_kernel(FLASH_ATTN_EXT, _run, scratch=_scratch)
 
 # -- flash_attn_back ----------------------------------------------------------------------------
 
 
 def _back_spec(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    span: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    do: Tensor,
-    *,
-    scale: float,
-) -> Spec:
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    *extras: Tensor, **params: Any,
+) -> Spec:  # fmt: skip
+    spec = _spec(q, k, v, span, *extras, **params)
     expect_attention("flash_attn_back", q, k, v, span, F32)
-    if do.shape != q.shape or o.shape != q.shape:
-        raise ShapeError(f"flash_attn_back: o {o.shape} and do {do.shape}, wanted {q.shape}")
-    return Spec(q.shape)
+    expect("flash_attn_back", "o", o, q.shape)
+    expect("flash_attn_back", "lse", lse, (q.shape[1], q.shape[0]))
+    expect("flash_attn_back", "do", do, q.shape)
+    return spec
 
 
-def _back_saved(q: Tensor, k: Tensor, v: Tensor, *_: Tensor, scale: float) -> tuple[Spec, ...]:
-    return Spec(k.shape), Spec(v.shape)
-
-
-def _back_scratch(node: Tensor, compute: Compute) -> int:
-    q, k = node.src[:2]
-    if not _tiled(q.shape[0]):
-        return 0
-    copies = _rows_floats(k) + 2 * _columns_floats(k)
-    sums = prod(flash.sums_shape(q.shape, k.shape))
-    return 4 * (copies + sums + threads.most() * flash.backward_floats(q.shape[2]))
-
-
-def _back_run(site: Site) -> Call:
-    q, k, v, span, o, lse, do = site.src
-    scale = np.float32(site.node.params["scale"])
-    dk, dv = site.saved
-    if not _tiled(q.shape[0]):
-        return Call(plain.backward, site.out, dk, dv, q, k, v, span, o, lse, do, scale)
-    pairs = rounds(site.compute)
-    carve = _Carver(site.scratch, pairs)
-    k_node, v_node = site.node.src[1:3]
-    sides = carve.columns(k_node), carve.rows(k_node), carve.columns(v_node)
-    sums = carve.take(*flash.sums_shape(q.shape, k.shape))
-    scratch = carve.take(threads.most(), flash.backward_floats(q.shape[2]))
-    grads, saved = (site.out, dk, dv), (q, k, v, span, o, lse, do)
-    return flash.backward(*grads, *saved, scale, pairs, *sides, sums, scratch)
+def _back_saved(
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    *extras: Tensor, masked: bool, **_: Any,
+) -> tuple[Spec, ...]:  # fmt: skip
+    """dk, dv and dsinks."""
+    sinks = extras[masked:]
+    return Spec(k.shape), Spec(v.shape), *(Spec(t.shape) for t in sinks)
 
 
 def _back_ref(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    span: np.ndarray,
-    o: np.ndarray,
-    lse: np.ndarray,
-    do: np.ndarray,
-    *,
-    scale: float,
-) -> np.ndarray:
-    """dq alone; dk and dv are checked through flash_attn_ext's gradient."""
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, o: np.ndarray,
+    lse: np.ndarray, do: np.ndarray, *extras: np.ndarray, **params: Any,
+) -> np.ndarray:  # fmt: skip
+    """dq alone; the others are checked through flash_attn_ext's gradient."""
     repeats = q.shape[1] // k.shape[1]
-    p = _scores(q, k, _span(span), scale)
+    p, slope, _ = _softmax(q, k, span, extras, **params)
     dp = np.einsum("thd,shd->hts", do, np.repeat(v, repeats, axis=1))
-    delta = np.einsum("thd,thd->ht", do, _flash_ref(q, k, v, span, scale=scale))
-    return scale * np.einsum("hts,shd->thd", p * (dp - delta[..., None]), np.repeat(k, repeats, 1))
+    delta = np.einsum("thd,thd->ht", do, _ref(q, k, v, span, *extras, **params))
+    ds = params["scale"] * p * (dp - delta[..., None]) * slope
+    return np.einsum("hts,shd->thd", ds, np.repeat(k, repeats, axis=1))
 
 
 def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for s in _flash_samples(rng):
+    for s in _samples(rng):
         if any(isinstance(a, Tensor) for a in s.arrays):
             continue
-        q, k, v, span = (np.asarray(a) for a in s.arrays)
-        scale = s.params["scale"]
-        kk = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-        scores = np.einsum("thd,shd->hts", q, kk) * scale
-        j = np.arange(k.shape[0])
-        seen = (span[:, :1] <= j) & (j < span[:, 1:])
-        total = np.where(seen, np.exp(scores), 0).sum(-1)
-        lse = np.where(total > 0, np.log(np.maximum(total, 1e-300)), 1e30)
-        o = _flash_ref(q, k, v, span, scale=scale)
-        yield Sample((q, k, v, span, o, lse, rng.standard_normal(q.shape)), s.params)
+        q, k, v, span, *extras = (np.asarray(a) for a in s.arrays)
+        o = _ref(q, k, v, span, *extras, **s.params)
+        lse = _softmax(q, k, span, tuple(extras), **s.params)[2]
+        do = rng.standard_normal(q.shape)
+        yield Sample((q, k, v, span, o, lse, do, *extras), s.params)
 
 
 FLASH_ATTN_BACK = op(

@@ -6,10 +6,12 @@ from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.attention.flash import FEWEST_TASKS, sums_shape
-from pyggml.attention.tiles import BLOCK, QUERIES
+from pyggml.attention import Problem, flash, flash_back, plain
+from pyggml.attention.flash_back import FEWEST_TASKS, n_tasks
+from pyggml.attention.tiles import BC, BR
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
+from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.gemm import CHOSEN
 from pyggml.graph import Graph
@@ -18,7 +20,7 @@ from pyggml.runtime import bind
 from pyggml.tensor import leaf, zeros
 
 MR = CHOSEN.mr
-COUNTS = [1, MR - 1, MR, MR + 1, QUERIES - 1, QUERIES, QUERIES + 1, BLOCK + 1, 2 * BLOCK + 5]
+COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
 
 
 def numbers(rng, *shape):
@@ -111,28 +113,29 @@ def test_heads_that_share_keys(heads, key_heads, rng):
 
 @pytest.mark.parametrize("heads", [2, FEWEST_TASKS])
 def test_tiles_of_a_head_in_one_task_or_several(heads, rng):
-    n = 2 * QUERIES + 3
+    n = 2 * BR + 3
     q, k, v, seed = inputs(rng, n, n, heads, 2, 8)
-    assert sums_shape(q.shape, k.shape)[0] == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
+    problem = Problem(n, heads, n, 2, 8, F32, has_extras=False, compute="f32")
+    assert n_tasks(problem) == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
     assert_same_attention(q, k, v, seed, causal(n, n))
 
 
 @pytest.mark.parametrize("n_queries", [1, 5, MR, 2 * MR + 1])
 def test_keys_that_were_there_before(n_queries, rng):
     """As with a cache: more keys than queries, the last of them not filled yet."""
-    q, k, v, seed = inputs(rng, n_queries, BLOCK + 40, 2, 1, 16)
-    span = causal(n_queries, BLOCK + 20)
+    q, k, v, seed = inputs(rng, n_queries, BC + 40, 2, 1, 16)
+    span = causal(n_queries, BC + 20)
     assert_same_attention(q, k, v, seed, span)
 
 
-@pytest.mark.parametrize("width", [1, 7, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("width", [1, 7, BC, BC + 1])
 def test_sliding_windows(width, rng):
-    n = 2 * BLOCK + 10
+    n = 2 * BC + 10
     q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
     assert_same_attention(q, k, v, seed, window(n, n, width))
 
 
-@pytest.mark.parametrize("n", [5, BLOCK + MR + 1])
+@pytest.mark.parametrize("n", [5, BC + MR + 1])
 def test_any_ranges(n, rng):
     """Ranges that neither begin nor end in the order of the queries."""
     q, k, v, seed = inputs(rng, n, 2 * n, 2, 1, 16)
@@ -140,7 +143,7 @@ def test_any_ranges(n, rng):
     assert_same_attention(q, k, v, seed, leaf(ends.astype(np.int32), "span"))
 
 
-@pytest.mark.parametrize("lengths", [[5, 1, 9, 30], [BLOCK, BLOCK], [100, 3, 70]])
+@pytest.mark.parametrize("lengths", [[5, 1, 9, 30], [BC, BC], [100, 3, 70]])
 def test_several_sequences_in_one_row(lengths, rng):
     n = sum(lengths)
     q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
@@ -197,19 +200,20 @@ def test_other_tokens_have_no_influence(rng):
 
 @pytest.mark.skipif(CHOSEN.name == "numpy", reason="this path has no tiles")
 def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
-    n = BLOCK + MR + 1
+    n = BC + MR + 1
     q, k, v, seed = inputs(rng, n, n, 4, 2, 20)
     results = []
-    for tiled in (True, False):
-        monkeypatch.setattr("pyggml.ops.attention._tiled", lambda n_queries, tiled=tiled: tiled)
+    for rows in ((flash.FORWARD, flash_back.BACKWARD), (plain.FORWARD, plain.BACKWARD)):
+        for verb, row in zip(("forward_path", "backward_path"), rows, strict=True):
+            monkeypatch.setattr(f"pyggml.attention.{verb}", lambda problem, row=row: row)
         out = flash_attn_ext(q, k, v, window(n, n, 50), 0.2)
         results.append(computed(*with_gradients(out, q, k, v, seed), out.saved[0]))
-    for tiles, plain in zip(*results, strict=True):
-        np.testing.assert_allclose(tiles, plain, rtol=1e-4, atol=1e-5)
+    for tiles, loops in zip(*results, strict=True):
+        np.testing.assert_allclose(tiles, loops, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
-@pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * QUERIES + 1])
+@pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * BR + 1])
 def test_results_do_not_depend_on_the_threads(n, rng):
     q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
     before, found = threads.get(), []

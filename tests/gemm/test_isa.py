@@ -13,7 +13,7 @@ from pyggml.errors import ConfigError
 from pyggml.gemm import CHOSEN
 
 HERE = Path(__file__).parent
-FILES = ["test_product.py", "../attention/test_flash.py"]
+FILES = ["test_product.py", "../attention/test_flash.py", "../attention/test_table.py"]
 
 
 def runs_here(name, monkeypatch):

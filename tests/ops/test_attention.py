@@ -6,11 +6,11 @@ from derivatives import gradients_of
 
 from pyggml import ops
 from pyggml.alloc import plan
-from pyggml.attention.dense import ROWS
+from pyggml.attention import unfused
+from pyggml.attention.unfused import ROWS
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
-from pyggml.ops.attention_dense import attention_dense
 from pyggml.runtime import run
 from pyggml.tensor import leaf, zeros
 
@@ -47,12 +47,14 @@ def test_a_cap_is_what_tanh_between_two_scales_is(rng, n, heads, width):
         np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
 
 
-def test_without_extras_it_is_flash_attention(rng):
+def test_without_extras_it_is_flash_attention(rng, monkeypatch):
     q, k, v = numbers(rng, 70, 4, 24), numbers(rng, 70, 2, 24), numbers(rng, 70, 2, 24)
-    span, seed = causal(70, 70, 30), numbers(rng, 70, 4, 24)
-    both = (ops.flash_attn_ext(q, k, v, span, 0.2), attention_dense(q, k, v, span, 0.2))
-    results = [run(out, *gradients_of(out, [q, k, v], seed)) for out in both]
-    for wanted, found in zip(*results, strict=True):
+    out, seed = ops.flash_attn_ext(q, k, v, causal(70, 70, 30), 0.2), numbers(rng, 70, 4, 24)
+    outputs = out, *gradients_of(out, [q, k, v], seed)
+    served = run(*outputs)
+    monkeypatch.setattr("pyggml.attention.forward_path", lambda problem: unfused.FORWARD)
+    monkeypatch.setattr("pyggml.attention.backward_path", lambda problem: unfused.BACKWARD)
+    for wanted, found in zip(served, run(*outputs), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
@@ -153,7 +155,7 @@ Q, SPAN = zeros((5, 4, 8)), causal(5, 5)
         ({"mask": zeros((5, 4))}, "mask is .*wanted .n, .5, 5"),
         ({"mask": zeros((3, 5, 5))}, "n dividing 4 heads"),
         ({"sinks": zeros((5,))}, "sinks is .*wanted F32.4."),
-        ({"logit_softcap": -1.0}, "cap -1.0"),
+        ({"logit_softcap": -1.0}, "logit_softcap -1.0"),
     ],
 )
 def test_misfits_are_refused(extras, sentence):

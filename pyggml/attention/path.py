@@ -1,0 +1,125 @@
+"""What attention is asked for, and what a row of the table of paths says.
+
+Sizes: T queries of H heads, S keys of HK heads, D numbers to a head. Query head h uses key head
+h // (H / HK).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from pyggml.backends.cpu import Compute
+from pyggml.call import Call
+from pyggml.dtypes import DType
+from pyggml.sizes import round_up
+from pyggml.tensor import Shape
+
+LINE = 64  # bytes; every array of scratch begins at a multiple of it
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What decides which path serves, known before there is memory."""
+
+    n_queries: int  # T
+    n_heads: int  # H
+    n_keys: int  # S
+    n_key_heads: int  # HK
+    head_size: int  # D
+    key_type: DType  # of k and v: F32 or F16
+    has_extras: bool  # a cap, a mask, sinks or ALiBi
+    compute: Compute
+
+    @property
+    def repeats(self) -> int:
+        """Query heads to a key head."""
+        return self.n_heads // self.n_key_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The arrays of a forward pass. An extra that is absent has a value that changes nothing."""
+
+    q: np.ndarray  # (T, H, D) float32
+    k: np.ndarray  # (S, HK, D) float32 or float16
+    v: np.ndarray  # (S, HK, D) likewise
+    span: np.ndarray  # (T, 2) int32: the first key that a query sees, and the one past the last
+    scale: np.float32
+    cap: np.float32  # 0 for none
+    mask: np.ndarray  # (n, T, S), n dividing H; (1, 1, 0) for none
+    sinks: np.ndarray  # (H,); −inf for none
+    slopes: np.ndarray  # (H,); 0 for none
+    o: np.ndarray  # (T, H, D): the result
+    lse: np.ndarray  # (H, T): log Σ e^score; NO_KEYS for a query that sees no key
+
+
+@dataclass(frozen=True, slots=True)
+class Backward(Forward):
+    """The arrays of a backward pass: o and lse are given, dq, dk, dv and dsinks are wanted."""
+
+    do: np.ndarray  # (T, H, D)
+    dq: np.ndarray  # (T, H, D)
+    dk: np.ndarray  # (S, HK, D)
+    dv: np.ndarray  # (S, HK, D)
+    dsinks: np.ndarray  # (H,), or (0,) without sinks
+
+
+class Room(NamedTuple):
+    """An array of scratch."""
+
+    shape: Shape
+    kind: Any = np.float32  # NumPy's type of its numbers
+
+    @property
+    def n_bytes(self) -> int:
+        return round_up(prod(self.shape) * np.dtype(self.kind).itemsize, LINE)
+
+
+Rooms = Mapping[str, Room]
+Scratch = dict[str, np.ndarray]
+Arrays = TypeVar("Arrays", bound=Forward)
+
+
+@dataclass(frozen=True, slots=True)
+class Path(Generic[Arrays]):
+    """One way to compute attention; see pyggml.attention.table.
+
+    compiled  whether it is made of machine code only, so that there is none without the JIT
+    takes     (problem) -> whether it can, and should, compute this
+    scratch   (problem) -> every array that one call needs besides its arguments, by name
+    bind      (problem, arrays, scratch by name) -> the call; the arrays stay where they are
+    """
+
+    name: str
+    compiled: bool
+    takes: Callable[[Problem], bool]
+    scratch: Callable[[Problem], Rooms]
+    bind: Callable[[Problem, Arrays, Scratch], Call]
+
+    def n_bytes(self, problem: Problem) -> int:
+        """Scratch of one call."""
+        return sum(room.n_bytes for room in self.scratch(problem).values())
+
+    def call(self, problem: Problem, arrays: Arrays, memory: np.ndarray) -> Call:
+        """Bind to uint8 `memory` of n_bytes or more, 64-byte aligned."""
+        return self.bind(problem, arrays, carve(memory, self.scratch(problem)))
+
+
+def carve(memory: np.ndarray, rooms: Rooms) -> Scratch:
+    """The arrays, one after the other in uint8 memory."""
+    found = {}
+    for name, room in rooms.items():
+        n = prod(room.shape) * np.dtype(room.kind).itemsize
+        found[name] = memory[:n].view(room.kind).reshape(room.shape)
+        memory = memory[room.n_bytes :]
+    return found
+
+
+def no_scratch(problem: Problem) -> Rooms:
+    """For paths that need none."""
+    return {}

@@ -1,0 +1,65 @@
+"""The path `rows`: few queries with extras, one row of scores after the other.
+
+A product of matrices is not worth its start for so few. Keys and values are float32 or float16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import kernel, parallel, prange
+from pyggml._simd import fill
+from pyggml.attention.decode_tile import as_float
+from pyggml.attention.extras import extras_of, scores_forward, seen_keys
+from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.widen import as_bits
+from pyggml.call import Call
+
+FEW = 8  # queries
+_ZERO = np.float32(0)
+
+
+@kernel
+def _product(q, key):
+    total = _ZERO
+    for i in range(q.size):
+        total += q[i] * as_float(key[i])
+    return total
+
+
+@parallel
+def _forward(o, lse, p, q, k, v, extras):
+    """One query and head after the other; p (T, H, S) is scratch."""
+    n_heads, d = q.shape[1:]
+    repeats = n_heads // k.shape[1]
+    for m in prange(q.shape[0] * n_heads):
+        t, h = m // n_heads, m % n_heads
+        start, stop = seen_keys(extras, t)
+        row = p[t, h, start:stop]
+        for j in range(row.size):
+            row[j] = _product(q[t, h], k[start + j, h // repeats])
+        scores_forward(row, lse, extras, h, t, start, stop)
+        fill(o[t, h], _ZERO)
+        for j in range(row.size):
+            value = v[start + j, h // repeats]
+            for i in range(d):
+                o[t, h, i] += row[j] * as_float(value[i])
+
+
+# -- binding ------------------------------------------------------------------------------------
+
+
+def _takes(p: Problem) -> bool:
+    return p.n_queries <= FEW
+
+
+def _scratch(p: Problem) -> Rooms:
+    return {"scores": Room((p.n_queries, p.n_heads, p.n_keys))}
+
+
+def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    keys = as_bits(a.k), as_bits(a.v)
+    return Call(_forward, a.o, a.lse, scratch["scores"], a.q, *keys, extras_of(a))
+
+
+FORWARD: Path[Forward] = Path("rows", False, _takes, _scratch, _bind)

@@ -1,0 +1,125 @@
+"""The softmax of a tile of scores, forward and backward, whatever made the scores.
+
+A tile S (rows, ld) holds scores of queries `first` … and keys `key` … `key + n_keys`. Its queries
+come in groups, as many as a micro-kernel takes at once; group g sees keys of
+[starts[g], stops[g]) only, and products leave out what no query of a group sees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._isa import CHOSEN
+from pyggml._jit import kernel
+from pyggml._simd import exp32, fill, row_max
+
+LANES = CHOSEN.lanes
+ZERO = np.float32(0)
+MASKED = np.float32(-1e30)  # the score of a key that is not seen
+NO_KEYS = np.float32(1e30)  # lse of a query that sees no key: e^(s − lse) is 0
+_ALL_KEYS = 0x7FFFFFFF  # more than there are
+
+# -- which keys are seen ------------------------------------------------------------------------
+
+
+@kernel
+def group_ranges(starts, stops, span, first, group):
+    """Fills starts and stops for groups of `group` queries; returns the hull of all of them."""
+    fill(starts, np.int32(_ALL_KEYS))
+    fill(stops, np.int32(0))
+    low, high = _ALL_KEYS, 0
+    for g in range(starts.shape[0]):
+        for i in range(first + g * group, min(first + (g + 1) * group, span.shape[0])):
+            if span[i, 0] < span[i, 1]:
+                starts[g], stops[g] = min(starts[g], span[i, 0]), max(stops[g], span[i, 1])
+        low, high = min(low, starts[g]), max(high, stops[g])
+    return low, high
+
+
+@kernel
+def _seen(span, query, key, n_keys):
+    """Columns [start, stop) of a tile that the query sees; none for a query past the last."""
+    if query >= span.shape[0]:
+        return 0, 0
+    return max(span[query, 0] - key, 0), min(span[query, 1] - key, n_keys)
+
+
+# -- forward ------------------------------------------------------------------------------------
+
+
+@kernel
+def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
+    """S becomes e^(scale·S − m), 0 for keys that are not seen inside the columns `window`.
+
+    m holds each row's maximum so far, norm its sum; o and norm are rescaled where a maximum rises.
+    """
+    for i in range(s.shape[0]):
+        row = s[i]
+        start, stop = _seen(span, first + i, key, n_keys)
+        if start >= stop:
+            fill(row[window[0] : window[1]], ZERO)
+            continue
+        fill(row[window[0] : start], ZERO)
+        fill(row[stop : window[1]], ZERO)
+        m[i], norm[i] = _softmax_row(row, start, stop, scale, o[i], m[i], norm[i])
+
+
+@kernel
+def _softmax_row(row, start, stop, scale, o, m, norm):
+    """One row, in whole vectors around its columns [start, stop); the new m and norm."""
+    seen = row[start // LANES * LANES : (stop + LANES - 1) // LANES * LANES]
+    start, stop = start % LANES, start % LANES + stop - start
+    for j in range(seen.shape[0]):
+        seen[j] = seen[j] * scale if start <= j < stop else MASKED
+    new = max(m, row_max(seen))
+    if new > m:
+        factor = exp32(m - new)
+        norm *= factor
+        for j in range(o.shape[0]):
+            o[j] *= factor
+    added = ZERO
+    for j in range(seen.shape[0]):
+        seen[j] = exp32(seen[j] - new)
+        added += seen[j]
+    return new, norm + added
+
+
+@kernel
+def divide_tile(o, lse, o_tile, m, norm, head, first, n):
+    """n rows of one head: o = o_tile / norm and lse = m + log norm."""
+    for i in range(n):
+        seeing = norm[i] > 0
+        lse[head, first + i] = m[i] + np.log(norm[i]) if seeing else NO_KEYS
+        factor = 1 / norm[i] if seeing else ZERO
+        to, of = o[first + i, head], o_tile[i]
+        for j in range(to.shape[0]):
+            to[j] = of[j] * factor
+
+
+# -- backward -----------------------------------------------------------------------------------
+
+
+@kernel
+def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale):
+    """S becomes P = e^(scale·S − lse) and dP becomes dS = P·(dP − δ), 0 for keys not seen.
+
+    lse is that of all queries of one head, delta that of the tile's rows.
+    """
+    for i in range(s.shape[0]):
+        row, other = s[i], dp[i]
+        start, stop = _seen(span, first + i, key, n_keys)
+        if start >= stop:
+            fill(row[window[0] : window[1]], ZERO)
+            fill(other[window[0] : window[1]], ZERO)
+            continue
+        low, high = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
+        log_sum, mean = lse[first + i], delta[i]
+        seen, gradients = row[low:high], other[low:high]
+        for j in range(seen.shape[0]):
+            p = exp32(seen[j] * scale - log_sum) if start <= j + low < stop else ZERO
+            seen[j] = p
+            gradients[j] = p * (gradients[j] - mean)
+        fill(row[window[0] : low], ZERO)
+        fill(other[window[0] : low], ZERO)
+        fill(row[high : window[1]], ZERO)
+        fill(other[high : window[1]], ZERO)

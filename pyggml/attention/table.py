@@ -1,0 +1,58 @@
+"""The paths of attention, in order: the first that takes a problem serves it.
+
+| forward  | problem                                        | keys read as        |
+|----------|------------------------------------------------|---------------------|
+| decode   | few queries, no extras                         | float32 or float16  |
+| flash    | queries that fill a tile, no extras            | float32             |
+| plain    | no extras                                      | float32             |
+| rows     | few queries                                    | float32 or float16  |
+| unfused  | any                                            | float32             |
+
+A path that reads float32 alone has a second row, which widens float16 keys and values first. The
+backward pass has flash, plain and unfused. Without the JIT there are neither decode nor flash.
+
+A faster path for some CPU is one more row above those that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyggml._isa import CHOSEN
+from pyggml.attention import decode, flash, flash_back, plain, rows, unfused
+from pyggml.attention.path import Arrays, Backward, Forward, Path, Problem
+from pyggml.attention.widen import after_widening
+
+_COMPILED = CHOSEN.name != "numpy"
+
+
+def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
+    """Those that this process can run."""
+    return tuple(path for path in paths if _COMPILED or not path.compiled)
+
+
+FORWARD: tuple[Path[Forward], ...] = _runnable(
+    (
+        decode.FORWARD,
+        flash.FORWARD,
+        after_widening(flash.FORWARD),
+        plain.FORWARD,
+        after_widening(plain.FORWARD),
+        rows.FORWARD,
+        unfused.FORWARD,
+        after_widening(unfused.FORWARD),
+    )
+)
+BACKWARD: tuple[Path[Backward], ...] = _runnable(
+    (flash_back.BACKWARD, plain.BACKWARD, unfused.BACKWARD)
+)
+
+
+def forward_path(problem: Problem) -> Path[Forward]:
+    """The path that serves this forward pass."""
+    return next(path for path in FORWARD if path.takes(problem))
+
+
+def backward_path(problem: Problem) -> Path[Backward]:
+    """The path that serves this backward pass."""
+    return next(path for path in BACKWARD if path.takes(problem))

@@ -1,0 +1,218 @@
+"""The path `unfused`: a softmax between two products, for scores that flash's tiles do not know.
+
+A row of scores is a pair of query and head. ROWS of them are made at a time, over the keys that one
+of them sees; the heads that share a key head are rows of one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml import gemm
+from pyggml._jit import kernel, parallel, prange
+from pyggml._simd import dot, exp32, fill
+from pyggml.attention.extras import extras_of, scores_back, scores_forward, seen_keys
+from pyggml.attention.path import Backward, Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.call import Call
+from pyggml.dtypes import F32
+
+ROWS = 192  # at 4096 keys their scores are 3 MiB
+_ZERO = np.float32(0)
+
+# -- kernels over the rows of a part ------------------------------------------------------------
+
+
+@parallel
+def _rows_forward(p, lse, extras, first, low, head, repeats):
+    """p (n, keys from `low` on), q·k, becomes probabilities; row m is query first + m // repeats of
+    head + m % repeats."""
+    for m in prange(p.shape[0]):
+        t, h = first + m // repeats, head + m % repeats
+        start, stop = seen_keys(extras, t)
+        fill(p[m, : start - low], _ZERO)
+        fill(p[m, stop - low :], _ZERO)
+        scores_forward(p[m, start - low : stop - low], lse, extras, h, t, start, stop)
+
+
+@parallel
+def _rows_back(p, ds, o, do, lse, delta, extras, first, low, head, repeats):
+    """p from q·k to probabilities, ds from do·v to the gradients of q·k; writes delta (H, T)."""
+    for m in prange(p.shape[0]):
+        t, h = first + m // repeats, head + m % repeats
+        start, stop = seen_keys(extras, t)
+        delta[h, t] = dot(o[m], do[m])
+        for row in (p[m], ds[m]):
+            fill(row[: start - low], _ZERO)
+            fill(row[stop - low :], _ZERO)
+        p_row, ds_row = p[m, start - low : stop - low], ds[m, start - low : stop - low]
+        scores_back(p_row, ds_row, lse, delta, extras, h, t, start, stop)
+
+
+@kernel
+def _sinks_back(dsinks, sinks, lse, delta):
+    for h in range(dsinks.size):
+        total = np.float64(0)
+        for t in range(lse.shape[1]):
+            total -= exp32(sinks[h] - lse[h, t]) * delta[h, t]
+        dsinks[h] = total
+
+
+# -- parts of the scores ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The scores of some queries and of the heads of one group, for the keys low … high."""
+
+    group: int
+    heads: slice
+    queries: slice
+    low: int
+    high: int
+
+    @property
+    def keys(self) -> tuple[slice, int]:
+        """Where in k and v its keys are."""
+        return slice(self.low, self.high), self.group
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """First query, first key, first head, and heads to a query: what kernels over rows take."""
+        repeats = self.heads.stop - self.heads.start
+        return self.queries.start, self.low, self.heads.start, repeats
+
+    def rows_of(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """These queries and heads of x (T, H, D) as gapless rows, in the memory of `rows`."""
+        part = x[self.queries, self.heads]
+        filled = rows[: part.shape[0] * part.shape[1]]
+        np.copyto(filled.reshape(part.shape), part)
+        return filled
+
+    def put(self, x: np.ndarray, rows: np.ndarray) -> None:
+        """Write rows to where `rows_of` reads them."""
+        part = x[self.queries, self.heads]
+        np.copyto(part, rows.reshape(part.shape))
+
+    def scores(self, memory: np.ndarray, n_rows: int) -> np.ndarray:
+        """Memory for one number per row and key."""
+        n_keys = self.high - self.low
+        return memory.reshape(-1)[: n_rows * n_keys].reshape(n_rows, n_keys)
+
+
+def _parts(a: Forward) -> Iterator[_Part]:
+    n_queries, n_keys, n_groups = a.q.shape[0], a.k.shape[0], a.k.shape[1]
+    repeats = a.q.shape[1] // n_groups
+    step = _queries_at_once(repeats)
+    for group in range(n_groups):
+        heads = slice(group * repeats, (group + 1) * repeats)
+        for first in range(0, n_queries, step):
+            span = a.span[first : first + step]
+            low = min(int(span[:, 0].min()), n_keys - 1)
+            high = max(int(span[:, 1].max()), low + 1)
+            yield _Part(group, heads, slice(first, first + len(span)), low, high)
+
+
+def _queries_at_once(repeats: int) -> int:
+    """So many that their heads make up about ROWS rows."""
+    return max(1, ROWS // repeats)
+
+
+def _multiply(
+    c: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: Scratch, accumulate: bool = False
+) -> None:
+    """c (M, N) (+)= a (M, K) · b (N, K)ᵀ."""
+    gemm.strided(c[None], a[None], b[None], scratch["products"], accumulate)()
+
+
+# -- forward ------------------------------------------------------------------------------------
+
+
+def _takes(p: Problem) -> bool:
+    return p.key_type is F32
+
+
+def _n_rows(p: Problem) -> int:
+    """Rows of the largest part."""
+    return min(p.n_queries, _queries_at_once(p.repeats)) * p.repeats
+
+
+def _products_room(p: Problem) -> Room:
+    """Scratch of any product here."""
+    n, d = _n_rows(p), p.head_size
+    shapes = [(n, d), (n, p.n_keys), (p.n_keys, n)]
+    return Room((max(gemm.work_bytes(*shape) for shape in shapes),), np.uint8)
+
+
+def _forward_scratch(p: Problem) -> Rooms:
+    rows = Room((_n_rows(p), p.head_size))
+    scores = Room((_n_rows(p), p.n_keys))
+    return {"products": _products_room(p), "scores": scores, "q": rows, "o": rows}
+
+
+def _forward(a: Forward, scratch: Scratch) -> None:
+    extras = extras_of(a)
+    for part in _parts(a):
+        q = part.rows_of(a.q, scratch["q"])
+        scores, o = part.scores(scratch["scores"], len(q)), scratch["o"][: len(q)]
+        _multiply(scores, q, a.k[part.keys], scratch)
+        _rows_forward(scores, a.lse, extras, *part.place)
+        _multiply(o, scores, a.v[part.keys].T, scratch)
+        part.put(a.o, o)
+
+
+def _bind_forward(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    return Call(_forward, a, scratch)
+
+
+FORWARD: Path[Forward] = Path("unfused", False, _takes, _forward_scratch, _bind_forward)
+
+# -- backward -----------------------------------------------------------------------------------
+
+
+def _backward_scratch(p: Problem) -> Rooms:
+    rows, scores = Room((_n_rows(p), p.head_size)), Room((_n_rows(p), p.n_keys))
+    sums = Room((p.n_keys, p.head_size))  # of one key head
+    return {
+        "products": _products_room(p),
+        **dict.fromkeys(("s", "ds"), scores),
+        **dict.fromkeys(("q", "o", "do", "dq"), rows),
+        **dict.fromkeys(("dk", "dv"), sums),
+        "delta": Room((p.n_heads, p.n_queries)),
+    }
+
+
+def _backward(a: Backward, scratch: Scratch) -> None:
+    for part in _parts(a):
+        if part.queries.start == 0:
+            scratch["dk"].fill(0)
+            scratch["dv"].fill(0)
+        _part_back(a, part, scratch)
+        if part.queries.stop == len(a.q):
+            np.copyto(a.dk[:, part.group], scratch["dk"])
+            np.copyto(a.dv[:, part.group], scratch["dv"])
+    _sinks_back(a.dsinks, a.sinks, a.lse, scratch["delta"])
+
+
+def _part_back(a: Backward, part: _Part, scratch: Scratch) -> None:
+    q, o, do = (
+        part.rows_of(x, scratch[name]) for name, x in (("q", a.q), ("o", a.o), ("do", a.do))
+    )
+    n, keys = len(q), slice(part.low, part.high)
+    s, ds, dq = part.scores(scratch["s"], n), part.scores(scratch["ds"], n), scratch["dq"][:n]
+    _multiply(s, q, a.k[part.keys], scratch)
+    _multiply(ds, do, a.v[part.keys], scratch)
+    _rows_back(s, ds, o, do, a.lse, scratch["delta"], extras_of(a), *part.place)
+    _multiply(dq, ds, a.k[part.keys].T, scratch)
+    _multiply(scratch["dk"][keys], ds.T, q.T, scratch, accumulate=True)
+    _multiply(scratch["dv"][keys], s.T, do.T, scratch, accumulate=True)
+    part.put(a.dq, dq)
+
+
+def _bind_backward(p: Problem, a: Backward, scratch: Scratch) -> Call:
+    return Call(_backward, a, scratch)
+
+
+BACKWARD: Path[Backward] = Path("unfused", False, _takes, _backward_scratch, _bind_backward)

@@ -1,0 +1,147 @@
+"""Which path serves what, and that each computes attention in exactly the scratch that it names."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyggml.attention import BACKWARD, FORWARD, backward_path, forward_path
+from pyggml.attention.rows import FEW
+from pyggml.attention.unfused import ROWS
+from pyggml.dtypes import F16, F32
+from pyggml.gemm import CHOSEN, rounds
+from pyggml.ops.attention import FLASH_ATTN_BACK, FLASH_ATTN_EXT
+
+from attending import arrays, backward_arrays, in_float16, problem_of, run_exactly
+
+COMPILED = CHOSEN.name != "numpy"
+MR = CHOSEN.mr
+COUNTS = [1, MR - 1, MR, FEW, FEW + 1, 150, ROWS + 9]
+
+
+def spans(n_queries, n_keys):
+    """A causal window of 40; the first query sees nothing."""
+    last = np.arange(n_keys - n_queries, n_keys) + 1
+    span = np.stack([np.maximum(last - 40, 0), last], axis=1)
+    span[0] = 0 if n_queries > 1 else span[0]
+    return span
+
+
+def case(rng, n_queries, has_extras):
+    n_keys, heads = n_queries + 20, (6, 2)
+    extras = {}
+    if has_extras:
+        extras = {
+            "cap": np.float32(2),
+            "mask": rng.standard_normal((2, n_queries, n_keys)).astype(np.float32),
+            "sinks": rng.standard_normal(6).astype(np.float32),
+            "slopes": np.ones(6, np.float32),
+        }
+    return arrays(rng, n_queries, n_keys, spans(n_queries, n_keys), heads, 20, **extras)
+
+
+def reference(op, a, has_extras, *more):
+    """What the op's float64 reference makes of these arrays."""
+    extras = (a.mask, a.sinks) if has_extras else ()
+    params = {"scale": float(a.scale), "cap": float(a.cap), "max_bias": 0.0, "masked": has_extras}
+    wide = [x.astype(np.float64) for x in (a.q, a.k, a.v)]
+    more = [x.astype(np.float64) for x in (*more, *extras)]
+    return op.ref(*wide, a.span, *more, **params)
+
+
+# -- which row serves ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [F32, F16])
+@pytest.mark.parametrize("n_queries", COUNTS)
+def test_which_path_serves_a_forward_pass(n_queries, kind, rng):
+    a = case(rng, n_queries, has_extras=False)
+    plain = replace(problem_of(a), key_type=kind)
+    suffix = ", widened" if kind is F16 else ""
+    fast = "decode" if n_queries < MR else f"flash{suffix}"
+    assert forward_path(plain).name == (fast if COMPILED else f"plain{suffix}")
+    slow = "rows" if n_queries <= FEW else f"unfused{suffix}"
+    assert forward_path(replace(plain, has_extras=True)).name == slow
+
+
+@pytest.mark.parametrize("n_queries", COUNTS)
+def test_which_path_serves_a_backward_pass(n_queries, rng):
+    plain = problem_of(case(rng, n_queries, has_extras=False))
+    wanted = "flash" if COMPILED and n_queries >= MR else "plain"
+    assert backward_path(plain).name == wanted
+    assert backward_path(replace(plain, has_extras=True)).name == "unfused"
+
+
+def test_no_row_is_out_of_reach(rng):
+    """Each serves something, or stands below a faster one that needs the JIT."""
+    problems = [
+        replace(problem_of(case(rng, n, extras), extras), key_type=kind)
+        for n in COUNTS
+        for extras in (False, True)
+        for kind in (F32, F16)
+    ]
+    serving = {forward_path(p).name for p in problems}
+    below = {"plain", "plain, widened"} if COMPILED else set()
+    assert serving == {path.name for path in FORWARD} - below
+    assert len({path.name for path in FORWARD}) == len(FORWARD)
+
+
+# -- every row against the reference ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_extras", [False, True])
+@pytest.mark.parametrize("n_queries", COUNTS)
+@pytest.mark.parametrize("path", FORWARD, ids=lambda path: path.name)
+def test_forward_is_the_reference(path, n_queries, has_extras, rng):
+    a = case(rng, n_queries, has_extras)
+    kinds = [b for b in (a, in_float16(a)) if path.takes(problem_of(b, has_extras))]
+    for b in kinds:
+        run_exactly(path, problem_of(b, has_extras), b)
+        wanted = reference(FLASH_ATTN_EXT, b, has_extras)
+        np.testing.assert_allclose(b.o, wanted, rtol=1e-5, atol=1e-5)
+    if not kinds:
+        assert forward_path(problem_of(a, has_extras)) is not path
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+@pytest.mark.parametrize("has_extras", [False, True])
+@pytest.mark.parametrize("n_queries", COUNTS)
+@pytest.mark.parametrize("path", BACKWARD, ids=lambda path: path.name)
+def test_backward_is_the_reference(path, n_queries, has_extras, compute, rng):
+    a = case(rng, n_queries, has_extras)
+    problem = problem_of(a, has_extras, compute)
+    if not path.takes(problem):
+        assert backward_path(problem) is not path
+        return
+    run_exactly(forward_path(problem), problem, a)
+    b = backward_arrays(rng, a, a.o, a.lse)
+    run_exactly(path, problem, b)
+    wanted = reference(FLASH_ATTN_BACK, a, has_extras, b.o, b.lse, b.do)
+    rounded = rounds(compute) and path.name == "flash"
+    atol = (0.02 if rounded else 1e-5) * max(np.abs(wanted).max(), 1)
+    np.testing.assert_allclose(b.dq, wanted, atol=atol)
+    assert np.isfinite(b.dk).all() and np.isfinite(b.dv).all()
+
+
+def test_paths_agree_on_the_gradients_of_keys_and_values(rng):
+    """dk and dv of each path that takes the problem, against those of the last."""
+    a = case(rng, 150, has_extras=False)
+    problem = problem_of(a)
+    run_exactly(forward_path(problem), problem, a)
+    b = backward_arrays(rng, a, a.o, a.lse)
+    found = []
+    for path in BACKWARD:
+        run_exactly(path, problem, b)
+        found.append((b.dk.copy(), b.dv.copy()))
+    for pair in found[:-1]:
+        for one, other in zip(pair, found[-1], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_too_little_scratch_is_seen(rng):
+    """That run_exactly would notice: no path needs less than it says."""
+    a = case(rng, 150, has_extras=True)
+    path, problem = FORWARD[-2], problem_of(a, has_extras=True)
+    memory = np.zeros(path.n_bytes(problem) - 64, np.uint8)
+    with pytest.raises(ValueError, match="reshape"):
+        path.call(problem, a, memory)
