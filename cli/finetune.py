@@ -272,7 +272,8 @@ command = click.Command(
         click.Option(
             ["-f", "--file", "data"],
             type=PATH,
-            help='UTF-8 text, or JSON Lines with {"text": ...} (.jsonl)',
+            help="UTF-8 text; or rows (JSON Lines, JSON, CSV) with text, or with prompt and "
+            "completion, of which the completion is learned",
         ),
         click.Option(
             ["-o", "--output"], type=PATH, help="adapter to write, replaced only at the end"

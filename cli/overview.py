@@ -55,8 +55,9 @@ def say_data(path: Path, corpus: Corpus, val_split: float) -> None:
     train, held_out = corpus.train, corpus.validation
     n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
     several = corpus.n_documents > 1
+    kind = f" ({corpus.kind})" if corpus.kind != "text" else ""
     parts = [
-        f"{path.name}: {n:,} tokens to train on",
+        f"{path.name}{kind}: {n:,} tokens to train on",
         f"{plural(len(train), 'window')} of {train.ctx}",
         f"{len(held_out) if held_out else 0:,} held out",
     ]

@@ -15,14 +15,13 @@ from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
-from pyggml.lora.data import SPECIAL_TOKENS, Dataset, pack, read_documents, read_text
-from pyggml.lora.data.files import is_json_lines
+from pyggml.lora.data import SPECIAL_TOKENS, Dataset, encode_rows, pack, read_rows
 
 
 @click.command("perplexity", context_settings=SETTINGS)
 @model_options
 @click.option(
-    "-f", "--file", "text", type=PATH, required=True, help="UTF-8 text, or JSON Lines (.jsonl)"
+    "-f", "--file", "text", type=PATH, required=True, help="UTF-8 text, or rows as for finetune"
 )
 @click.option(
     "--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="tokens of a chunk"
@@ -32,7 +31,7 @@ from pyggml.lora.data.files import is_json_lines
     type=click.Choice(SPECIAL_TOKENS),
     default="auto",
     show_default=True,
-    help="as for finetune; auto parses JSON Lines and leaves plain text plain",
+    help="as for finetune; auto parses rows and leaves plain text plain",
 )
 def command(
     model: Path,
@@ -45,7 +44,8 @@ def command(
 ) -> None:
     """How well a model predicts a text, as llama.cpp's tool of this name computes it.
 
-    Of JSON Lines, every row is a document, read and scored as finetune's validation does.
+    Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
+    does.
     """
     opened = load(model, lora, compute)
     pyggml.threads.set(threads)
@@ -65,10 +65,11 @@ def command(
 
 
 def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Dataset:
-    """A text as it is, or windows of the documents of JSON Lines."""
-    if not is_json_lines(path):
-        return read_text(path).removesuffix("\n")  # llama.cpp's -f drops one
-    windows = pack(read_documents(path, model.tokenizer, special_tokens), ctx)
+    """A text as it is, or windows of rows."""
+    kind, rows = read_rows(path)
+    if kind == "text":
+        return rows[0].text.removesuffix("\n")  # llama.cpp's -f drops one
+    windows = pack(encode_rows(kind, rows, model.tokenizer, special_tokens), ctx)
     if not len(windows):
         raise DataError(f"{path}: holds one token a document, wanted at least two to predict one")
     return windows

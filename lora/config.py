@@ -145,12 +145,12 @@ class TrainConfig(_Checked):
     special_tokens: str = _setting(
         "auto",
         "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
-        "it a few characters, auto parses JSON Lines and leaves plain text plain",
+        "it a few characters, auto parses rows (JSON Lines, JSON, CSV) and leaves plain text plain",
         *_one_of(SPECIAL_TOKENS),
     )
     val_split: float = _setting(
         0.05,
-        "share of the text, from its end, held out; of JSON Lines whole documents",
+        "share of the text, from its end, held out; of rows (JSON Lines, JSON, CSV) whole ones",
         "0 to 0.5",
         lambda x: 0 <= x <= 0.5,
     )

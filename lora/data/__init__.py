@@ -1,21 +1,22 @@
-"""Training text: files → documents → token windows → batches.
+"""Training text: files → rows → documents of tokens → windows → batches.
 
-files     plain text or JSON Lines → documents as text, every faulty line by its number
-corpus    documents → tokens, split into what is trained on and what is held out
+files     text, JSON Lines, JSON or CSV → rows, every faulty one by its place
+corpus    rows → tokens, split into what is trained on and what is held out
 windows   tokens → windows → batches
 """
 
-from pyggml.lora.data.corpus import SPECIAL_TOKENS, read_corpus, read_documents
-from pyggml.lora.data.files import read_text
-from pyggml.lora.data.windows import Batch, Corpus, Dataset, pack
+from pyggml.lora.data.corpus import SPECIAL_TOKENS, encode_rows, read_corpus
+from pyggml.lora.data.files import read_rows
+from pyggml.lora.data.windows import Batch, Corpus, Dataset, Document, pack
 
 __all__ = [
     "SPECIAL_TOKENS",
     "Batch",
     "Corpus",
     "Dataset",
+    "Document",
+    "encode_rows",
     "pack",
     "read_corpus",
-    "read_documents",
-    "read_text",
+    "read_rows",
 ]

@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from pyggml.errors import DataError
-from pyggml.lora.data.files import is_json_lines, read_lines, read_text
-from pyggml.lora.data.windows import Corpus, pack
+from pyggml.lora.data.files import Row, read_rows
+from pyggml.lora.data.windows import Corpus, Dataset, Document, pack
 from pyggml.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("auto", "plain", "parse")
@@ -21,50 +23,71 @@ def read_corpus(
     val_split: float,
     special_tokens: str = "auto",
 ) -> Corpus:
-    """Windows of a UTF-8 text file, or of JSON Lines with {"text": ...} (.jsonl, .json, .ndjson).
+    """Windows of a text, or of the rows of JSON Lines, JSON or CSV; see `pyggml.lora.data.files`.
+
+    Of rows with prompt and completion the completion is learned, and an end of text after it; each
+    lies whole in a window.
 
     val_split        share of the tokens that is held out. Of a text: its last windows, at least one
-                     if there are two. Of JSON Lines: whole documents, those that bring the share
-                     nearer, asked from the last to the first; none if all are too long
+                     if there are two. Of rows: whole ones, those that bring the share nearer, asked
+                     from the last to the first; none if all are too long
     special_tokens   "parse": <|im_start|> in the text is that token; "plain": some characters;
-                     "auto": parsed in JSON Lines, whose rows are written for training, and plain in
-                     text, which may only talk about it
+                     "auto": parsed in rows, which are written for training, and plain in text,
+                     which may only talk about it
 
     Raises DataError for a file that cannot be read, is empty, is not UTF-8 (with the byte), has
-    lines that are not as wanted (with their numbers), or is shorter than a window.
+    rows that are not as wanted or do not fit into a window (by number), or is shorter than one.
     """
-    path = Path(path)
-    documents = read_documents(path, tokenizer, special_tokens)
-    n_tokens = sum(len(d) for d in documents)
-    if is_json_lines(path):
+    kind, rows = read_rows(Path(path))
+    documents = encode_rows(kind, rows, tokenizer, special_tokens)
+    n_tokens, whole = sum(len(d) for d in documents), any(d.trained is not None for d in documents)
+    if whole:
+        _check_lengths(path, rows, documents, ctx)
+    if kind == "text":
+        train, validation, n_held_out = *_split_windows(pack(documents, ctx), val_split), 0
+    else:
         held_out = set(_held_out([len(d) for d in documents], val_split))
         parts = [[d for i, d in enumerate(documents) if (i in held_out) == out] for out in (0, 1)]
-        train, validation = (pack(part, ctx) for part in parts)
-    else:
-        whole, held_out = pack(documents, ctx), set()
-        cut = len(whole)
-        if val_split and cut > 1:
-            cut -= min(max(round(val_split * cut), 1), cut - 1)
-        train, validation = whole.part(slice(cut)), whole.part(slice(cut, None))
-    if n_tokens < ctx + 1 or not len(train):
+        train, validation = (pack(part, ctx, whole) for part in parts)
+        n_held_out = len(held_out)
+    if not len(train) or (n_tokens < ctx + 1 and not whole):
         raise DataError(
             f"{path}: holds {n_tokens} tokens, wanted at least {ctx + 1} for one window of {ctx} "
             "and the token after it: give more text or a smaller --ctx"
         )
-    return Corpus(train, validation if len(validation) else None, len(documents), len(held_out))
+    return Corpus(train, validation if len(validation) else None, len(documents), n_held_out, kind)
 
 
-def read_documents(
-    path: Path, tokenizer: Tokenizer, special_tokens: str = "auto"
-) -> list[list[int]]:
-    """The token ids of each document of a file; a text is one. See `read_corpus`."""
-    lines = is_json_lines(path)
-    texts = read_lines(path) if lines else [read_text(path)]
-    parse = special_tokens == "parse" or (special_tokens == "auto" and lines)
-    return [_encoded(tokenizer, text, parse) for text in texts]
+def _split_windows(windows: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """All but the last windows, and these: a share of all, at least one if there are two."""
+    cut = len(windows)
+    if share and cut > 1:
+        cut -= min(max(round(share * cut), 1), cut - 1)
+    return windows.part(slice(cut)), windows.part(slice(cut, None))
 
 
-def _encoded(tokenizer: Tokenizer, text: str, parse: bool) -> list[int]:
+def encode_rows(
+    kind: str, rows: Sequence[Row], tokenizer: Tokenizer, special_tokens: str = "auto"
+) -> list[Document]:
+    """The tokens of each row of a file of this format. See `read_corpus`."""
+    parse = special_tokens == "parse" or (special_tokens == "auto" and kind != "text")
+    return [_encoded(tokenizer, row, parse) for row in rows]
+
+
+def _encoded(tokenizer: Tokenizer, row: Row, parse: bool) -> Document:
+    ids = _ids(tokenizer, row.text, parse)
+    if not row.learned_from:
+        return Document(ids)
+    prompt = _ids(tokenizer, row.text[: row.learned_from], parse)
+    same = zip(ids, prompt, strict=False)  # a token across the seam is learned
+    first = next((i for i, (a, b) in enumerate(same) if a != b), min(len(ids), len(prompt)))
+    end = tokenizer.eos_id
+    if end is not None and ids[-1] not in (end, tokenizer.eot_id):
+        ids.append(end)
+    return Document(ids, np.arange(len(ids)) >= first)
+
+
+def _ids(tokenizer: Tokenizer, text: str, parse: bool) -> list[int]:
     """Ids with BOS and EOS where the tokenizer adds them; one that the text has is not doubled."""
     ids = tokenizer.encode(text, parse_special=parse)
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
@@ -73,6 +96,20 @@ def _encoded(tokenizer: Tokenizer, text: str, parse: bool) -> list[int]:
     if parse and tokenizer.add_eos and ids[-2:] == [eos, eos]:
         ids = ids[:-1]
     return ids
+
+
+def _check_lengths(
+    path: str | os.PathLike[str], rows: Sequence[Row], documents: Sequence[Document], ctx: int
+) -> None:
+    """No answer is cut without a word."""
+    long = [i for i, d in enumerate(documents) if len(d) > ctx + 1]
+    if long:
+        longest = max(long, key=lambda i: len(documents[i]))
+        others = f" and {len(long) - 1} more are too long" if len(long) > 1 else ""
+        raise DataError(
+            f"{path}: {rows[longest].place} has {len(documents[longest])} tokens{others}, wanted "
+            f"at most {ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows"
+        )
 
 
 def _held_out(lengths: Sequence[int], share: float) -> list[int]:

@@ -15,6 +15,17 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """Token ids, and whether each is learned where it is a target; None is all."""
+
+    ids: Sequence[int]
+    trained: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """T = windows · ctx tokens as `pyggml.models.Inputs` wants them.
 
@@ -34,10 +45,12 @@ class Dataset:
     """Windows: `tokens` and the number of the document of each, both (n, ctx + 1) int32.
 
     A window that is not full ends in tokens that are documents of their own: they have no target.
+    trained: (n, ctx + 1) bool, whether each token is learned where it is a target; None is all.
     """
 
     tokens: np.ndarray
     documents: np.ndarray
+    trained: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,13 +61,18 @@ class Dataset:
 
     def part(self, which: slice | np.ndarray) -> Dataset:
         """Some of the windows."""
-        return Dataset(self.tokens[which], self.documents[which])
+        trained = None if self.trained is None else self.trained[which]
+        return Dataset(self.tokens[which], self.documents[which], trained)
+
+    def targets(self) -> np.ndarray:
+        """(n, ctx) bool: where the next token is of the same document, and learned."""
+        same = np.asarray(self.documents[:, 1:] == self.documents[:, :-1])
+        return same if self.trained is None else same & self.trained[:, 1:]
 
     def n_targets(self, windows: Sequence[int] | np.ndarray | None = None) -> int:
         """Trained tokens of these windows, or of all."""
-        if windows is None:
-            return int(np.count_nonzero(_is_target(self.documents)))
-        return int(np.count_nonzero(_is_target(self.documents[windows])))
+        part = self if windows is None else self.part(np.asarray(windows, np.int64))
+        return int(np.count_nonzero(part.targets()))
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """The windows in the order in which this epoch reads them, a function of nothing else."""
@@ -70,10 +88,13 @@ class Dataset:
             yield self._batch(windows[first : first + size], size, total)
 
     def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: int) -> Batch:
+        some = self.part(np.asarray(windows, np.int64))
         tokens = np.zeros((size, self.ctx + 1), np.int32)
         documents = np.tile(_no_documents(self.ctx + 1), (size, 1))
-        tokens[: len(windows)] = self.tokens[windows]
-        documents[: len(windows)] = self.documents[windows]
+        weights = np.zeros((size, self.ctx), np.float32)
+        tokens[: len(windows)] = some.tokens
+        documents[: len(windows)] = some.documents
+        weights[: len(windows)] = some.targets() / np.float32(total)
         column = np.arange(self.ctx, dtype=np.int32)
         is_first = np.diff(documents[:, :-1], axis=1, prepend=documents[:, :1] - 1) != 0
         start = np.maximum.accumulate(np.where(is_first, column, 0), axis=1)
@@ -84,31 +105,31 @@ class Dataset:
             positions=(column - start).reshape(-1).astype(np.int32),
             span=span.reshape(-1, 2).astype(np.int32),
             targets=tokens[:, 1:].reshape(-1),
-            weights=_is_target(documents).reshape(-1).astype(np.float32) / np.float32(total),
+            weights=weights.reshape(-1),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """What is trained on, and what is held out (None if nothing is), of so many documents."""
+    """What is trained on, and what is held out (None if nothing is), of so many documents.
+
+    kind: the format of the file they are from, see `pyggml.lora.data.files`.
+    """
 
     train: Dataset
     validation: Dataset | None
     n_documents: int = 1
     n_held_out: int = 0  # documents; of a single one, windows are
+    kind: str = "text"
 
     def digest(self) -> str:
         """SHA-256 of every window: two runs with the same digest read the same numbers."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation):
-            for array in (part.tokens, part.documents) if part else ():
-                digest.update(repr(array.shape).encode() + array.tobytes())
+            for array in (part.tokens, part.documents, part.trained) if part else ():
+                if array is not None:
+                    digest.update(repr(array.shape).encode() + array.tobytes())
         return digest.hexdigest()
-
-
-def _is_target(documents: np.ndarray) -> np.ndarray:
-    """(n, ctx + 1) -> (n, ctx): whether the next token is of the same document."""
-    return np.asarray(documents[:, 1:] == documents[:, :-1])
 
 
 def _no_documents(n: int) -> np.ndarray:
@@ -116,16 +137,28 @@ def _no_documents(n: int) -> np.ndarray:
     return -1 - np.arange(n, dtype=np.int32)
 
 
-def pack(documents: Sequence[Sequence[int]], ctx: int) -> Dataset:
-    """Documents one after the other, cut into windows; those without any target are left out."""
-    n = sum(len(d) for d in documents)
-    width, n_fill = ctx + 1, -n % (ctx + 1)
-    tokens, owner = np.zeros(n + n_fill, np.int32), np.zeros(n + n_fill, np.int32)
-    first = 0
-    for number, document in enumerate(documents):
-        tokens[first : first + len(document)] = document
-        owner[first : first + len(document)] = number
-        first += len(document)
-    owner[n:] = _no_documents(n_fill)
-    packed = Dataset(tokens.reshape(-1, width), owner.reshape(-1, width))
-    return packed.part(np.flatnonzero(_is_target(packed.documents).any(axis=1)))
+def pack(documents: Sequence[Document], ctx: int, whole: bool = False) -> Dataset:
+    """Documents one after the other, cut into windows; those without any target are left out.
+
+    whole: no document goes on in the next window; each has at most ctx + 1 tokens.
+    """
+    width, n = ctx + 1, 0
+    starts = []
+    for document in documents:
+        room = -n % width or width  # in the window under way
+        n += room if whole and len(document) > room else 0
+        starts.append(n)
+        n += len(document)
+    n += -n % width
+    tokens, owner, trained = np.zeros(n, np.int32), _no_documents(n), np.ones(n, np.bool_)
+    for number, (first, document) in enumerate(zip(starts, documents, strict=True)):
+        span = slice(first, first + len(document))
+        tokens[span], owner[span] = document.ids, number
+        trained[span] = True if document.trained is None else document.trained
+    masked = any(d.trained is not None for d in documents)
+    found = Dataset(
+        tokens.reshape(-1, width),
+        owner.reshape(-1, width),
+        trained.reshape(-1, width) if masked else None,
+    )
+    return found.part(np.flatnonzero(found.targets().any(axis=1)))

@@ -13,7 +13,7 @@ from pyggml.cli.show import count, plural, printable, size, span
 from pyggml.generation import Sampling
 from pyggml.generation import generate as tokens_of
 from pyggml.lora import perplexity
-from pyggml.lora.data import pack
+from pyggml.lora.data import Document, pack
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def test_perplexity_of_json_lines_is_that_of_their_documents(pyggml, tiny, tmp_p
     tokenizer = library.load(tiny).tokenizer
     for mode, parse in (("auto", True), ("plain", False)):
         ids = [tokenizer.encode(t, parse_special=parse) for t in texts]
-        last = list(perplexity(library.load(tiny), pack(ids, 16)))[-1]
+        last = list(perplexity(library.load(tiny), pack([Document(i) for i in ids], 16)))[-1]
         assert last.n_tokens < sum(len(i) for i in ids) - len(texts)  # some stand across windows
         options = ("--ctx", 16, "--special-tokens", mode)
         ended = pyggml("perplexity", "-m", tiny, "-f", path, *options)

@@ -118,6 +118,16 @@ def test_why_nothing_is_held_out(finetune, tmp_path, lengths, why):
     assert "validation" not in ended.out
 
 
+def test_completions_of_a_table_are_learned_with_their_end(finetune, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,completion\n" + "what?,that\n" * 6)
+    ended = finetune("--val-split", 0, data=path)  # "that" is th, a, t; and the end
+    assert words_at(ended.out, "data").startswith("a.csv (CSV): 24 tokens to train on in 6 doc")
+    assert ended.code == 0 and "step 4 of 4" in words_at(ended.out, "result")
+    refused = finetune("--ctx", 4, data=path)
+    assert refused.code == 2 and "record 1 (to line 2) has 9 tokens and 5 more" in refused.err
+
+
 def test_special_tokens_reach_the_data(finetune, tmp_path):
     path, found = rows(tmp_path / "a.jsonl", 30), []
     path.write_text(path.read_text().replace("path", "<|endoftext|>"))

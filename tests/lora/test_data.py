@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from pyggml.errors import DataError
 from pyggml.lora import read_corpus
+from pyggml.lora.data import read_rows
 
 
 class Letters:
     """A tokenizer of one token for each character, with an end of text for documents."""
 
     end = 1
-    bos_id, eos_id, add_bos, add_eos = None, end, False, False
+    bos_id, eos_id, eot_id, add_bos, add_eos = None, end, None, False, True
 
     def encode(self, text, parse_special=False):
         return [2 + ord(c) % 50 for c in text] + [self.end]
@@ -27,7 +28,7 @@ class Control(Letters):
     """The same between BOS and EOS, which have names in the text."""
 
     start = 0
-    bos_id, add_bos, add_eos = start, True, True
+    bos_id, add_bos = start, True
 
     def encode(self, text, parse_special=False):
         parts = re.split("(<s>|</s>)", text) if parse_special else [text]
@@ -131,6 +132,79 @@ def test_no_split_holds_nothing_out(tmp_path):
     assert read_corpus(path, Letters(), ctx=4, val_split=0.0).validation is None
 
 
+ROWS = [{"text": "abcdefgh"}, {"text": 'ij "kl", m'}]
+CSV = 'n,text\n1,abcdefgh\n2,"ij ""kl"", m"\n'
+FORMATS = [
+    ("a.jsonl", "\n".join(map(json.dumps, ROWS)), "JSON Lines"),
+    ("a.txt", "\n".join(map(json.dumps, ROWS)), "JSON Lines"),
+    ("a.json", "\n\n".join(map(json.dumps, ROWS)), "JSON Lines"),
+    ("a.json", json.dumps(ROWS, indent=1), "JSON"),
+    ("a", json.dumps(ROWS), "JSON"),
+    ("a.csv", CSV, "CSV"),
+    ("a.txt", CSV.replace("\n", "\r\n"), "CSV"),
+    ("a.csv", CSV.replace("n,", "n;").replace("1,", "1;").replace("2,", "2;"), "CSV"),
+    ("a.tsv", CSV.replace("n,", "n\t").replace("1,", "1\t").replace("2,", "2\t"), "CSV"),
+]
+
+
+@pytest.mark.parametrize("name, content, kind", FORMATS)
+def test_a_format_is_found_by_the_content(tmp_path, name, content, kind):
+    (tmp_path / name).write_bytes(content.encode())
+    found, rows = read_rows(tmp_path / name)
+    assert (found, [row.text for row in rows]) == (kind, [row["text"] for row in ROWS])
+
+
+@pytest.mark.parametrize(
+    "content", ["text\nand more", "{ a set }", '{"a": 1}', "[1, 2]", "Sir, text", '["text"]', "{"]
+)
+def test_what_only_looks_like_rows_is_text(tmp_path, content):
+    (tmp_path / "a.txt").write_text(content)
+    assert [(k, [r.text for r in rows]) for k, rows in [read_rows(tmp_path / "a.txt")]] == [
+        ("text", [content])
+    ]
+
+
+def test_of_prompt_and_completion_the_completion_is_learned(tmp_path):
+    """And the end after it; a row lies whole in a window, where it has the room."""
+    path = tmp_path / "a.jsonl"
+    pairs = [("ab", "cdef"), ("gh", "ij"), ("", "klmno"), ("p", "q")]
+    rows = ({"prompt": p, "completion": c} for p, c in pairs)
+    path.write_text("\n".join(map(json.dumps, rows)))
+    train = read_corpus(path, Letters(), 11, 0.0).train
+    learned = Letters().encode
+    wanted = [[*learned("cdef"), *learned("ij")], [*learned("klmno")[1:], *learned("q")]]
+    assert len(train) == 2
+    for batch, ids in zip(train.batches(range(2), 1), wanted, strict=True):
+        assert batch.targets[batch.weights > 0].tolist() == ids
+    assert train.n_targets() == sum(map(len, wanted))
+    whole = [[*learned("abcdef"), *learned("ghij")], [*learned("klmno"), *learned("pq")]]
+    for tokens, documents, ids in zip(train.tokens, train.documents, whole, strict=True):
+        assert tokens[documents >= 0].tolist() == ids
+
+
+def test_a_token_across_the_seam_is_learned(tmp_path):
+    class Pairs(Letters):
+        """Every two characters are one token."""
+
+        def encode(self, text, parse_special=False):
+            return [2 + sum(map(ord, text[i : i + 2])) % 997 for i in range(0, len(text), 2)]
+
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "abc", "completion": "def"}')
+    train = read_corpus(path, Pairs(), 3, 0.0).train
+    assert train.trained.tolist() == [[False, True, True, True]]
+    assert train.tokens[0].tolist() == [*Pairs().encode("abcdef"), Letters.end]
+
+
+def test_an_answer_is_never_cut_without_a_word(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,completion\nab,c\nde,fghijklm\nabcdefgh,ijkl\n")
+    wanted = r"record 3 .* has 13 tokens and 1 more are too long, wanted at most 9, .* larger --ctx"
+    with pytest.raises(DataError, match=wanted):
+        read_corpus(path, Letters(), 8, 0.0)
+    assert read_corpus(path, Letters(), 12, 0.0).n_documents == 3
+
+
 def expected_targets(documents, ctx):
     """(token, next token) pairs within a document and within a window, worked out one by one."""
     flat = [(i, t) for i, d in enumerate(documents) for t in d]
@@ -218,6 +292,12 @@ FAULTY = [
     ),
     ("a.json", b"{\n", "line 1 is no JSON"),
     ("a.jsonl", b"[" * 100_000, "line 1 is no JSON"),
+    ("a.json", b'[{"text": "a"}, 3]', "item 2 is a JSON number; wanted"),
+    ("a.json", b"[]", "has no rows; wanted"),
+    ("a.csv", b"n,words\n1,a\n", "the first line names the columns n, words; wanted text, or"),
+    ("a.csv", b'n,text\n1,"a\nb"\n2\n', r'record 2 \(to line 4\) is .* whose "text" is a null'),
+    ("a.jsonl", b'{"prompt": "a", "completion": " "}', 'whose "completion" is empty; wanted'),
+    ("a.jsonl", b'{"prompt": 1, "completion": "b"}', 'whose "prompt" is a number; wanted'),
     ("a.jsonl", b"1\n" * 8, "line 5 is a JSON number; and 3 more; wanted"),
 ]
 
