@@ -69,7 +69,7 @@ def matrix_weights(model: Model) -> int:
     used = (n for n in model.parts.weights if n != "token_embd.weight")
     names = {*used, f"{model.parts.output_name}.weight"}
     return sum(
-        prod(model.parts.weights[n].shape) for n in names if model.parts.weights[n].data.ndim > 1
+        prod(model.parts.weights[n].shape) for n in names if len(model.parts.weights[n].shape) > 1
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from pyggml import gguf, load, lora, tokenizer
+from pyggml import backends, gguf, load, lora, tokenizer
 from pyggml.dtypes import F32
 from pyggml.models import tensors_of
 from pyggml.requantize import requantize
@@ -118,7 +118,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
     model = load(path)
     parameters = lora.Parameters({name: t.shape for name, t in model.parts.weights.items()})
     for name, t in parameters.tensors.items():
-        t.data[:] = model.parts.weights[name].data
+        backends.write(t, backends.read(model.parts.weights[name]))
     model.parts = replace(model.parts, weights=parameters.tensors)
     # fused=False: the output matrix is trained too.
     trainer = lora.Trainer(model, parameters, corpus, config, fused=False)
@@ -139,7 +139,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
 
     trainer.run(report)
     parameters.data[:] = best
-    return {name: t.data for name, t in parameters.tensors.items()}
+    return {name: backends.read(t) for name, t in parameters.tensors.items()}
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pyggml import Model, gguf, load, models
 from pyggml.alloc import plan
+from pyggml.backends import read, write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
@@ -98,12 +99,12 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
 
     # The loss rises along a gradient as fast as the gradient is long.
     name, t = list(p.tensors.items())[-1]
-    gradient, h = p.gradients[name].data.copy(), 0.01
+    gradient, h = read(p.gradients[name]), 0.01
     length, ends = np.linalg.norm(gradient), []
     for step in (h, -h):
-        t.data[:] = gradient / length * step  # a B, which was zero
+        write(t, gradient / length * step)  # a B, which was zero
         ends.append(run(program, loss, p))
-    t.data[:] = 0
+    write(t, 0)
     run(program, loss, p)
     slope = (ends[0] - ends[1]) / (2 * h)
     show(f"d(loss)/d({name}): length {length:.5f}, finite difference {slope:.5f}")
@@ -114,7 +115,7 @@ def run(program: Program, loss: Tensor, parameters: Parameters) -> float:
     """Compute the whole graph: the loss, and in `parameters.gradient` its gradients."""
     parameters.gradient[:] = 0
     program()
-    return float(loss.data)
+    return float(program.read(loss))
 
 
 def say(number: int, verb: str, made: str) -> None:

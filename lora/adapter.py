@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml import gguf
+from pyggml.backends import read
 from pyggml.dtypes import F32
 from pyggml.gguf import TensorSource
 from pyggml.lora.config import LoraConfig
@@ -54,5 +55,4 @@ class Adapter:
 
 
 def _source(t: Tensor) -> TensorSource:
-    assert t.data is not None
-    return t.name, F32, t.shape, t.data
+    return t.name, F32, t.shape, read(t)

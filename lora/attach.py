@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from pyggml.backends import read, write
 from pyggml.errors import AdapterError, Fault
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.config import LoraConfig
@@ -44,8 +45,7 @@ def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
     for name, spec in bases.items():
         a, b = parameters.tensors[f"{name}.lora_a"], parameters.tensors[f"{name}.lora_b"]
         drawn = b if spec.table else a
-        assert drawn.data is not None
-        drawn.data[:] = _start(config.seed, drawn.name, drawn.shape, spec.table)
+        write(drawn, _start(config.seed, drawn.name, drawn.shape, spec.table))
         pairs[name] = LoraPair(a, b, config.alpha / config.rank)
     model.adapters.append(pairs)
     return _adapter(model, config, parameters, pairs)
@@ -66,9 +66,7 @@ def unfreeze(model: Model) -> Adapter:
     config = _settings_of(loaded)
     parameters = Parameters({name: t.shape for name, t in tensors.items()}, asdict(config))
     for name, t in parameters.tensors.items():
-        source = tensors[name].data
-        assert t.data is not None and source is not None
-        t.data[:] = source
+        write(t, read(tensors[name]))
     pairs = {
         name: replace(pair, a=parameters.tensors[pair.a.name], b=parameters.tensors[pair.b.name])
         for name, pair in loaded.items()

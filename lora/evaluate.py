@@ -17,7 +17,8 @@ from math import sqrt
 
 import numpy as np
 
-from pyggml.dtypes import I32
+from pyggml.backends import write
+from pyggml.dtypes import F32, I32
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.data import Batch, Dataset
 from pyggml.model import Model, fill
@@ -25,7 +26,7 @@ from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
 from pyggml.ops.head import chunk_rows
 from pyggml.ops.loss import cross_entropies
-from pyggml.tensor import leaf, zeros
+from pyggml.tensor import zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +101,16 @@ class _Scorer:
         net = Net(parts.weights, self.inputs, model.adapters)
         hidden = parts.decoder.hidden(net)
         self.forward, _ = model.program(hidden)
-        assert hidden.data is not None
+        self.hidden, self.found = zeros(hidden.shape, F32, "hidden"), hidden
         n_rows = chunk_rows(n_scored, parts.config.n_vocab)
         self.rows = zeros((n_rows,), I32, "scored rows")
-        self.logits = parts.decoder.logits(net, get_rows(leaf(hidden.data), self.rows))
+        self.logits = parts.decoder.logits(net, get_rows(self.hidden, self.rows))
         self.head, _ = model.program(self.logits)
 
     def text(self, tokens: np.ndarray) -> np.ndarray:
         """−log p of each scored token of a chunk of text, float64."""
-        fill(self.inputs, tokens)
-        assert self.inputs.tokens.data is not None
-        if self.bos is not None:
-            self.inputs.tokens.data[0] = self.bos
+        begun = tokens if self.bos is None else np.concatenate([[self.bos], tokens[1:]])
+        fill(self.inputs, begun)
         positions = np.arange(len(tokens) // 2, len(tokens) - 1)
         return self._losses(positions, tokens[positions + 1])
 
@@ -123,20 +122,19 @@ class _Scorer:
             (self.inputs.span, batch.span),
         )
         for t, values in pairs:
-            assert t.data is not None
-            t.data[:] = values
+            write(t, values)
         positions = np.flatnonzero(batch.weights)
         return self._losses(positions, batch.targets[positions])
 
     def _losses(self, positions: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """−log p of these targets after these positions of the chunk."""
         self.forward()
-        losses = []
-        assert self.rows.data is not None and self.logits.data is not None
-        for first in range(0, len(positions), len(self.rows.data)):
-            some = positions[first : first + len(self.rows.data)]
-            self.rows.data[: len(some)] = some
+        write(self.hidden, self.forward.read(self.found))
+        (n_rows,), losses = self.rows.shape, []
+        for first in range(0, len(positions), n_rows):
+            some = positions[first : first + n_rows]
+            write(self.rows, np.resize(some, n_rows))
             self.head()
             wanted = targets[first : first + len(some)]
-            losses.append(cross_entropies(self.logits.data[: len(some)], wanted))
+            losses.append(cross_entropies(self.head.read(self.logits)[: len(some)], wanted))
         return np.concatenate(losses)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pyggml._jit import compile_for
 from pyggml.alloc import plan
+from pyggml.backends import write
 from pyggml.dtypes import F32
 from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
@@ -45,8 +46,7 @@ class AdamW:
         """Update the parameters with the gradient; n counts the steps from 1."""
         c = self.config
         hats = (1 / (1 - c.beta1**n), 1 / (1 - c.beta2**n))
-        assert self._settings.data is not None
-        self._settings.data[:] = (lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats)
+        write(self._settings, (lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats))
         self._update()
 
     def compile(self) -> None:

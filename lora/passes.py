@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.alloc import Plan, plan
+from pyggml.backends import write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import F32, I32
 from pyggml.lora.config import TrainConfig
@@ -117,23 +118,19 @@ class Passes:
             (self._weights, batch.weights),
         )
         for t, values in pairs:
-            assert t.data is not None
-            t.data[:] = values
+            write(t, values)
         program()
-        loss = self._plans[which].graph.outputs[0]
-        assert loss.data is not None
-        return float(loss.data)
+        return float(program.read(program.plan.graph.outputs[0]))
 
     def first_not_finite(self) -> str:
         """Run the last batch again and name the first node that gives NaN or infinity."""
         program = self.programs[0]
         for node, call in zip(program.nodes, program.calls, strict=True):
             call()
-            if not _is_finite(node):
+            if not _is_finite(program.read(node)):
                 return repr(node)
         return "no node of the graph"
 
 
-def _is_finite(node: Tensor) -> bool:
-    data = node.root.data
-    return data is None or data.dtype != np.float32 or bool(np.isfinite(data).all())
+def _is_finite(values: np.ndarray) -> bool:
+    return values.dtype != np.float32 or bool(np.isfinite(values).all())

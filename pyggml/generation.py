@@ -89,8 +89,8 @@ class Session:
             fill(inputs, some, self.n_past)
             program()
             self.n_past += len(some)
-        assert out.data is not None
-        return np.array(out.data[0])
+        logits: np.ndarray = program.read(out)[0]
+        return logits
 
     def _program(self, n_tokens: int) -> tuple[Program, Inputs, Tensor]:
         """The graph for this many tokens; only the last one's logits are computed.

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml import gguf, tokenizer
 from pyggml.alloc import plan
-from pyggml.backends import CPU
+from pyggml.backends import CPU, write
 from pyggml.backends.cpu import Compute
 from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import ConfigError, DataError, TokenizerError
@@ -100,7 +100,7 @@ class Model:
         fill(inputs, ids)
         program, out = self.program(build(self.parts, inputs, self.adapters))
         program()
-        return np.array(out.data)
+        return program.read(out)
 
     def program(self, out: Tensor) -> tuple[Program, Tensor]:
         """A graph of this model, planned and bound to memory of its own."""
@@ -123,12 +123,10 @@ class Model:
 def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:
     """One causal sequence whose first token stands at position `start`."""
     n = len(ids)
-    assert inputs.tokens.data is not None and inputs.positions.data is not None
-    assert inputs.span.data is not None
-    inputs.tokens.data[:] = ids
-    inputs.positions.data[:] = np.arange(start, start + n)
-    inputs.span.data[:, 0] = 0
-    inputs.span.data[:, 1] = np.arange(start, start + n) + 1
+    positions = np.arange(start, start + n)
+    write(inputs.tokens, ids)
+    write(inputs.positions, positions)
+    write(inputs.span, np.stack([np.zeros_like(positions), positions + 1], axis=1))
 
 
 def load(

@@ -136,7 +136,19 @@ SAVED = Op(
     memory=Memory.FRESH,
 )
 
+# The ops of what a schedule adds where tensors go from one device to another: a copy of another
+# device's numbers, and a view that gives a copy another order of axes or keeps what is copied.
+COPIED, SEEN = (
+    replace(SAVED, name=name, memory=memory, grad=NoGrad("a schedule is made of gradients too"))
+    for name, memory in (("copied", Memory.FRESH), ("seen", Memory.VIEW))
+)
+
 # The op of what a plan adds: scratch that several nodes share (`Plan.shared`), made by its source.
 SHARED = replace(
     SAVED, name="shared", grad=NoGrad("scratch that a plan adds is no part of the function")
 )
+
+
+def has_kernel(node: Tensor) -> bool:
+    """Whether a device computes the node itself: it is no view, and no other writes it."""
+    return node.op not in (None, SAVED, COPIED) and not node.is_view

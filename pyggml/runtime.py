@@ -11,11 +11,10 @@ import numpy as np
 from pyggml._jit import compile_for
 from pyggml.alloc import Plan, plan
 from pyggml.backends import CPU, Backend
-from pyggml.backends.cpu import array
 from pyggml.call import Call
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.op import SAVED
+from pyggml.op import has_kernel
 from pyggml.tensor import Tensor
 
 __all__ = ["Program", "bind", "compile_backwards", "compute", "results", "run"]
@@ -35,6 +34,11 @@ class Program:
         for call in self.calls:
             call()
 
+    def read(self, t: Tensor) -> np.ndarray:
+        """A copy of a tensor's numbers, as the backend has them: an output's stay until the next
+        run, another node's until its memory is used again."""
+        return self.plan.backend.read(t)
+
 
 def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
     """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
@@ -46,14 +50,11 @@ def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
     device = p.backend
     if arena is None:
         arena = device.alloc(p.n_bytes)
-    nodes = _attached(p, device, arena)
+    nodes = _attached(p, arena)
     calls = []
     for t in nodes:
-        call = _call(p, t, device, arena)
+        call = _call(p, t, arena)
         calls.append(_releasing(call, t, device) if release else call)
-    for t in p.graph.outputs:
-        if t.base is not None:
-            t.data = array(t)
     return Program(p, arena, nodes, tuple(calls))
 
 
@@ -63,26 +64,24 @@ def compile_backwards(p: Plan) -> Iterator[Tensor]:
     For a second process: the one that runs the plan, compiling what it meets, finds these done.
     """
     arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
-    for t in reversed(_attached(p, p.backend, arena)):
-        call = _call(p, t, p.backend, arena)
+    for t in reversed(_attached(p, arena)):
+        call = _call(p, t, arena)
         compile_for(call.kernel, call.arguments)
         yield t
 
 
-def _attached(p: Plan, device: Backend, arena: Any) -> tuple[Tensor, ...]:
+def _attached(p: Plan, arena: Any) -> tuple[Tensor, ...]:
     """Give all tensors of a plan their memory; the nodes that are computed."""
     for t, offset in p.offsets.items():
-        device.attach(t, arena, offset)
-    return tuple(t for t in p.graph.nodes if _runs(t))
+        p.backend.attach(t, arena, offset)
+    return tuple(t for t in p.graph.nodes if has_kernel(t) and (t.n_elements or t.saved))
 
 
-def _call(p: Plan, node: Tensor, device: Backend, arena: Any) -> Call:
-    reason = device.unsupported(node)
+def _call(p: Plan, node: Tensor, arena: Any) -> Call:
+    reason = p.backend.unsupported(node)
     if reason:
-        raise PyggmlError(f"{device.name} cannot run {node!r}: {reason}")
-    start = p.scratch.get(node, 0)
-    scratch = arena[start : start + device.scratch(node)]
-    return device.bind(node, scratch, p.shared.get(node))
+        raise PyggmlError(f"{p.backend.name} cannot run {node!r}: {reason}")
+    return p.backend.bind(node, arena, p.scratch.get(node), p.shared.get(node))
 
 
 def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
@@ -96,14 +95,11 @@ def _one_after_the_other(*calls: Call) -> None:
         call()
 
 
-def _runs(t: Tensor) -> bool:
-    """Whether there is anything to compute: a result without elements is left alone, as in ggml."""
-    return t.op is not SAVED and not t.is_view and bool(t.n_elements or t.saved)
-
-
-def compute(p: Plan) -> None:
-    """Bind and run a plan once; afterwards `data` of the graph's outputs holds the numbers."""
-    bind(p)()
+def compute(p: Plan) -> Program:
+    """Bind a plan and run it once; the program gives the numbers of the graph's outputs."""
+    program = bind(p)
+    program()
+    return program
 
 
 def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
@@ -116,5 +112,5 @@ def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
 
 def results(graph: Graph, backend: Backend | None = None) -> list[np.ndarray]:
     """Plan, bind and run a graph; copies of the values of its outputs."""
-    compute(plan(graph, backend or CPU()))
-    return [np.array(array(t)) for t in graph.outputs]
+    program = compute(plan(graph, backend or CPU()))
+    return [program.read(t) for t in graph.outputs]

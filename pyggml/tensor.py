@@ -41,7 +41,7 @@ class Tensor:
     strides: Shape = ()
     base: Tensor | None = None
     offset: int = 0
-    data: np.ndarray | None = None
+    data: Any = None  # its memory, as its backend addresses it; a leaf's is an array
     saved: tuple[Tensor, ...] = ()  # what the forward kernel leaves for the gradient rule
 
     def __post_init__(self) -> None:

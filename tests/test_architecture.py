@@ -21,6 +21,7 @@ LAYERS = [
     {"backends", "gguf", "quants"},
     {"alloc"},
     {"runtime", "gemm", "tokenizer"},
+    {"schedule"},
     {"attention"},
     {"ops"},
     {"backward", "models"},
@@ -191,6 +192,19 @@ def test_only_the_command_line_prints(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             stream = node.value.id == "sys" and node.attr in ("stdout", "stderr", "stdin", "exit")
             assert not stream, f"line {node.lineno}: sys.{node.attr}"
+
+
+# What else has an attribute `data`: NumPy's arrays, open files, packed weights and parameters.
+NO_TENSORS = {"array", "ctypes", "e", "file", "job", "p", "parameters", "self", "view", "w"}
+
+
+@for_each([p for p in FILES + OTHERS if "backends" not in p.parts and p.name != "tensor.py"])
+def test_only_backends_touch_the_memory_of_tensors(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and node.attr == "data":
+            owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            assert name in NO_TENSORS, f"line {node.lineno}: {name}.data, wanted read or write"
 
 
 @for_each(FILES + OTHERS)

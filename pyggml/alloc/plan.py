@@ -10,7 +10,7 @@ from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, owners, reusable
 from pyggml.alloc.sharing import sharing
 from pyggml.backends import CPU, Backend
 from pyggml.graph import Graph
-from pyggml.op import SAVED
+from pyggml.op import SAVED, has_kernel
 from pyggml.tensor import Tensor
 
 
@@ -95,7 +95,7 @@ class _Planner:
 
     def _take_scratch(self, node: Tensor) -> None:
         """Scratch is free again as soon as its node has run."""
-        n_bytes = 0 if node.op is SAVED or node.is_view else self.backend.scratch(node)
+        n_bytes = self.backend.scratch(node) if has_kernel(node) else 0
         if n_bytes:
             self.scratch[node] = self.arena.take(n_bytes)
             if self.reuse:

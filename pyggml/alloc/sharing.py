@@ -13,7 +13,7 @@ from typing import Any
 from pyggml.backends import Backend
 from pyggml.dtypes import I8
 from pyggml.graph import Graph
-from pyggml.op import SAVED, SHARED
+from pyggml.op import SHARED, has_kernel
 from pyggml.tensor import Tensor
 
 
@@ -22,7 +22,7 @@ def sharing(graph: Graph, backend: Backend) -> Iterator[tuple[Tensor, list[Tenso
     users: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     changed = {t.root for t in graph.nodes if t.is_write}
     for t in graph.nodes:
-        if t.op is SAVED or t.is_view:
+        if not has_kernel(t):
             continue
         n_bytes, what = backend.shared(t)
         if n_bytes and t.src[-1].root not in changed:

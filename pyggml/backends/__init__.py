@@ -1,6 +1,6 @@
-"""What runs a graph: memory, kernels by op, and what is not supported. The CPU is the first."""
+"""What runs a graph: memory and kernels by op. The CPU is the first; leaves lie in its memory."""
 
 from pyggml.backends.base import Backend
-from pyggml.backends.cpu import CPU
+from pyggml.backends.cpu import CPU, is_constant, read, write
 
-__all__ = ["CPU", "Backend"]
+__all__ = ["CPU", "Backend", "is_constant", "read", "write"]

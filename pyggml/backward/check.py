@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.cpu import array
+from pyggml.backends import read
 from pyggml.backward.walk import build_backward
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError
@@ -122,7 +122,7 @@ def as_leaf(a: np.ndarray | Tensor) -> Tensor:
 
 def in_float64(t: Tensor) -> np.ndarray:
     """A leaf's values: floats and quantised types as float64, integers as they are."""
-    data = array(t)
+    data = read(t)
     if t.dtype.quantised or t.dtype is BF16:
         data = dequantize(data, t.dtype.name)
     return data.astype(np.float64) if data.dtype.kind == "f" else data

@@ -61,7 +61,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None) -> Inputs:
-        """Leaves to fill through `.data`; n_ctx is n_tokens unless it is given."""
+        """Leaves to fill, see pyggml.model.fill; n_ctx is n_tokens unless it is given."""
         return cls(
             zeros((n_tokens,), I32, "tokens"),
             zeros((n_tokens,), I32, "positions"),

@@ -1,6 +1,6 @@
 """The CPU, through Numba: its memory, and the kernels that ops declare for it."""
 
-from pyggml.backends.cpu.device import CPU, array
+from pyggml.backends.cpu.device import CPU, array, is_constant, read, write
 from pyggml.backends.cpu.kernel import (
     KERNELS,
     Compute,
@@ -26,5 +26,8 @@ __all__ = [
     "cpu_kernel",
     "flat",
     "four",
+    "is_constant",
+    "read",
     "rows",
+    "write",
 ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 import numpy as np
+import numpy.typing as npt
 
+from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
 from pyggml.backends.cpu.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.call import Call
@@ -14,13 +16,17 @@ from pyggml.tensor import Tensor
 ALIGNMENT = 64
 
 
-class CPU:
+class CPU(Backend):
     """The machine this runs on, through Numba; `compute` is how packed weights are multiplied."""
 
     name = "cpu"
+    is_host = True
 
     def __init__(self, compute: Compute = "f32") -> None:
         self.compute: Compute = compute
+
+    def unsupported(self, node: Tensor) -> str | None:
+        return None if node.op in KERNELS else "no kernel is declared"
 
     def alloc(self, n_bytes: int) -> np.ndarray:
         """n_bytes uint8, aligned; pages are taken from the system when first written."""
@@ -28,9 +34,34 @@ class CPU:
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + n_bytes]
 
-    def unsupported(self, node: Tensor) -> str | None:
-        """Every op declares a kernel for the CPU, so nothing is."""
-        return None
+    def attach(self, tensor: Tensor, arena: np.ndarray, offset: int) -> None:
+        tensor.data = (
+            arena[offset : offset + tensor.n_bytes]
+            .view(tensor.dtype.numpy)
+            .reshape(_stored_shape(tensor))
+        )
+
+    def bind(
+        self, node: Tensor, arena: np.ndarray, scratch: int | None, shared: Tensor | None = None
+    ) -> Call:
+        start = scratch or 0
+        site = Site(
+            node,
+            array(node),
+            tuple(array(s) for s in node.src),
+            tuple(array(s) for s in node.saved),
+            arena[start : start + self.scratch(node)],
+            self.compute,
+            None if shared is None else array(shared).view(np.uint8),
+            shared is not None and shared.src[0] is node,
+        )
+        return _kernel(node).run(site)
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        return read(tensor)
+
+    def write(self, tensor: Tensor, values: np.ndarray) -> None:
+        write(tensor, values)
 
     def scratch(self, node: Tensor) -> int:
         return _kernel(node).scratch(node, self.compute)
@@ -40,28 +71,23 @@ class CPU:
         n_bytes, word = shared(node, self.compute)
         return n_bytes, (word, shared)
 
-    def attach(self, tensor: Tensor, arena: np.ndarray, offset: int) -> None:
-        tensor.data = (
-            arena[offset : offset + tensor.n_bytes]
-            .view(tensor.dtype.numpy)
-            .reshape(_stored_shape(tensor))
-        )
-
-    def bind(self, node: Tensor, scratch: np.ndarray, shared: Tensor | None = None) -> Call:
-        site = Site(
-            node,
-            array(node),
-            tuple(array(s) for s in node.src),
-            tuple(array(s) for s in node.saved),
-            scratch,
-            self.compute,
-            None if shared is None else array(shared).view(np.uint8),
-            shared is not None and shared.src[0] is node,
-        )
-        return _kernel(node).run(site)
-
     def release(self, leaf: Tensor) -> Call | None:
         return None if leaf.data is None else pages.release(leaf.data)
+
+
+def read(t: Tensor) -> np.ndarray:
+    """A copy of the numbers of a leaf, or of a node that the CPU computed."""
+    return np.array(array(t), order="C")
+
+
+def write(t: Tensor, values: npt.ArrayLike) -> None:
+    """Set the numbers of a leaf: an input, a parameter. Programs that read it see them."""
+    array(t)[...] = values
+
+
+def is_constant(leaf: Tensor) -> bool:
+    """Whether a leaf's array is read-only, as a mapped weight is: its numbers never change."""
+    return not array(leaf).flags.writeable
 
 
 def _kernel(node: Tensor) -> Kernel:

@@ -1,0 +1,22 @@
+"""Graph, backends -> Schedule: which device computes which node, and what is copied between them.
+
+assign -> split -> plan (each device's part of the graph in an arena of its own) -> bind -> run.
+"""
+
+from pyggml.schedule.assign import Assignment, assign
+from pyggml.schedule.program import ScheduledProgram, bind
+from pyggml.schedule.schedule import Schedule, schedule
+from pyggml.schedule.split import Copy, Part, Split, split
+
+__all__ = [
+    "Assignment",
+    "Copy",
+    "Part",
+    "Schedule",
+    "ScheduledProgram",
+    "Split",
+    "assign",
+    "bind",
+    "schedule",
+    "split",
+]

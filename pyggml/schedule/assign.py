@@ -1,0 +1,81 @@
+"""Which device computes each node: the first of the backends, in their order, that supports it.
+
+Views and writers go with the memory that they look at or change. Leaves lie in the host's memory,
+so a node that changes a leaf is the host's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyggml.backends import Backend
+from pyggml.errors import PyggmlError
+from pyggml.graph import Graph
+from pyggml.op import SAVED, has_kernel
+from pyggml.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """backends: node -> the device in whose memory it lies, None for views of leaves.
+
+    fallbacks: (device, op) -> why that device left nodes of this op to a later one.
+    """
+
+    backends: Mapping[Tensor, Backend | None]
+    fallbacks: Mapping[tuple[str, str], str]
+
+
+def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
+    """Give every node of the graph a device.
+
+    Raises PyggmlError, naming op and tensor, if no backend takes a node.
+    """
+    writers: dict[Tensor, list[Tensor]] = defaultdict(list)
+    for t in graph.nodes:
+        if t.base is not None and not t.is_view:
+            writers[t.root].append(t)
+    found: dict[Tensor, Backend | None] = {}
+    fallbacks: dict[tuple[str, str], str] = {}
+    for t in graph.nodes:
+        if t.op is SAVED:
+            found[t] = found[t.src[0]]
+        elif t.root.op is not None and t.root is not t:
+            found[t] = found[t.root]
+        elif has_kernel(t):
+            into = [w for written in (t.root, *t.saved) for w in writers[written]]
+            found[t] = _first(t, into, backends, fallbacks)
+        else:
+            found[t] = None
+    return Assignment(found, fallbacks)
+
+
+def _first(
+    t: Tensor,
+    writers: Sequence[Tensor],
+    backends: Sequence[Backend],
+    fallbacks: dict[tuple[str, str], str],
+) -> Backend:
+    """The first device that runs t and all that write into the same memory."""
+    faults = []
+    for backend in backends:
+        fault = _fault(t, writers, backend)
+        if fault is None:
+            return backend
+        node, reason = fault
+        assert node.op is not None
+        fallbacks.setdefault((backend.name, node.op.name), reason)
+        faults.append(f"{backend.name} cannot run {node!r}: {reason}")
+    raise PyggmlError("; ".join(faults) or f"there is no backend to run {t!r}")
+
+
+def _fault(t: Tensor, writers: Sequence[Tensor], backend: Backend) -> tuple[Tensor, str] | None:
+    if t.root.op is None and not backend.is_host:
+        return t, f"it writes into {t.root!r}, which lies in the host's memory"
+    for node in {t: None, **dict.fromkeys(writers)}:
+        reason = backend.unsupported(node)
+        if reason is not None:
+            return node, reason
+    return None

@@ -1,0 +1,201 @@
+"""Random graphs on random devices give one device's numbers; what is copied, and how often."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_backend import ReferenceBackend
+
+from pyggml.alloc import plan
+from pyggml.backends import CPU, Backend, write
+from pyggml.errors import PyggmlError
+from pyggml.graph import Graph
+from pyggml.op import Memory
+from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
+from pyggml.runtime import run
+from pyggml.schedule import assign, bind, schedule
+from pyggml.tensor import leaf
+
+NAMES = sorted(OPS)
+
+
+class SomeOfTheCPU(CPU):
+    """A host that knows some ops only."""
+
+    def __init__(self, ops):
+        super().__init__()
+        self.ops = ops
+
+    def unsupported(self, node):
+        return None if node.op.name in self.ops else "not one of its ops"
+
+
+def some_ops():
+    """A random half, most of them used by random graphs."""
+    return st.integers(0, 2**32 - 1).map(
+        lambda seed: {n for n in NAMES if np.random.default_rng([seed, *n.encode()]).random() < 0.5}
+    )
+
+
+def numbers(*values):
+    return np.array(values, np.float32)
+
+
+def constant(a):
+    a.flags.writeable = False
+    return leaf(a)
+
+
+@given(graphs(), some_ops(), some_ops())
+@settings(max_examples=120)
+def test_random_devices_give_one_device_s_numbers(graph, device_ops, host_ops):
+    devices = [ReferenceBackend(device_ops), SomeOfTheCPU(host_ops), CPU()]
+    program = bind(schedule(graph, devices))
+    program()
+    program()
+    found = [program.read(t) for t in graph.outputs]
+    for a, b in zip(found, run(*graph.outputs), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * np.abs(b).max(initial=1.0))
+
+
+@given(graphs(), some_ops())
+@settings(max_examples=60)
+def test_a_part_is_as_long_as_it_can_be_and_reads_what_it_has(graph, ops):
+    made = schedule(graph, [ReferenceBackend(ops), CPU()])
+    for one, other in zip(made.parts, made.parts[1:], strict=False):
+        assert one.backend is not other.backend
+    home = {t: b for b, p in made.plans.items() for t in p.offsets}
+    for part in made.parts:
+        assert part.nodes
+        for node in part.nodes:
+            assert home[node.root] is part.backend if node.root.op else part.backend.is_host
+            for s in node.src:
+                assert home[s.root] is part.backend if s.root.op else part.backend.is_host
+
+
+@given(graphs())
+@settings(max_examples=30)
+def test_a_host_alone_runs_the_graph_as_it_is(graph):
+    cpu = CPU()
+    made, alone = schedule(graph, [cpu]), plan(graph, cpu)
+    assert made.plans[cpu].graph is graph and not made.twins and not made.copies
+    assert made.plans[cpu].offsets == alone.offsets and made.plans[cpu].n_bytes == alone.n_bytes
+    program = bind(made)
+    (only,) = program.programs.values()
+    assert all(a is b for a, b in zip(program.calls, only.calls, strict=True))
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+def test_constants_are_copied_once_and_inputs_for_every_run():
+    device = ReferenceBackend({"mul_mat", "mul"})
+    w, x = constant(np.eye(3, dtype=np.float32) * 2), leaf(numbers(1, 2, 3).reshape(1, 3))
+    y = mul(mul_mat(w, x), x)
+    made = schedule(Graph.of(y), [device])
+    program = bind(made)
+    assert [c.source for c in made.constants] == [w]
+    assert [c.source for c in made.copies] == [x], "x is copied once for both nodes"
+    assert len(device.written) == 1
+    for values in (numbers(1, 2, 3), numbers(4, 0, -1)):
+        write(x, values)
+        program()
+        np.testing.assert_array_equal(program.read(y)[0], 2 * values * values)
+    assert len(device.written) == 3
+
+
+def test_a_constant_keeps_its_memory_from_run_to_run():
+    device = ReferenceBackend({"mul", "sqr"})
+    w, x = constant(numbers(*range(8))), leaf(np.ones(8, np.float32))
+    y = sqr(sqr(sqr(mul(x, w))))
+    program = bind(schedule(Graph.of(y), [device]))
+    for _ in range(2):
+        program()
+        np.testing.assert_array_equal(program.read(y), np.arange(8.0) ** 8)
+
+
+def test_what_is_changed_between_two_reads_is_copied_twice():
+    device = ReferenceBackend({"scale"})
+    total, x = leaf(numbers(1, 2)), leaf(numbers(10, 20))
+    before = scale(total, 2.0)
+    changed = add_inplace(total, x)
+    after = scale(changed, 2.0)
+    made = schedule(Graph.of(before, after), [device, CPU()])
+    assert len(made.copies) == 2
+    program = bind(made)
+    program()
+    np.testing.assert_array_equal(program.read(before), [2, 4])
+    np.testing.assert_array_equal(program.read(after), [22, 44])
+    np.testing.assert_array_equal(total.data, [11, 22])
+
+
+def test_a_copy_has_the_axes_in_the_order_of_its_source():
+    device = ReferenceBackend({"scale"})
+    x = scale(leaf(np.arange(6, dtype=np.float32).reshape(2, 3)), 1.0)
+    w = leaf(np.arange(8, dtype=np.float32).reshape(4, 2))
+    made = schedule(Graph.of(mul_mat(w, transpose(x))), [device, CPU()])
+    (copy,) = (c for c in made.copies if c.taker.is_host)
+    assert copy.target.strides == transpose(x).strides == (4, 12)
+
+
+# -- which device ---------------------------------------------------------------------------------
+
+
+def test_the_first_device_that_supports_a_node_computes_it():
+    device, cpu = ReferenceBackend({"mul"}), CPU()
+    x = leaf(numbers(1, 2))
+    y = sqr(mul(x, x))
+    found = assign(Graph.of(y), [device, cpu])
+    assert found.backends == {y.src[0]: device, y: cpu}
+    assert found.fallbacks == {("reference", "sqr"): "the op is not declared"}
+    assert "reference leaves sqr" in schedule(Graph.of(y), [device, cpu]).report()
+
+
+def test_a_writer_takes_the_memory_along():
+    """The device could make the sum but not write rows into it, so both are the host's."""
+    device, cpu = ReferenceBackend({"scale", "add"}), CPU()
+    table, row = leaf(np.zeros((4, 2), np.float32)), leaf(numbers(1, 2).reshape(1, 2))
+    start = add(table, table)
+    written = set_rows(start, row, leaf(np.array([2], np.int32)))
+    assert written.op.memory is Memory.ALIAS
+    y = scale(written, 2.0)
+    found = assign(Graph.of(y), [device, cpu]).backends
+    assert (found[start], found[written], found[y]) == (cpu, cpu, device)
+    program = bind(schedule(Graph.of(y), [device, cpu]))
+    program()
+    np.testing.assert_array_equal(program.read(y), [[0, 0], [0, 0], [2, 4], [0, 0]])
+
+
+def test_what_no_device_takes_is_refused_by_name():
+    y = sqr(leaf(numbers(1), "x")).named("square")
+    with pytest.raises(PyggmlError, match="reference cannot run <square .* = sqr>: the op is not"):
+        schedule(Graph.of(y), [ReferenceBackend({"mul"})])
+    with pytest.raises(PyggmlError, match="writes into <x .*>, which lies in the host's memory"):
+        x = leaf(numbers(1), "x")
+        schedule(Graph.of(add_inplace(x, x)), [ReferenceBackend(OPS)])
+
+
+def test_the_guide_names_the_methods_of_a_device():
+    guide = (Path(__file__).parents[2] / "docs/adding-a-device.md").read_text(encoding="utf-8")
+    needed, further = (re.findall(r"^\| `(\w+)`", part, re.M) for part in guide.split("Three more"))
+    methods = {name for name, value in vars(Backend).items() if callable(value) and name[0] != "_"}
+    assert set(needed) == Backend.__abstractmethods__
+    assert set(further) == methods - Backend.__abstractmethods__
+    own = {name for name in vars(ReferenceBackend) if name[0] != "_"}
+    assert own == {"name", *needed}, "a device can be made of these alone"
+
+
+def test_the_device_hands_nothing_out():
+    device = ReferenceBackend({"sqr"})
+    y = sqr(leaf(numbers(3)))
+    made = schedule(Graph.of(y), [device])
+    program = bind(made)
+    program()
+    with pytest.raises(TypeError, match="wanted Backend.read"):
+        np.asarray(made.twins[y].data)
+    np.testing.assert_array_equal(program.read(y), [9])
