@@ -77,7 +77,7 @@ def limit_flop(compute: Compute) -> int:
 
 
 def product(
-    which: str, kind: str, compute: Compute, shape: tuple[int, int, int], keep: list[Any]
+    which: gemm.Form, kind: str, compute: Compute, shape: tuple[int, int, int], keep: list[Any]
 ) -> Call:
     """mul_mat or out_prod of a random weight; its arrays go to `keep`, as calls hold addresses."""
     n_tokens, n_rows, depth = shape
@@ -85,11 +85,13 @@ def product(
     w = gemm.Weight(quantize(rng.standard_normal((n_rows, depth)), kind), dtype(kind), compute)
     x = rng.standard_normal((n_tokens, depth), np.float32)
     y = rng.standard_normal((n_tokens, n_rows), np.float32)
-    work = CPU().alloc(gemm.work_bytes(n_tokens, max(depth, n_rows)))
-    keep += [w, x, y, work]
+    n, k = (n_rows, depth) if which == "mul_mat" else (depth, n_rows)
+    p = gemm.Problem(which, n_tokens, n, k, w.dtype, compute)
+    scratch = CPU().alloc(gemm.scratch_bytes(p))
+    keep += [w, x, y, scratch]
     if which == "mul_mat":
-        return gemm.mul_mat(y, x, w, work, False)
-    return gemm.out_prod(x, y, w, work, False)
+        return gemm.mul_mat(y, x, w, scratch, False)
+    return gemm.out_prod(x, y, w, scratch, False)
 
 
 def seconds(call: Call) -> float:

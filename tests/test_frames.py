@@ -165,9 +165,10 @@ w = quantize(np.ones((130, 256), np.float32), "Q4_K")
 for compute in ("f32", "int8"):
     for tokens in (1, 40):
         x, y = np.ones((tokens, 256), np.float32), np.zeros((tokens, 130), np.float32)
-        work = CPU().alloc(gemm.work_bytes(tokens, 256))
-        code, arguments = gemm.mul_mat(y, x, gemm.Weight(w, dtype("Q4_K"), compute), work, False)
-        code(*arguments)
+        kind = dtype("Q4_K")
+        p = gemm.Problem("mul_mat", tokens, 130, 256, kind, compute)
+        work = CPU().alloc(gemm.scratch_bytes(p))
+        gemm.mul_mat(y, x, gemm.Weight(w, kind, compute), work, False)()
 print(len(compiled))
 """
 

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._jit import Code, kernel
 from pyggml._simd import dot
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
+from pyggml.gemm import int8
 from pyggml.gemm.activations import QUADS, quantize
-from pyggml.gemm.dots import group_sums, row_dot, row_dot_ints
-from pyggml.gemm.frames import TILE_FLOATS, BlockMatrix, Product, scratch_of
+from pyggml.gemm.dots import group_sums, kind_of_rows, row_dot, row_dot_ints
+from pyggml.gemm.frames import Product, block_matrix
 from pyggml.gemm.microkernel import call_block
 from pyggml.gemm.panels import DEPTH
+from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
-from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
+from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, UNPACK
+from pyggml.scratch import Array, Layout
 
 FEW = 3  # so few tokens would leave the tiles empty
 FEW_ROWS = 64  # weight rows of one task
 _PER_BLOCK = 2 * QUADS + 2  # slots that `quantize` fills for GROUP numbers
-LONGEST_INTS = TILE_FLOATS // _PER_BLOCK * GROUP  # numbers of a row that a thread can keep as bytes
 
 
 def _few_tasks(kind: int, ints: bool) -> Code:
@@ -34,9 +37,10 @@ def _few_tasks(kind: int, ints: bool) -> Code:
 
     def task_of_few(f, task, thread):
         x, depth = f.a, f.k
-        found, spare, _ = scratch_of(f, thread)
         first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
-        found, row = found[: last - first], found[FEW_ROWS:]
+        mine = f.scratch[thread]
+        found, row = mine[: last - first], mine[FEW_ROWS : FEW_ROWS + DEPTH]
+        spare = mine[FEW_ROWS + DEPTH :]
         n = depth // GROUP
         data = spare.ctypes.data
         quads, scales = data + 4 * QUADS * n, data + 8 * QUADS * n
@@ -83,12 +87,35 @@ def _unpacked_dot(w, address, x, row):
 _FLOATS = {kind: _few_tasks(kind, False) for kind in range(-1, len(LAYOUTS))}
 _INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if name in INTEGER_TYPES}
 
+# -- the paths ------------------------------------------------------------------------------------
 
-def forward(
-    y: np.ndarray, x: np.ndarray, x_step: int, w: BlockMatrix, kind: int,
-    shape: tuple[int, int, int], accumulate: bool, ints: bool, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; kind of dots.kind_of_rows."""
-    m, n, k = shape
-    f = Product(c=y, a=x, lda=x_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch)
-    return Call(launch, stage((_INTS if ints else _FLOATS)[kind], f, -(-n // FEW_ROWS)))
+
+def _layout(p: Problem) -> Layout:
+    spare = -(-p.k // GROUP) * _PER_BLOCK
+    return Layout(Array((threads.most(), FEW_ROWS + DEPTH + spare)))
+
+
+def _call(p: Problem, o: Operands, scratch: np.ndarray, code: Code, unpack: int) -> Call:
+    f = Product(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=block_matrix(o.b, p.weight, unpack), m=p.m,
+        n=p.n, k=p.k, accumulate=o.accumulate, scratch=scratch,
+    )  # fmt: skip
+    return Call(launch, stage(code, f, -(-p.n // FEW_ROWS)))
+
+
+def _bind(p: Problem, o: Operands, scratch: np.ndarray) -> Call:
+    kind = kind_of_rows(p.weight, p.k)
+    unpack = UNPACK[p.weight.name].address if kind < 0 else 0  # else none is to be compiled
+    return _call(p, o, scratch, _FLOATS[kind], unpack)
+
+
+def _bind_int8(p: Problem, o: Operands, scratch: np.ndarray) -> Call:
+    return _call(p, o, scratch, _INTS[kind_of_rows(p.weight, p.k)], 0)
+
+
+def _takes_int8(p: Problem) -> bool:
+    return p.form == "mul_mat" and int8.takes(p) and kind_of_rows(p.weight, p.k) >= 0
+
+
+INT8 = Path(name="few int8", takes=_takes_int8, layout=_layout, bind=_bind_int8, most=FEW)
+FLOATS = Path(name="few", takes=lambda p: p.form == "mul_mat", layout=_layout, bind=_bind, most=FEW)

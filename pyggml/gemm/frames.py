@@ -1,24 +1,21 @@
-"""What the products with a weight have in common: their frames, sizes of their tasks, scratch."""
+"""What the products with a weight have in common: their frames, the sizes of their tasks."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
-from pyggml._jit import kernel
-from pyggml.gemm.int8_tile import ROW
-from pyggml.gemm.int8_tile import ROWS as ROWS_OF_BYTES
+from pyggml._jit import Code, kernel
+from pyggml._tasks import launch, stage
+from pyggml.call import Call
+from pyggml.dtypes import DType
 from pyggml.gemm.microkernel import call_block, fetch
-from pyggml.gemm.panels import DEPTH, HALF, LANES, MR, PADDED_MR, PAIRED, PANEL, TILE, split
-from pyggml.quants.layout import GROUP
+from pyggml.gemm.panels import MR, TILE, split
+from pyggml.gemm.path import Operands, Problem, flat
 
 COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
-CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
-
-# Floats of scratch that one thread needs: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, GROUP * COLUMNS, PADDED_MR * HALF + PAIRED, ROWS_OF_BYTES)
-TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS, max(TILE, COLUMNS) * ROW)
-SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
 
 class BlockMatrix(NamedTuple):
@@ -50,13 +47,6 @@ class TiledProduct(Product):
 
     packed_a: Floats1
     n_shares: Int
-
-
-@kernel
-def scratch_of(f, thread):
-    """This thread's unpacked rows, tile and edge."""
-    mine = f.scratch[thread]
-    return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
 
 
 @kernel
@@ -92,3 +82,34 @@ def unpack_row(to, w, row, n, ahead):
 def shares(n_rows: int, n_tiles: int, n_threads: int) -> int:
     """Shares of the rows that give every thread something to do; each unpacks its tile anew."""
     return min(-(-n_rows // MR), max(1, 2 * n_threads // n_tiles))
+
+
+def block_matrix(w: np.ndarray, kind: DType, unpack: int) -> BlockMatrix:
+    """A weight as tasks read it; unpack: the address of its unpacker."""
+    return BlockMatrix(w.ctypes.data, w.strides[0], unpack, kind.block, kind.block_bytes)
+
+
+class Tasks(NamedTuple):
+    """Of a tiled product: they pack a group of A's rows, and multiply a tile of Wᵀ or of W."""
+
+    pack: Code
+    forward: Code
+    backward: Code
+
+
+def tiled_call(
+    tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
+    packed: np.ndarray, scratch: np.ndarray, **own: Any,
+) -> Call:  # fmt: skip
+    """The stages of a tiled product; own: the fields that its frame has beside a TiledProduct's."""
+    forward = p.form == "mul_mat"
+    n_tiles = -(-p.n // (TILE if forward else COLUMNS))
+    n_shares = shares(p.m, n_tiles, len(scratch))
+    f = declaration(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, scratch=scratch, packed_a=packed, n_shares=n_shares, **own,
+    )  # fmt: skip
+    multiply = stage(tasks.forward if forward else tasks.backward, f, n_tiles * n_shares)
+    if o.packing is not None and o.packing.done:
+        return Call(launch, multiply)
+    return Call(launch, stage(tasks.pack, f, -(-p.m // MR)), multiply)

@@ -15,23 +15,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._frames import Bool
 from pyggml._jit import BlockCode, block_code, kernel
 from pyggml._simd import fill
-from pyggml._tasks import launch, stage, task_code
+from pyggml._tasks import task_code
 from pyggml.call import Call
-from pyggml.dtypes import DType
 from pyggml.gemm.activations import QUADS, quantize_for_tile
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import (
     COLUMNS,
-    BlockMatrix,
+    Tasks,
     TiledProduct,
+    block_matrix,
     columns_from,
     rows_from,
-    scratch_of,
     share_of,
-    shares,
+    tiled_call,
     unpack_row,
 )
 from pyggml.gemm.int8_tile import (
@@ -41,6 +41,7 @@ from pyggml.gemm.int8_tile import (
     DEPTH,
     KINDS,
     ROW,
+    ROWS,
     SLOTS,
     byte_product,
     quantize_columns,
@@ -57,8 +58,16 @@ from pyggml.gemm.panels import (
     interleave,
     transpose,
 )
+from pyggml.gemm.path import Operands, Path, Problem
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import MINIMA_TYPES, UNPACK
+from pyggml.scratch import Array, Layout
+from pyggml.sizes import round_up
+
+# Floats of a thread's scratch: unpacked rows, the tile in panels, and one edge of C.
+UNPACKED = max(ROWS, GROUP * COLUMNS)
+TILE_FLOATS = max(TILE, COLUMNS) * ROW
+SCRATCH = UNPACKED + TILE_FLOATS + MR * PANEL
 
 
 class Int8Product(TiledProduct):
@@ -67,19 +76,12 @@ class Int8Product(TiledProduct):
     has_minima: Bool
 
 
-def takes(kind: DType, depth: int) -> bool:
-    """Whether rows of this type and length can be multiplied as integers."""
-    return kind.name in KINDS and depth % step(kind) == 0
-
-
-def takes_rows(kind: DType, n_rows: int, depth: int) -> bool:
-    """Whether sums over the rows of such a matrix can be made of integers."""
-    return takes(kind, depth) and n_rows % GROUP == 0
-
-
-def packed_slots(n_rows: int, depth: int) -> int:
-    """Slots of the packed form of an (n_rows, depth) matrix."""
-    return -(-n_rows // MR) * MR * (QUADS + 3) * (depth // GROUP)
+@kernel
+def _scratch_of(f, thread):
+    """This thread's unpacked rows, tile and edge."""
+    mine = f.scratch[thread]
+    rows, rest = mine[:UNPACKED], mine[UNPACKED:]
+    return rows, rest[:TILE_FLOATS], rest[TILE_FLOATS:]
 
 
 # -- packing x ----------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ def _group(packed, depth, group):
 def _pack_task(f, task, thread):
     """One group of A's rows."""
     a = f.a
-    rows, _, _ = scratch_of(f, thread)
+    rows, _, _ = _scratch_of(f, thread)
     slots, sides = _group(f.packed_a, f.k, task)
     for k0 in range(0, f.k, DEPTH):
         n = min(DEPTH, f.k - k0) // GROUP
@@ -187,7 +189,7 @@ def _multiply_tile(f, tile, edge, groups, first, columns, k0, k, added):
 
 @task_code(Int8Product)
 def _forward_task(f, task, thread):
-    rows, tile, edge = scratch_of(f, thread)
+    rows, tile, edge = _scratch_of(f, thread)
     number, groups = share_of(f, task)
     first = number * TILE
     here, n_rows = rows_from(f.w, first), min(TILE, f.n - first)
@@ -218,7 +220,7 @@ def _unpack_columns(tile, rows, weight, n_rows, n_columns):
 
 @task_code(Int8Product)
 def _backward_task(f, task, thread):
-    rows, tile, edge = scratch_of(f, thread)
+    rows, tile, edge = _scratch_of(f, thread)
     number, groups = share_of(f, task)
     first = number * COLUMNS
     here, n_columns = columns_from(f.w, first), min(COLUMNS, f.n - first)
@@ -229,43 +231,33 @@ def _backward_task(f, task, thread):
         _multiply_tile(f, tile, edge, groups, first, (n_columns, COLUMNS), k0, k, added)
 
 
-# -- binding --------------------------------------------------------------------------------------
+# -- the path -------------------------------------------------------------------------------------
+
+_TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
-def forward(
-    y: np.ndarray, x: np.ndarray, x_step: int, w: tuple[int, int, DType],
-    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
-    is_packed: bool,
-) -> Call:  # fmt: skip
-    """y (+)= x · Wᵀ as pyggml.gemm.product.forward; w: address, bytes of a row, type."""
-    address, row_bytes, kind = w
-    m, n, k = shape
-    n_tiles = -(-n // TILE)
-    n_shares = shares(m, n_tiles, len(scratch))
-    code = _BYTES[kind.name].address
-    rows = BlockMatrix(address, row_bytes, code, kind.block, kind.block_bytes)
-    f = Int8Product(
-        c=y, a=x, lda=x_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
-        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minima=kind.name in MINIMA_TYPES,
-    )  # fmt: skip
-    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_forward_task, f, n_tiles * n_shares)
-    return Call(launch, *((multiply,) if is_packed else (pack, multiply)))
+def takes(p: Problem) -> bool:
+    """Whether a product with a weight can be one of integers: in whole blocks along W's rows and,
+    if it sums over these, in whole blocks of rows."""
+    if p.compute != "int8" or p.form == "strided" or p.weight.name not in KINDS:
+        return False
+    return p.row % step(p.weight) == 0 and p.k % GROUP == 0
 
 
-def backward(
-    dx: np.ndarray, dy: np.ndarray, dy_step: int, w: tuple[int, int, DType],
-    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """dx (+)= dy · W as pyggml.gemm.product.backward; w as forward takes it."""
-    address, row_bytes, kind = w
-    m, k, n = shape
-    n_tiles = -(-n // COLUMNS)
-    n_shares = shares(m, n_tiles, len(scratch))
-    code = UNPACK[kind.name].address
-    rows = BlockMatrix(address, row_bytes, code, kind.block, kind.block_bytes)
-    f = Int8Product(
-        c=dx, a=dy, lda=dy_step, w=rows, m=m, n=n, k=k, accumulate=accumulate,
-        scratch=scratch, packed_a=packed, n_shares=n_shares, has_minima=False,
-    )  # fmt: skip
-    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares)
-    return Call(launch, pack, multiply)
+def packed_slots(m: int, k: int) -> int:
+    """Slots of packed A."""
+    return round_up(m, MR) * (QUADS + 3) * (k // GROUP)
+
+
+def _layout(p: Problem) -> Layout:
+    return Layout(Array((packed_slots(p.m, p.k),)), Array((threads.most(), SCRATCH)))
+
+
+def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+    name, forward = p.weight.name, p.form == "mul_mat"
+    w = block_matrix(o.b, p.weight, (_BYTES if forward else UNPACK)[name].address)
+    minima = forward and name in MINIMA_TYPES
+    return tiled_call(_TASKS, Int8Product, p, o, w, packed, scratch, has_minima=minima)
+
+
+INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True)

@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._frames import Bool
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml._tasks import launch, stage, task_code
+from pyggml._tasks import task_code
 from pyggml.call import Call
 from pyggml.gemm.frames import (
-    CHUNK,
     COLUMNS,
-    TILE_FLOATS,
-    BlockMatrix,
+    Tasks,
     TiledProduct,
+    block_matrix,
     columns_from,
     rows_from,
-    scratch_of,
     share_of,
-    shares,
+    tiled_call,
     unpack_row,
 )
 from pyggml.gemm.panels import (
@@ -36,17 +35,29 @@ from pyggml.gemm.panels import (
     HALF,
     LANES,
     MR,
+    PADDED_MR,
     PAIRED,
     PANEL,
     TILE,
     multiply_panel,
     pack_group,
     pack_pairs_group,
+    packed_slots,
     round_row,
     round_two,
     slots_of,
     transpose,
 )
+from pyggml.gemm.path import Operands, Path, Problem
+from pyggml.quants.unpack import UNPACK
+from pyggml.scratch import Array, Layout
+
+CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
+
+# Floats of a thread's scratch: unpacked rows, the tile in panels, and one edge of C.
+ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED)
+TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS)
+SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
 
 
 class FloatProduct(TiledProduct):
@@ -55,11 +66,18 @@ class FloatProduct(TiledProduct):
     pairs: Bool
 
 
+@kernel
+def _scratch_of(f, thread):
+    """This thread's unpacked rows, tile and edge."""
+    mine = f.scratch[thread]
+    return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
+
+
 @task_code(FloatProduct)
 def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
     if f.pairs:
-        pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, scratch_of(f, thread)[0])
+        pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, _scratch_of(f, thread)[0])
     else:
         pack_group(f.packed_a, f.a, 0, f.lda, 1, f.m, f.k, task)
 
@@ -92,7 +110,7 @@ def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
 @task_code(FloatProduct)
 def _forward_task(f, task, thread):
     c, packed, pairs, accumulate = f.c, f.packed_a, f.pairs, f.accumulate
-    rows, tile, edge = scratch_of(f, thread)
+    rows, tile, edge = _scratch_of(f, thread)
     number, groups = share_of(f, task)
     first = number * TILE
     here, n_rows = rows_from(f.w, first), min(TILE, f.n - first)
@@ -145,7 +163,7 @@ def _spread_row(tile, row, i, n, k):
 @task_code(FloatProduct)
 def _backward_task(f, task, thread):
     c, packed, pairs, accumulate = f.c, f.packed_a, f.pairs, f.accumulate
-    rows, tile, edge = scratch_of(f, thread)
+    rows, tile, edge = _scratch_of(f, thread)
     number, groups = share_of(f, task)
     first = number * COLUMNS
     here, n_columns = columns_from(f.w, first), min(COLUMNS, f.n - first)
@@ -161,39 +179,20 @@ def _backward_task(f, task, thread):
             )  # fmt: skip
 
 
-# -- binding ------------------------------------------------------------------------------------
+# -- the paths ----------------------------------------------------------------------------------
+
+_TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
-def forward(
-    y: np.ndarray, x: np.ndarray, x_step: int, w: BlockMatrix, shape: tuple[int, int, int],
-    accumulate: bool, pairs: bool, packed: np.ndarray, scratch: np.ndarray, is_packed: bool = False,
-) -> Call:  # fmt: skip
-    """y (+)= x · Wᵀ; y and x flat, rows of x x_step floats apart; shape (T, N, K).
-
-    is_packed: `packed` will hold x already when this runs.
-    """
-    m, n, k = shape
-    n_tiles = -(-n // TILE)
-    n_shares = shares(m, n_tiles, len(scratch))
-    f = FloatProduct(
-        c=y, a=x, lda=x_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
-        packed_a=packed, n_shares=n_shares, pairs=pairs,
-    )  # fmt: skip
-    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_forward_task, f, n_tiles * n_shares)
-    return Call(launch, *((multiply,) if is_packed else (pack, multiply)))
+def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+    w = block_matrix(o.b, p.weight, UNPACK[p.weight.name].address)
+    return tiled_call(_TASKS, FloatProduct, p, o, w, packed, scratch, pairs=p.rounds)
 
 
-def backward(
-    dx: np.ndarray, dy: np.ndarray, dy_step: int, w: BlockMatrix, shape: tuple[int, int, int],
-    accumulate: bool, pairs: bool, packed: np.ndarray, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """dx (+)= dy · W; dx and dy flat, rows of dy dy_step floats apart; shape (T, N, K)."""
-    m, k, n = shape
-    n_tiles = -(-n // COLUMNS)
-    n_shares = shares(m, n_tiles, len(scratch))
-    f = FloatProduct(
-        c=dx, a=dy, lda=dy_step, w=w, m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
-        packed_a=packed, n_shares=n_shares, pairs=pairs,
-    )  # fmt: skip
-    pack, multiply = stage(_pack_task, f, -(-m // MR)), stage(_backward_task, f, n_tiles * n_shares)
-    return Call(launch, pack, multiply)
+def _layout(p: Problem) -> Layout:
+    packed = packed_slots(p.m, p.k, p.rounds)
+    return Layout(Array((packed,)), Array((threads.most(), SCRATCH)))
+
+
+BF16 = Path(name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True)
+F32 = Path(name="f32", takes=lambda p: True, layout=_layout, bind=_bind, shares=True)

@@ -11,12 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.gemm.frames import shares
 from pyggml.gemm.panels import DEPTH, MR, PANEL, TILE, multiply_panel, pack_group, split
+from pyggml.gemm.path import Operands, Path, Problem, flat
+from pyggml.scratch import Array, Layout
+from pyggml.sizes import round_up
 
 TILE_FLOATS = DEPTH * TILE  # of one tile in panels; an edge of c follows it in a thread's scratch
 
@@ -102,25 +106,31 @@ def _multiply_task(f, task, thread):
             )  # fmt: skip
 
 
-# -- binding ------------------------------------------------------------------------------------
+# -- the path -----------------------------------------------------------------------------------
 
 
-def strided(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, a_strides: Strides, b_strides: Strides,
-    repeats: tuple[int, int], shape: tuple[int, int, int, int], accumulate: bool,
-    packed: np.ndarray, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """c (+)= a · bᵀ for every batch; c contiguous, all flat; shape (batches, M, N, K).
+def _layout(p: Problem) -> Layout:
+    packed = round_up(p.m, MR) * p.k
+    scratch = TILE_FLOATS + MR * PANEL
+    return Layout(Array((p.n_batches, packed)), Array((threads.most(), scratch)))
 
-    Batch i of c takes batches i // repeats[0] of a and i // repeats[1] of b.
-    """
-    n_batches, m, n, k = shape
-    n_groups, n_tiles = -(-m // MR), -(-n // TILE)
-    n_shares = shares(m, n_tiles * n_batches, len(scratch))
+
+def _strides(a: np.ndarray) -> Strides:
+    return Strides(*(s // 4 for s in a.strides))
+
+
+def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+    """Batch i of C takes batch i // a_repeats of A and i // b_repeats of B."""
+    n_groups, n_tiles = -(-p.m // MR), -(-p.n // TILE)
+    n_shares = shares(p.m, n_tiles * p.n_batches, len(scratch))
     f = StridedProduct(
-        c=c, a=a, b=b, a_strides=a_strides, b_strides=b_strides, a_repeats=repeats[0],
-        b_repeats=repeats[1], m=m, n=n, k=k, accumulate=accumulate,
-        packed_a=packed.reshape(n_batches, n_groups * MR * k), scratch=scratch, n_shares=n_shares,
+        c=o.c.reshape(-1), a=flat(o.a), b=flat(o.b), a_strides=_strides(o.a),
+        b_strides=_strides(o.b), a_repeats=p.n_batches // len(o.a),
+        b_repeats=p.n_batches // len(o.b), m=p.m, n=p.n, k=p.k, accumulate=o.accumulate,
+        packed_a=packed, scratch=scratch, n_shares=n_shares,
     )  # fmt: skip
-    pack = stage(_pack_task, f, n_batches * n_groups)
-    return Call(launch, pack, stage(_multiply_task, f, n_batches * n_tiles * n_shares))
+    pack = stage(_pack_task, f, p.n_batches * n_groups)
+    return Call(launch, pack, stage(_multiply_task, f, p.n_batches * n_tiles * n_shares))
+
+
+STRIDED = Path(name="strided", takes=lambda p: p.form == "strided", layout=_layout, bind=_bind)

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
+from pyggml.dtypes import F32
 from pyggml.gemm.panels import DEPTH, LANES, dot_tile, thin_product
 from pyggml.gemm.panels import THIN_MR as MR
 from pyggml.gemm.panels import THIN_PANEL as PANEL
+from pyggml.gemm.path import Operands, Path, Problem, flat
+from pyggml.scratch import Array, Layout
+from pyggml.sizes import round_up
 
 WIDEST = 16  # R of what is still called thin
 ROWS = 16  # rows of x in one task of `rows`
@@ -26,11 +31,6 @@ SPAN = 2 * DEPTH  # numbers along K in one pass of `rows`
 COLUMNS = 256  # columns of x in one task of `outer`; a multiple of every thin panel
 
 SCRATCH = max(MR * MR, MR * COLUMNS)  # floats one thread needs
-
-
-def packed_floats(n_thin: int, depth: int) -> int:
-    """Floats of the packed thin side: R rounded up to whole tiles."""
-    return -(-n_thin // MR) * MR * depth
 
 
 class ThinProduct(Frame):
@@ -135,35 +135,67 @@ def _outer_task(f, task, thread):
                 )
 
 
-def rows(
-    c: np.ndarray, x: np.ndarray, x_step: int, a: np.ndarray, a_steps: tuple[int, int],
-    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """c (+)= x · aᵀ; a_steps from row to row and along a row; shape (T, R, K)."""
-    n_rows, n_thin, depth = shape
+# -- the paths ------------------------------------------------------------------------------------
+
+
+def _layout(n_thin: int, depth: int) -> Layout:
+    packed = round_up(n_thin, MR) * depth
+    return Layout(Array((packed,)), Array((threads.most(), SCRATCH)))
+
+
+def _takes_weight(p: Problem) -> bool:
+    """A float32 matrix whose products have few columns."""
+    return p.form != "strided" and p.weight is F32 and p.n <= WIDEST
+
+
+def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+    """C (m, n) (+)= A (m, k) · B, n few."""
+    thin = o.b if p.form == "mul_mat" else o.b.T  # (n, k)
     f = ThinProduct(
-        c=c, thin=a, row_step=a_steps[0], step=a_steps[1], n_thin=n_thin, depth=depth,
-        in_groups=False, packed=packed, x=x, x_step=x_step, n_other=n_rows, accumulate=accumulate,
-        transposed=False, scratch=scratch,
+        c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
+        step=thin.strides[1] // 4, n_thin=p.n, depth=p.k, in_groups=False, packed=packed,
+        x=flat(o.a), x_step=o.lda, n_other=p.m, accumulate=o.accumulate, transposed=False,
+        scratch=scratch,
     )  # fmt: skip
-    pack = stage(_pack_task, f, -(-n_thin // MR) * MR)
-    return Call(launch, pack, stage(_rows_task, f, -(-n_rows // ROWS)))
+    pack = stage(_pack_task, f, round_up(p.n, MR))
+    return Call(launch, pack, stage(_rows_task, f, -(-p.m // ROWS)))
 
 
-def outer(
-    c: np.ndarray, g: np.ndarray, g_steps: tuple[int, int], x: np.ndarray, x_step: int,
-    shape: tuple[int, int, int], accumulate: bool, transposed: bool,
-    packed: np.ndarray, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """c (R, K) or its transpose (+)= gᵀ · x; shape (T, R, K).
+def _takes_outer(p: Problem) -> bool:
+    """One batch with a side of few rows, the other lying column by column."""
+    return p.form == "strided" and p.n_batches == 1 and (_a_is_thin(p) or _b_is_thin(p))
 
-    g_steps from column to column and from row to row of g, x_step from row to row.
-    """
-    depth, n_thin, n_columns = shape
+
+def _a_is_thin(p: Problem) -> bool:
+    return p.m <= WIDEST and p.b_in_columns
+
+
+def _b_is_thin(p: Problem) -> bool:
+    return p.n <= WIDEST and p.a_in_columns
+
+
+def _outer_layout(p: Problem) -> Layout:
+    return _layout(p.m if _a_is_thin(p) else p.n, p.k)
+
+
+def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+    """C (+)= thin (R, k) · wide (N, k)ᵀ, or its transpose."""
+    transposed = not _a_is_thin(p)
+    thin, wide = (o.b[0], o.a[0]) if transposed else (o.a[0], o.b[0])
     f = ThinProduct(
-        c=c, thin=g, row_step=g_steps[0], step=g_steps[1], n_thin=n_thin, depth=depth,
-        in_groups=True, packed=packed, x=x, x_step=x_step, n_other=n_columns,
-        accumulate=accumulate, transposed=transposed, scratch=scratch,
+        c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
+        step=thin.strides[1] // 4, n_thin=len(thin), depth=p.k, in_groups=True, packed=packed,
+        x=flat(wide), x_step=wide.strides[1] // 4, n_other=len(wide), accumulate=o.accumulate,
+        transposed=transposed, scratch=scratch,
     )  # fmt: skip
-    pack = stage(_pack_task, f, -(-n_thin // MR) * MR)
-    return Call(launch, pack, stage(_outer_task, f, -(-n_columns // COLUMNS)))
+    pack = stage(_pack_task, f, round_up(len(thin), MR))
+    return Call(launch, pack, stage(_outer_task, f, -(-len(wide) // COLUMNS)))
+
+
+DOTS = Path(
+    name="thin",
+    takes=_takes_weight,
+    layout=lambda p: _layout(p.n, p.k),
+    bind=_bind_dots,
+)
+OUTER = Path(name="thin outer", takes=_takes_outer, layout=_outer_layout, bind=_bind_outer)

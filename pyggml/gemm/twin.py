@@ -1,11 +1,16 @@
-"""The slow twins: unpack the whole matrix, let NumPy multiply. Oracle of pyggml.gemm.product."""
+"""The slow twins: unpack the whole matrix, let NumPy multiply. Oracle of all other paths."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from pyggml._isa import CHOSEN
+from pyggml.call import Call
 from pyggml.dtypes import DType
+from pyggml.gemm import int8
+from pyggml.gemm.path import Operands, Path, Problem
 from pyggml.quants import dequantize
+from pyggml.scratch import Layout
 
 
 def forward(
@@ -61,3 +66,18 @@ def _put(out: np.ndarray, value: np.ndarray, accumulate: bool) -> None:
         out += value
     else:
         out[...] = value
+
+
+def _bind(p: Problem, o: Operands) -> Call:
+    if p.form == "strided":
+        return Call(strided, o.c, o.a, o.b, o.accumulate)
+    multiply = forward if p.form == "mul_mat" else backward
+    return Call(multiply, o.c, o.a, o.b, p.weight, o.accumulate, p.rounds, int8.takes(p))
+
+
+NUMPY = Path(
+    name="numpy",
+    takes=lambda p: CHOSEN.name == "numpy",
+    layout=lambda p: Layout(),
+    bind=_bind,
+)

@@ -27,10 +27,8 @@ from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
-from pyggml.sizes import round_up
+from pyggml.scratch import Array, Layout
 from pyggml.tensor import Tensor, leaf
-
-_FLOATS = 16  # of a cache line
 
 
 def mul_mat_id(w: Tensor, x: Tensor, ids: Tensor) -> Tensor:
@@ -101,18 +99,9 @@ def _take(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.n
     return part
 
 
-def _buffers(work: np.ndarray, n_tokens: int, *widths: int) -> tuple[np.ndarray, ...]:
-    """One array (n_tokens, width) for each width, and what remains of the scratch."""
-    found, start = [], 0
-    for width in widths:
-        end = start + 4 * n_tokens * width
-        found.append(work[start:end].view(np.float32).reshape(n_tokens, width))
-        start += 4 * round_up(n_tokens * width, _FLOATS)
-    return *found, work[start:]
-
-
-def _buffer_bytes(n_tokens: int, *widths: int) -> int:
-    return sum(4 * round_up(n_tokens * width, _FLOATS) for width in widths)
+def _gathered(n_tokens: int, *widths: int) -> Layout:
+    """One array (n_tokens, width) for each width."""
+    return Layout(*(Array((n_tokens, width)) for width in widths))
 
 
 # -- products with the experts' weights ---------------------------------------------------------
@@ -127,7 +116,8 @@ def _product(name: str, multiply: _Product) -> Callable[[Site], Call]:
         w, x, ids = site.src
         dtype = site.node.src[0].dtype
         experts = [gemm.Weight(matrix, dtype, site.compute) for matrix in w]
-        buffers = _buffers(site.scratch, ids.shape[0], x.shape[-1], site.out.shape[-1])
+        layout = _gathered(ids.shape[0], x.shape[-1], site.out.shape[-1])
+        buffers = *layout.cut(site.scratch), site.scratch[layout.n_bytes :]
         out, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
         return Call(_by_expert, name, multiply, out, rows, ids, experts, *buffers)
 
@@ -143,18 +133,24 @@ def _by_expert(
     experts: list[gemm.Weight],
     gathered: np.ndarray,
     made: np.ndarray,
-    work: np.ndarray,
+    scratch: np.ndarray,
 ) -> None:
     for expert, rows in _grouped(name, ids, len(experts)):
         part, result = _take(x, rows, ids.size, gathered), made[: len(rows)]
-        multiply(result, part, experts[expert], work, False)()
+        multiply(result, part, experts[expert], scratch, False)()
         out[rows] = result
 
 
-def _product_scratch(node: Tensor, compute: Compute) -> int:
-    _, x, ids = node.src
-    n_tokens, widths = ids.shape[0], (x.shape[-1], node.shape[-1])
-    return _buffer_bytes(n_tokens, *widths) + gemm.work_bytes(n_tokens, x.shape[-1])
+def _product_scratch(form: gemm.Form) -> Callable[[Tensor, Compute], int]:
+    """For an expert that all tokens go to, or fewer."""
+
+    def scratch(node: Tensor, compute: Compute) -> int:
+        w, x, ids = node.src
+        m, n, k = ids.shape[0], node.shape[-1], x.shape[-1]
+        p = gemm.Problem(form, m, n, k, w.dtype, compute)
+        return _gathered(m, k, n).n_bytes + gemm.scratch_bytes(p, fewer_rows=True)
+
+    return scratch
 
 
 # -- mul_mat_id ---------------------------------------------------------------------------------
@@ -207,7 +203,7 @@ MUL_MAT_ID = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(MUL_MAT_ID, _product("mul_mat_id", gemm.mul_mat), scratch=_product_scratch)
+cpu_kernel(MUL_MAT_ID, _product("mul_mat_id", gemm.mul_mat), scratch=_product_scratch("mul_mat"))
 
 # -- mul_mat_id_back ----------------------------------------------------------------------------
 
@@ -242,7 +238,11 @@ MUL_MAT_ID_BACK = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(MUL_MAT_ID_BACK, _product("mul_mat_id_back", gemm.out_prod), scratch=_product_scratch)
+cpu_kernel(
+    MUL_MAT_ID_BACK,
+    _product("mul_mat_id_back", gemm.out_prod),
+    scratch=_product_scratch("out_prod"),
+)
 
 # -- out_prod_id --------------------------------------------------------------------------------
 
@@ -255,7 +255,8 @@ def _out_prod_id_spec(x: Tensor, dy: Tensor, ids: Tensor, n_expert: int) -> Spec
 
 def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
-    buffers = _buffers(site.scratch, ids.shape[0], x.shape[-1], dy.shape[-1])
+    layout = _gathered(ids.shape[0], x.shape[-1], dy.shape[-1])
+    buffers = *layout.cut(site.scratch), site.scratch[layout.n_bytes :]
     return Call(_sums, site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *buffers)
 
 
@@ -266,20 +267,20 @@ def _sums(
     ids: np.ndarray,
     gathered_x: np.ndarray,
     gathered_dy: np.ndarray,
-    work: np.ndarray,
+    scratch: np.ndarray,
 ) -> None:
     dw.fill(0)
     for expert, rows in _grouped("out_prod_id", ids, len(dw)):
         right = _take(x, rows, ids.size, gathered_x).T[None]
         left = _take(dy, rows, ids.size, gathered_dy).T[None]
-        gemm.strided(dw[expert : expert + 1], left, right, work, True)()
+        gemm.strided(dw[expert : expert + 1], left, right, scratch, True)()
 
 
 def _out_prod_id_scratch(node: Tensor, compute: Compute) -> int:
     x, dy, ids = node.src
     n_tokens = ids.shape[0]
-    buffers = _buffer_bytes(n_tokens, x.shape[-1], dy.shape[-1])
-    return buffers + gemm.work_bytes(dy.shape[-1], n_tokens)
+    gathered = _gathered(n_tokens, x.shape[-1], dy.shape[-1])
+    return gathered.n_bytes + gemm.strided_bytes(dy.shape[-1], n_tokens)
 
 
 def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:

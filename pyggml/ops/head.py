@@ -27,6 +27,7 @@ from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect_number
 from pyggml.quants import QUANTS
+from pyggml.scratch import Array, Layout
 from pyggml.tensor import Tensor
 
 _ONE = np.float32(1)
@@ -119,14 +120,14 @@ class _Head:
     h: np.ndarray  # (C, K)
     dh: np.ndarray  # (C, K)
     z: np.ndarray  # (C * V,)
-    work: np.ndarray
+    scratch: np.ndarray
     softcap: np.float32
 
     def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> float:
         """Loss of the first n gathered rows, summed in float64; fills dh."""
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
-        gemm.mul_mat(z, h, self.w, self.work, False)()
+        gemm.mul_mat(z, h, self.w, self.scratch, False)()
         losses = np.empty(n, np.float32)
         if self.softcap:
             _cap_rows(z, self.softcap)
@@ -135,7 +136,7 @@ class _Head:
         for v in range(0, n_vocab if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
             w = replace(self.w, data=self.w.data[rows])
-            gemm.out_prod(self.dh[:n], z[:, rows], w, self.work, v > 0)()
+            gemm.out_prod(self.dh[:n], z[:, rows], w, self.scratch, v > 0)()
         return float(losses.sum(dtype=np.float64))
 
 
@@ -169,28 +170,34 @@ def chunk_rows(n_rows: int, n_vocab: int) -> int:
     return -(-n_rows // -(-n_rows // most))
 
 
-def _sizes(node: Tensor) -> tuple[int, int, int, int]:
-    """Floats of the gathered rows, of their logits, bytes of the products; and the chunk's rows."""
+def _layout(node: Tensor) -> Layout:
+    """The gathered rows of a chunk, their gradients, and their logits."""
     h, w = node.src[:2]
     c = chunk_rows(h.shape[0], w.shape[0])
-    products = max(gemm.work_bytes(c, w.shape[1]), gemm.work_bytes(c, min(SLICE, w.shape[0])))
-    return c * w.shape[1], c * w.shape[0], products, c
+    return Layout(Array((c, h.shape[1])), Array((c, h.shape[1])), Array((c * w.shape[0],)))
+
+
+def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
+    """The products of a whole chunk; the last one has fewer rows."""
+    (n_rows, k), w = node.src[0].shape, node.src[1]
+    c, n_vocab = chunk_rows(n_rows, w.shape[0]), w.shape[0]
+    yield gemm.Problem("mul_mat", c, n_vocab, k, w.dtype, compute)
+    for n in {min(SLICE, n_vocab), n_vocab % SLICE or SLICE} if node.saved else ():
+        yield gemm.Problem("out_prod", c, k, n, w.dtype, compute)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
-    rows, logits, products, _ = _sizes(node)
-    return 4 * (2 * rows + logits) + products
+    products = _products(node, compute)
+    return _layout(node).n_bytes + max(gemm.scratch_bytes(p, fewer_rows=True) for p in products)
 
 
 def _run(site: Site) -> Call:
     h, w, targets, weights = site.src
-    rows, logits, products, c = _sizes(site.node)
-    floats = site.scratch[: 4 * (2 * rows + logits)].view(np.float32)
-    gathered = floats[: 2 * rows].reshape(2, c, -1)
-    work = site.scratch[4 * (2 * rows + logits) :][:products]
+    layout = _layout(site.node)
+    gathered, dh_chunk, logits = layout.cut(site.scratch)
     weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
     cap = np.float32(site.node.params["softcap"])
-    head = _Head(weight, gathered[0], gathered[1], floats[2 * rows :], work, cap)
+    head = _Head(weight, gathered, dh_chunk, logits, site.scratch[layout.n_bytes :], cap)
     dh = site.saved[0] if site.saved else None
     return Call(_compute, site.out, dh, h, targets, weights, head)
 

@@ -101,12 +101,18 @@ def _is_rows(a: np.ndarray) -> bool:
     return a.ndim == 2 and a.strides[1] == a.itemsize
 
 
-def _rows_scratch(node: Tensor, rows_of: Tensor) -> int:
-    """Scratch that fits whichever kernel will serve."""
-    *batches, n_rows, depth = rows_of.shape
-    n_batches = int(np.prod(node.shape[:-2], dtype=np.int64))
-    packed = max(n_batches, int(np.prod(batches, dtype=np.int64)))
-    return gemm.work_bytes(n_rows, depth, packed)
+def _has_rows(w: Tensor, x: Tensor) -> bool:
+    """Whether W's rows can be unpacked one by one, and x's lie one after the other."""
+    return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
+
+
+def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute: Compute) -> int:
+    """Scratch of C = rows · Wᵀ or rows · W."""
+    *batches, m, k = rows.shape
+    if _has_rows(w, rows):
+        p = gemm.Problem(form, prod(rows.shape[:-1]), c.shape[-1], k, w.dtype, compute)
+        return gemm.scratch_bytes(p)
+    return gemm.strided_bytes(m, k, max(prod(batches), prod(c.shape[:-2])))
 
 
 # -- mul_mat ------------------------------------------------------------------------------------
@@ -130,7 +136,7 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
 
 
 def _strided(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, work: np.ndarray, accumulate: bool
+    c: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray, accumulate: bool
 ) -> Call:
     """c (+)= a · bᵀ; b may have fewer batches. The kernel walks and repeats along one axis of
     batches; what cannot be seen as one, without a copy, is multiplied part by part."""
@@ -139,8 +145,9 @@ def _strided(
         r = c.shape[0] // b.shape[0]
         if c.ndim > 4 or (r > 1 and b.shape[1] > 1) or not (_is_one_axis(a) and _is_one_axis(b)):
             outer = range(c.shape[0])
-            return Call(_each, [_strided(c[i], a[i], b[i // r], work, accumulate) for i in outer])
-    return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), work, accumulate)
+            parts = [_strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
+            return Call(_each, parts)
+    return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
 
 
 def _is_one_axis(a: np.ndarray) -> bool:
@@ -159,15 +166,17 @@ def _mul_mat_run(site: Site) -> Call:
 
 
 def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
-    return _rows_scratch(node, node.src[-1])
+    w, x = node.src[-2:]
+    return _scratch_bytes(node, w, x, "mul_mat", compute)
 
 
 def _mul_mat_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
-    """Products of whole rows with the same x can use one packing of it, of floats or of bytes."""
+    """Products of whole rows with the same x can use one packing of it, if their path is one."""
     w, x = node.src[-2:]
-    if len(w.shape) != 2 or not x.is_contiguous:
+    if not _has_rows(w, x):
         return 0, ""
-    return gemm.packed_bytes(prod(x.shape[:-1]), x.shape[-1], w.dtype)
+    n, k = w.shape
+    return gemm.packing(gemm.Problem("mul_mat", prod(x.shape[:-1]), n, k, w.dtype, compute))
 
 
 def _spread(few: np.ndarray, many: np.ndarray) -> np.ndarray:
@@ -303,8 +312,8 @@ def _out_prod_run(site: Site) -> Call:
 
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
-    b = node.src[-1]
-    return _rows_scratch(node, Tensor((*b.shape[:-2], b.shape[-1], b.shape[-2]), F32))
+    a, b = node.src[-2:]
+    return _scratch_bytes(node, a, transpose(b), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

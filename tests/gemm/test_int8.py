@@ -23,7 +23,8 @@ def nmse(found, wanted):
 def forward(x, w, kind, start=None, compute="int8"):
     n_tokens, depth = x.shape
     y = np.full((n_tokens, len(w)), np.nan if start is None else start, np.float32)
-    work = CPU().alloc(gemm.work_bytes(n_tokens, depth))
+    p = gemm.Problem("mul_mat", n_tokens, len(w), depth, dtype(kind), compute)
+    work = CPU().alloc(gemm.scratch_bytes(p))
     work[:] = 255  # NaN
     weight = gemm.Weight(w, dtype(kind), compute)
     gemm.mul_mat(y, x, weight, work, start is not None)()
@@ -39,7 +40,8 @@ def doubled(x, w, kind, start=0.0):
 
 def backward(dy, w, kind, n_in, start=None, compute="int8"):
     dx = np.full((len(dy), n_in), np.nan if start is None else start, np.float32)
-    work = CPU().alloc(gemm.work_bytes(*dy.shape))
+    p = gemm.Problem("out_prod", len(dy), n_in, dy.shape[1], dtype(kind), compute)
+    work = CPU().alloc(gemm.scratch_bytes(p))
     work[:] = 255
     weight = gemm.Weight(w, dtype(kind), compute)
     gemm.out_prod(dx, dy, weight, work, start is not None)()
@@ -169,7 +171,7 @@ def test_threads_do_not_change_a_bit(rng):
 
 
 def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_weight):
-    assert not int8.takes(dtype("Q8_0"), 40)
+    assert not int8.takes(gemm.Problem("mul_mat", 9, 9, 40, dtype("Q8_0"), "int8"))
     x = normal(rng, 20, 256)
     for kind in set(QUANTS) - set(KINDS):
         w = some_weight(rng, (33, 256), kind)

@@ -10,8 +10,9 @@ from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
 from pyggml.gemm import CHOSEN, dots, twin
 from pyggml.gemm.few import FEW, FEW_ROWS
-from pyggml.gemm.frames import CHUNK, COLUMNS
+from pyggml.gemm.frames import COLUMNS
 from pyggml.gemm.panels import DEPTH, TILE
+from pyggml.gemm.product import CHUNK
 from pyggml.quants import QUANTS, dequantize
 
 MR = CHOSEN.mr
@@ -35,20 +36,22 @@ def guarded(shape, rng, start=None):
     return out, check
 
 
-def scratch(n_rows, depth, n_batches=1):
+def scratch(n_bytes):
     """Just enough, and nothing in it that may be read before it is written."""
-    work = CPU().alloc(gemm.work_bytes(n_rows, depth, n_batches))
-    work[:] = 255  # NaN
-    return work
+    memory = CPU().alloc(n_bytes)
+    memory[:] = 255  # NaN
+    return memory
 
 
 def weight(w, kind, compute="f32"):
+    w = w.view(np.float32) if kind == "F32" else w
     return gemm.Weight(w, dtype(kind), compute)
 
 
 def forward(x, w, kind, start=None, compute="f32"):
     y, check = guarded((len(x), len(w)), None, start)
-    work = scratch(len(x), x.shape[1])
+    p = gemm.Problem("mul_mat", len(x), len(w), x.shape[1], dtype(kind), compute)
+    work = scratch(gemm.scratch_bytes(p))
     gemm.mul_mat(y, x, weight(w, kind, compute), work, start is not None)()
     check()
     return y
@@ -56,7 +59,8 @@ def forward(x, w, kind, start=None, compute="f32"):
 
 def backward(dy, w, kind, n_in, start=None, compute="f32"):
     dx, check = guarded((len(dy), n_in), None, start)
-    work = scratch(len(dy), dy.shape[1])
+    p = gemm.Problem("out_prod", len(dy), n_in, dy.shape[1], dtype(kind), compute)
+    work = scratch(gemm.scratch_bytes(p))
     gemm.out_prod(dx, dy, weight(w, kind, compute), work, start is not None)()
     check()
     return dx
@@ -64,7 +68,7 @@ def backward(dy, w, kind, n_in, start=None, compute="f32"):
 
 def strided(a, b, n_batches, start=None):
     c, check = guarded((n_batches, a.shape[1], b.shape[1]), None, start)
-    work = scratch(a.shape[1], a.shape[2], n_batches)
+    work = scratch(gemm.strided_bytes(a.shape[1], a.shape[2], n_batches))
     gemm.strided(c, a, b, work, start is not None)()
     check()
     return c

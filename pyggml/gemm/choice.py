@@ -1,0 +1,14 @@
+"""Which numbers "auto" multiplies on this machine; see docs/adding-a-compute-path.md."""
+
+from __future__ import annotations
+
+from pyggml._isa import CHOSEN
+from pyggml.backends.cpu import Compute
+
+FLOATS: Compute = "bf16" if CHOSEN.bf16 else "f32"  # the fastest products of floats here
+FASTEST: Compute = "int8" if CHOSEN.vnni else FLOATS  # what "auto" stands for on this machine
+
+
+def rounds(compute: Compute) -> bool:
+    """Whether products of floats round to bfloat16 when packed weights are multiplied so."""
+    return (FLOATS if compute == "int8" else compute) == "bf16"

@@ -1,0 +1,114 @@
+"""A product before it has memory, and a path: one way to compute some of them.
+
+A path is one declaration, in the file of its kernels; pyggml.gemm.paths puts them in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pyggml.backends.cpu import Compute
+from pyggml.call import Call
+from pyggml.dtypes import F32, DType
+from pyggml.gemm.choice import rounds
+from pyggml.scratch import Layout
+
+Form = Literal["mul_mat", "out_prod", "strided"]
+ANY = 1 << 62  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """C (m, n) (+)= A (m, k) · B (k, n).
+
+    mul_mat    B = Wᵀ, W (n, k) in rows of any type
+    out_prod   B = W, W (k, n) in rows of any type
+    strided    B = Dᵀ, D (n, k); A, D float32 of any strides, in n_batches
+    """
+
+    form: Form
+    m: int
+    n: int
+    k: int
+    weight: DType = F32
+    compute: Compute = "f32"
+    n_batches: int = 1
+    a_in_columns: bool = False  # strided: A lies column by column, each without gaps
+    b_in_columns: bool = False  # strided: D does
+
+    @property
+    def row(self) -> int:
+        """Numbers of a row of W."""
+        return self.n if self.form == "out_prod" else self.k
+
+    @property
+    def rounds(self) -> bool:
+        """Whether its floats are rounded to bfloat16: never those of a float32 matrix."""
+        return rounds(self.compute) and self.weight is not F32
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where A is packed for several products; the first does it."""
+
+    memory: np.ndarray  # uint8, of the bytes that `packing` asks for
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The memory of a product. Of one with a weight, C is contiguous and A has whole rows."""
+
+    c: np.ndarray  # (m, n); strided: (n_batches, m, n)
+    a: np.ndarray  # (m, k); strided: (n_batches / i, m, k)
+    b: np.ndarray  # W as its type holds it; strided: D (n_batches / j, n, k)
+    scratch: np.ndarray  # uint8, of the bytes that the path's layout asks for
+    accumulate: bool
+    packing: Packing | None = None
+
+    @property
+    def lda(self) -> int:
+        """Floats from row to row of A."""
+        return int(self.a.strides[0] // 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One way to compute products.
+
+    takes    whether it computes such a product, whatever its number of rows
+    fewest, most    rows of A that it takes
+    layout   (problem) -> its scratch; if `shares`, packed A comes first
+    bind     (problem, operands, *arrays of the layout) -> Call
+    shares   whether products with the same A, and this path, can use one packed A
+    """
+
+    name: str
+    takes: Callable[[Problem], bool]
+    layout: Callable[[Problem], Layout]
+    bind: Callable[..., Call]
+    fewest: int = 1
+    most: int = ANY
+    shares: bool = False
+
+    def serves(self, p: Problem) -> bool:
+        """Whether it computes this product."""
+        return self.fewest <= p.m <= self.most and self.takes(p)
+
+    def call(self, p: Problem, o: Operands) -> Call:
+        """The product, bound to its memory."""
+        layout = self.layout(p)
+        arrays = layout.cut(o.scratch)
+        if o.packing is not None and self.shares:
+            arrays[0] = layout.arrays[0].over(o.packing.memory)
+        return self.bind(p, o, *arrays)
+
+
+def flat(a: np.ndarray) -> np.ndarray:
+    """The float32 from a's first to its last element, gaps included, as one axis."""
+    last = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(a, (last // 4 + 1,), (4,))

@@ -1,0 +1,127 @@
+"""Which path computes which product, with how much scratch."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyggml import gemm
+from pyggml.backends import CPU
+from pyggml.dtypes import dtype
+from pyggml.gemm import CHOSEN, Problem
+from pyggml.gemm.few import FEW
+from pyggml.gemm.paths import PATHS
+from pyggml.gemm.thin import WIDEST
+from pyggml.quants import quantize
+
+NUMPY = CHOSEN.name == "numpy"
+FLOATS = "bf16" if gemm.FLOATS == "bf16" else "f32"
+
+
+def weight(form, kind, compute, m=40, n=64, k=256):
+    return Problem(form, m, n, k, dtype(kind), compute)
+
+
+def strided(m, n, k, **given):
+    return Problem("strided", m, n, k, **given)
+
+
+SERVED = {
+    "whole numbers in bytes": (weight("mul_mat", "Q4_K", "int8"), "int8"),
+    "whole numbers backward": (weight("out_prod", "Q4_K", "int8", n=256, k=64), "int8"),
+    "a sum over half a block of rows": (weight("out_prod", "Q8_0", "int8", n=256, k=40), FLOATS),
+    "a row of half a step": (weight("mul_mat", "Q8_0", "int8", k=40), FLOATS),
+    "floats where bytes are wanted": (weight("mul_mat", "F16", "int8"), FLOATS),
+    "rounded": (weight("mul_mat", "Q4_K", "bf16"), "bf16"),
+    "rounded backward": (weight("out_prod", "F16", "bf16", n=256, k=64), "bf16"),
+    "exact": (weight("mul_mat", "Q4_K", "f32"), "f32"),
+    "float32, never rounded": (weight("mul_mat", "F32", "bf16"), "f32"),
+    "few tokens": (weight("mul_mat", "Q4_K", "bf16", m=FEW), "few"),
+    "few tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=1), "few int8"),
+    "few tokens of floats": (weight("mul_mat", "F16", "int8", m=1), "few"),
+    "few tokens, very long rows": (weight("mul_mat", "Q8_0", "int8", m=1, k=1 << 17), "few"),
+    "few tokens backward": (weight("out_prod", "Q4_K", "f32", m=1, n=256, k=64), "f32"),
+    "an adapter's A": (weight("mul_mat", "F32", "int8", n=WIDEST), "thin"),
+    "an adapter's B, backward": (weight("out_prod", "F32", "int8", n=8), "thin"),
+    "few tokens and A": (weight("mul_mat", "F32", "int8", m=1, n=8), "few"),
+    "wider than an adapter": (weight("mul_mat", "F32", "int8", n=WIDEST + 1), "f32"),
+    "an adapter's gradient": (strided(8, 64, 40, b_in_columns=True), "thin outer"),
+    "its transpose": (strided(64, 8, 40, a_in_columns=True), "thin outer"),
+    "in batches": (strided(8, 64, 40, b_in_columns=True, n_batches=2), "strided"),
+    "rows and columns": (strided(8, 64, 40), "strided"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_each_product_finds_its_path(name):
+    problem, wanted = SERVED[name]
+    assert gemm.path_of(problem).name == ("numpy" if NUMPY else wanted)
+
+
+def test_every_path_is_named_above():
+    named = {wanted for _, wanted in SERVED.values()} | {"numpy", "bf16", "f32"}
+    assert named == {path.name for path in PATHS}
+    assert len({path.name for path in PATHS}) == len(PATHS)
+
+
+def test_bytes_take_less_scratch_than_floats():
+    """The reservation is that of the path that runs."""
+    if NUMPY:
+        pytest.skip("NumPy needs none")
+    ints, floats = (gemm.packing(weight("mul_mat", "Q4_K", c)) for c in ("int8", "f32"))
+    assert (ints[1], floats[1]) == ("int8", "f32")
+    assert ints[0] < floats[0] / 2
+    assert gemm.packing(weight("mul_mat", "F32", "f32")) == (0, "")
+    assert gemm.packing(weight("mul_mat", "Q4_K", "int8", m=1)) == (0, "")
+
+
+def test_scratch_for_fewer_rows_is_the_most_of_any():
+    problem = weight("mul_mat", "Q4_K", "int8", m=30, k=1024)
+    each = [gemm.scratch_bytes(replace(problem, m=m)) for m in range(1, 31)]
+    assert gemm.scratch_bytes(problem, fewer_rows=True) == max(each)
+
+
+@pytest.mark.parametrize("name", [n for n, (p, _) in SERVED.items() if p.form != "strided"])
+def test_a_path_keeps_to_its_scratch(name, rng):
+    """With guards around exactly as many bytes as it asks for, and one byte less is refused."""
+    p, _ = SERVED[name]
+    shape = (p.n, p.k) if p.form == "mul_mat" else (p.k, p.n)
+    plain = rng.standard_normal(shape).astype(np.float32)
+    raw = plain if p.weight.name == "F32" else quantize(plain, p.weight.name)
+    w = gemm.Weight(raw.view(p.weight.numpy), p.weight, p.compute)
+    a, c = rng.standard_normal((p.m, p.k)).astype(np.float32), np.empty((p.m, p.n), np.float32)
+    multiply = gemm.mul_mat if p.form == "mul_mat" else gemm.out_prod
+    n_bytes = gemm.scratch_bytes(p)
+    memory = CPU().alloc(n_bytes + 256)
+    memory[:] = 255
+    multiply(c, a, w, memory[128 : 128 + n_bytes], False)()
+    assert (memory[:128] == 255).all() and (memory[128 + n_bytes :] == 255).all()
+    assert np.isfinite(c).all()
+    if n_bytes:
+        with pytest.raises(ValueError):
+            multiply(c, a, w, memory[: n_bytes - 64], False)
+
+
+SCRIPT = """
+from pyggml import gemm
+from pyggml.dtypes import dtype
+for compute in ("f32", "bf16", "int8"):
+    for m in (1, 40):
+        for kind in ("Q4_K", "F16"):
+            p = gemm.Problem("mul_mat", m, 64, 256, dtype(kind), compute)
+            print(gemm.path_of(p).name, end=";")
+"""
+BY_ISA = {
+    "generic": "few;few;f32;f32;few;few;bf16;bf16;few int8;few;int8;f32;",
+    "numpy": "numpy;" * 12,
+}
+
+
+@pytest.mark.parametrize("isa", BY_ISA)
+def test_paths_of_other_isas(isa, monkeypatch):
+    monkeypatch.setenv("PYGGML_ISA", isa)
+    command = [sys.executable, "-P", "-c", SCRIPT]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == BY_ISA[isa]
