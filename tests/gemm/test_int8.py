@@ -6,7 +6,7 @@ import pytest
 from pyggml import gemm, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
-from pyggml.gemm import CHOSEN, few, int8, twin
+from pyggml.gemm import CHOSEN, dots, few, int8, twin
 from pyggml.gemm.frames import COLUMNS
 from pyggml.gemm.int8_tile import CHUNK, DEPTH, KINDS
 from pyggml.gemm.panels import TILE
@@ -175,7 +175,7 @@ def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_we
     x = normal(rng, 20, 256)
     for kind in set(QUANTS) - set(KINDS):
         w = some_weight(rng, (33, 256), kind)
-        assert not int8.takes(dtype(kind), 256)
+        assert not int8.takes(gemm.Problem("mul_mat", 20, 33, 256, dtype(kind), "int8"))
         np.testing.assert_array_equal(forward(x, w, kind), forward(x, w, kind, None, gemm.FLOATS))
         found, wanted = (
             backward(x[:, :32], w[:32], kind, 256, None, c) for c in ("int8", gemm.FLOATS)
@@ -185,7 +185,7 @@ def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_we
 
 def test_rows_too_long_to_be_kept_as_bytes(rng):
     """One token's row is then multiplied in floats."""
-    x, w = normal(rng, 1, few.LONGEST_INTS + 32), normal(rng, 2, few.LONGEST_INTS + 32)
+    x, w = normal(rng, 1, dots.LONGEST + 32), normal(rng, 2, dots.LONGEST + 32)
     packed = quantize(w, "Q8_0")
     exact = x @ dequantize(packed, "Q8_0").T
     assert nmse(forward(x, packed, "Q8_0"), exact) < (1e-2 if NUMPY else 1e-9)  # two numbers only

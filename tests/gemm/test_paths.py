@@ -32,7 +32,6 @@ SERVED = {
     "whole numbers in bytes": (weight("mul_mat", "Q4_K", "int8"), "int8"),
     "whole numbers backward": (weight("out_prod", "Q4_K", "int8", n=256, k=64), "int8"),
     "a sum over half a block of rows": (weight("out_prod", "Q8_0", "int8", n=256, k=40), FLOATS),
-    "a row of half a step": (weight("mul_mat", "Q8_0", "int8", k=40), FLOATS),
     "floats where bytes are wanted": (weight("mul_mat", "F16", "int8"), FLOATS),
     "rounded": (weight("mul_mat", "Q4_K", "bf16"), "bf16"),
     "rounded backward": (weight("out_prod", "F16", "bf16", n=256, k=64), "bf16"),
