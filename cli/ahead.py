@@ -98,9 +98,9 @@ def main() -> None:
     lora["modules"] = lora["modules"] and tuple(lora["modules"])
     settings = TrainConfig(**train)
     model = load(name, compute=settings.compute)
-    parameters = attach(model, LoraConfig(**lora)).parameters
-    AdamW(parameters, settings).compile()
-    for _ in Passes.of(model, parameters, settings).compile_backwards():
+    adapter = attach(model, LoraConfig(**lora))
+    AdamW(adapter.parameters, settings).compile()
+    for _ in Passes.of(adapter.model, adapter.parameters, settings).compile_backwards():
         if ended.is_set():
             return
 

@@ -62,6 +62,7 @@ def _run(job: Job, given: dict[str, Any]) -> int:
     model = load(job.model, job.init, job.train.compute)
     overview.say_model(model)
     adapter = attach(model, job.lora) if job.init is None else unfreeze(model)
+    model = adapter.model
     overview.say_adapter(model, adapter)
     _check_room(job, adapter.parameters.data.nbytes + _HEADER_BYTES)
     t = job.train

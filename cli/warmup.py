@@ -66,7 +66,8 @@ def _use(path: Path, threads: int) -> None:
     window = np.arange(_CTX + 1, dtype=np.int32)[None]
     windows = Dataset(window, np.zeros_like(window))
     settings = TrainConfig(ctx=_CTX, threads=threads, max_steps=1)
-    Trainer(model, attach(model).parameters, Corpus(windows, windows), settings).run()
+    adapter = attach(model)
+    Trainer(adapter.model, adapter.parameters, Corpus(windows, windows), settings).run()
     session = Session(model, _CTX)
     session.feed(window[0, :16])  # enough to fill the tiles of every CPU
     session.feed([4])

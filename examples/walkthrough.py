@@ -35,23 +35,24 @@ def main(path: str | Path = BASE) -> None:
     say(1, "gguf.open", f"{len(file.metadata)} keys, {len(tensors)} tensors")
     show(*(f"{t.name} {t.dtype}{list(t.shape)}, {t.n_bytes:,} bytes" for t in tensors[:4]))
 
-    # Config, weights and inputs yet to be filled make a graph from tokens to logits.
-    model = Model(file, models.read(file), compute="auto")
-    forward = Graph.of(build(model.parts, Inputs.empty(N_TOKENS)))
-    say(2, "models.build", f"{len(forward.nodes)} nodes, from tokens to {forward.outputs[0]}:")
-    show(*str(forward).splitlines()[:6])
-
     # Every linear module gets an update B(A x); B is zero, so nothing changes yet.
-    adapter = attach(model, LoraConfig(rank=4, alpha=8.0))
-    say(3, "lora.attach", f"{len(adapter.pairs)} pairs: {adapter.parameters.n_trained:,} numbers")
+    base = Model(file, models.read(file), compute="auto")
+    adapter = attach(base, LoraConfig(rank=4, alpha=8.0))
+    say(2, "lora.attach", f"{len(adapter.pairs)} pairs: {adapter.parameters.n_trained:,} numbers")
     show(*list(adapter.parameters.tensors.values())[:2])
+
+    # Weights, updates and inputs yet to be filled make a graph from tokens to logits.
+    model = adapter.model
+    forward = Graph.of(build(model.parts, Inputs.empty(N_TOKENS), model.adapters))
+    say(3, "models.build", f"{len(forward.nodes)} nodes, from tokens to {forward.outputs[0]}:")
+    show(*str(forward).splitlines()[:6])
 
     ids = model.checked(model.tokenizer.encode(TEXT.read_text("utf-8"))[: N_TOKENS + 1])
     program, loss = differentiate(model, adapter.parameters, ids)
 
     # AdamW changes the parameters in place.
     optimiser = AdamW(adapter.parameters, TrainConfig())
-    say(7, "lora.optim.step", f"{N_STEPS} of them on the same {N_TOKENS} tokens:")
+    say(7, "lora.optim.AdamW.step", f"{N_STEPS} of them on the same {N_TOKENS} tokens:")
     for n in range(1, N_STEPS + 1):
         optimiser.clip()
         optimiser.step(5e-3, n)
@@ -61,7 +62,7 @@ def main(path: str | Path = BASE) -> None:
     with TemporaryDirectory() as folder:
         saved = Path(folder) / "adapter.gguf"
         adapter.save(saved)
-        say(8, "lora.adapter.save", f"{saved.stat().st_size:,} bytes")
+        say(8, "lora.adapter.Adapter.save", f"{saved.stat().st_size:,} bytes")
         far = np.abs(load(path, adapter=saved).logits(ids) - model.logits(ids)).max()
         show(f"loaded again: logits differ by {far:.1e} at most")
 
@@ -74,7 +75,8 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     sums = list(p.gradients.values())
     graph = build_backward(forward, list(p.tensors.values()), accumulators=sums)
     loss, n_forward = graph.outputs[0], len(forward.nodes)
-    say(4, "build_backward", f"{n_forward} nodes to the loss, {len(graph.nodes) - n_forward} back:")
+    n_back = len(graph.nodes) - n_forward
+    say(4, "backward.build_backward", f"{n_forward} nodes to the loss, {n_back} back:")
     show(*str(graph).splitlines()[-4:])
 
     # What is large is kept as a rounded copy, what is cheap is made again before it is read. Each
@@ -95,7 +97,7 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     program = bind(layout)
     fill(inputs, ids[:-1])
     value = run(program, loss, p)
-    say(6, "runtime.compute", f"{len(program.calls)} kernel calls; the loss is {value:.5f}")
+    say(6, "runtime.bind", f"{len(program.calls)} kernel calls; the loss is {value:.5f}")
 
     # The loss rises along a gradient as fast as the gradient is long.
     name, t = list(p.tensors.items())[-1]
@@ -119,7 +121,7 @@ def run(program: Program, loss: Tensor, parameters: Parameters) -> float:
 
 
 def say(number: int, verb: str, made: str) -> None:
-    print(f"\n{number}  {verb:<18} {made}")
+    print(f"\n{number}  {verb:<26} {made}")
 
 
 def show(*lines: object) -> None:

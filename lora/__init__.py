@@ -1,16 +1,16 @@
-"""LoRA: `attach` updates to a model, train them, write the adapter that llama.cpp loads.
+"""LoRA: `attach` makes updates of a model, which are trained and written as llama.cpp loads them.
 
 In short:
 
     model = pyggml.load("model.gguf")
     adapter = attach(model, LoraConfig(rank=8))
     corpus = read_corpus("text.txt", model.tokenizer, ctx=256, val_split=0.05)
-    Trainer(model, adapter.parameters, corpus, TrainConfig(ctx=256)).run(print)
+    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(ctx=256)).run(print)
     adapter.save("adapter.gguf")
 """
 
 from pyggml.lora.adapter import Adapter
-from pyggml.lora.attach import attach, detach, unfreeze
+from pyggml.lora.attach import attach, unfreeze
 from pyggml.lora.config import LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
@@ -42,7 +42,6 @@ __all__ = [
     "Trainer",
     "ValidationReport",
     "attach",
-    "detach",
     "loss_and_grads",
     "perplexity",
     "read_corpus",

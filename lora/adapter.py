@@ -19,19 +19,28 @@ from pyggml.dtypes import F32
 from pyggml.gguf import TensorSource
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
+from pyggml.model import Model
 from pyggml.models import LoraPairs
 from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Adapter:
-    """Low-rank updates of a model's matrices: `pairs` are views of `parameters`."""
+    """Low-rank updates of a model's matrices.
 
-    architecture: str
-    base_name: str
+    model        the model that they were made for, with them: what it computes follows training
+    parameters   their numbers; `pairs` are views of these
+    """
+
+    model: Model
     config: LoraConfig
     parameters: Parameters
     pairs: LoraPairs
+
+    @property
+    def base_name(self) -> str:
+        """What the base model's file calls it."""
+        return str(self.model.file.get("general.name", self.model.config.architecture))
 
     def __repr__(self) -> str:
         c, n = self.config, self.parameters.n_trained
@@ -45,7 +54,7 @@ class Adapter:
         """
         metadata = {
             "general.type": "adapter",
-            "general.architecture": self.architecture,
+            "general.architecture": self.model.config.architecture,
             "general.name": f"{self.base_name} LoRA",
             "adapter.type": "lora",
             "adapter.lora.alpha": np.float32(self.config.alpha),

@@ -1,4 +1,4 @@
-"""Model → Adapter: which matrices get an update, and how the updates start.
+"""Config, model → Adapter: which matrices get an update, and how the updates start.
 
 A ~ uniform(−1/√n_in, 1/√n_in), B = 0, so that nothing changes at first; for the token embedding
 A = 0, so that tokens that are never seen never change, and B ~ normal(0, 1). Both are PEFT's starts
@@ -25,15 +25,15 @@ from pyggml.tensor import Shape
 
 
 def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
-    """Add trainable updates to a model; every graph built from now on has them.
+    """Trainable updates of a model's matrices. `model` stays as it is; `Adapter.model` has them.
 
     Raises AdapterError if the model has an adapter already, and with every module that it lacks or
     llama.cpp would not apply, and a matrix that is too small for the rank.
     """
     if model.adapters:
         raise AdapterError(
-            "the model has an adapter already: unfreeze(model) trains one that it was loaded with, "
-            "detach(model) takes it away"
+            "the model has an adapter already: unfreeze(model) trains it, and attach may be given "
+            "model.with_adapters(), the model without it"
         )
     config = config or LoraConfig()
     bases = targets(model.parts, config)
@@ -47,15 +47,14 @@ def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
         drawn = b if spec.table else a
         write(drawn, _start(config.seed, drawn.name, drawn.shape, spec.table))
         pairs[name] = LoraPair(a, b, config.alpha / config.rank)
-    model.adapters.append(pairs)
-    return _adapter(model, config, parameters, pairs)
+    return Adapter(model.with_adapters(pairs), config, parameters, pairs)
 
 
 def unfreeze(model: Model) -> Adapter:
-    """Make the adapter that a model was loaded with trainable; it starts where the file ends.
+    """The adapter that a model was loaded with, to be trained on from where its file ends.
 
-    Rank, alpha and modules are the file's. Raises AdapterError if the model has no adapter, or
-    several, or one whose alpha is no single number.
+    `model` stays as it is; rank, alpha and modules are the file's. Raises AdapterError if the model
+    has no adapter, or several, or one whose alpha is no single number.
     """
     if len(model.adapters) != 1:
         raise AdapterError(
@@ -71,18 +70,7 @@ def unfreeze(model: Model) -> Adapter:
         name: replace(pair, a=parameters.tensors[pair.a.name], b=parameters.tensors[pair.b.name])
         for name, pair in loaded.items()
     }
-    model.adapters[0] = pairs
-    return _adapter(model, config, parameters, pairs)
-
-
-def detach(model: Model) -> None:
-    """Take a model's adapters away; graphs built from now on are those of the base alone."""
-    model.adapters.clear()
-
-
-def _adapter(model: Model, config: LoraConfig, parameters: Parameters, pairs: LoraPairs) -> Adapter:
-    base_name = str(model.file.get("general.name", model.config.architecture))
-    return Adapter(model.config.architecture, base_name, config, parameters, pairs)
+    return Adapter(model.with_adapters(pairs), config, parameters, pairs)
 
 
 def _settings_of(pairs: LoraPairs) -> LoraConfig:

@@ -1,14 +1,14 @@
 """Fine-tune LoRA adapters on quantised GGUF models, and look inside while it happens.
 
-stage                   verb             from → to
-pyggml.gguf             open             file → metadata + memory-mapped tensors
-pyggml.models           build            config, weights, token inputs → logits Tensor (a graph)
-pyggml.lora             attach           model → Adapter (A, B pairs) seen by every matched mul_mat
-pyggml.backward         build_backward   Graph of a loss, parameters → Graph with its gradients
-pyggml.alloc            plan             Graph → Plan: offsets in one arena, peak bytes
-pyggml.runtime          compute          Plan → numbers, one bound kernel call per node
-pyggml.lora.optim       step             parameters, gradients → updated in place
-pyggml.lora.adapter     save             Adapter → GGUF that llama.cpp loads
+stage                verb            from → to
+pyggml.gguf          open            file → metadata + memory-mapped tensors
+pyggml.lora          attach          model, config → Adapter: A and B of every matched matrix
+pyggml.models        build           weights, inputs, adapters → logits Tensor (a graph)
+pyggml.backward      build_backward  Graph of a loss, parameters → Graph with its gradients
+pyggml.alloc         plan            Graph → Plan: offset of each tensor in one arena, peak bytes
+pyggml.runtime       bind            Plan → Program: a bound kernel call per node
+pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
+pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
 `pyggml.load("model.gguf")` is the short way in. Packages are imported when first used, so that
 `import pyggml` costs nothing.

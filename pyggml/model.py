@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Literal
 
@@ -30,15 +31,21 @@ COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", 
 class Model:
     """A model whose weights stay quantised and mapped. Make one with `pyggml.load`.
 
-    `adapters` are the low-rank updates that every graph built from now on sees;
-    `pyggml.lora.attach` adds to them.
+    `adapters` are the low-rank updates that its graphs are built with. They never change:
+    `with_adapters` gives another model over the same weights.
     """
 
     def __init__(
         self, file: gguf.GGUFFile, parts: Parts, compute: Compute | Literal["auto"]
     ) -> None:
         self.file, self.parts, self.compute = file, parts, compute
-        self.adapters: list[LoraPairs] = []
+        self.adapters: tuple[LoraPairs, ...] = ()
+
+    def with_adapters(self, *adapters: LoraPairs) -> Model:
+        """The same weights, not copied, with these updates instead of its own; none: the base."""
+        model = copy(self)  # with the tokenizer, if that is built already
+        model.adapters = adapters
+        return model
 
     def __repr__(self) -> str:
         weights, c = self.parts.weights.values(), self.config
@@ -145,6 +152,4 @@ def load(
         raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")
     file = gguf.open(path)
     model = Model(file, read(file), known)
-    if adapter is not None:
-        model.adapters.append(read_adapter(adapter, model.parts))
-    return model
+    return model if adapter is None else model.with_adapters(read_adapter(adapter, model.parts))

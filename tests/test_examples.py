@@ -88,8 +88,7 @@ def test_the_demo_base_knows_prose():
     prose = '"I have no doubt that you are right," said he, and he looked at me with a smile.'
     ids = model.tokenizer.encode(prose)
     adapter = attach(model, LoraConfig(rank=1))
-    loss, _ = loss_and_grads(model, ids)
-    model.adapters.clear()
+    loss, _ = loss_and_grads(adapter.model, ids)
     assert adapter.pairs and loss * (len(ids) - 1) / len(prose) < 1.5  # nats a byte: 5.5 by chance
     text = model.tokenizer.decode(pyggml.generate(model, ids, 40))
     assert len(re.findall(r"\b(?:the|and|to|of|I|he|that|was|in|it)\b", text)) >= 3

@@ -38,8 +38,8 @@ def helpers(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def plan(tiny):
-    model = load(tiny)
-    return Passes.of(model, attach(model, LORA).parameters, TRAIN).training
+    adapter = attach(load(tiny), LORA)
+    return Passes.of(adapter.model, adapter.parameters, TRAIN).training
 
 
 def notes(folder):

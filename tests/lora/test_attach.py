@@ -6,7 +6,7 @@ import pytest
 import pyggml
 from pyggml.dtypes import F32
 from pyggml.errors import AdapterError, DataError, PyggmlError
-from pyggml.lora import LoraConfig, attach, detach, loss_and_grads, unfreeze
+from pyggml.lora import LoraConfig, attach, loss_and_grads, unfreeze
 
 TOKENS = np.arange(20) * 7 % 48
 
@@ -27,18 +27,32 @@ def test_default_targets_are_all_linear_modules_of_the_blocks(tiny):
     pair = adapter.pairs["blk.1.ffn_down.weight"]
     assert (pair.a.shape, pair.b.shape, pair.scale) == ((3, 64), (32, 3), 5.0 / 3)
     assert np.shares_memory(pair.a.data, adapter.parameters.data)
-    assert model.adapters == [adapter.pairs]
+    assert model.adapters == () and adapter.model.adapters == (adapter.pairs,)
 
 
 def test_the_start_changes_nothing_and_is_peft_s(tiny):
-    plain, model = pyggml.load(tiny), pyggml.load(tiny)
-    adapter = attach(model, LoraConfig(rank=16, alpha=3.0))
-    np.testing.assert_array_equal(model.logits(TOKENS), plain.logits(TOKENS))
+    plain = pyggml.load(tiny)
+    adapter = attach(plain, LoraConfig(rank=16, alpha=3.0))
+    np.testing.assert_array_equal(adapter.model.logits(TOKENS), plain.logits(TOKENS))
     for pair in adapter.pairs.values():
         bound = pair.a.shape[1] ** -0.5
         assert bound * 0.9 < np.abs(pair.a.data).max() <= bound
         assert abs(pair.a.data.std() * np.sqrt(3) / bound - 1) < 0.1
         assert not pair.b.data.any()
+
+
+def test_attaching_changes_the_adapter_s_model_alone(tiny):
+    plain = pyggml.load(tiny)
+    before = plain.logits(TOKENS)
+    first = with_random_b(attach(plain, LoraConfig(rank=2)))
+    changed = first.model.logits(TOKENS)
+    assert np.abs(changed - before).max() > 1e-3
+    second = with_random_b(attach(plain, LoraConfig(rank=3, seed=1)))
+    both = plain.with_adapters(first.pairs, second.pairs)
+    assert both.adapters == (first.pairs, second.pairs)
+    assert np.abs(both.logits(TOKENS) - changed).max() > 1e-3
+    np.testing.assert_array_equal(plain.logits(TOKENS), before)
+    np.testing.assert_array_equal(first.model.logits(TOKENS), changed)
 
 
 def test_every_start_has_a_stream_of_its_own(tiny):
@@ -68,7 +82,7 @@ def test_modules_that_would_have_no_effect_are_refused(tiny, modules, message):
     model = pyggml.load(tiny)
     with pytest.raises(AdapterError, match=message):
         attach(model, LoraConfig(modules=modules))
-    assert model.adapters == []
+    assert model.adapters == ()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +116,7 @@ def test_the_file_reads_back_as_the_same_adapter(tiny, tmp_path, modules):
         assert pair.scale == 1.5
         np.testing.assert_array_equal(pair.a.data, adapter.pairs[name].a.data)
         np.testing.assert_array_equal(pair.b.data, adapter.pairs[name].b.data)
-    loss, grads = loss_and_grads(model, TOKENS)
+    loss, grads = loss_and_grads(adapter.model, TOKENS)
     again_loss, again_grads = loss_and_grads(again, TOKENS)
     assert again_loss == loss
     assert list(again_grads) == list(adapter.parameters.tensors)
@@ -113,16 +127,14 @@ def test_the_file_reads_back_as_the_same_adapter(tiny, tmp_path, modules):
 # -- a second time ------------------------------------------------------------------------------
 
 
-def test_a_second_adapter_is_refused_and_the_first_can_be_taken_away(tiny):
-    model = pyggml.load(tiny)
-    plain = model.logits(TOKENS)
-    adapter = with_random_b(attach(model))
-    with pytest.raises(AdapterError, match="has an adapter already: unfreeze.*detach"):
+def test_a_second_adapter_is_refused_and_the_first_can_be_left_out(tiny):
+    plain = pyggml.load(tiny)
+    model = with_random_b(attach(plain)).model
+    with pytest.raises(AdapterError, match="has an adapter already: unfreeze.*with_adapters"):
         attach(model)
-    assert model.adapters == [adapter.pairs] and (model.logits(TOKENS) != plain).any()
-    detach(model)
-    np.testing.assert_array_equal(model.logits(TOKENS), plain)
-    attach(model)
+    base = model.with_adapters()
+    assert base.adapters == () and attach(base).pairs
+    np.testing.assert_array_equal(base.logits(TOKENS), plain.logits(TOKENS))
 
 
 def test_an_adapter_that_was_loaded_can_be_trained_further(tiny, tmp_path):
@@ -134,12 +146,14 @@ def test_an_adapter_that_was_loaded_can_be_trained_further(tiny, tmp_path):
     adapter = unfreeze(model)
     found = adapter.config
     assert (found.rank, found.alpha, found.modules) == (3, 7.0, ("attn_q", "ffn_down"))
-    assert list(adapter.pairs) == list(first.pairs) and model.adapters == [adapter.pairs]
-    np.testing.assert_array_equal(model.logits(TOKENS), before)
+    assert list(adapter.pairs) == list(first.pairs)
+    assert adapter.model.adapters == (adapter.pairs,)
+    np.testing.assert_array_equal(adapter.model.logits(TOKENS), before)
     adapter.save(tmp_path / "b.gguf")
     assert (tmp_path / "b.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
     adapter.parameters.data[:] *= 2  # the graph sees what training changes
-    assert (model.logits(TOKENS) != before).any()
+    assert (adapter.model.logits(TOKENS) != before).any()
+    np.testing.assert_array_equal(model.logits(TOKENS), before)
 
 
 def test_what_cannot_be_unfrozen_is_explained(tiny, tmp_path):
@@ -171,7 +185,7 @@ def test_a_model_and_an_adapter_say_what_they_are(tiny):
     said = "<Model 'tiny': llama, 3 blocks, 30,944 parameters, F32, context 64>"
     assert repr(model) == said
     adapter = attach(model, LoraConfig(rank=2, modules=("attn_q",)))
-    assert repr(model) == said.replace(">", ", 1 adapter>")
+    assert repr(adapter.model) == said.replace(">", ", 1 adapter>")
     assert repr(adapter) == "<Adapter of rank 2, alpha 16, on 3 matrices of tiny: 384 parameters>"
 
 

@@ -60,7 +60,7 @@ def test_documents_are_scored_as_validation_does(tiny, corpus_of):
     """Every target, none across documents: the exponential of the mean loss over each apart."""
     model = model_with(tiny, False)
     windows = corpus_of(10, [30, 12, 7, 1, 21], n_held_out=0).train
-    attach(model)  # adds nothing yet, but loss_and_grads wants one
+    model = attach(model).model  # adds nothing yet, but loss_and_grads wants one
     total = n = 0
     for tokens, documents in zip(windows.tokens, windows.documents, strict=True):
         for document in set(documents.tolist()):

@@ -47,8 +47,9 @@ def test_experts_and_routers_wait_until_they_are_named():
 
 
 def test_nothing_changes_at_first_and_unseen_tokens_never_do():
-    plain, model = pyggml.load(MODEL), pyggml.load(MODEL)
-    adapter = attach(model, LoraConfig(rank=3, modules=ALL))
+    plain = pyggml.load(MODEL)
+    adapter = attach(plain, LoraConfig(rank=3, modules=ALL))
+    model = adapter.model
     np.testing.assert_array_equal(model.logits(TOKENS), plain.logits(TOKENS))
     table, experts = adapter.pairs["token_embd.weight"], adapter.pairs["blk.0.ffn_up_exps.weight"]
     assert not table.a.data.any() and 0.8 < table.b.data.std() < 1.2
@@ -66,6 +67,7 @@ def test_an_update_is_the_changed_weight(base, tmp_path):
     """W + scale · BA in the file gives the logits of the adapter."""
     model = pyggml.load(MODEL, compute="f32")
     adapter = shaken(attach(model, LoraConfig(rank=3, alpha=6.0, modules=(base.split(".")[-2],))))
+    model = adapter.model
     pair = adapter.pairs[base]
     update = pair.a.data @ pair.b.data.T if "embd" in base else pair.b.data @ pair.a.data
     updates = {n: 2.0 * (p.b.data @ p.a.data) for n, p in adapter.pairs.items() if n != base}
@@ -84,6 +86,7 @@ def test_an_update_is_the_changed_weight(base, tmp_path):
 def test_gradients_are_slopes_of_the_loss():
     model = pyggml.load(MODEL, compute="f32")
     adapter = shaken(attach(model, LoraConfig(rank=2, alpha=2.0, modules=ALL)))
+    model = adapter.model
     _, grads = loss_and_grads(model, TOKENS)
     rng = np.random.default_rng(3)
     for name in ("token_embd.weight", "output.weight", "blk.1.ffn_down_exps.weight"):
@@ -107,7 +110,7 @@ def test_the_file_reads_back_as_the_same_adapter(tmp_path):
     again = pyggml.load(MODEL, adapter=tmp_path / "a.gguf")
     assert list(again.adapters[0]) == list(adapter.pairs)
     assert {p.scale for p in again.adapters[0].values()} == {2.0}
-    np.testing.assert_array_equal(again.logits(TOKENS), model.logits(TOKENS))
+    np.testing.assert_array_equal(again.logits(TOKENS), adapter.model.logits(TOKENS))
 
 
 def write_adapter(path, architecture, tensors, more=None):
@@ -186,7 +189,8 @@ def test_llama_cpp_gives_our_logits(tmp_path):
     path = tmp_path / "model.gguf"
     requantize(MODEL, path, "F32")
     model = pyggml.load(path, compute="f32")
-    trained(model, modules=ALL).save(tmp_path / "adapter.gguf")
-    ours, plain = model.logits(TOKENS), pyggml.load(path, compute="f32").logits(TOKENS)
+    adapter = trained(model, modules=ALL)
+    adapter.save(tmp_path / "adapter.gguf")
+    ours, plain = adapter.model.logits(TOKENS), pyggml.load(path, compute="f32").logits(TOKENS)
     assert nmse(ours, plain) > 1e-2, "the adapter does next to nothing"
     assert nmse(llama_cpp_logits(path, TOKENS, tmp_path / "adapter.gguf"), ours) < 1e-6

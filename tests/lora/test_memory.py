@@ -18,7 +18,7 @@ def test_a_step_allocates_nothing_of_the_model_s_size(tiny, corpus_of, checkpoin
     config = TrainConfig(
         ctx=60, grad_accum=2, max_steps=5, val_every=0, clip=1e-3, grad_checkpointing=checkpointing
     )
-    trainer = Trainer(model, adapter.parameters, corpus, config)
+    trainer = Trainer(adapter.model, adapter.parameters, corpus, config)
     most, kept = [], []
 
     def report(event):
@@ -42,9 +42,9 @@ def test_a_step_allocates_nothing_of_the_model_s_size(tiny, corpus_of, checkpoin
 def test_a_run_binds_its_kernels_once(tiny, corpus_of, monkeypatch):
     """Programs are calls with their arrays; a step looks nothing up."""
     model = pyggml.load(tiny)
-    trainer = Trainer(
-        model, attach(model).parameters, corpus_of(10, [90, 60, 30]), TrainConfig(ctx=10)
-    )
+    adapter = attach(model)
+    corpus = corpus_of(10, [90, 60, 30])
+    trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(ctx=10))
     trainer.passes.bind()
     before = trainer.passes.programs
     monkeypatch.setattr(type(model.backend), "bind", None)

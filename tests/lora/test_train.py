@@ -34,7 +34,7 @@ def trainer_of(tiny, corpus_of):
         model = pyggml.load(path)
         adapter = attach(model, LoraConfig(**{"rank": 3, "alpha": 5.0, **(lora or {})}))
         corpus = corpus or corpus_of(settings["ctx"], LENGTHS)
-        return Trainer(model, adapter.parameters, corpus, TrainConfig(**settings))
+        return Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(**settings))
 
     return make
 

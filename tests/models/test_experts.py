@@ -67,8 +67,9 @@ def test_llama_cpp_agrees_on_an_adapter_of_both(name, in_one, tmp_path):
     path = in_one(name)
     model = pyggml.load(path, compute="f32")
     before = model.logits(TOKENS)
-    trained(model, modules=("ffn_gate_up_exps",)).save(tmp_path / "adapter.gguf")
-    ours = model.logits(TOKENS)
+    adapter = trained(model, modules=("ffn_gate_up_exps",))
+    adapter.save(tmp_path / "adapter.gguf")
+    ours = adapter.model.logits(TOKENS)
     assert nmse(ours, before) > 1e-2, "the adapter does next to nothing"
     assert nmse(llama_cpp_logits(path, TOKENS, tmp_path / "adapter.gguf"), ours) < 1e-6
 

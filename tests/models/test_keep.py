@@ -33,7 +33,7 @@ def adapted(path):
     for pair in adapter.pairs.values():
         rng = np.random.default_rng(list(pair.b.name.encode()))
         pair.b.data[:] = rng.normal(0, 0.1, pair.b.shape)
-    return model, adapter.parameters
+    return adapter.model, adapter.parameters
 
 
 def passes_of(path, keep, fused=True):

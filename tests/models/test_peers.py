@@ -27,7 +27,7 @@ def values(name):
 
 
 def adapted(model, values):
-    """The golden adapter."""
+    """The model with the golden adapter."""
     made = attach(
         model,
         LoraConfig(
@@ -39,6 +39,7 @@ def adapted(model, values):
     assert tensors.keys() == wanted.keys(), "adapters update every matrix of the blocks"
     for name, t in tensors.items():
         t.data[:] = wanted[name]
+    return made.model
 
 
 def test_logits(model, values):
@@ -46,14 +47,14 @@ def test_logits(model, values):
 
 
 def test_logits_with_an_adapter(model, values):
-    adapted(model, values)
+    model = adapted(model, values)
     found = model.logits(values["tokens"])
     assert nmse(found, values["lora_logits"]) < 1e-10
     assert nmse(found, values["logits"]) > 1e-3, "the adapter changes something"
 
 
 def test_gradients_of_an_adapter(model, values):
-    adapted(model, values)
+    model = adapted(model, values)
     loss, grads = loss_and_grads(model, values["tokens"])
     assert loss == pytest.approx(float(values["lora_loss"]), rel=1e-6)
     for name, g in grads.items():
@@ -94,7 +95,8 @@ def test_llama_cpp_agrees_with_and_without_our_adapter(name, model, values, tmp_
     tokens = values["tokens"]
     path = in_f32(GOLDEN / f"{name}.gguf", tmp_path / "model.gguf")
     assert nmse(llama_cpp_logits(path, tokens), values["logits"]) < 1e-6
-    trained(model, modules=wide_modules(model, 4)).save(tmp_path / "adapter.gguf")
-    ours = model.logits(tokens)
+    adapter = trained(model, modules=wide_modules(model, 4))
+    adapter.save(tmp_path / "adapter.gguf")
+    ours = adapter.model.logits(tokens)
     assert nmse(ours, values["logits"]) > 1e-2, "the adapter does next to nothing"
     assert nmse(llama_cpp_logits(path, tokens, tmp_path / "adapter.gguf"), ours) < 1e-6

@@ -46,6 +46,7 @@ def test_a_base_of_this_type_is_its_float32_values(kind, two_models):
         rng = np.random.default_rng(4)
         for p in adapter.parameters.tensors.values():
             p.data[...] = rng.standard_normal(p.shape) / 10
+        model = adapter.model
         loss, grads = loss_and_grads(model, TOKENS)
         assert np.isfinite(loss)
         assert all(np.any(g) for g in grads.values())

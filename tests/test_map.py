@@ -1,0 +1,51 @@
+"""The map is the code: README, `pyggml.__doc__`, docs/pipeline.md and the walkthrough name the same
+stages in the same order, and each is something that its package exports."""
+
+import importlib
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+import pyggml
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+# ("pyggml.gguf", "open"), …
+STAGES = re.findall(r"^\| `(pyggml\.[\w.]+)` \| `([\w.]+)` \|", README, re.M)
+NAMES = [f"{module.removeprefix('pyggml.')}.{verb}" for module, verb in STAGES]
+
+
+def test_the_table_has_the_whole_way():
+    assert len(STAGES) == 8
+    assert (STAGES[0], STAGES[-1]) == (
+        ("pyggml.gguf", "open"),
+        ("pyggml.lora.adapter", "Adapter.save"),
+    )
+
+
+@pytest.mark.parametrize(("module", "verb"), STAGES, ids=NAMES)
+def test_every_stage_is_there_and_exported(module, verb):
+    home = importlib.import_module(module)
+    assert callable(reduce(getattr, verb.split("."), home))
+    exported = getattr(home, "__all__", None)
+    assert exported is None or verb.split(".")[0] in exported
+
+
+def test_the_package_s_docstring_has_the_table():
+    rows = re.findall(r"^(pyggml\.[\w.]+) +([\w.]+)  +\S", pyggml.__doc__, re.M)
+    assert rows == STAGES
+
+
+def test_the_pipeline_has_a_section_for_each():
+    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    assert re.findall(r"^## (\d)\. `([\w.]+)`", text, re.M) == [
+        (str(n), name) for n, name in enumerate(NAMES, 1)
+    ]
+
+
+def test_the_walkthrough_shows_each():
+    text = (ROOT / "examples/walkthrough.py").read_text("utf-8")
+    said = re.findall(r'say\((\d), "([\w.]+)"', text)
+    assert sorted(said) == [(str(n), name) for n, name in enumerate(NAMES, 1)]
