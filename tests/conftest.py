@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from quick import QUICK
 
 settings.register_profile("local", deadline=None)

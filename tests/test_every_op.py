@@ -18,12 +18,12 @@ from pyggml import threads
 from pyggml._jit import JIT
 from pyggml.backends.cpu import KERNELS, Site, array
 from pyggml.backward.check import as_leaf, check_gradient, in_float64
-from pyggml.dtypes import BF16, F16, F32
+from pyggml.dtypes import BF16, F16, F32, I32
 from pyggml.errors import ShapeError
 from pyggml.op import Memory, NoGrad, Sample
 from pyggml.ops import OPS
 from pyggml.runtime import run
-from pyggml.tensor import leaf
+from pyggml.tensor import leaf, zeros
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
@@ -102,6 +102,43 @@ def test_the_declaration_is_complete(op):
         assert len(op.grad.reason) > 10, "the reason is a sentence"
     else:
         assert any(differentiable(op, s) for s in samples), "no gradient is ever compared"
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+def misfits(sources):
+    """(what is wrong, the sources with one of them spoiled); some ops take some of these."""
+    for i, s in enumerate(sources):
+        spoiled = {
+            "another type": (s.shape, F32 if s.dtype is I32 else I32),
+            "no axes": ((), F32),
+            "one axis": ((s.n_elements,), F32),
+            "other axes": ((2, 3, 1, 5), F32),
+            "nothing in it": ((0, *s.shape[1:]), F32),
+            "one more in a row": ((*s.shape[:-1], (*s.shape, 0)[-1] + 1), F32),
+        }
+        for wrong, (shape, dtype) in spoiled.items():
+            yield f"source {i}: {wrong}", [*sources[:i], zeros(shape, dtype), *sources[i + 1 :]]
+
+
+TAKE_ANYTHING = {"after", "cont", "dup", "arange"}  # all types and shapes, or no source
+
+
+@pytest.mark.parametrize("op", ops(lambda op: True))
+def test_what_does_not_fit_is_a_shape_error(op):
+    """One sentence when the graph is built: no other error, and none from a kernel later."""
+    refused = 0
+    for n, sample in enumerate(SAMPLES[op.name]):
+        for wrong, sources in misfits([as_leaf(a) for a in sample.arrays]):
+            try:
+                op(*sources, **sample.params)
+            except ShapeError as error:
+                refused += 1
+                assert len(str(error)) > 10 and "\n" not in str(error)
+            except Exception as error:
+                raise AssertionError(f"sample {n}, {wrong}: {error!r}") from error
+    assert (refused == 0) == (op.name in TAKE_ANYTHING)
 
 
 # -- forward and backward -----------------------------------------------------------------------

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from quick import QUICK
 
 HERE = Path(__file__).parent

@@ -170,7 +170,9 @@ def _spec(
     if mask is not None:
         expect_type("flash_attn_ext", "mask", mask)
         fits = len(mask.shape) in (2, 3) and mask.shape[-2:] == (q.shape[0], k.shape[0])
-        if not fits or (len(mask.shape) == 3 and q.shape[1] % mask.shape[0]):
+        if fits and len(mask.shape) == 3:
+            fits = mask.shape[0] > 0 and q.shape[1] % mask.shape[0] == 0
+        if not fits:
             raise ShapeError(
                 f"flash_attn_ext: mask is {mask!r}, wanted [n, ]{q.shape[0]}, {k.shape[0]} with "
                 f"n dividing {q.shape[1]} heads"

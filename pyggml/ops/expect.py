@@ -51,7 +51,7 @@ def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor, *ke
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}, span {span.shape}"
     if not len(q.shape) == len(k.shape) == 3 or k.shape != v.shape or q.shape[2] != k.shape[2]:
         raise ShapeError(f"{op}: {shapes}; wanted (T, H, D), (S, HK, D) twice")
-    if q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
         raise ShapeError(f"{op}: {shapes}; wanted HK dividing H, and span (T, 2)")
     found = f"q {q.dtype}, k {k.dtype}, v {v.dtype}, span {span.dtype}"
     if q.dtype is not F32 or span.dtype is not I32:

@@ -53,10 +53,11 @@ def _pool(x: Tensor, kind: str, size: Pair, stride: Pair, padding: Pair, whole: 
 
 def _sizes(x: Shape, size: Pair, stride: Pair, padding: Pair) -> Pair:
     """(OH, OW)."""
-    valid = min(*size, *stride) > 0 and all(0 <= p < k for p, k in zip(padding, size, strict=True))
+    valid = len(x) == 4 and min(*size, *stride) > 0
+    valid = valid and all(0 <= p < k for p, k in zip(padding, size, strict=True))
     axes = zip(x[-2:], size, stride, padding, strict=True)
     out = [out_size(*axis, dilation=1) for axis in axes] if valid else [0]
-    if len(x) != 4 or min(out) < 1:
+    if min(out) < 1:
         raise ShapeError(
             f"pool: windows {size}, stride {stride}, padding {padding} do not fit into {list(x)}"
         )

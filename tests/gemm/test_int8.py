@@ -12,12 +12,10 @@ from pyggml.gemm.int8_tile import CHUNK, DEPTH, KINDS
 from pyggml.gemm.panels import TILE
 from pyggml.quants import QUANTS, dequantize, quantize
 
+from measures import nmse
+
 MR = CHOSEN.mr
 NUMPY = CHOSEN.name == "numpy"
-
-
-def nmse(found, wanted):
-    return ((found - wanted) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
 
 
 def forward(x, w, kind, start=None, compute="int8"):

@@ -5,7 +5,8 @@ import pytest
 
 import pyggml
 
-from peers.trial import in_f32, llama_cpp_logits, nmse, trained
+from measures import nmse
+from peers.trial import in_f32, llama_cpp_logits, trained
 
 pytestmark = pytest.mark.interop
 GOLDEN = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2"]

@@ -9,8 +9,9 @@ from pyggml.dtypes import F32
 from pyggml.errors import AdapterError
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
+from measures import nmse
 from peers.files import GOLDEN
-from peers.trial import llama_cpp_logits, nmse, trained
+from peers.trial import llama_cpp_logits, trained
 
 MODEL = GOLDEN / "qwen3moe.gguf"  # 6 experts, 32 wide; its output matrix is its own
 TIED = GOLDEN / "granitemoe-shared.gguf"

@@ -9,7 +9,8 @@ from pyggml.dtypes import F32
 from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
-from peers.trial import llama_cpp_logits, nmse, trained
+from measures import nmse
+from peers.trial import llama_cpp_logits, trained
 
 N_VOCAB, N_EMBD = 32, 24
 TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)

@@ -10,8 +10,9 @@ from pyggml.errors import ModelError
 from pyggml.generation import Session
 from pyggml.requantize import requantize
 
+from measures import nmse
 from peers.files import GOLDEN
-from peers.trial import llama_cpp_logits, nmse, trained
+from peers.trial import llama_cpp_logits, trained
 
 MIXTURES = ["mixtral", "qwen2moe", "qwen3moe", "olmoe", "granitemoe-shared"]
 TOKENS = np.random.default_rng(7).integers(0, 64, 24)

@@ -8,7 +8,8 @@ import pytest
 import pyggml
 from pyggml.generation import Session
 
-from peers.trial import in_f32, llama_cpp_logits, nmse, trained
+from measures import nmse
+from peers.trial import in_f32, llama_cpp_logits, trained
 
 FORMULAS = Path(__file__).parents[1] / "golden/formulas"
 FILES = sorted(FORMULAS.glob("*.gguf"))

@@ -19,17 +19,14 @@ from pyggml.models import Inputs, build_loss
 from pyggml.runtime import results
 from pyggml.tensor import leaf
 
+from measures import nmse
+
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2"]
 ARCHITECTURES += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
 # llama.cpp computed Q8_0_exact and Q4_K_M_exact, and takes a GELU from a table of halves.
 ROUNDED_GELU = {"gemma2": 5e-7, "gemma3": 5e-7, "gpt2": 5e-7}
 COMMITTED = Path(__file__).parents[1] / "golden/models"
-
-
-def nmse(found, wanted):
-    """Mean square error in units of the mean square."""
-    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
 
 
 @pytest.mark.parametrize("kind", list(EXACT))

@@ -10,7 +10,8 @@ from pyggml import gguf
 from pyggml.dtypes import F32
 from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 
-from peers.trial import llama_cpp_logits, nmse
+from measures import nmse
+from peers.trial import llama_cpp_logits
 
 pytestmark = pytest.mark.interop
 N_VOCAB, N_EMBD = 40, 64

@@ -7,10 +7,11 @@ import pyggml
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
+from measures import nmse
 from peers import PEERS, golden
 from peers.files import GOLDEN, save
 from peers.peer import LORA_RANK, LORA_SCALE
-from peers.trial import in_f32, llama_cpp_logits, nmse, trained, wide_modules
+from peers.trial import in_f32, llama_cpp_logits, trained, wide_modules
 
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
 

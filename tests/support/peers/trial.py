@@ -16,11 +16,6 @@ from pyggml.model import Model
 from pyggml.quants import dequantize
 
 
-def nmse(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Mean square error in units of the mean square."""
-    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
-
-
 def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None) -> np.ndarray:
     """Logits (T, n_vocab) by llama.cpp, with keys and values kept in F32; skips without it."""
     llama_cpp = pytest.importorskip("llama_cpp")
