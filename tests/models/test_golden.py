@@ -25,7 +25,8 @@ ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "ge
 ARCHITECTURES += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
 # llama.cpp computed Q8_0_exact and Q4_K_M_exact, and takes a GELU from a table of halves.
-ROUNDED_GELU = {"gemma2": 5e-7, "gemma3": 5e-7, "gpt2": 5e-7}
+ROUNDED_GELU = {"gemma2": 1.2e-7, "gemma3": 3.5e-7, "gpt2": 2e-7}  # measured: half of it
+ROUNDING = 5e-12  # NMSE of float32 logits; measured: at most 2.1e-12
 COMMITTED = Path(__file__).parents[1] / "golden/models"
 
 
@@ -37,7 +38,7 @@ def test_logits(architecture, kind, golden_file, golden):
     found = model.logits(wanted["tokens"])
     assert found.shape == (48, 512)
     assert found.dtype == np.float32
-    most = 1e-10 if kind == "F16" else ROUNDED_GELU.get(architecture, 1e-10)
+    most = ROUNDING if kind == "F16" else ROUNDED_GELU.get(architecture, ROUNDING)
     assert nmse(found[wanted["rows"]], wanted[EXACT[kind]]) < most
 
 
@@ -72,7 +73,7 @@ def test_logits_with_an_adapter(architecture, golden_file, golden):
     model = pyggml.load(golden_file(f"{architecture}-F16.gguf"), adapter, compute="f32")
     wanted = golden(architecture)
     found = model.logits(wanted["tokens"])[wanted["rows"]]
-    assert nmse(found, wanted["f32_hf_lora"]) < 1e-10
+    assert nmse(found, wanted["f32_hf_lora"]) < ROUNDING
     assert nmse(found, wanted["f32_hf"]) > 1e-4, "the adapter changes something"
 
 
@@ -107,12 +108,12 @@ def test_gradients_of_an_adapter(architecture, fused, golden_file, golden):
     pairs = model.adapters[0]
     tensors = [t for p in pairs.values() for t in (p.a, p.b)]
     value, *grads = results(build_backward(graph, tensors))
-    assert value == pytest.approx(float(wanted["lora_loss"]), rel=1e-6)
+    assert value == pytest.approx(float(wanted["lora_loss"]), rel=3e-7)
     names = {k.removeprefix("grad/") for k in wanted if k.startswith("grad/")}
     assert {t.name for t in tensors} == names
     for t, g in zip(tensors, grads, strict=True):
         exact = wanted[f"grad/{t.name}"]
-        assert np.linalg.norm(g - exact) < 1e-4 * np.linalg.norm(exact), t.name
+        assert np.linalg.norm(g - exact) < 8e-6 * np.linalg.norm(exact), t.name
 
 
 # -- what a clone carries -----------------------------------------------------------------------
