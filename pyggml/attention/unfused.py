@@ -143,7 +143,7 @@ def _products_room(p: Problem) -> Room:
     """Scratch of any product here."""
     n, d = _n_rows(p), p.head_size
     shapes = [(n, d), (n, p.n_keys), (p.n_keys, n)]
-    return Room((max(gemm.work_bytes(*shape) for shape in shapes),), np.uint8)
+    return Room((max(gemm.strided_bytes(*shape) for shape in shapes),), np.uint8)
 
 
 def _forward_scratch(p: Problem) -> Rooms:
