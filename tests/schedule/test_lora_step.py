@@ -10,7 +10,7 @@ import pyggml
 from pyggml.alloc import plan
 from pyggml.backends import CPU, read
 from pyggml.backward import build_backward
-from pyggml.lora import LoraConfig, Parameters, attach
+from pyggml.lora import LoraConfig, attach
 from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
 from pyggml.ops import OPS
@@ -28,8 +28,8 @@ START = 0.001  # of the accumulators, so that what is added to them is seen
 
 def step(path):
     """The graph of a loss and its gradients, added to accumulators that start at START."""
-    model = pyggml.load(path, compute="f32")
-    parameters: Parameters = attach(model, LoraConfig(rank=4, alpha=6.0)).parameters
+    adapter = attach(pyggml.load(path, compute="f32"), LoraConfig(rank=4, alpha=6.0))
+    model, parameters = adapter.model, adapter.parameters
     parameters.data[:] = np.random.default_rng(3).normal(0, 0.1, parameters.data.shape)
     inputs = Inputs.empty(len(TOKENS) - 1)
     fill(inputs, TOKENS[:-1])

@@ -38,6 +38,8 @@ QUICK = {
     "quants/test_unpack.py": (r"test_equals_reference\[.*",),
     "quants/test_pack.py": (r"test_round_trip_error\[.*",),
     "runtime/test_pages.py": (r".*",),
+    "schedule/test_lora_step.py": (r".*\[qwen3-F16-half\]",),
+    "schedule/test_schedule.py": (r"test_the_.*", r"test_a_(part|copy|writer)_.*"),
     "test_architecture.py": (
         r"test_imports_point_one_way\[.*",
         r"test_kernels_take_nothing_that_the_cache_does_not_watch\[.*",
