@@ -10,24 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from pyggml._frames import Frame, FrameType
 from pyggml._jit import (
     Code,
-    carray,
     get_thread_id,
     intrinsic,
-    kernel,
     parallel,
     prange,
     types,
 )
 
-SLOT = 4  # int64 per argument
-
-Stage = tuple[int, int, int, Any]  # addresses of code and frame, tasks, the frame itself
+Stage = tuple[int, int, int, Frame]  # addresses of code and frame, tasks, the frame itself
 
 
 def task_code(declaration: type[Frame]) -> Callable[[Callable], Code]:
@@ -36,24 +31,9 @@ def task_code(declaration: type[Frame]) -> Callable[[Callable], Code]:
     return lambda code: Code(code, signature, None)
 
 
-def frame(*arguments: Any) -> np.ndarray:
-    """The arguments of a kernel as one int64 array; arrays must be C-contiguous and stay alive."""
-    slots = np.zeros((len(arguments), SLOT), np.int64)
-    for slot, value in zip(slots, arguments, strict=True):
-        if isinstance(value, np.ndarray):
-            assert value.flags.c_contiguous
-            slot[: 1 + value.ndim] = value.ctypes.data, *value.shape
-        elif isinstance(value, float | np.floating):
-            slot[0] = np.float32(value).view(np.int32)
-        else:
-            slot[0] = value
-    return slots.reshape(-1)
-
-
-def stage(code: Code, f: Frame | np.ndarray, n_tasks: int) -> Stage:
+def stage(code: Code, f: Frame, n_tasks: int) -> Stage:
     """One stage of a launch: `code` for tasks 0 … n_tasks − 1 on this frame."""
-    words = f.words if isinstance(f, Frame) else f
-    return code.address, words.ctypes.data, n_tasks, f
+    return code.address, f.words.ctypes.data, n_tasks, f
 
 
 def launch(*stages: Stage) -> None:
@@ -82,68 +62,3 @@ def _call_task(typing: Any, code: Any, frame: Any, task: Any, thread: Any) -> An
 def _run_tasks(code, frame, n_tasks):
     for task in prange(n_tasks):
         _call_task(code, frame, task, get_thread_id())
-
-
-# -- reading a frame inside a task ----------------------------------------------------------------
-
-
-@intrinsic
-def _as_pointer(typing: Any, address: Any) -> Any:
-    """An address as the pointer that `carray` takes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(address), codegen
-
-
-@kernel
-def floats1(frame, i):
-    """Argument i as a float32 array of one axis."""
-    return carray(_as_pointer(frame[SLOT * i]), (frame[SLOT * i + 1],), np.float32)
-
-
-@kernel
-def floats2(frame, i):
-    """Argument i as a float32 array of two axes."""
-    shape = (frame[SLOT * i + 1], frame[SLOT * i + 2])
-    return carray(_as_pointer(frame[SLOT * i]), shape, np.float32)
-
-
-@kernel
-def floats3(frame, i):
-    """Argument i as a float32 array of three axes."""
-    shape = (frame[SLOT * i + 1], frame[SLOT * i + 2], frame[SLOT * i + 3])
-    return carray(_as_pointer(frame[SLOT * i]), shape, np.float32)
-
-
-@kernel
-def shorts1(frame, i):
-    """Argument i as a uint16 array of one axis."""
-    return carray(_as_pointer(frame[SLOT * i]), (frame[SLOT * i + 1],), np.uint16)
-
-
-@kernel
-def halves3(frame, i):
-    """Argument i, an array of halves of three axes, as their bits."""
-    shape = (frame[SLOT * i + 1], frame[SLOT * i + 2], frame[SLOT * i + 3])
-    return carray(_as_pointer(frame[SLOT * i]), shape, np.uint16)
-
-
-@kernel
-def ints2(frame, i):
-    """Argument i as an int32 array of two axes."""
-    shape = (frame[SLOT * i + 1], frame[SLOT * i + 2])
-    return carray(_as_pointer(frame[SLOT * i]), shape, np.int32)
-
-
-@kernel
-def integer(frame, i):
-    """Argument i as an integer."""
-    return frame[SLOT * i]
-
-
-@kernel
-def real(frame, i):
-    """Argument i as a float32."""
-    return np.int32(frame[SLOT * i]).view(np.float32)

@@ -5,7 +5,6 @@ exact       the same without reordered or fused arithmetic
 parallel    the same with `prange` over rows; costs 2 to 14 µs a call, so for large work only
 block_code  void(float32*, uint8*, n_blocks): code called through its address, so that one matrix
             product serves every weight type (see pyggml.gemm)
-task_code   void(int64* frame, task, thread): one task of a large kernel (see pyggml._tasks)
 
 setup.py does all that is done once, before the first kernel is declared; the other files only
 define: cache.py the folder of compiled kernels, workarounds.py what Numba's cache lacks,
@@ -18,7 +17,7 @@ from numba import carray, get_thread_id, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pyggml._jit.code import BlockCode, Code, block_code, task_code
+from pyggml._jit.code import BlockCode, Code, block_code
 from pyggml._jit.decorators import ALONE, JIT, compile_for, exact, kernel, parallel
 from pyggml._jit.setup import CACHE
 
@@ -38,6 +37,5 @@ __all__ = [
     "kernel",
     "parallel",
     "prange",
-    "task_code",
     "types",
 ]

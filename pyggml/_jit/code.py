@@ -16,7 +16,6 @@ from pyggml._jit.decorators import JIT, OPTIONS
 _BLOCK_SIGNATURE = types.void(
     types.CPointer(types.float32), types.CPointer(types.uint8), types.intp
 )
-_TASK_SIGNATURE = types.void(types.CPointer(types.int64), types.intp, types.intp)
 
 
 class Code:
@@ -70,8 +69,3 @@ def block_code(
     if code is None:
         return lambda code: BlockCode(code, _BLOCK_SIGNATURE, ready)
     return BlockCode(code, _BLOCK_SIGNATURE, None)
-
-
-def task_code(code: Callable) -> Code:
-    """Declare `code(frame, task, thread)`: one task of a large kernel, see pyggml._tasks."""
-    return Code(code, _TASK_SIGNATURE, None)

@@ -84,6 +84,21 @@ def test_the_best_path_of_a_cpu_is_taken(features, best, monkeypatch):
     assert choose().name == best
 
 
+@pytest.mark.parametrize(
+    ("cpu", "best"),
+    [("znver4", "avx512bf16"), ("znver5", "avx512bf16"), ("cooperlake", "avx512vnni")],
+)
+def test_pairs_of_bfloat16_are_taken_where_they_are_fast(cpu, best, monkeypatch):
+    features = frozenset(AVX2 | AVX512 | {"avx512vnni", "avx512bf16"})
+    monkeypatch.setattr("pyggml._isa._features", lambda: features)
+    monkeypatch.setattr("pyggml._isa.llvm.get_host_cpu_name", lambda: cpu)
+    monkeypatch.setattr("pyggml._isa.JIT", True)
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert choose().name == best
+    monkeypatch.setenv(ENVIRONMENT, "avx512bf16")
+    assert choose().name == "avx512bf16", "but whoever asks for it gets it"
+
+
 def test_what_a_cpu_lacks_is_named(monkeypatch):
     monkeypatch.setattr("pyggml._isa._features", lambda: frozenset(AVX2 | {"avx512f"}))
     monkeypatch.setattr("pyggml._isa.JIT", True)
