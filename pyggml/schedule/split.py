@@ -73,8 +73,7 @@ class _Splitter:
         self.constants: list[Copy] = []
         self.twins: dict[Tensor, Tensor] = {}
         self.order: dict[Backend, list[list[Tensor]]] = defaultdict(lambda: [[]])  # for graphs
-        self.copies: dict[tuple[Tensor, int, Backend], Tensor] = {}
-        self.written: dict[Tensor, int] = defaultdict(int)  # how often, up to now
+        self.copies: dict[tuple[Tensor, Backend], Tensor] = {}
         self.changed = {t.root for t in graph.nodes if t.base is not None and not t.is_view}
 
     def run(self) -> Split:
@@ -98,8 +97,6 @@ class _Splitter:
             twin = self._twin(t, tuple(self._here(s, backend) for s in t.src))
             self.parts[-1].nodes.append(twin)
         self.order[backend][-1] += twin, *twin.saved
-        if t.base is not None and not t.is_view:
-            self.written[t.root] += 1
 
     def _twin(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
         base = None if t.base is None else self.twins.get(t.base, t.base)
@@ -110,14 +107,13 @@ class _Splitter:
         return twin
 
     def _here(self, s: Tensor, backend: Backend) -> Tensor:
-        """What a node of this device reads for s."""
+        """What a node of this device reads for s, which has the same numbers for all readers."""
         giver = self.backends.get(s) or self.host
         if giver is backend or (s.root.op is None and backend.is_host):
             return self.twins.get(s, s)
-        version = self.written[s.root]
-        if (s, version, backend) not in self.copies:
-            self.copies[s, version, backend] = self._copy(s, giver, backend)
-        return self.copies[s, version, backend]
+        if (s, backend) not in self.copies:
+            self.copies[s, backend] = self._copy(s, giver, backend)
+        return self.copies[s, backend]
 
     def _copy(self, s: Tensor, giver: Backend, taker: Backend) -> Tensor:
         source = self.twins.get(s, s)
