@@ -1,4 +1,4 @@
-"""Config, weights and token inputs -> logits, as a graph; nothing is computed."""
+"""Hyperparameters, weights and token inputs -> the graph of the logits. Nothing is computed."""
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures import ARCHITECTURES

@@ -1,9 +1,10 @@
-"""LoRA adapters in llama.cpp's file format, as updates that a graph can use.
+"""LoRA adapters in llama.cpp's file format, read as updates of a model's tensors.
 
-Keys general.type = "adapter", adapter.type = "lora", general.architecture as the base's,
-adapter.lora.alpha. Tensors NAME.lora_a (r, n_in) and NAME.lora_b (n_out, r) for a base tensor NAME,
-with one more axis in front for experts; (n_vocab, r) and (n_embd, r) for the token embedding.
-The update is y += alpha / r · B(A x); alpha 0 or absent means a factor of 1.
+keys      general.type = "adapter", adapter.type = "lora", general.architecture of the base model,
+          adapter.lora.alpha
+tensors   NAME.lora_a (r, n_in) and NAME.lora_b (n_out, r) for a base tensor NAME; experts have a
+          leading axis n_expert; the token embedding has (n_vocab, r) and (n_embd, r)
+update    y += alpha / r · B(A x); the factor is 1 if alpha is 0 or missing
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ TIED = (
 
 
 def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPair]:
-    """The updates in an adapter file, by full name of the base tensor, as F32 copies.
+    """An adapter file's updates, copied as F32: full name of the base tensor -> update.
 
-    Raises AdapterError with everything that keeps it from fitting the model.
+    Raises AdapterError with the misfits between adapter and model, at most ten.
     """
     with gguf.open(path) as file:
         faults = _wrong_kind(file, parts)
@@ -80,14 +81,15 @@ def _wrong_kind(file: gguf.GGUFFile, parts: Parts) -> list[str]:
 
 
 def _bases(file: gguf.GGUFFile, faults: list[str]) -> list[str]:
-    """Base names whose pair is complete; what is no half of a pair is a fault, as in llama.cpp."""
+    """Names of base tensors with both A and B. A tensor without its partner is a fault, as in
+    llama.cpp."""
     bases = []
     for name in file.tensors:
         base, suffix = name[:-7], name[-7:]
         if suffix not in SUFFIXES:
             faults.append(f"{name[:60]} is neither a lora_a nor a lora_b")
         elif base + SUFFIXES[suffix == SUFFIXES[0]] not in file.tensors:
-            faults.append(f"{name[:60]} has no other half")
+            faults.append(f"{name[:60]} has no partner, wanted a lora_a and a lora_b")
         elif suffix == SUFFIXES[0]:
             bases.append(base)
     return bases

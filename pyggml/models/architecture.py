@@ -1,4 +1,4 @@
-"""What one architecture declares."""
+"""The declaration of an architecture."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pyggml.models.decoder import Decoder
 class Architecture:
     """One value of `general.architecture`.
 
-    decoder   hyperparameters -> parts; faults are collected by the reader, never raised
-    example   the keys, without the architecture's name, that a small model needs besides the common
-              ones; warm-up and tests make models of it
+    decoder   hyperparameters -> parts; the reader collects faults, nothing is raised
+    example   keys of a small model, without the architecture's name, beside those of models.small;
+              warm-up and tests build models from them
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Attention with grouped heads, as most decoders have it."""
+"""Grouped-query attention, the mixer of most decoders."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Part):
-    """attn_output(softmax(scale · q·k) v) over the keys that each token's span and window allow.
+    """attn_output(softmax(scale · q·k) v) over the keys in each token's span and window.
 
-    packed           q, k and v come from one matrix, attn_qkv
-    q_norm, k_norm   over each head, or over all of them at once if that long; before rope
-    rope             None where a layer has no rotary positions
-    clamp            q, k and v are cut to ±clamp; 0 for none
-    scale            of the scores; 0 means 1/√(length of a head)
+    fused_qkv        q, k and v come from one matrix, attn_qkv
+    q_norm, k_norm   norms before rope, over each head or, by their size, over all heads at once
+    rope             None for a layer without rotary positions
+    clamp            q, k and v are clamped to ±clamp; 0 for none
+    scale            factor of the scores; 0 for 1/√(length of a head)
     softcap          scores become cap · tanh(scores / cap); 0 for none
-    max_bias         of ALiBi, which lowers scores by the distance of their tokens; 0 for none
-    window           how many keys are seen, 0 for all
-    sinks            each head has a score more in its softmax's sum, attn_sinks
+    max_bias         of ALiBi, as in ggml: a bias that lowers scores with distance; 0 for none
+    window           number of keys in the sliding window; 0 for all keys
+    sinks            the softmax of each head has one more score, from attn_sinks
     """
 
     n_embd: int
     heads: Heads
     rope: Rope | None
-    packed: bool = False
+    fused_qkv: bool = False
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     clamp: float = 0.0
@@ -47,12 +47,12 @@ class Attention(Part):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Numbers that a token gets as query, key and value."""
+        """Numbers in a token's query, key and value, over all heads."""
         h = self.heads
         return {"q": h.n * h.size, "k": h.n_kv * h.size, "v": h.n_kv * h.size}
 
     def tensors(self, at: str) -> Tensors:
-        sizes = {"qkv": sum(self.sizes.values())} if self.packed else self.sizes
+        sizes = {"qkv": sum(self.sizes.values())} if self.fused_qkv else self.sizes
         parts = [matrix(f"{at}attn_{part}", n, self.n_embd) for part, n in sizes.items()]
         parts += [norm.tensors(at) for norm in (self.q_norm, self.k_norm) if norm]
         parts += [self.rope.tensors()] if self.rope else []
@@ -67,7 +67,7 @@ class Attention(Part):
         return net.linear(f"{at}attn_output", o)
 
     def attend(self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The attention's result (T, n · size) for q (T, n, size), k and v (T, n_kv, size)."""
+        """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
@@ -81,8 +81,8 @@ class Attention(Part):
         return reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (T, n, size), k and v (T, n_kv, size), normalised."""
-        if self.packed:
+        """q (T, n, size), k and v (T, n_kv, size) of x; q and k normalised, before rope."""
+        if self.fused_qkv:
             parts = split(net.large(net.linear(f"{at}attn_qkv", x)), tuple(self.sizes.values()))
         else:
             parts = tuple(net.large(net.linear(f"{at}attn_{part}", x)) for part in "qkv")
@@ -92,7 +92,8 @@ class Attention(Part):
     def normed(
         self, net: Net, at: str, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads of q, k and v, normalised; each (T, ...) of heads · size numbers a token."""
+        """q, k and v, each (T, heads · size) in some shape, as (T, heads, size); q and k
+        normalised."""
         return (
             self._normed(net, at, self.q_norm, q),
             self._normed(net, at, self.k_norm, k),

@@ -1,4 +1,4 @@
-"""What most decoders read and are made of, so that an architecture says only where it differs."""
+"""The usual parts of an attention decoder; an architecture states only its differences."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Basics:
-    """The parts of an attention decoder, sized by a file's hyperparameters.
+    """Builders of the usual parts, with a file's hyperparameters.
 
-    `more` are fields of the part that differ from what is usual.
+    `more` replaces fields of the part.
     """
 
     config: ModelConfig
@@ -38,20 +38,24 @@ class Basics:
     n_ff: tuple[int, ...]
     norm: Callable[[str], Norm]  # name -> a norm over n_embd
     rope: Rope | None
-    packed: tuple[bool, ...]  # layer -> whether the file has one matrix for q, k and v
+    fused_qkv: tuple[bool, ...]  # layer -> whether q, k and v come from one matrix
 
     def attention(self, layer: int, kind: type[Attention] = Attention, /, **more: Any) -> Attention:
         """Attention of one layer, with rotary positions if the model has any."""
-        usual = {"heads": self.heads[layer], "rope": self.rope, "packed": self.packed[layer]}
-        return kind(n_embd=self.config.n_embd, **usual | more)
+        fields = {"heads": self.heads[layer], "rope": self.rope}
+        fields |= {"fused_qkv": self.fused_qkv[layer]} | more
+        return kind(n_embd=self.config.n_embd, **fields)
 
     def head_norms(self, layer: int) -> dict[str, Norm]:
-        """q_norm and k_norm for `attention`: RMS norms over each head."""
+        """q_norm and k_norm for `attention`: RMS norms over each head, one weight for all heads."""
         size, eps = self.heads[layer].size, self.norm("").eps
         return {f"{x}_norm": RmsNorm(f"attn_{x}_norm", size, eps) for x in "qk"}
 
     def norms_of_each_head(self, r: Reader, layer: int) -> dict[str, Norm]:
-        """q_norm and k_norm for `attention`: layer norms with weights for each head, if any."""
+        """q_norm and k_norm for `attention`: layer norms over each head, with a weight for each.
+
+        Only those in the file.
+        """
         h, eps = self.heads[layer], self.norm("").eps
         return {
             f"{x}_norm": LayerNorm(f"attn_{x}_norm", h.size, eps, ("weight",), n)
@@ -60,10 +64,10 @@ class Basics:
         }
 
     def gated(
-        self, layer: int, unit: Callable[[Tensor, Tensor], Tensor], packed: bool = False
+        self, layer: int, unit: Callable[[Tensor, Tensor], Tensor], fused: bool = False
     ) -> GatedFeedForward:
-        """A gated feed-forward part of one layer."""
-        return GatedFeedForward(self.config.n_embd, self.n_ff[layer], unit, packed)
+        """A gated feed-forward part of one layer. fused: gate and up come from one matrix."""
+        return GatedFeedForward(self.config.n_embd, self.n_ff[layer], unit, fused)
 
     def plain(self, layer: int, activation: Callable[[Tensor], Tensor]) -> FeedForward:
         """A feed-forward part of one layer without a gate."""
@@ -84,14 +88,14 @@ class Basics:
         feed_forward: Part,
         norms: tuple[str, str] = ("attn_norm", "attn_norm"),
     ) -> Part:
-        """x += attention(norm x) + feed_forward(norm x); `norms` of the two, one if they agree."""
+        """x += attention(norm_0 x) + feed_forward(norm_1 x); equal names make one norm for both."""
         if norms[0] == norms[1]:
             return residual(self.norm(norms[0]), Sum((attention, feed_forward)))
         branches = zip(norms, (attention, feed_forward), strict=True)
         return residual(Sum(tuple(Chain((self.norm(name), part)) for name, part in branches)))
 
     def sandwiched(self, attention: Part, feed_forward: Part) -> Part:
-        """The usual block with a norm behind each of its two parts as well."""
+        """x += norm(attention(norm x)), x += norm(feed_forward(norm x)): four norms."""
         n = self.norm
         return Chain(
             (
@@ -101,7 +105,7 @@ class Basics:
         )
 
     def decoder(self, block: Callable[[int], Part], **more: Any) -> Decoder:
-        """Blocks made from their numbers, between embedding and last norm."""
+        """A decoder with block(i) for each layer i and output_norm; `more` replaces its fields."""
         blocks = tuple(block(i) for i in range(self.config.n_layer))
         return Decoder(
             config=self.config, blocks=blocks, **{"norm": self.norm("output_norm")} | more
@@ -113,15 +117,15 @@ def read_basics(
     *,
     rope: str | None,
     layer_norm: tuple[str, ...] | None = None,
-    packed: bool = False,
+    fused_qkv: bool = False,
     least_heads: int = 1,
 ) -> Basics:
-    """What a file says of the usual parts.
+    """The hyperparameters of the usual parts.
 
     rope         "normal", "neox" or None
-    layer_norm   the tensors that layer norms have, None for RMS norms
-    packed       q, k and v are expected in one matrix; a file that has it the other way is obeyed
-    least_heads  0 where a layer may be without attention
+    layer_norm   the tensors of layer norms ("weight", "bias"); None for RMS norms
+    fused_qkv    whether q, k and v come from one matrix by default; the file's tensors decide
+    least_heads  0 if layers without attention are allowed
     """
     c = read_config(r)
     heads = read_heads(r, c, least_heads)
@@ -136,10 +140,10 @@ def read_basics(
         n_ff=r.counts("feed_forward_length", c.n_layer),
         norm=norm,
         rope=read_rope(r, heads[0].size, rope) if rope else None,
-        packed=tuple(_is_packed(r, i, packed) for i in range(c.n_layer)),
+        fused_qkv=tuple(_has_fused_qkv(r, i, fused_qkv) for i in range(c.n_layer)),
     )
 
 
-def _is_packed(r: Reader, layer: int, usual: bool) -> bool:
-    other = f"blk.{layer}.attn_{'q' if usual else 'qkv'}.weight"
-    return usual != (other in r.shapes)
+def _has_fused_qkv(r: Reader, layer: int, default: bool) -> bool:
+    other = f"blk.{layer}.attn_{'q' if default else 'qkv'}.weight"
+    return default != (other in r.shapes)

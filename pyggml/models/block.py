@@ -1,4 +1,4 @@
-"""How parts are wired around the residual stream."""
+"""Parts that combine other parts: chains, residual branches and sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Chain(Part):
-    """Parts that follow one another; a block of a decoder is one, as a rule."""
+    """Parts in sequence, each with the output of the one before. Most blocks are chains."""
 
     parts: tuple[Part, ...]
 
@@ -33,7 +33,7 @@ class Chain(Part):
 
 @dataclass(frozen=True, slots=True)
 class Residual(Part):
-    """x + factor · body(x); put norms before and after the body by making it a Chain."""
+    """x + factor · body(x). A body with norms is a Chain."""
 
     body: Part
     factor: float = 1.0
@@ -51,7 +51,7 @@ class Residual(Part):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Part):
-    """The sum of what several parts make of the same x; in a Residual, parallel branches."""
+    """Σ part(x): the outputs of several parts for one x. In a Residual: parallel branches."""
 
     parts: tuple[Part, ...]
 
@@ -70,5 +70,5 @@ class Sum(Part):
 
 
 def residual(*parts: Part, factor: float = 1.0) -> Residual:
-    """x + factor · (the last of the parts applied to ... the first applied to x)."""
+    """x + factor · part_n(… part_2(part_1(x)))."""
     return Residual(Chain(parts), factor)

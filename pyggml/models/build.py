@@ -1,4 +1,4 @@
-"""From a file to a graph."""
+"""A model file -> decoder and weights -> the graph of its logits or its loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyggml.tensor import Shape, Tensor, leaf
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model's fixed parts: what a graph is built from."""
+    """A model read from a file: its decoder and its weights."""
 
     decoder: Decoder
     weights: Weights
@@ -32,15 +32,15 @@ class Parts:
 
     @property
     def output_name(self) -> str:
-        """The output matrix: its own, or the token embedding where the two are tied."""
+        """Name of the output matrix: "output", or "token_embd" where the two are tied."""
         return output_name(self.weights)
 
 
 def read(file: GGUFFile) -> Parts:
-    """Hyperparameters and weights of a model file.
+    """The decoder and the weights of a model file.
 
     Raises ModelError for an unknown architecture, hyperparameters out of range and tensors that
-    are missing, misshapen or of an unknown type.
+    are missing, unused, of a wrong shape or of an unknown type.
     """
     shapes = {name: info.shape for name, info in file.tensors.items()}
     decoder = compose(file.get, shapes, str(file.path))
@@ -53,10 +53,10 @@ def read(file: GGUFFile) -> Parts:
 
 
 def compose(get: Callable[[str], object], shapes: Mapping[str, Shape], origin: str) -> Decoder:
-    """The decoder that metadata and the shapes of a file's tensors describe.
+    """The decoder of a file with this metadata and these tensor shapes.
 
-    `get` gives a key's value or None. Raises ModelError, which starts with `origin`, for an unknown
-    architecture or with every hyperparameter that is missing or out of range.
+    get(key) is a metadata value or None. Raises ModelError for an unknown architecture, and with
+    every hyperparameter that is missing or out of range; its message starts with `origin`.
     """
     name = get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -95,10 +95,10 @@ def build_loss(
     gradient: bool = True,
     fused: bool = True,
 ) -> Graph:
-    """The graph of Σ_t weights_t · cross entropy of the logits at t and targets_t, a scalar.
+    """The graph of Σ_t weights_t · cross_entropy(logits_t, targets_t), a scalar.
 
-    The fused loss makes no logits matrix; it serves unless the output matrix has an adapter or a
-    bias. fused=False is its slow twin, wanted when the output matrix itself is trained.
+    The fused loss never forms the matrix of logits. It cannot serve an output matrix with an
+    adapter or a bias; then, or with fused=False, logits and loss are separate ops.
     """
     decoder, net = parts.decoder, Net(parts.weights, inputs, adapters)
     h = decoder.hidden(net)

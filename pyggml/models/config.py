@@ -1,4 +1,4 @@
-"""Hyperparameters, read from GGUF metadata and checked before any kernel sees them."""
+"""Hyperparameters, read from GGUF metadata and checked before any kernel uses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.gguf import StringArray
 from pyggml.tensor import Shape
 
-# Far above any model, far below what would overflow a shape.
+# Upper bounds: far above any model, far below the overflow of a shape.
 _LIMITS = {
     "context_length": 1 << 24,
     "embedding_length": 1 << 16,
@@ -28,11 +28,11 @@ _LIMITS = {
 
 
 class Reader:
-    """Reads `{architecture}.{key}` with bounds, and collects every fault.
+    """Reads `{architecture}.{key}`, checks its bounds and collects every fault.
 
-    What is out of bounds is replaced by a value within them, so that reading can go on. `shapes`
-    are those of the file's tensors; where files of one architecture differ in the tensors that they
-    hold, they decide.
+    A value out of bounds is replaced by one within them, so that reading can go on. `shapes` maps
+    the names of the file's tensors to their shapes: files of one architecture may hold different
+    tensors.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Reader:
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None
     ) -> int:
-        """A whole number from `least` to `most`, which common keys know themselves."""
+        """A whole number from `least` to `most`. Common keys have a `most` of their own."""
         value, top = self._value(key), _LIMITS[key] if most is None else most
         if value is None and default is not None:
             return default
@@ -69,7 +69,7 @@ class Reader:
         least: int = 1,
         most: int | None = None,
     ) -> tuple[int, ...]:
-        """One whole number for each of n layers: an array of n, or a single number for all."""
+        """n whole numbers, one for each layer. The file has an array, or one number for all."""
         value, top = self._value(key), _LIMITS[key] if most is None else most
         if value is None and default is not None:
             return default
@@ -81,15 +81,16 @@ class Reader:
         self._refuse(key, value, f"wanted {n} whole numbers, each from {least} to {top}")
         return (least,) * n
 
-    def number(self, key: str, default: float | None, low: float, high: float) -> float:
-        """A number with low <= number <= high."""
+    def number(self, key: str, default: float | None, least: float, most: float) -> float:
+        """A number from `least` to `most`."""
         value = self._value(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and least <= value <= most:
             return float(value)
-        self._refuse(key, value, f"wanted {low:g} to {high:g}")
-        return low
+        self._refuse(key, value, f"wanted {least:g} to {most:g}")
+        return least
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -112,7 +113,7 @@ class Reader:
         return default
 
     def word(self, key: str, default: str, known: tuple[str, ...]) -> str:
-        """One of the known words."""
+        """A string, one of `known`."""
         value = self._value(key)
         if value is None:
             return default
@@ -122,11 +123,11 @@ class Reader:
         return default
 
     def pattern(self, n: int, period: int) -> tuple[bool, ...]:
-        """Which of n layers attend to a sliding window alone (`attention.sliding_window_pattern`).
+        """For each of n layers, whether it has a sliding window.
 
-        An array says so for each layer. A number, or `period` without one, makes every such layer
-        see everything, the last of each period: layer i has a window if i mod period is less than
-        period − 1. Period 0 means that all have.
+        The key attention.sliding_window_pattern is an array of n truth values, or a period p
+        (`period` where the key is missing). With a period, the last layer of every p has no
+        window: layer i has one if i mod p < p − 1. With p = 0, all layers have one.
         """
         key = "attention.sliding_window_pattern"
         value = self._value(key)
@@ -140,7 +141,7 @@ class Reader:
 
 
 def short(value: object) -> str:
-    """A hostile value in a few characters."""
+    """A value for an error message, in at most 40 characters."""
     if isinstance(value, np.ndarray | StringArray):
         return f"an array of {len(value)}"
     text = repr(value)
@@ -149,18 +150,18 @@ def short(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What every decoder has; lengths are counts of elements. The rest is in its parts."""
+    """The hyperparameters of every decoder; all others are in its parts."""
 
     architecture: str
-    n_vocab: int  # rows of the token embedding, which is what tokens index
+    n_vocab: int  # rows of the token embedding
     n_ctx: int  # longest context the model was trained for, in tokens
     n_embd: int
     n_layer: int
-    n_blocks: int  # of the file; those after n_layer predict further tokens and are not read
+    n_blocks: int  # blocks in the file; those from n_layer on predict further tokens and are unread
 
 
 def read_config(r: Reader) -> ModelConfig:
-    """The keys that every architecture has; token_embd.weight must be a matrix."""
+    """The hyperparameters of every decoder. r.shapes must have a matrix token_embd.weight."""
     _refuse_other_graphs(r)
     n_blocks = r.count("block_count")
     return ModelConfig(
@@ -174,7 +175,7 @@ def read_config(r: Reader) -> ModelConfig:
 
 
 def _refuse_other_graphs(r: Reader) -> None:
-    """Keys by which llama.cpp changes the graph of any architecture, in ways that no part has."""
+    """Refuse the keys that change llama.cpp's graph of any architecture in unsupported ways."""
     if not r.flag("attention.causal", True):
         r.faults.append(
             f"{r.architecture}.attention.causal is False, wanted True: tokens that see later ones "
@@ -185,7 +186,10 @@ def _refuse_other_graphs(r: Reader) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of one layer: n query heads share n_kv key and value heads, each `size` long."""
+    """The heads of one layer: n query heads, n_kv key and value heads, of `size` numbers each.
+
+    n / n_kv query heads share one key and value head.
+    """
 
     n: int
     n_kv: int
@@ -193,7 +197,7 @@ class Heads:
 
 
 def read_heads(r: Reader, c: ModelConfig, least: int = 1) -> tuple[Heads, ...]:
-    """The heads of every layer. `least` is 0 where a layer may be without attention."""
+    """The heads of every layer. `least` is 0 if layers without attention are allowed."""
     n = r.counts("attention.head_count", c.n_layer, least=least)
     n_kv = r.counts("attention.head_count_kv", c.n_layer, n, least=least)
     size = r.count("attention.key_length", max(c.n_embd // max(*n, 1), 1))
@@ -201,7 +205,7 @@ def read_heads(r: Reader, c: ModelConfig, least: int = 1) -> tuple[Heads, ...]:
     if value_size != size:
         r.faults.append(f"value_length {value_size} and key_length {size} differ")
     for key in ("attention.key_length_swa", "attention.value_length_swa"):
-        r.count(key, size, least=size, most=size)  # of layers with a window
+        r.count(key, size, least=size, most=size)  # the size in layers with a window
     for q, kv in zip(n, n_kv, strict=True):
         if kv and q % kv:
             r.faults.append(f"{q} heads cannot share {kv} key heads evenly")
@@ -209,10 +213,10 @@ def read_heads(r: Reader, c: ModelConfig, least: int = 1) -> tuple[Heads, ...]:
 
 
 def rms_eps(r: Reader) -> float:
-    """What RMS norms add to the mean square."""
+    """The epsilon of RMS norms, added to the mean square."""
     return r.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0)
 
 
 def layer_norm_eps(r: Reader) -> float:
-    """What layer norms add to the variance."""
+    """The epsilon of layer norms, added to the variance."""
     return r.number("attention.layer_norm_epsilon", None, 0.0, 1.0)

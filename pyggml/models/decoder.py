@@ -1,4 +1,4 @@
-"""A whole decoder: token embeddings, blocks, the last norm and the output matrix."""
+"""A decoder: token embedding, blocks, last norm and output matrix."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """What an architecture makes of a file's hyperparameters.
+    """A model without its weights: an architecture's parts with a file's hyperparameters.
 
-    norm              after the last block, or None
-    embedding_norm    after the embedding, or None
-    embedding_scale   of the token embeddings
-    n_positions       rows of a learned position embedding, which is added; 0 without one
+    norm              norm after the last block, or None
+    embedding_norm    norm after the embedding, or None
+    embedding_scale   factor of the token embeddings
+    n_positions       rows of the learned position embedding, added to the tokens'; 0 for none
     tied              the token embedding may serve as the output matrix
-    logit_scale       of the logits
+    logit_scale       factor of the logits
     logit_softcap     logits become cap · tanh(logits / cap); 0 for none
     """
 
@@ -40,7 +40,7 @@ class Decoder:
     logit_softcap: float = 0.0
 
     def tensors(self) -> Tensors:
-        """Every tensor that a file must or may hold."""
+        """Every tensor of a model file, required or optional."""
         c = self.config
         outer = {"token_embd.weight": TensorSpec((c.n_vocab, c.n_embd), table=True)}
         if self.n_positions:
@@ -62,18 +62,19 @@ class Decoder:
         )
 
     def is_unread(self, name: str) -> bool:
-        """Whether a tensor belongs to one of the last blocks, which predict further tokens."""
+        """Whether a tensor belongs to a block for the prediction of further tokens; those are
+        the file's last blocks."""
         c = self.config
         return name.startswith(tuple(f"blk.{i}." for i in range(c.n_layer, c.n_blocks)))
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The linear modules of the blocks, which adapters can target, in order of use."""
+        """Names of the blocks' linear modules, in order of use. Adapters can target these."""
         return self._modules(lambda spec: spec.linear)
 
     @property
     def usual_modules(self) -> tuple[str, ...]:
-        """Those that adapters target by default: not routers and experts."""
+        """The modules that adapters target by default: all but routers and experts."""
         return self._modules(lambda spec: spec.linear and spec.usual)
 
     def _modules(self, wanted: Callable[[TensorSpec], bool]) -> tuple[str, ...]:
@@ -82,15 +83,15 @@ class Decoder:
         return tuple(dict.fromkeys(found))
 
     def state(self, n_ctx: int) -> Mapping[str, Spec]:
-        """What a cache for n_ctx tokens must hold."""
+        """The state in a cache for n_ctx tokens: name -> shape and type."""
         found: dict[str, Spec] = {}
         for i, block in enumerate(self.blocks):
             found |= block.state(f"blk.{i}.", n_ctx)
         return found
 
     def hidden(self, net: Net) -> Tensor:
-        """Hidden states (T, n_embd) after the last norm, times logit_scale: the output matrix makes
-        logits of them."""
+        """Hidden states (T, n_embd) after the last norm, times logit_scale: the input of the
+        output matrix."""
         x = net.boundary(self._embed(net))
         for i, block in enumerate(self.blocks):
             x = net.boundary(block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
@@ -112,7 +113,8 @@ class Decoder:
         return self.embedding_norm(net, "", x) if self.embedding_norm else x
 
     def logits(self, net: Net, h: Tensor) -> Tensor:
-        """Logits (T, n_vocab) of hidden states; the bias is output.bias, also of a tied matrix."""
+        """Logits (T, n_vocab) of hidden states. The bias is output.bias, even if the matrix is
+        the token embedding."""
         name = output_name(net.weights)
         z = net.linear(name, h)
         bias = net.weights.get("output.bias") if name != "output" else None
@@ -122,5 +124,5 @@ class Decoder:
 
 
 def output_name(weights: Mapping[str, Tensor]) -> str:
-    """The output matrix: its own, or the token embedding where the two are tied."""
+    """Name of the output matrix: "output", or "token_embd" where the two are tied."""
     return "output" if "output.weight" in weights else "token_embd"

@@ -1,4 +1,4 @@
-"""The mixers of Qwen 3 Next and 3.5: gated delta nets, and attention with a gate."""
+"""The mixers of Qwen 3 Next and 3.5: gated delta nets and gated attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from pyggml.tensor import Shape, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedAttention(Attention):
-    """attn_output(sigmoid(gate) · attention); attn_q holds each head's query, then its gate."""
+    """attn_output(sigmoid(gate) · attention). attn_q has the rows of a head's query, then those
+    of its gate, head by head."""
 
     def tensors(self, at: str) -> Tensors:
         wide = matrix(f"{at}attn_q", 2 * self.sizes["q"], self.n_embd)
@@ -49,12 +50,12 @@ class GatedAttention(Attention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet(Part):
-    """ssm_out(silu(z) · norm(delta rule over q, k, v)), q, k, v behind a short convolution.
+    """ssm_out(silu(z) · norm(delta_rule(q, k, v))), with a short convolution before q, k and v.
 
-    n_keys, n_values   heads of q and k, and of v; each is `size` long
-    grouped            heads of v with the same key lie together, and one matrix, ssm_ba, makes the
-                       strengths and decays of all; else key h mod n_keys is head h's, and ssm_beta
-                       and ssm_alpha make them
+    n_keys     heads of q and k, of `size` numbers each
+    n_values   heads of v, of `size` numbers each
+    grouped    head h of v has key h div (n_values / n_keys); strengths β and decays come from one
+               matrix, ssm_ba. Else it has key h mod n_keys, and there are ssm_beta and ssm_alpha
     """
 
     n_embd: int
@@ -67,7 +68,7 @@ class DeltaNet(Part):
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
-        """Numbers that a token gets as query, key and value."""
+        """Numbers in a token's query, key and value, over all heads."""
         keys = self.n_keys * self.size
         return keys, keys, self.n_values * self.size
 
@@ -92,7 +93,7 @@ class DeltaNet(Part):
                 matrix(f"{at}attn_gate", self._sizes[2], n, bias=False),
                 self._conv.tensors(at),
                 *(
-                    # So few rows that a usual rank would not fit: updated when asked for.
+                    # Fewer rows than a usual rank, so adapters update them only on request.
                     matrix(f"{at}ssm_{name}", rows, n, bias=False, usual=False)
                     for name, rows in rates.items()
                 ),
@@ -126,7 +127,7 @@ class DeltaNet(Part):
         return net.linear(f"{at}ssm_out", reshape(swiglu(z, y), (x.shape[0], -1)))
 
     def _rates(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What makes the strengths and the decays, (T, n_values) each."""
+        """The inputs of strengths and decays, (T, n_values) each."""
         if not self.grouped:
             return net.linear(f"{at}ssm_beta", x), net.linear(f"{at}ssm_alpha", x)
         both = reshape(net.linear(f"{at}ssm_ba", x), (x.shape[0], self.n_keys, -1))
@@ -134,7 +135,7 @@ class DeltaNet(Part):
         return beta, alpha
 
     def _key(self, x: Tensor) -> Tensor:
-        """x (T, n_keys, size) of length 1; if grouped, once for every head of v."""
+        """x (T, n_keys, size), scaled to length 1. If grouped: repeated for each head of v."""
         unit = scale(rms_norm(x, self.eps / self.size), self.size**-0.5)
         if not self.grouped:
             return unit
@@ -144,7 +145,7 @@ class DeltaNet(Part):
 
 
 def read_delta_net(r: Reader, n_embd: int, eps: float, grouped: bool) -> DeltaNet:
-    """The delta net of a file; its heads of keys and values must be equally long."""
+    """The delta net of a file. Heads of keys and of values must have one length."""
     size = r.count("ssm.state_size", most=1 << 12)
     n_values = r.count("ssm.time_step_rank", most=1 << 12)
     n_keys = r.count("ssm.group_count", most=1 << 12)
@@ -167,7 +168,7 @@ def read_delta_net(r: Reader, n_embd: int, eps: float, grouped: bool) -> DeltaNe
 
 
 def is_recurrent(r: Reader, c: ModelConfig) -> tuple[bool, ...]:
-    """Which layers have a delta net: all but every fourth, unless the file says otherwise."""
+    """For each layer, whether it has a delta net: by default all but every fourth."""
     period = r.count("full_attention_interval", 4, most=1024)
     usual = tuple((i + 1) % period != 0 for i in range(c.n_blocks))
     return r.flags("attention.recurrent_layers", c.n_blocks, usual)[: c.n_layer]

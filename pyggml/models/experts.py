@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router sends each token to a few of many feed-forward networks."""
+"""Mixtures of experts: a router chooses a few of many feed-forward networks for each token."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ LEAST_SUM = 6.103515625e-5  # llama.cpp's guard of the division: float16's small
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Part):
-    """Σ w[e] · ffn_down_exps[e](unit(ffn_gate_exps[e] x, ffn_up_exps[e] x)) over the chosen e.
+    """Σ_e w[e] · ffn_down_exps[e](unit(ffn_gate_exps[e] x, ffn_up_exps[e] x)), e: chosen experts.
 
     unit        swiglu, geglu, ...
-    packed      ffn_gate_up_exps holds each expert's gate rows, then its up rows
+    fused       one matrix for each expert, ffn_gate_up_exps: the rows of the gate, then those of up
     bias        the router and the experts' matrices have biases
-    gating      router's logits (T, n_expert) -> how much each expert counts, w
-    biased      exp_probs_b is added to w where experts are chosen, and only there
+    gating      logits of the router (T, n_expert) -> weights w of the experts
+    biased      experts are chosen by w + exp_probs_b instead of w
     normalised  the w of a token's chosen experts are divided by their sum
-    factor      of the w in the end
+    factor      factor of w, applied last
     """
 
     n_embd: int
@@ -50,7 +50,7 @@ class Experts(Part):
     n_expert: int
     n_used: int
     unit: Callable[[Tensor, Tensor], Tensor]
-    packed: bool = False
+    fused: bool = False
     bias: bool = False
     gating: Callable[[Tensor], Tensor] = soft_max
     biased: bool = False
@@ -60,7 +60,7 @@ class Experts(Part):
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
         chooser = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
-        ups = {"gate_up": 2 * inner} if self.packed else {"gate": inner, "up": inner}
+        ups = {"gate_up": 2 * inner} if self.fused else {"gate": inner, "up": inner}
         return merged(
             [
                 matrix(f"{at}ffn_gate_inp", n, outer, bias=self.bias, usual=False),
@@ -74,12 +74,12 @@ class Experts(Part):
         )
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        """The products with w stand before the last matrix, where rows are shorter, unless its
-        bias has a part in them."""
+        """w multiplies the input of ffn_down_exps, whose rows are shorter than the output's.
+        With biases it multiplies the output, as the biases are weighted too."""
         n_tokens, n_embd = x.shape
         chosen, weights = self.route(net, at, x)
         rows = reshape(x, (n_tokens, 1, n_embd))
-        if self.packed:
+        if self.fused:
             gate, up = halves(net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
         else:
             names = (f"{at}ffn_{part}_exps" for part in ("gate", "up"))
@@ -91,7 +91,7 @@ class Experts(Part):
         return reshape(repeat_back(found, (n_tokens, 1, n_embd)), (n_tokens, n_embd))
 
     def route(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's experts (T, n_used) I32, and how much they count (T, n_used, 1)."""
+        """Each token's experts (T, n_used) I32 and their weights w (T, n_used, 1)."""
         n_tokens = x.shape[0]
         probabilities = self.gating(net.linear(f"{at}ffn_gate_inp", x)).named(f"{at}router")
         scores = probabilities
@@ -122,12 +122,12 @@ class Gated(Part):
 
 
 def has_experts(r: Reader) -> bool:
-    """Whether the file counts any."""
+    """Whether the file has an expert_count above 0."""
     return r.count("expert_count", 0, least=0, most=MOST_EXPERTS) > 0
 
 
 def read_gating(r: Reader) -> Callable[[Tensor], Tensor]:
-    """What makes weights of a router's logits, by llama.cpp's numbers."""
+    """The function from a router's logits to weights; its numbers are llama.cpp's."""
     known = (soft_max, sigmoid)
     return known[r.count("expert_gating_func", most=len(known)) - 1]
 
@@ -135,9 +135,9 @@ def read_gating(r: Reader) -> Callable[[Tensor], Tensor]:
 def read_shared(
     r: Reader, b: Basics, unit: Callable[[Tensor, Tensor], Tensor], default: int = 0
 ) -> GatedFeedForward | None:
-    """The expert that all tokens share, None if neither the file nor `default` gives its length.
+    """The expert of all tokens, or None if neither the file nor `default` gives its length.
 
-    A length of 0 in the file is none, as in llama.cpp.
+    A length of 0 in the file counts as missing, as in llama.cpp.
     """
     n_ff = r.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 20) or default
     return GatedFeedForward(b.config.n_embd, n_ff, unit, suffix="_shexp") if n_ff else None
@@ -152,8 +152,8 @@ def read_experts(
 ) -> tuple[Experts, ...]:
     """The experts of every layer.
 
-    own_length   a length of experts may stand in the file; else they have the layer's
-    more         fields of Experts that differ from what is usual
+    own_length   the file may have expert_feed_forward_length; else n_ff is the layer's
+    more         values of further fields of Experts
     """
     n_layer = b.config.n_layer
     n = r.count("expert_count", most=MOST_EXPERTS)
@@ -165,7 +165,7 @@ def read_experts(
     if own_length:
         usual = tuple(max(n // k, 1) for n, k in zip(b.n_ff, used, strict=True))
         n_ff = r.counts("expert_feed_forward_length", n_layer, usual, most=1 << 20)
-    packed = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
+    fused = (f"blk.{i}.ffn_gate_up_exps.weight" in r.shapes for i in range(n_layer))
     return tuple(
         Experts(
             n_embd=b.config.n_embd,
@@ -173,8 +173,8 @@ def read_experts(
             n_expert=n,
             n_used=k,
             unit=unit,
-            packed=in_one,
+            fused=in_one,
             **more,
         )
-        for length, k, in_one in zip(n_ff, used, packed, strict=True)
+        for length, k, in_one in zip(n_ff, used, fused, strict=True)
     )

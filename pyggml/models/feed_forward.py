@@ -1,4 +1,4 @@
-"""Feed-forward parts: a hidden layer of n_ff numbers a token."""
+"""Feed-forward parts: n_embd -> n_ff -> n_embd numbers a token."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GatedFeedForward(Part):
-    """ffn_down(unit(ffn_gate x, ffn_up x)); unit is swiglu, geglu, ...
+    """ffn_down(unit(ffn_gate x, ffn_up x)).
 
-    packed: ffn_up holds the gate's rows, then its own. suffix: of the tensors' names.
+    unit     swiglu, geglu, ...
+    fused    one matrix, ffn_up, with the rows of the gate, then those of up
+    suffix   end of the tensors' names
     """
 
     n_embd: int
     n_ff: int
     unit: Callable[[Tensor, Tensor], Tensor]
-    packed: bool = False
+    fused: bool = False
     suffix: str = ""
 
     def tensors(self, at: str) -> Tensors:
         rows = (
             {"ffn_up": 2 * self.n_ff}
-            if self.packed
+            if self.fused
             else dict.fromkeys(("ffn_gate", "ffn_up"), self.n_ff)
         )
         ups = [matrix(f"{at}{name}{self.suffix}", n, self.n_embd) for name, n in rows.items()]
         return merged([*ups, matrix(f"{at}ffn_down{self.suffix}", self.n_embd, self.n_ff)])
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        if self.packed:
+        if self.fused:
             gate, up = halves(net.large(net.linear(f"{at}ffn_up{self.suffix}", x)))
         else:
             names = (f"{at}ffn_{part}{self.suffix}" for part in ("gate", "up"))

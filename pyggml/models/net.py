@@ -1,7 +1,7 @@
-"""A graph under construction: inputs, weights, adapters and a cache.
+"""A decoder's graph under construction: weights, inputs, adapters and a cache.
 
-A batch is one row of tokens: sequences lie one after the other, and each token carries its position
-and the range of tokens (or cache rows) it may attend to. No axis for the batch is needed.
+There is no batch axis. The sequences of a batch follow one another in one row of T tokens; each
+token has its position and the span of tokens (or cache rows) that it may attend to.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pyggml.tensor import Tensor, zeros
 class LoraPair:
     """A low-rank update of one matrix: y += scale · B(A x), A (r, n_in), B (n_out, r).
 
-    Experts have one A and one B each: A (n_expert, r, n_in), B (n_expert, n_out, r). A table's
-    update is row i += scale · B A[i], A (n_rows, r), B (n, r).
+    Experts: one A and one B for each, A (n_expert, r, n_in), B (n_expert, n_out, r).
+    Tables: row i += scale · B A[i], A (n_rows, r), B (n, r).
     """
 
     a: Tensor
@@ -41,17 +41,18 @@ class LoraPair:
     scale: float
 
 
-# Full tensor name, such as "blk.0.attn_q.weight" -> the update that its product gets.
+# Full tensor name, such as "blk.0.attn_q.weight" -> its update.
 LoraPairs = Mapping[str, LoraPair]
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a graph reads anew on every run; T tokens.
+    """The leaves that change from run to run, for T tokens.
 
-    tokens (T,) int32, positions (T,) int32, span (T, 2) int32: the first key a token sees and the
-    one past the last, counted in tokens of this run or, with a cache, in cache rows. Positions are
-    below n_ctx.
+    tokens      (T,) int32
+    positions   (T,) int32, below n_ctx
+    span        (T, 2) int32, the keys that a token attends to: [first, last + 1), as indices of
+                tokens of this run or, with a cache, of cache rows
     """
 
     tokens: Tensor
@@ -61,7 +62,7 @@ class Inputs:
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None) -> Inputs:
-        """Leaves to fill, see pyggml.model.fill; n_ctx is n_tokens unless it is given."""
+        """Leaves of zeros, filled by pyggml.model.fill; n_ctx is n_tokens by default."""
         return cls(
             zeros((n_tokens,), I32, "tokens"),
             zeros((n_tokens,), I32, "positions"),
@@ -72,10 +73,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What is kept of earlier tokens, by name: the state that each part of a decoder asks for.
+    """The state of earlier tokens: name -> tensor, for every part with a state. It starts as zeros.
 
-    Keys and values are (n_ctx, n) F16, a row for each position; a part whose memory does not grow
-    with the context asks for another shape, in F32. All start as zeros.
+    Attention keeps keys and values (n_ctx, n) F16, one row for each position. Recurrent parts keep
+    F32 tensors whose size does not depend on n_ctx.
     """
 
     n_ctx: int
@@ -83,7 +84,7 @@ class Cache:
 
     @classmethod
     def empty(cls, state: Mapping[str, Spec], n_ctx: int, exact: bool = False) -> Cache:
-        """A cache for n_ctx tokens; `state` is Decoder.state(n_ctx). exact: all of it in F32."""
+        """A cache for n_ctx tokens; `state` is Decoder.state(n_ctx). exact: everything in F32."""
         return cls(
             n_ctx,
             {n: zeros(s.shape, F32 if exact else s.dtype, n) for n, s in state.items()},
@@ -92,7 +93,7 @@ class Cache:
 
 @dataclass(slots=True)
 class Net:
-    """A decoder being built: what its parts have at hand, and what is noted on the way."""
+    """A decoder's graph under construction: what its parts read, and notes for later passes."""
 
     weights: Weights
     inputs: Inputs
@@ -105,11 +106,11 @@ class Net:
 
     @property
     def n_ctx(self) -> int:
-        """How many tokens a sequence may have here; a model may read them by this length."""
+        """The most tokens of a sequence. Some models choose their rotary factors by it."""
         return self.inputs.n_ctx if self.cache is None else self.cache.n_ctx
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """x·Wᵀ with every adapter's update and the bias, if there are any (llama.cpp's order)."""
+        """x·Wᵀ, plus the adapters' updates, plus the bias, in llama.cpp's order."""
         full = f"{name}.weight"
         y = mul_mat(self.weights[full], x).named(name)
         for p in self._pairs(full):
@@ -118,7 +119,7 @@ class Net:
         return self.in_turn(y if bias is None else add(y, bias))
 
     def by_expert(self, name: str, x: Tensor, ids: Tensor) -> Tensor:
-        """As `linear`, each row of x (T, U or 1, n_in) with the matrix of expert ids[t, u]."""
+        """As `linear`, but row (t, u) of x (T, U or 1, n_in) has the matrix of expert ids[t, u]."""
         full = f"{name}.weight"
         y = mul_mat_id(self.weights[full], x, ids).named(name)
         for p in self._pairs(full):
@@ -128,7 +129,7 @@ class Net:
         return self.in_turn(y if bias is None else add_id(y, bias, ids))
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """The rows of a table that ids (T,) name, with every adapter's update of them."""
+        """Rows ids (T,) of a table, plus the adapters' updates."""
         full = f"{name}.weight"
         y = get_rows(self.weights[full], ids).named(name)
         for p in self._pairs(full):
@@ -136,45 +137,45 @@ class Net:
         return self.in_turn(y)
 
     def _pairs(self, full: str) -> Iterator[LoraPair]:
-        """The updates of one tensor."""
+        """The adapters' updates of one tensor."""
         return (pairs[full] for pairs in self.adapters if full in pairs)
 
     def in_turn(self, x: Tensor) -> Tensor:
-        """x, computed before what is handed here later, as products with weights are; the gradient
-        of what several such tensors read is summed in the reverse order."""
+        """x, placed before later calls' tensors in the graph's order; every product with a weight
+        comes here. Gradients of their common inputs are summed in the reverse order."""
         self._steps.append(x)
         return x
 
     def boundary(self, x: Tensor) -> Tensor:
-        """x, noted as what one layer hands to the next: kept where layers are computed again."""
+        """x, noted as a layer's input or output: kept when the layers are recomputed."""
         self._boundaries.append(x)
         return x
 
     def large(self, x: Tensor) -> Tensor:
-        """x, noted as large and inside a layer: the backward pass may read a rounded copy."""
+        """x, noted as a large tensor inside a layer: the backward pass may use a rounded copy."""
         self._large.append(x)
         return x
 
     def graph(self, out: Tensor) -> Graph:
-        """The graph of a tensor built here, with what was noted."""
+        """The graph of `out`, with the notes."""
         notes = Notes(frozenset(self._boundaries), frozenset(self._large))
         return Graph.of(out, steps=self._steps).noted(notes)
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` gives; made for the first that asks, shared by all who use the same key."""
+        """make(), called once for each key; later calls with the key share its tensor."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def span(self, window: int = 0) -> Tensor:
-        """The keys each token sees (T, 2); with a window, at most the last `window` of them."""
+        """The span of each token (T, 2); with a window, only its last `window` keys."""
         whole = self.inputs.span
         if not window:
             return whole
         return self.once(("span", window), lambda: window_span(whole, window))
 
     def remember(self, name: str, rows: Tensor) -> Tensor:
-        """Rows (T, ...) of this run; with a cache, all of its rows after these entered theirs."""
+        """Rows (T, ...) of this run. With a cache: all its rows, after this run's are written."""
         if self.cache is None:
             return rows
         cache = self.cache.state[name]

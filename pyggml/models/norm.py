@@ -14,7 +14,7 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Norm(Part):
-    """A norm of vectors of `size` numbers; `name` is its tensors' in the file."""
+    """A norm over vectors of `size` numbers. `name` is the tensors' name in the file."""
 
     name: str
     size: int
@@ -39,9 +39,10 @@ class RmsNorm(Norm):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Norm):
-    """(x − mean x) / √(variance + eps) · weight + bias; `has` names those of the two it has.
+    """(x − mean x) / √(variance + eps) · weight + bias.
 
-    heads   of x (..., heads, size), each with numbers of its own in weight and bias; 0 if all share
+    has     its tensors: "weight", "bias", both or neither
+    heads   with x (..., heads, size), weight and bias are (heads, size); 0: (size,)
     """
 
     has: tuple[str, ...] = ("weight", "bias")

@@ -1,8 +1,10 @@
-"""What decoders are made of. A part knows the tensors it needs, what it keeps in a cache, and how
-to add itself to a graph; parts hold hyperparameters and other parts, and no data.
+"""The base class of a decoder's parts: attention, feed-forward, norms, blocks.
 
-`at` is where a part stands in the file: "blk.3." for what belongs to block 3, "" outside of blocks.
-The same part may stand in many places.
+A part holds hyperparameters and other parts, but no data. It lists the tensors it needs, lists the
+state it keeps in a cache, and adds its ops to a graph.
+
+`at` is the prefix of the part's tensor names: "blk.3." in block 3, "" outside of the blocks. One
+part may serve many prefixes: the blocks of a model often share one.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ class Part(ABC):
 
     @abstractmethod
     def tensors(self, at: str) -> Tensors:
-        """The tensors this part needs at a place, in the order in which it uses them."""
+        """The tensors that this part needs under a prefix, in order of use."""
 
     @abstractmethod
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        """Its result for x (T, n_embd)."""
+        """The part's output for x (T, n_embd)."""
 
     def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        """What it must remember of earlier tokens: name in Cache.state -> shape and type."""
+        """State kept of earlier tokens: name in Cache.state -> shape and type."""
         return {}
 
 
 def states(parts: Iterable[Part], at: str, n_ctx: int) -> Mapping[str, Spec]:
-    """What all these parts keep at a place."""
+    """The state of several parts under one prefix."""
     found: dict[str, Spec] = {}
     for part in parts:
         found |= part.state(at, n_ctx)

@@ -1,4 +1,4 @@
-"""What recurrent parts share: states that live in the cache, and the short causal convolution."""
+"""Common to recurrent parts: their states in the cache, and the short causal convolution."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pyggml.tensor import Shape, Tensor, leaf, zeros
 
 
 def initial(net: Net, name: str, shape: Shape) -> Tensor:
-    """The state that a run begins with: the cache's, or zeros."""
+    """The state before the first token of a run: the cache's, or zeros."""
     if net.cache is not None:
         return net.cache.state[name]
     return net.once(("zeros", shape), lambda: zeros(shape, name="no state"))
 
 
 def kept(net: Net, name: str, y: Tensor) -> Tensor:
-    """y, the result of a recurrent op; with a cache, once the state it leaves is kept there."""
+    """y, the result of a recurrent op. With a cache: after its final state is written there."""
     if net.cache is None:
         return y
     state = net.cache.state[name]
@@ -33,7 +33,7 @@ def kept(net: Net, name: str, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CausalConv(Part):
-    """A convolution of each of n channels with the last `width` tokens, plus a bias."""
+    """A convolution over the last `width` tokens, for each of n channels, plus a bias."""
 
     name: str
     n: int

@@ -1,4 +1,4 @@
-"""Rotary positions of a model: how its tables are made and where its factors lie."""
+"""Rotary positions (RoPE): hyperparameters, frequency factors and tables of angles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary positions on the first n_dims features of a head; the names are ggml's `rope_ext`'s.
+    """Rotary positions on the first n_dims features of a head. Names as in ggml's `rope_ext`.
 
     mode      "normal" (pairs 2i, 2i + 1) or "neox" (pairs i, i + n_dims/2)
-    factors   tensors (n_dims/2,), of which a file may have some, that frequencies are divided by:
-              one for contexts up to n_ctx_orig tokens, one for longer ones
+    factors   names of two tensors (n_dims/2,), divisors of the frequencies: the first for contexts
+              up to n_ctx_orig tokens, the second for longer ones
     """
 
     mode: str
@@ -36,12 +36,12 @@ class Rope:
     factors: tuple[str, str] = _SAME
 
     def tensors(self) -> Tensors:
-        """The factors; those for all contexts need not be there."""
+        """The tensors of the factors. A file may lack rope_freqs, the one for all contexts."""
         spec = TensorSpec((self.n_dims // 2,), optional=self.factors == _SAME)
         return dict.fromkeys(self.factors, spec)
 
     def __call__(self, net: Net, x: Tensor) -> Tensor:
-        """x (T, heads, d) turned; layers that turn alike share one table."""
+        """x (T, heads, d), rotated. Layers with equal hyperparameters share one table."""
         return rope_apply(x, net.once(self, lambda: self._table(net)), self.mode)
 
     def _table(self, net: Net) -> Tensor:
@@ -60,9 +60,9 @@ class Rope:
 
 
 def read_rope(r: Reader, size: int, mode: str) -> Rope:
-    """The rotation of heads of `size` features, which may turn a part of them only.
+    """The rotation of heads of `size` features, or of the first n_dims of them.
 
-    Scaling as llama.cpp's context sets it up: YaRN's own magnitude factor is cancelled.
+    Scaling as in llama.cpp's context: YaRN's own magnitude factor is cancelled.
     """
     kind = r.word("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     legacy = r.number("rope.scale_linear", 0.0, 0.0, 1e6)
@@ -70,7 +70,7 @@ def read_rope(r: Reader, size: int, mode: str) -> Rope:
     freq_scale = 1.0 if kind == "none" or factor == 0 else 1.0 / factor
     attn_factor = r.number("rope.scaling.attn_factor", 1.0, 1e-3, 1e3)
     yarn = kind == "yarn"
-    if yarn and freq_scale > 1:  # no magnitude is added below a factor of 1, yet ggml divides by it
+    if yarn and freq_scale > 1:  # below a factor of 1 YaRN has no magnitude, yet ggml divides by it
         attn_factor /= 1.0 + 0.1 * log(1.0 / freq_scale)
     n_dims = r.count("rope.dimension_count", size)
     if n_dims % 2 or n_dims > size:

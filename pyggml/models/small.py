@@ -1,4 +1,4 @@
-"""Small models of any architecture, as hyperparameters: for warm-up and tests."""
+"""Metadata and weights of small models of every architecture, for warm-up and tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyggml.tensor import Shape
 
 _COMMON: Mapping[str, object] = {
     "context_length": 64,
-    "embedding_length": 256,  # rows of 256 are the shortest that every type can hold
-    "block_count": 2,  # so few that a mixed file type still shows both of its types
+    "embedding_length": 256,  # the largest block of any weight type
+    "block_count": 2,  # enough for both types of a mixed file type
     "feed_forward_length": 256,
     "attention.head_count": 4,
     "attention.head_count_kv": 2,
@@ -26,19 +26,19 @@ _COMMON: Mapping[str, object] = {
 def small_metadata(
     architecture: Architecture, sizes: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """GGUF keys of a small model; `sizes` replaces some of them, named without the architecture."""
+    """GGUF keys of a small model; `sizes` replaces some (named without the architecture)."""
     keys = dict(_COMMON) | dict(architecture.example) | dict(sizes or {})
     own = {f"{architecture.name}.{key}": value for key, value in keys.items()}
     return {"general.architecture": architecture.name} | own
 
 
 def tensors_of(metadata: Mapping[str, object], n_vocab: int) -> Tensors:
-    """Every tensor that a model file with this metadata must or may hold."""
+    """Every tensor, required or optional, of a model file with this metadata."""
     return compose(metadata.get, {"token_embd.weight": (n_vocab, 0)}, "metadata").tensors()
 
 
 def draw(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Random float32 for a tensor of a small model: rates of growth are negative, so that states
-    decay as they do in trained models."""
+    """Normal random float32 for a tensor of a small model. ssm_a, a rate of growth, is negative,
+    so that states decay as in trained models."""
     array = rng.standard_normal(shape, np.float32)
     return -np.abs(array) if name.endswith("ssm_a") else array

@@ -1,4 +1,4 @@
-"""A file's tensors as leaves of a graph, checked against the shapes that the config asks for."""
+"""A file's tensors as leaves of a graph, checked against the decoder's list of tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that a file must hold, or may if it is optional.
+    """A tensor of a model file.
 
-    linear: a matrix that is used through Net.linear alone, so that adapters can update it, or one
-    matrix for each expert, used through Net.by_expert.
-    table: rows that are picked through Net.rows alone, which adapters can update too.
-    usual: adapters update it if nobody says what they should.
-    unpacked: copied as F32 like a vector, as it is small and no matrix product uses it.
+    optional   the file may lack it
+    linear     a matrix, or one matrix for each expert; used only through Net.linear or
+               Net.by_expert, so that adapters can update it
+    table      a table of rows, used only through Net.rows, so that adapters can update it
+    usual      adapters update it by default
+    unpacked   copied as F32, as vectors are: it is small and no operand of a matrix product
     """
 
     shape: Shape
@@ -35,9 +36,9 @@ class TensorSpec:
     unpacked: bool = False
 
     def update(self, rank: int) -> tuple[Shape, Shape] | None:
-        """The shapes of A and B in an adapter file, None for what no adapter can update.
+        """The shapes of A and B in an adapter file; None if adapters cannot update the tensor.
 
-        For rows of n numbers, llama.cpp wants A (n_rows, rank) and B (n, rank).
+        A table of n_rows rows of n numbers has A (n_rows, rank) and B (n, rank), as in llama.cpp.
         """
         if not (self.linear or self.table):
             return None
@@ -47,14 +48,14 @@ class TensorSpec:
         return (*experts, rank, n_in), (*experts, n_out, rank)
 
 
-# Full name in the file, such as "blk.0.attn_q.weight" -> what it must be.
+# Full name in the file, such as "blk.0.attn_q.weight" -> its declaration.
 Tensors = Mapping[str, TensorSpec]
 
 
 def matrix(
     name: str, n_out: int, n_in: int, bias: bool | None = None, usual: bool = True
 ) -> Tensors:
-    """A matrix for Net.linear, and the bias that it has, has not or (None) may have."""
+    """A matrix for Net.linear and its bias. bias: whether it has one; None if it may have one."""
     found = {f"{name}.weight": TensorSpec((n_out, n_in), linear=True, usual=usual)}
     if bias is not False:
         found[f"{name}.bias"] = TensorSpec((n_out,), optional=bias is None)
@@ -62,8 +63,10 @@ def matrix(
 
 
 def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False) -> Tensors:
-    """One matrix for each expert, for Net.by_expert, and their biases if they have any; updates of
-    so many are large, so not usual."""
+    """One matrix for each expert, for Net.by_expert, and their biases if they have any.
+
+    Adapters do not update them by default: updates of so many matrices are large.
+    """
     found = {f"{name}.weight": TensorSpec((n_expert, n_out, n_in), linear=True, usual=False)}
     if bias:
         found[f"{name}.bias"] = TensorSpec((n_expert, n_out), unpacked=True)
@@ -71,7 +74,7 @@ def matrices(name: str, n_expert: int, n_out: int, n_in: int, bias: bool = False
 
 
 def merged(tensors: Iterable[Tensors]) -> Tensors:
-    """All of them; what several parts share is named once."""
+    """Several lists as one; a tensor that parts share is listed once."""
     found: dict[str, TensorSpec] = {}
     for some in tensors:
         found |= some
@@ -81,13 +84,13 @@ def merged(tensors: Iterable[Tensors]) -> Tensors:
 def read_weights(
     file: GGUFFile, tensors: Tensors, is_unread: Callable[[str], bool] = lambda name: False
 ) -> Weights:
-    """Leaves for the tensors a decoder needs; matrices stay mapped, vectors are copied as F32.
+    """Leaves for a decoder's tensors. Matrices stay memory-mapped, vectors are copied as F32.
 
-    `is_unread` says of other tensors whether the file may hold them all the same.
-    Axes of one element in front do not count, as in ggml.
+    is_unread(name): whether the file may hold a tensor that the decoder does not use.
+    Leading axes of one element are ignored in the comparison of shapes, as in ggml.
 
-    Raises ModelError with every missing tensor, wrong shape and type that cannot be unpacked, and
-    every tensor that the decoder would not use, as its logits could not be the file's.
+    Raises ModelError with every tensor that is missing, of a wrong shape, of an unknown type, or
+    unused: without it, the logits would not be the model's.
     """
     unused = (n for n in file.tensors if n not in tensors and not is_unread(n))
     faults = [f"{n} is not used by this architecture" for n in unused]
@@ -110,7 +113,7 @@ def read_weights(
 
 
 def _without_ones(shape: Shape) -> Shape:
-    """A shape from its first axis on that has more than one element."""
+    """A shape without its leading axes of one element."""
     return shape[next((i for i, n in enumerate(shape) if n != 1), len(shape)) :]
 
 

@@ -1,4 +1,4 @@
-"""Every architecture that is known, by its name in `general.architecture`."""
+"""All architectures: name in `general.architecture` -> declaration."""
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures.arcee import ARCEE

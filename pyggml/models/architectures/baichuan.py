@@ -1,5 +1,5 @@
-"""baichuan: Baichuan 7B and 13B. As llama; the 13B, known by its 40 layers, has ALiBi instead of
-rotary positions."""
+"""baichuan: Baichuan 7B and 13B. As llama; the 13B, recognised by its 40 layers, has ALiBi instead
+of rotary positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bloom: BLOOM. ALiBi instead of positions, a norm of the embeddings, biases everywhere."""
+"""bloom: BLOOM. ALiBi instead of positions, a norm after the embedding, biases everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyggml.ops import gelu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope=None, layer_norm=("weight", "bias"), packed=True)
+    b = read_basics(r, rope=None, layer_norm=("weight", "bias"), fused_qkv=True)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i, max_bias=8.0), b.plain(i, gelu))

@@ -1,8 +1,8 @@
 """command-r and cohere2: Command R, R+, R7B, A and Aya.
 
-Attention and feed-forward see the same normalised x; norms are layer norms without biases. R+ has
-them on q and k too, with weights for each head. In cohere2, layers that see everything have no
-rotary positions, and the others a window.
+Attention and feed-forward are parallel, with one norm. Norms are layer norms without biases; R+ has
+them on q and k too, with a weight for each head. In cohere2, a layer has either a sliding window
+and rotary positions, or neither.
 """
 
 from __future__ import annotations

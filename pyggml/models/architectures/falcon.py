@@ -1,4 +1,4 @@
-"""falcon: Falcon 7B and 40B. Attention and feed-forward see the same x; the 40B norms it twice.
+"""falcon: Falcon 7B and 40B. Attention and feed-forward are parallel; in the 40B each has a norm.
 
 The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
 """
@@ -14,7 +14,7 @@ from pyggml.ops import gelu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"), packed=True)
+    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"), fused_qkv=True)
 
     def block(i: int) -> Part:
         own = "attn_norm_2" if f"blk.{i}.attn_norm_2.weight" in r.shapes else "attn_norm"

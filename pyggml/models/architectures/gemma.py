@@ -1,5 +1,5 @@
-"""gemma, gemma2 and gemma3. Embeddings are scaled by √n_embd, gates are GELUs; the file's norm
-weights already have the 1 that the published ones lack."""
+"""gemma, gemma2 and gemma3. Embeddings are scaled by √n_embd; gates are GELUs. A norm weight in a
+file is the published one plus 1."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _gemma2(r: Reader) -> Decoder:
 
 
 def _gemma3(r: Reader) -> Decoder:
-    """Heads of q and k are normalised; layers with a window turn by a base of their own."""
+    """Heads of q and k are normalised; layers with a window have a rotary base of their own."""
     b = read_basics(r, rope="neox")
     assert b.rope is not None
     window = r.count("attention.sliding_window", 0, least=0)
@@ -62,7 +62,7 @@ def _gemma3(r: Reader) -> Decoder:
 
 
 def _score_scale(b: Basics, n_layer_largest: int) -> float:
-    """1/√(length of a head); the largest model, known by its layers, takes n_embd / n_head."""
+    """1/√(length of a head); in the largest model, recognised by its layers, 1/√(n_embd/n_head)."""
     largest = b.config.n_layer == n_layer_largest
     length = b.config.n_embd // b.heads[0].n if largest else b.heads[0].size
     return float(max(length, 1) ** -0.5)

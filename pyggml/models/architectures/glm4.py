@@ -1,6 +1,7 @@
-"""glm4: GLM 4 (0414). Blocks with four norms; gate and up in one matrix, half of a head turns.
+"""glm4: GLM 4 (0414). Four norms in a block; gate and up in one matrix; rotary positions on half of
+a head.
 
-Files of the models that see images turn time, height and width apart; those are not known.
+Multimodal files rotate time, height and width separately; they are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _decoder(r: Reader) -> Decoder:
         )
 
     def block(i: int) -> Part:
-        return b.sandwiched(b.attention(i), b.gated(i, swiglu, packed=True))
+        return b.sandwiched(b.attention(i), b.gated(i, swiglu, fused=True))
 
     return b.decoder(block)
 

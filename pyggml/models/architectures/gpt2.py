@@ -1,5 +1,5 @@
-"""gpt2 and starcoder (StarCoder 1): learned positions, layer norms, q, k and v in one matrix, a
-feed-forward without a gate. In starcoder all heads share one key and value head."""
+"""gpt2 and starcoder (StarCoder 1). Learned positions; layer norms; q, k and v in one matrix; a
+feed-forward without a gate. In starcoder all query heads share one key and value head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.ops import gelu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope=None, layer_norm=("weight", "bias"), packed=True)
+    b = read_basics(r, rope=None, layer_norm=("weight", "bias"), fused_qkv=True)
 
     def block(i: int) -> Part:
         return b.pre_norm(b.attention(i), b.plain(i, gelu))

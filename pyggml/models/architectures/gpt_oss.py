@@ -1,8 +1,9 @@
-"""gpt-oss: experts with biases and clipped gates, attention with sinks; every other layer has a
-window.
+"""gpt-oss: experts with biases and clipped gates; attention with sinks; a window in every other
+layer.
 
-llama.cpp takes the softmax over the scores of the chosen experts; that is the softmax over all,
-divided by the sum of the chosen. YaRN's corners are whole pairs there, published they are not.
+llama.cpp's softmax over the chosen experts' logits equals the softmax over all experts, divided by
+the sum over the chosen. YaRN's corner dimensions are rounded to whole pairs, as in llama.cpp; the
+published model does not round.
 """
 
 from __future__ import annotations

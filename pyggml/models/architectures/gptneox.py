@@ -1,4 +1,4 @@
-"""gptneox: GPT-NeoX and Pythia. Attention and feed-forward see the same x, by norms of their own.
+"""gptneox: GPT-NeoX and Pythia. Attention and feed-forward are parallel; each has a norm.
 
 The GELU is the tanh form, as in llama.cpp; the published models were trained with the exact one.
 """
@@ -14,7 +14,7 @@ from pyggml.ops import gelu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"), packed=True)
+    b = read_basics(r, rope="neox", layer_norm=("weight", "bias"), fused_qkv=True)
     parallel = r.flag("use_parallel_residual", True)
 
     def block(i: int) -> Part:

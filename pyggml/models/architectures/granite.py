@@ -1,5 +1,5 @@
-"""granite and granitemoe: as llama, with scales of embeddings, scores, residual branches and
-logits; granitemoe has experts, and in some models one that all tokens share."""
+"""granite and granitemoe. As llama, with factors of embeddings, scores, residual branches and
+logits. granitemoe has experts, some models also a shared expert."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyggml.ops import swiglu
 
 
 def _granite(r: Reader) -> Decoder:
-    """`rope.scaling.finetuned` switches the rotation."""
+    """`rope.scaling.finetuned` false: no rotary positions."""
     b = read_basics(r, rope="normal")
     rope = b.rope if r.flag("rope.scaling.finetuned", True) else None
     return _scaled(r, replace(b, rope=rope), [b.gated(i, swiglu) for i in range(b.config.n_layer)])
@@ -31,7 +31,7 @@ def _granitemoe(r: Reader) -> Decoder:
 
 
 def _scaled(r: Reader, b: Basics, feed_forward: Sequence[Part]) -> Decoder:
-    """A scale of 0 means the usual one."""
+    """A factor of 0 means the default."""
     scale = r.number("attention.scale", 0.0, 0.0, 1e6)
     factor = r.number("residual_scale", 0.0, -1e6, 1e6) or 1.0
 

@@ -1,5 +1,5 @@
-"""lfm2 (LFM 2) and lfm2moe. Most blocks mix tokens by a gated short convolution, the others by
-attention; lfm2moe has experts in all layers but the first few."""
+"""lfm2 (LFM 2) and lfm2moe. The mixer of most blocks is a gated short convolution, of the others
+attention. lfm2moe has experts in all layers but the first few."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ShortConv(Part):
-    """out_proj(c · conv(b · x)), where b, c and x are the thirds of in_proj(x)."""
+    """out_proj(c · conv(b · u)), (b, c, u) = in_proj(x)."""
 
     n_embd: int
     width: int
@@ -47,8 +47,8 @@ class ShortConv(Part):
         return self._conv.state(at, n_ctx)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        b, c, x = split(net.linear(f"{at}shortconv.in_proj", x), (self.n_embd,) * 3)
-        return net.linear(f"{at}shortconv.out_proj", mul(c, self._conv(net, at, mul(b, x))))
+        b, c, u = split(net.linear(f"{at}shortconv.in_proj", x), (self.n_embd,) * 3)
+        return net.linear(f"{at}shortconv.out_proj", mul(c, self._conv(net, at, mul(b, u))))
 
 
 def _dense(r: Reader) -> Decoder:
@@ -73,7 +73,7 @@ def _decoder(r: Reader, b: Basics, feed_forward: Sequence[Part], window: int = 0
         mixer = b.attention(i, window=window, **b.head_norms(i)) if attends else conv
         return b.pre_norm(mixer, feed_forward[i])
 
-    # llama.cpp calls the last norm after the embedding, as Hugging Face's class does.
+    # The last norm is named token_embd_norm in llama.cpp, embedding_norm in transformers.
     return b.decoder(block, norm=replace(b.norm(""), name="token_embd_norm"))
 
 

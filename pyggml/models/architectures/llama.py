@@ -1,5 +1,4 @@
-"""llama: Llama 1 to 3, Mistral and Mixtral, which has experts. Rotary pairs are neighbours
-(2i, 2i + 1)."""
+"""llama: Llama 1 to 3, Mistral, and Mixtral with experts. Rotary pairs are (2i, 2i + 1)."""
 
 from __future__ import annotations
 

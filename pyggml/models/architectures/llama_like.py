@@ -1,5 +1,5 @@
-"""Architectures with llama's graph: internlm2 and ernie4_5 (without experts), and exaone (3, 3.5),
-whose rotary pairs are halves apart."""
+"""Architectures with llama's graph: internlm2, ernie4_5 (without experts) and exaone (3, 3.5).
+Rotary pairs are (2i, 2i + 1), in exaone (i, i + d/2)."""
 
 from __future__ import annotations
 

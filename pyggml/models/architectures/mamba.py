@@ -1,4 +1,4 @@
-"""mamba: Mamba and FalconMamba. No attention; each channel has a state of its own (1 × N)."""
+"""mamba: Mamba and FalconMamba. No attention; each channel has a state (1 × N)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pyggml.tensor import Shape, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba(Part):
-    """ssm_out(silu(z) · (scan(x) + d · x)), x behind the convolution, z the gate.
+    """ssm_out(silu(z) · (scan(u) + d · u)), u = silu(conv(x')), (x', z) = ssm_in(x).
 
-    dt_rank   numbers from which the step sizes of all channels are made
-    eps       of RMS norms without weights on dt, B and C, as in FalconMamba; 0 for none
+    dt_rank   rank of the map from u to the step sizes of all channels
+    eps       epsilon of RMS norms of dt, B and C (FalconMamba), which have no weights; 0: no norms
     """
 
     n_embd: int
@@ -66,7 +66,7 @@ class Mamba(Part):
         return net.linear(f"{at}ssm_out", swiglu(z, y))
 
     def _scan(self, net: Net, at: str, x: Tensor) -> Tensor:
-        """The selective scan of x (T, n_inner), one head for a channel."""
+        """The selective scan of x (T, n_inner); every channel is a head."""
         sizes = (self.dt_rank, self.n_state, self.n_state)
         dt, b, c = split(net.linear(f"{at}ssm_x", x), sizes)
         if self.eps:

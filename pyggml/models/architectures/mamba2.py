@@ -1,4 +1,4 @@
-"""mamba2: Mamba 2. No attention; heads have a state (P × N) that decays as one."""
+"""mamba2: Mamba 2. No attention; each head has a state (P × N) with one decay."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pyggml.tensor import Shape, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2(Part):
-    """ssm_out(norm(silu(z) · (scan(x) + d · x))), the norm over each of n_groups groups.
+    """ssm_out(norm(silu(z) · (scan(u) + d · u))), with a norm over each of n_groups groups.
 
-    ssm_in makes the gate z, what goes through the convolution (x, B, C), and dt.
+    (z, xBC, dt) = ssm_in(x), (u, B, C) = silu(conv(xBC)).
     """
 
     n_embd: int

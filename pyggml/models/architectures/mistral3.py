@@ -1,5 +1,5 @@
-"""mistral3: Ministral 3 and Mistral Small 3.1. As llama, with YaRN of its own and queries that grow
-with the position."""
+"""mistral3: Ministral 3 and Mistral Small 3.1. As llama, with its own YaRN parameters, and queries
+multiplied by a factor that grows with the position."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _decoder(r: Reader) -> Decoder:
 
 
 def _yarn(r: Reader, rope: Rope) -> Rope:
-    """YaRN's corners are in the file; its magnitude is divided by that of all features."""
+    """The file has YaRN's corners. Its magnitude factor is divided by 1 + 0.1 · m · ln(factor),
+    with m = rope.scaling.yarn_log_multiplier."""
     every = r.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
     shared = 1 - 0.1 * every * log(rope.freq_scale) if rope.freq_scale < 1 else 1.0
     return replace(

@@ -1,6 +1,6 @@
-"""nemotron: Nemotron 3 and 4, Minitron. Layer norms; the feed-forward squares what relu leaves.
+"""nemotron: Nemotron 3 and 4, Minitron. Layer norms; the feed-forward's activation is relu².
 
-The file's norm weights already have the 1 that the published ones lack.
+A norm weight in a file is the published one plus 1.
 """
 
 from __future__ import annotations

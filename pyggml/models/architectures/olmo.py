@@ -1,8 +1,9 @@
-"""olmo, olmo2 (which is OLMo 3 as well, where some layers have a window) and olmoe.
+"""olmo, olmo2 (OLMo 2, and OLMo 3 with windows in some layers) and olmoe.
 
-olmo has layer norms without weights and may clamp q, k and v. olmo2 has norms behind attention and
-feed-forward instead of before them, and over all heads of q and of k at once. olmoe has the latter,
-the usual norms before, and experts.
+olmo    layer norms without weights; q, k and v may be clamped
+olmo2   norms after attention and feed-forward instead of before; norms of q and of k, each over
+        all heads at once
+olmoe   the usual norms before attention and experts; norms of q and k as in olmo2
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _olmoe(r: Reader) -> Decoder:
 
 
 def _norms(b: Basics, layer: int) -> dict[str, Norm]:
-    """Over all heads of q, and over all of k."""
+    """Norms of q and k, each over all heads at once."""
     h, eps = b.heads[layer], b.norm("").eps
     return {
         "q_norm": RmsNorm("attn_q_norm", h.n * h.size, eps),

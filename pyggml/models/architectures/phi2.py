@@ -1,4 +1,4 @@
-"""phi2: Phi 1 to 2. Attention and feed-forward see the same normalised x; biases everywhere."""
+"""phi2: Phi 1 to 2. Attention and feed-forward are parallel, with one norm; biases everywhere."""
 
 from __future__ import annotations
 

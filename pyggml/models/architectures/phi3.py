@@ -1,6 +1,6 @@
 """phi3: Phi 3 and 4. As qwen2, with q, k and v in one matrix and gate and up in another.
 
-The sliding window that files name is not used, as in llama.cpp, whose converter gets it wrong.
+The file's sliding window is ignored, as in llama.cpp: its converter writes a wrong one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyggml.ops import swiglu
 
 
 def _decoder(r: Reader) -> Decoder:
-    b = read_basics(r, rope="neox", packed=True)
+    b = read_basics(r, rope="neox", fused_qkv=True)
 
     def block(i: int) -> Part:
-        return b.pre_norm(b.attention(i), b.gated(i, swiglu, packed=True))
+        return b.pre_norm(b.attention(i), b.gated(i, swiglu, fused=True))
 
     return b.decoder(block)
 

@@ -1,5 +1,5 @@
-"""qwen2 (Qwen 2 and 2.5) and qwen2moe. Biases on q, k and v; rotary pairs are halves apart
-(i, i + d/2). qwen2moe has experts, and one that all tokens share as much as a gate lets them."""
+"""qwen2 (Qwen 2 and 2.5) and qwen2moe. Biases on q, k and v; rotary pairs are (i, i + d/2).
+qwen2moe has experts and a gated shared expert."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""qwen3 and qwen3moe: as qwen2, without biases; every head of q and k gets an RMS norm before the
-rotation. qwen3moe has experts in every layer."""
+"""qwen3 and qwen3moe. As qwen2, without biases and with an RMS norm of each head of q and k before
+rope. qwen3moe has experts in every layer."""
 
 from __future__ import annotations
 

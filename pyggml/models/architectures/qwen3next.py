@@ -1,6 +1,6 @@
-"""qwen3next (Qwen 3 Next), qwen35 and qwen35moe (Qwen 3.5). Three blocks of four mix tokens by a
-gated delta net, the fourth by attention whose result is gated. All but qwen35 have experts, and one
-that all tokens share."""
+"""qwen3next (Qwen 3 Next), qwen35 and qwen35moe (Qwen 3.5). The mixer of three blocks in four is a
+gated delta net, of the fourth gated attention. All but qwen35 have experts and a gated shared
+expert."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pyggml.ops import swiglu
 
 
 def _check_sections(r: Reader, n_pairs: int) -> None:
-    """A pair turns by its token's time, height or width, in turns. Text has the same number for all
-    three, so that the sections do not matter as long as every pair has one of these."""
+    """Each rotary pair has a section: its angle depends on a token's time, height or width. In text
+    all three equal the position, so it is enough that every pair has a section."""
     sections = r.counts("rope.dimension_sections", 4, least=0, most=1 << 12)
     if any(i >= 3 * sections[i % 3] for i in range(n_pairs)):
         r.faults.append(
@@ -31,7 +31,7 @@ def _check_sections(r: Reader, n_pairs: int) -> None:
 
 
 def _decoder(r: Reader, grouped: bool, mixed: bool) -> Decoder:
-    """grouped: heads of v with the same key lie together; mixed: there are experts."""
+    """grouped: see DeltaNet. mixed: with experts."""
     b = read_basics(r, rope="neox")
     assert b.rope is not None
     if not grouped:

@@ -1,5 +1,5 @@
-"""rwkv7: RWKV 7 (arXiv:2503.14456). Every block mixes tokens by a linear attention whose state
-learns while it reads, and channels by a network that also sees the token before."""
+"""rwkv7: RWKV 7 (arXiv:2503.14456). A block is a time mix, linear attention with the generalised
+delta rule, and a channel mix, a feed-forward part that also reads the token before."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from pyggml.tensor import Shape, Tensor, leaf
 
 _LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
 _GROUP_EPS = 64e-5  # of the norm over each head
-_SLOWEST = -0.606531  # a decay is e^(-0.606531 · sigmoid): from 0.545 to 1
+_LOG_FASTEST = -0.606531  # decay = e^(-0.606531 · sigmoid(·)), 0.545 to 1
 
 
 def _change(net: Net, name: str, x: Tensor) -> Tensor:
-    """The token before minus the token itself, (T, n): a convolution with 1 and -1."""
+    """x_{t-1} − x_t, (T, n): a convolution with taps 1 and −1."""
     n = x.shape[1]
     taps = net.once(
         ("change", n), lambda: leaf(np.tile(np.array([1, -1], np.float32), (n, 1)), "1, -1")
@@ -57,7 +57,7 @@ def _change(net: Net, name: str, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMix(Part):
-    """value(relu(key(x, moved towards the token before))²)."""
+    """value(relu(key(x_t + lerp_k · (x_{t-1} − x_t)))²)."""
 
     n_embd: int
     n_ff: int
@@ -83,11 +83,11 @@ class ChannelMix(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeMix(Part):
-    """RWKV 7's mixer of tokens. Vectors are made by matrices of low rank: w the decay, a the rate
-    of learning, v the share of the first block's values, g the gate.
+    """RWKV 7's time mix. Letters as in the paper; pairs of low-rank matrices make four vectors:
+    w the decay, a the in-context learning rate, v the share of block 0's values, g the gate.
 
-    ranks   of w, a, v, g, by letter
-    first   block 0, whose values are the first; its file holds v's matrices all the same
+    ranks   letter -> rank of its matrices
+    first   block 0. It has no share v, though a file may hold v's matrices
     """
 
     n_embd: int
@@ -126,7 +126,7 @@ class TimeMix(Part):
         to = self._moved(net, at, x)
         r = self._heads(net.linear(f"{at}time_mix_receptance", to["r"]))
         k, v = net.linear(f"{at}time_mix_key", to["k"]), self._value(net, at, to["v"])
-        w = exp(scale(sigmoid(self._low_rank(net, at, "w", to["w"])), _SLOWEST))
+        w = exp(scale(sigmoid(self._low_rank(net, at, "w", to["w"])), _LOG_FASTEST))
         a = sigmoid(self._low_rank(net, at, "a", to["a"]))
         unit = net.in_turn(l2_norm(self._heads(mul(k, self._weight(net, at, "k_k"))), 1e-12))
         part = mul(k, self._weight(net, at, "k_a"))
@@ -141,7 +141,7 @@ class TimeMix(Part):
         return net.linear(f"{at}time_mix_output", mul(y, gate))
 
     def _moved(self, net: Net, at: str, x: Tensor) -> dict[str, Tensor]:
-        """x moved towards the token before, as far as each letter's use asks for."""
+        """x_t + lerp · (x_{t-1} − x_t), with a lerp (n_embd,) for each of _LERPS."""
         change, lerp = _change(net, f"{at}time_shift", x), self._weight(net, at, "lerp_fused")
         shares = (reshape(narrow(lerp, 0, i, 1), (self.n_embd,)) for i in range(6))
         moved = (net.in_turn(add(x, mul(change, share))) for share in shares)
@@ -156,14 +156,15 @@ class TimeMix(Part):
         return add(v, mul(sub(first, v), share))
 
     def _low_rank(self, net: Net, at: str, letter: str, x: Tensor) -> Tensor:
-        """These matrices get no update from adapters, as in llama.cpp."""
-        low = mul_mat(self._weight(net, at, f"{letter}1"), x)
-        low = tanh(low) if letter == "w" else sigmoid(low) if letter == "g" else low
-        y = mul_mat(self._weight(net, at, f"{letter}2"), low)
+        """W2 · f(W1 x) + w0 of one letter; f is tanh for w, sigmoid for g; g has no w0. Adapters
+        do not update these matrices, as in llama.cpp."""
+        inner = mul_mat(self._weight(net, at, f"{letter}1"), x)
+        inner = tanh(inner) if letter == "w" else sigmoid(inner) if letter == "g" else inner
+        y = mul_mat(self._weight(net, at, f"{letter}2"), inner)
         return y if letter == "g" else add(y, self._weight(net, at, f"{letter}0"))
 
     def _normed(self, net: Net, at: str, y: Tensor) -> Tensor:
-        """A layer norm over each head, (T, heads, size) to (T, n_embd)."""
+        """A layer norm over each head, (T, heads, size) -> (T, n_embd)."""
         y = reshape(norm(y, _GROUP_EPS), (y.shape[0], self.n_embd))
         bias = net.weights[f"{at}time_mix_ln.bias"]
         return add(mul(y, self._weight(net, at, "ln")), bias)

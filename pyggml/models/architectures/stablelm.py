@@ -1,7 +1,7 @@
 """stablelm: StableLM 3B and StableLM 2.
 
-A file without ffn_norm has attention and feed-forward beside each other, as llama.cpp takes it; its
-key use_parallel_residual is not asked. The 12B has norms of q and k, with weights for each head.
+Attention and feed-forward are parallel if the file has no ffn_norm, as in llama.cpp; the key
+use_parallel_residual is ignored. The 12B has norms of q and k, with a weight for each head.
 """
 
 from __future__ import annotations
