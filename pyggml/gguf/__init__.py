@@ -5,7 +5,7 @@
     n_tensors × (name, n_dims u32, n_dims × u64 innermost first, type u32, offset u64)
     zeros up to the alignment, then the tensors, each at a multiple of the alignment
 
-All numbers are little-endian; a key, a name and a string value are a u64 count and that many bytes.
+All numbers are little-endian. Keys, names and string values are a length u64, then their bytes.
 """
 
 from pyggml.gguf.fields import Field, StringArray, ValueType

@@ -1,8 +1,8 @@
-"""A metadata value: its type and its bytes as they stand in a file.
+"""A metadata value: its type and its bytes in the file.
 
 scalar   one little-endian number; a BOOL is one byte, 0 or 1
-STRING   n u64, then n bytes; UTF-8 is a custom, not a promise
-array    item type u32, n u64 (both kept in the Field), then n scalars or n STRINGs
+STRING   n u64, then n bytes, usually but not always UTF-8
+array    element type u32, n u64 (both kept in the Field), then n scalars or n STRINGs
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _OF_DTYPE = {dtype: kind for kind, dtype in SCALARS.items()}
 
 
 def shown(text: object) -> str:
-    """A name from a file, escaped and cut, so that an error message can carry it."""
+    """A text from a file for an error message: quoted, escaped and shortened."""
     quoted = repr(text)
     return quoted if len(quoted) <= 80 else f"{quoted[:60]}... ({len(quoted)} characters)"
 
 
 def string_bounds(buffer: memoryview, n: int) -> np.ndarray:
-    """Where n strings lie: string i is buffer[bounds[i] + 8 : bounds[i + 1]]; (n + 1,) int64.
+    """Bounds (n + 1,) int64 of n strings: string i is buffer[bounds[i] + 8 : bounds[i + 1]].
 
-    The one loop over strings: 300,000 of them take 0.1 s. GGUFError if the buffer ends early.
+    The only Python loop over strings; 300,000 take 0.1 s. GGUFError if the buffer ends early.
     """
     unpack, position, end = _U64.unpack_from, 0, len(buffer)
     bounds = array("q", [0])
@@ -82,7 +82,7 @@ def string_bounds(buffer: memoryview, n: int) -> np.ndarray:
 
 
 class StringArray(Sequence[str]):
-    """Strings, decoded when asked for; what is not UTF-8 becomes U+FFFD, `raw` has it unchanged."""
+    """Strings of a file, decoded on access. Invalid UTF-8 becomes U+FFFD; `raw` is unchanged."""
 
     __slots__ = ("_bounds", "_payload")
 
@@ -110,7 +110,7 @@ class StringArray(Sequence[str]):
         return bytes(self._payload[self._bounds[i] + 8 : self._bounds[i + 1]])
 
     def raw_list(self) -> list[bytes]:
-        """The bytes of every string, at once: much faster than one by one."""
+        """The bytes of all strings; much faster than `raw` for each."""
         whole, bounds = bytes(self._payload), self._bounds.tolist()
         return [whole[a + 8 : b] for a, b in pairwise(bounds)]
 
@@ -123,10 +123,13 @@ Value = bool | int | float | str | np.ndarray | StringArray
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One metadata value. `type` is that of an element where it is an array of `n` of them.
+    """One metadata value.
 
-    `n` is None for a single value. `payload` holds the bytes that follow the type (and an array's
-    item type and count) in a file, so that writing a Field gives back exactly what was read.
+    type      type of the value, or of an array's elements
+    n         elements of an array; None for a single value
+    payload   the value's bytes in the file, after its type (and an array's element type and n); a
+              Field that was read is written unchanged
+    bounds    of an array of strings, see `string_bounds`
     """
 
     type: ValueType
@@ -141,7 +144,8 @@ class Field:
 
     @property
     def value(self) -> Value:
-        """The plain Python value; an array is a read-only view of the file where it is aligned."""
+        """The value as plain Python. Arrays are read-only: a view of the file, or a copy if the
+        file has them unaligned."""
         if self.bounds is not None:
             return StringArray(self.payload, self.bounds)
         if self.type is ValueType.STRING:
@@ -157,7 +161,7 @@ class Field:
 
     @property
     def raw(self) -> bytes:
-        """The bytes of a single STRING, which need not be UTF-8."""
+        """The bytes of a single STRING. GGUFError for other values."""
         if self.type is not ValueType.STRING or self.n is not None:
             raise GGUFError(f"a metadata value is {self.kind}, wanted STRING")
         return bytes(self.payload[8:])
@@ -182,7 +186,7 @@ class Field:
 
 
 def _sized(value: Any) -> np.generic:
-    """A Python number as the NumPy one whose type it gets in a file."""
+    """A Python number as a NumPy number of its type in the file."""
     if isinstance(value, bool):
         return np.bool_(value)
     if isinstance(value, float):
@@ -209,7 +213,7 @@ def _numbers(value: np.generic | np.ndarray) -> Field:
 
 
 def string(text: str | bytes) -> bytes:
-    """Its length as u64, then its bytes; GGUFError for text that UTF-8 cannot hold."""
+    """A string's bytes in the file: length u64, then UTF-8. GGUFError for half a surrogate pair."""
     try:
         data = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError:

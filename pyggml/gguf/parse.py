@@ -1,7 +1,7 @@
-"""Bytes of a GGUF file → `Contents`. Nothing that the bytes say is believed before it is checked.
+"""Bytes of a GGUF file → `Contents`. Every value in the file is checked before its use.
 
-Every count is bounded by the bytes that remain, every product is made of Python integers, and a
-rule that a file breaks raises GGUFError with one sentence (without the path, which `open` adds).
+Counts are bounded by the remaining bytes; products are Python integers, which cannot overflow. A
+violated rule raises GGUFError with one sentence, to which `open` adds the path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
-MAX_NAME_BYTES = (1 << 16) - 1  # of a key, by the GGUF specification; a tensor's name fits easily
+MAX_NAME_BYTES = (1 << 16) - 1  # GGUF's limit for keys; also applied to tensor names
 MAX_DIMS = 4  # GGML_MAX_DIMS
 MIN_FIELD_BYTES = 8 + 1 + 4 + 1  # key of one character, type, a one-byte value
 MIN_INFO_BYTES = 8 + 4 + 8 + 4 + 8  # empty name, n_dims, one axis, type, offset
@@ -31,7 +31,12 @@ MIN_INFO_BYTES = 8 + 4 + 8 + 4 + 8  # empty name, n_dims, one axis, type, offset
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is NumPy's order; `offset` counts from the start of the file."""
+    """A tensor in a file.
+
+    shape     in NumPy's order, outermost axis first
+    offset    bytes from the start of the file
+    n_bytes   size of its data
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,13 +46,13 @@ class TensorInfo:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of the array of `dtype.numpy` that holds it: rows of bytes where quantised."""
+        """Shape of its array of `dtype.numpy`; of a quantised type, (*shape[:-1], row_bytes)."""
         return stored_shape(self.shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A checked file: every offset in it may be read."""
+    """The index of a checked file: every offset and length lies within `view`."""
 
     view: memoryview
     version: int
@@ -65,7 +70,7 @@ def n_bytes(shape: tuple[int, ...], dtype: DType) -> int:
 
 
 def shape_fault(shape: tuple[int, ...], dtype: DType) -> str | None:
-    """What keeps a tensor of this type from having this shape, or None."""
+    """Why no tensor of this type can have this shape, or None if one can."""
     if not 1 <= len(shape) <= MAX_DIMS or min(shape) < 1:
         return f"has shape {shape}, wanted 1 to {MAX_DIMS} axes of at least 1"
     if shape[-1] % dtype.block:
@@ -77,7 +82,7 @@ def shape_fault(shape: tuple[int, ...], dtype: DType) -> str | None:
 
 
 def parse(view: memoryview) -> Contents:
-    """Check and index a whole file; GGUFError names the first rule it breaks."""
+    """Check and index a whole file. GGUFError names the first violated rule."""
     cursor = _Cursor(view)
     version = _version(cursor)
     n_tensors, n_fields = cursor.number(8), cursor.number(8)
@@ -98,7 +103,7 @@ def parse(view: memoryview) -> Contents:
 
 
 def checked_alignment(metadata: Mapping[str, Field]) -> int:
-    """Bytes that tensor offsets are multiples of: general.alignment, or 32 where it is absent."""
+    """The alignment of tensor offsets in bytes: general.alignment, by default 32."""
     field = metadata.get(ALIGNMENT_KEY)
     if field is None:
         return DEFAULT_ALIGNMENT
@@ -113,7 +118,7 @@ def checked_alignment(metadata: Mapping[str, Field]) -> int:
 
 
 class _Cursor:
-    """A place in the file, and the words for it."""
+    """A position in the file. `where` names it in error messages."""
 
     def __init__(self, view: memoryview) -> None:
         self.view, self.position, self.where = view, 0, "the header"
@@ -147,7 +152,7 @@ class _Cursor:
             raise GGUFError(f"{self.where} has a name that is not UTF-8: {shown(data)}") from None
 
     def expect(self, n: int, n_bytes: int, things: str) -> None:
-        """n things of at least n_bytes each must fit in what remains."""
+        """GGUFError if n things of at least n_bytes each exceed the remaining bytes."""
         if n * n_bytes > self.remaining:
             raise GGUFError(
                 f"{self.where} claims {n} {things}, which do not fit"
@@ -207,7 +212,7 @@ def _single(cursor: _Cursor, kind: ValueType) -> Field:
 
 
 def _checked(cursor: _Cursor, field: Field) -> Field:
-    """A BOOL other than 0 or 1 would be a NumPy bool that is neither."""
+    """The field; GGUFError for a BOOL other than 0 or 1, an invalid byte of NumPy's bool."""
     if field.type is ValueType.BOOL and len(field.payload):
         largest = int(np.frombuffer(field.payload, np.uint8).max())
         if largest > 1:
@@ -227,16 +232,16 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, Tenso
             raise GGUFError(f"tensor {i} is {shown(info.name)} again")
         infos[info.name] = info
     start = round_up(cursor.position, alignment)
-    placed = {
+    located = {
         name: TensorInfo(name, info.shape, info.dtype, start + info.offset, info.n_bytes)
         for name, info in infos.items()
     }
-    _check_places(placed, len(cursor.view))
-    return placed
+    _check_extents(located, len(cursor.view))
+    return located
 
 
 def _info(cursor: _Cursor, alignment: int) -> TensorInfo:
-    """The next tensor; its offset still counts from the start of the data."""
+    """The next tensor's entry. Its offset counts from the start of the data, not of the file."""
     name = cursor.name()
     tensor = cursor.where = f"tensor {shown(name)}"
     n_dims = cursor.number(4)
@@ -255,7 +260,7 @@ def _info(cursor: _Cursor, alignment: int) -> TensorInfo:
     return TensorInfo(name, shape, dtype, offset, n_bytes(shape, dtype))
 
 
-def _check_places(tensors: Mapping[str, TensorInfo], n_file: int) -> None:
+def _check_extents(tensors: Mapping[str, TensorInfo], n_file: int) -> None:
     for info in tensors.values():
         if info.offset + info.n_bytes > n_file:
             raise GGUFError(

@@ -1,6 +1,6 @@
-"""A GGUF file as a memory map: metadata on request, tensors as views, nothing copied.
+"""A GGUF file as a memory map: metadata decoded on access, tensors as views without a copy.
 
-A model in several files is one GGUFFile: metadata of the first, tensors of all.
+A model in several files is one GGUFFile with the metadata of the first and the tensors of all.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ T = TypeVar("T")
 
 
 class GGUFFile:
-    """An open file. After `close`, arrays already taken from it stay valid; nothing more is given.
+    """An open GGUF file. `close` ends access; arrays obtained before stay valid.
 
-    path, paths   what was opened; all files of a model in several, in order
-    n_bytes       of all files together
+    path      the path given to `open`
+    paths     all files of the model, in order
+    n_bytes   size of all files together
 
-    A file must not be shortened while it is mapped: the operating system ends a process that
-    reads past the end. `write` replaces a file as a whole and is safe.
+    A mapped file must not be truncated: the operating system kills a process that reads past its
+    end. `write` is safe, as it replaces the whole file.
     """
 
     def __init__(self, path: Path, paths: Sequence[Path], parts: Sequence[Contents]) -> None:
@@ -50,23 +51,23 @@ class GGUFFile:
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's name, shape, dtype and place in its file, in the file's order."""
+        """Name, shape, dtype and offset of every tensor, in the file's order."""
         self._open_parts()
         return self._tensors
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key as plain Python, unchecked; `default` if it is absent.
+        """The value of a key, of any type; `default` if the key is missing.
 
-        int, float, bool or str; a read-only array for numbers, a StringArray for strings.
+        int, float, bool or str; a read-only array of numbers, or a StringArray.
         """
         field = self.metadata.get(key)
         return default if field is None else field.value
 
     def require(self, key: str, kind: type[T]) -> T:
-        """The value of a key that must be there and be of exactly this type.
+        """The value of a required key, of exactly this type; an int is no float.
 
-        `kind` is int, float, bool, str, np.ndarray or StringArray; an int is no float.
-        GGUFError names the key, what it is and what was wanted.
+        `kind` is int, float, bool, str, np.ndarray or StringArray.
+        GGUFError names the key, its type in the file and the type wanted.
         """
         field = self.metadata.get(key)
         if field is None:
@@ -85,7 +86,7 @@ class GGUFFile:
     @overload
     def optional(self, key: str, kind: type[T], default: T) -> T: ...
     def optional(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """As `require`, but `default` where the key is absent."""
+        """As `require`, but `default` if the key is missing."""
         return self.require(key, kind) if key in self.metadata else default
 
     def data(self, name: str) -> np.ndarray:
@@ -102,7 +103,7 @@ class GGUFFile:
         return np.frombuffer(raw, info.dtype.numpy).reshape(info.stored_shape)
 
     def close(self) -> None:
-        """Let go of the file; it stays mapped until the last array taken from it is gone."""
+        """End access. The file stays mapped until its last array is freed."""
         self._parts = ()
 
     def __enter__(self) -> GGUFFile:
@@ -123,11 +124,11 @@ class GGUFFile:
 
 
 def open(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map and check a GGUF file of version 2 or 3; of a model in several files any part will do.
+    """Map and check a GGUF file of version 2 or 3. `path` may be any part of a model in several.
 
-    GGUFError with one sentence that names the path: if it cannot be opened, is not GGUF, breaks a
-    rule of the format (counts, types, shapes, alignment, places of tensors, doubled names), or if
-    parts are missing or do not belong together.
+    GGUFError names the path and the reason: the file cannot be opened, is not GGUF, violates the
+    format (counts, types, shapes, alignment, offsets, duplicate names), or parts are missing or
+    belong to different models.
     """
     path = Path(path)
     try:
@@ -146,7 +147,7 @@ def open(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _part(path: Path) -> Contents:
-    """One part of several, its errors with its name."""
+    """The contents of one part; its file name begins every error."""
     try:
         return parse(_mapped(path))
     except OSError as error:
@@ -156,7 +157,7 @@ def _part(path: Path) -> Contents:
 
 
 def _mapped(path: Path) -> memoryview:
-    """The file's bytes, read-only. A pipe or a device would block or never end: files only."""
+    """The file's bytes, read-only. Pipes and devices are refused: they may block or never end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         raise GGUFError(f"is a {'folder' if stat.S_ISDIR(mode) else 'device'}, wanted a GGUF file")

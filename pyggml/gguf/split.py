@@ -2,7 +2,7 @@
 
 NAME-00001-of-00003.gguf    all metadata, with split.count = 3 and split.no = 0
 NAME-00002-of-00003.gguf    split.count, split.no = 1, more tensors
-…                           split.tensors.count is that of all parts together
+…                           split.tensors.count counts the tensors of all parts
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NOT_WHOLE = (ValueType.FLOAT32, ValueType.FLOAT64, ValueType.BOOL, ValueType.ST
 
 
 def n_parts(metadata: Mapping[str, Field]) -> int:
-    """How many files the model of this one lies in; 1 where nothing is said."""
+    """Number of the model's files: split.count, by default 1."""
     return max(1, _number(metadata, COUNT, 1))
 
 
 def paths(path: Path, metadata: Mapping[str, Field]) -> tuple[Path, ...]:
-    """Where all parts lie, of which `path` is one.
+    """The paths of all parts, from the path of one of them.
 
-    GGUFError if its name does not say so, or parts are missing.
+    GGUFError if its name does not fit its metadata, or if parts are missing.
     """
     count, number = n_parts(metadata), _number(metadata, NUMBER, None)
     if not number < count:
@@ -50,14 +50,14 @@ def paths(path: Path, metadata: Mapping[str, Field]) -> tuple[Path, ...]:
 
 
 def read(files: tuple[Path, ...], parse: Callable[[Path], Contents]) -> tuple[Contents, ...]:
-    """The contents of all parts, in order; GGUFError for one that is damaged or does not belong."""
+    """The contents of all parts, in order. GGUFError for a damaged part or one of another model."""
     parts, home = [], dict[str, Path]()
     for number, path in enumerate(files):
         part = parse(path)
-        place = _number(part.metadata, NUMBER, None), n_parts(part.metadata)
-        if place != (number, len(files)):
+        own_number, count = _number(part.metadata, NUMBER, None), n_parts(part.metadata)
+        if (own_number, count) != (number, len(files)):
             raise GGUFError(
-                f"{path.name} is part {place[0] + 1} of {place[1]},"
+                f"{path.name} is part {own_number + 1} of {count},"
                 f" wanted part {number + 1} of {len(files)}"
             )
         for name in part.tensors:
@@ -72,7 +72,7 @@ def read(files: tuple[Path, ...], parse: Callable[[Path], Contents]) -> tuple[Co
 
 
 def _number(metadata: Mapping[str, Field], key: str, default: int | None) -> int:
-    """A whole number, not negative."""
+    """The value of a key as an integer ≥ 0."""
     field = metadata.get(key)
     if field is None:
         if default is None:

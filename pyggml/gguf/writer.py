@@ -1,7 +1,7 @@
 """Metadata and tensors → a GGUF file of version 3, one tensor in memory at a time.
 
-The header comes first and needs every offset, so a tensor is announced by name, type and shape;
-its array may be a callable, which is called when its turn to be written comes.
+The header comes first and has every offset, so all names, types and shapes are given beforehand. A
+tensor's array may be a callable; it is called just before the tensor is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyggml.gguf.parse import (
 )
 from pyggml.sizes import round_up
 
-MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME less its final zero: llama.cpp loads no longer ones
+MAX_TENSOR_NAME_BYTES = 63  # llama.cpp's limit: GGML_MAX_NAME without the final zero
 TensorSource = tuple[str, DType, tuple[int, ...], np.ndarray | Callable[[], np.ndarray]]
 
 
@@ -36,13 +36,14 @@ def write(
     metadata: Mapping[str, Any],
     tensors: Iterable[TensorSource],
 ) -> None:
-    """Write a GGUF file beside `path`, then rename it over `path`; nothing changes if that fails.
+    """Write a GGUF file atomically: on failure, the old file at `path` is unchanged.
 
-    A metadata value is a Field, which is written as it was read, or what `Field.of` takes. A tensor
-    is (name, dtype, shape in NumPy order, array or callable that gives it); the array has
-    `dtype.numpy` and the shape that `GGUFFile.data` would give. general.alignment is honoured.
+    metadata   key → a Field, written unchanged, or any value for `Field.of`; general.alignment is
+               obeyed
+    tensors    (name, dtype, shape in NumPy's order, array or callable returning it); the array has
+               the dtype and shape of `GGUFFile.data`
 
-    GGUFError for metadata or tensors that GGUF cannot hold; PyggmlError if the disk refuses.
+    GGUFError for metadata or tensors impossible in GGUF; PyggmlError if the disk refuses.
     """
     path, sources = Path(path), list(tensors)
     try:
@@ -71,7 +72,7 @@ def _fields(metadata: Mapping[str, Any]) -> dict[str, Field]:
 
 
 def _check_tensors(sources: Sequence[TensorSource]) -> None:
-    """All that is wrong with the announced tensors, in one error."""
+    """GGUFError with every fault in names, types and shapes."""
     wrong, names = [], set()
     for name, dtype, shape, _ in sources:
         if name in names:

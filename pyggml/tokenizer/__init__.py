@@ -1,14 +1,16 @@
-"""Text ↔ token ids, from a GGUF file's own vocabulary: the ids that llama.cpp gives.
+"""Text ↔ token ids, from the vocabulary in a GGUF file. The ids equal llama.cpp's.
 
-tokenizer.ggml.model   llama       BPE by scores, bytes for what it lacks; library sentencepiece
-                       gpt2        BPE by merges, after regexes; library tokenizers
-                       gemma4      the same on characters; library tokenizers
-                       whitespace  the same of words, without the space between; library tokenizers
-                       t5          unigram; library tokenizers
-                       bert        WordPiece, written here: the library stops at long words
-                       rwkv        the longest token at each place, written here
+tokenizer.ggml.model   algorithm                                        implementation
+llama                  BPE by scores, with byte fallback                library sentencepiece
+gpt2                   regexes, then BPE by merges on bytes             library tokenizers
+gemma4                 regexes, then BPE by merges on characters        library tokenizers
+whitespace             BPE by merges on words; white space is dropped   library tokenizers
+t5                     unigram                                          library tokenizers
+bert                   WordPiece                                        here: the library gives up
+                                                                        on long words
+rwkv                   longest match                                    here
 
-The library is imported when a tokenizer is built, not with this package.
+The libraries are imported when a tokenizer is built, not with this package.
 """
 
 from pyggml.tokenizer.tokenizer import Stream, Tokenizer, from_gguf, from_metadata

@@ -1,8 +1,9 @@
 """BPE by merges: text → regex pieces → bytes or characters → merges; library `tokenizers`.
 
-Of bytes, GPT-2's: a byte that prints is written as its character (U+0021 to U+007E, U+00A1 to
-U+00FF but U+00AD), the 68 others as U+0100 and on, in order: a space is "Ġ".
-Of characters, Gemma 4's: one without a token is given as its bytes' tokens, <0x00> to <0xFF>.
+On bytes (GPT-2): a printable byte is written as its character (U+0021 to U+007E, U+00A1 to U+00FF
+without U+00AD), the 68 others as U+0100 and on, in order; a space is "Ġ".
+On characters (Gemma 4): a character without a token becomes the tokens of its bytes, <0x00> to
+<0xFF>.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ _NEWLINE_RUNS = re.compile("(\n+)")
 
 
 def codec(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
-    """A byte that the vocabulary lacks gives no id, as in llama.cpp. TokenizerError if there are no
-    merges; merges that do not fit the vocabulary are found when a text is first encoded, because
-    half a million of them take a second."""
+    """The codec of a vocabulary. A byte without a token gives no id, as in llama.cpp.
+
+    TokenizerError without merges. Merges are checked against the vocabulary at the first encoding:
+    half a million take a second.
+    """
     if vocabulary.merges is None:
         raise TokenizerError("tokenizer.ggml.merges is missing, which BPE needs")
     return (_of_characters if pretokenizer.characters else _of_bytes)(vocabulary, pretokenizer)
@@ -36,8 +39,8 @@ def codec(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
 
 def _of_bytes(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
     n = len(vocabulary.tokens)
-    # The library would join the neighbours of a byte without a token; an id past the end keeps
-    # them apart and is dropped afterwards.
+    # The library would join the neighbours of a byte without a token. An id past the end keeps
+    # them apart; it is dropped afterwards.
     missing = [char for char in BYTE_OF if char not in vocabulary.ids]
     ids = vocabulary.ids | {char: n + i for i, char in enumerate(missing)}
     library = _Late(partial(_library, ids, vocabulary.merges or [], pretokenizer))
@@ -55,11 +58,12 @@ def _of_characters(vocabulary: Vocabulary, pretokenizer: Pretokenizer) -> Codec:
 
 
 class _OfCharacters:
-    """The library gives one unknown token, n, for each character without a token, in order."""
+    """Encodes on characters. The library gives id n, unknown, for each character without a token;
+    it is replaced by the ids of that character's bytes."""
 
     def __init__(self, ids: dict[str, int], merges: list[str], pretokenizer: Pretokenizer) -> None:
         self._ids, self._n, self._pretokenizer = ids, len(ids), pretokenizer
-        unknown = "-" * (2 * max(map(len, ids)) + 1)  # longer than what any merge makes
+        unknown = "-" * (2 * max(map(len, ids)) + 1)  # longer than any merged token
         build = partial(_library, ids | {unknown: self._n}, merges, pretokenizer)
         self._library = _Late(partial(build, unk_token=unknown))
 
@@ -77,7 +81,7 @@ class _OfCharacters:
         return encoded
 
     def _pieces(self, text: str) -> list[Any]:
-        """Texts and ids of newlines in a row that are a token together."""
+        """The text in pieces; a run of newlines that is a token is given by its id."""
         if self._pretokenizer.marks_spaces:
             text = text.replace(" ", spm.SPACE)
         if not self._pretokenizer.whole_newlines:
@@ -100,7 +104,7 @@ class _OfCharacters:
 
 
 class _Late:
-    """Made when first called; then what it was made from is let go."""
+    """The result of `make`, which is called at the first use and then freed."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make: Callable[[], Any] | None = make
@@ -130,7 +134,7 @@ def _library(
 
 
 def splits(pretokenizer: Pretokenizer) -> Any:
-    """The library's pre-tokenizer: each pattern cuts what the one before has left."""
+    """The library's pre-tokenizer: each pattern cuts the pieces left by the one before."""
     from tokenizers import Regex, pre_tokenizers
 
     steps: list[Any] = [
@@ -142,9 +146,9 @@ def splits(pretokenizer: Pretokenizer) -> Any:
 
 
 def piece(text: str) -> bytes:
-    """The bytes that a normal token of byte-level BPE stands for.
+    """The bytes of a normal token of byte-level BPE.
 
-    A character that stands for no byte is given as it is, where llama.cpp writes [UNK_BYTE_...].
+    A character outside of the byte alphabet is kept; llama.cpp writes [UNK_BYTE_...].
     """
     try:
         return bytes(BYTE_OF[char] for char in text)

@@ -1,11 +1,11 @@
-"""What llama.cpp's tables say of a character (unicode-data.cpp), from Python's."""
+"""Properties of characters as in llama.cpp's tables (unicode-data.cpp), from Python's tables."""
 
 from __future__ import annotations
 
-# str.isspace also holds for U+001C to U+001F, which are control characters there.
+# str.isspace is also true of U+001C to U+001F, control characters in llama.cpp.
 SPACES = frozenset(c for c in map(chr, range(0x3001)) if c.isspace()) - set("\x1c\x1d\x1e\x1f")
 
 
 def lowered(char: str) -> str:
-    """Its lower case of one character: "İ" becomes "i", without the dot that Python adds."""
+    """The first character of its lower case: "İ" becomes "i", without Python's combining dot."""
     return char.lower()[0]

@@ -1,15 +1,15 @@
-"""SentencePiece's precompiled table of replacements: strings → strings, the longest first.
+"""SentencePiece's precompiled table of replacements: strings → strings, longest key first.
 
     u32         bytes of the trie
     u32[n]      the trie, a double array (Darts-clone's); a unit is
-                  bits 0-7 and 31  the byte that leads to it (bit 31 set: it holds a value)
-                  bit 8            a value hangs below it
+                  bits 0-7 and 31  its label, the byte that leads to it (bit 31: it holds a value)
+                  bit 8            it has a value
                   bit 9, 10-30     its base: bits 10 on, times 256 if bit 9 is set
     bytes       the replacements, each ended by 0; a value is an offset into them
 
-Where a node is unit i, its place is i ^ base: its child for byte c is unit place ^ c, its value
-unit place. NFKC has 225,000 keys, almost all of them a letter and its marks, so they are looked up
-where a text has them and never listed.
+The children's origin of unit i is o = i ^ base: its child for byte c is unit o ^ c, its value is in
+unit o. NFKC has 225,000 keys, almost all a letter with marks, so keys are looked up and never
+listed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ import numpy as np
 from pyggml.errors import TokenizerError
 
 _LABEL, _VALUE, _LEAF = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8
-_MOST_PAIRS = 1 << 18  # of characters that are remembered
-_MOST_BYTES = 1 << 10  # of a replacement, or a text could grow a million times; NFKC's have 33
-_LONGEST = 64  # characters of a key that are looked at; those of real tables have at most 4
+_MOST_PAIRS = 1 << 18  # remembered pairs of characters
+_MOST_BYTES = 1 << 10  # longest replacement, so that no text grows a million times; NFKC's have 33
+_LONGEST = 64  # longest key in characters; those of real tables have at most 4
 
 
 class Charsmap:
-    """`keep`: strings of which any beginning that stands in a text stays as it is there.
+    """Replaces the keys of a table in texts.
 
-    Both may raise TokenizerError for a table that does not hold together.
+    raw    the table
+    keep   strings to leave alone: the longest prefix of one of them that a text has is not replaced
+
+    Construction and `apply` raise TokenizerError for a damaged table.
     """
 
     def __init__(self, raw: bytes, keep: Iterable[str]) -> None:
@@ -45,7 +48,7 @@ class Charsmap:
         self._texts = raw[4 + n_trie :]
         self._root = _base(self._units[0])
         self._keep = _trie(keep)
-        self._places: dict[str, int | None] = {}
+        self._origins: dict[str, int | None] = {}
         self._follows: dict[tuple[str, str], bool] = {}
 
     def apply(self, text: str) -> str:
@@ -61,14 +64,14 @@ class Charsmap:
         return "".join((*parts, text[at:]))
 
     def _candidate(self, text: str) -> re.Pattern[str] | None:
-        """Where a key or a kept string may begin in this text: few places.
+        """A pattern of the few positions where a key or a kept string may begin in this text.
 
-        Only pairs that stand in it are looked at: of all that its characters make there would be
-        hundreds of millions in a text of several scripts.
+        It is made from the pairs of adjacent characters in the text. All pairs of its characters
+        would be hundreds of millions in a text of several scripts.
         """
         chars = set(text)
         one = {c for c in chars if c in self._keep or self._match(c, 0) is not None}
-        firsts = {c for c in chars if self._place(c) is not None}
+        firsts = {c for c in chars if self._origin(c) is not None}
         pairs = [p for p in set(pairwise(text)) if p[0] in firsts and self._may_follow(*p)]
         patterns = [_class(one)] if one else []
         if pairs:
@@ -76,7 +79,7 @@ class Charsmap:
         return re.compile("|".join(patterns)) if patterns else None
 
     def _replacement(self, text: str, at: int) -> tuple[str, int]:
-        """What stands for the characters up to which place."""
+        """The replacement of the characters from `at` on, and the end of those replaced."""
         node, end = self._keep, at
         while end < len(text) and text[end] in node:
             node, end = node[text[end]], end + 1
@@ -87,40 +90,41 @@ class Charsmap:
     # -- the trie -------------------------------------------------------------------------------
 
     def _match(self, text: str, start: int) -> tuple[str, int] | None:
-        """The replacement of the longest key at this place, and where the key ends."""
-        longest, place = None, self._root
+        """The replacement of the longest key at `start`, and the key's end; None without a key."""
+        longest, origin = None, self._root
         for at in range(start, min(start + _LONGEST, len(text))):
-            below, has_value = self._walk(place, text[at])
+            below, has_value = self._walk(origin, text[at])
             if below is None:
                 break
-            place = below
+            origin = below
             if has_value:
-                longest = self._unit(place) & _VALUE, at + 1
+                longest = self._unit(origin) & _VALUE, at + 1
         return longest and (self._text(longest[0]), longest[1])
 
-    def _walk(self, place: int, char: str) -> tuple[int | None, bool]:
-        """The place after the bytes of a character, if there is one; whether a key ends there."""
+    def _walk(self, origin: int, char: str) -> tuple[int | None, bool]:
+        """The children's origin after the bytes of a character, or None if no key goes on so;
+        whether a key ends there."""
         has_value = False
         for byte in char.encode():
-            node = place ^ byte
+            node = origin ^ byte
             if not byte or node >= len(self._units) or self._units[node] & _LABEL != byte:
                 return None, False
             unit = self._units[node]
-            place, has_value = node ^ _base(unit), unit & _LEAF != 0
-        return place, has_value
+            origin, has_value = node ^ _base(unit), unit & _LEAF != 0
+        return origin, has_value
 
-    def _place(self, char: str) -> int | None:
-        if char not in self._places:
-            self._places[char] = self._walk(self._root, char)[0]
-        return self._places[char]
+    def _origin(self, char: str) -> int | None:
+        if char not in self._origins:
+            self._origins[char] = self._walk(self._root, char)[0]
+        return self._origins[char]
 
     def _may_follow(self, first: str, second: str) -> bool:
         found = self._follows.get((first, second))
         if found is None:
-            if len(self._follows) > _MOST_PAIRS:  # texts without end must not fill the memory
+            if len(self._follows) > _MOST_PAIRS:  # bounds the memory
                 self._follows.clear()
-            place = self._place(first)
-            found = place is not None and self._walk(place, second)[0] is not None
+            origin = self._origin(first)
+            found = origin is not None and self._walk(origin, second)[0] is not None
             self._follows[first, second] = found
         return found
 

@@ -1,4 +1,4 @@
-"""What a kind of tokenizer makes of a vocabulary."""
+"""The interface of the kinds of tokenizer: text ↔ ids, without special tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """encode         texts → ids of each, without special tokens
-    piece          text of a normal token → the bytes that it stands for
-    leads          whether `encode` puts a space before a text, which decoding takes off
-    for_all_types  whether `piece` holds for every token but control and unknown ones
+    """encode         texts → the ids of each, without special tokens
+    piece          spelling of a normal token in the vocabulary → its bytes of text
+    leads          `encode` puts a space before a text; decoding removes it
+    for_all_types  `piece` serves all tokens but control and unknown ones, not only normal ones
     """
 
     encode: Callable[[list[str]], list[list[int]]]

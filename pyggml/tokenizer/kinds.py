@@ -1,12 +1,15 @@
-"""tokenizer.ggml.model → how text is cut, and what is put around it.
+"""tokenizer.ggml.model → the codec, and the special tokens around a text.
 
+kind        codec                            added by default
 llama       BPE by scores                    BOS
 gpt2        BPE by merges, mostly on bytes   BOS with some pre-tokenizers
-whitespace  the same of words                the same
-gemma4      BPE by merges, on characters     BOS, whatever the file says
+whitespace  BPE by merges, on words          BOS with some pre-tokenizers
+gemma4      BPE by merges, on characters     BOS, always
 t5          unigram                          EOS
-bert        WordPiece                        BOS ([CLS]) and SEP, whatever the file says
-rwkv        the longest token at each place  nothing, whatever the file says
+bert        WordPiece                        BOS ([CLS]) and SEP, always
+rwkv        longest match                    nothing, always
+
+A file's add_bos_token and add_eos_token replace the default, but not where it says "always".
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ Roles = Mapping[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What `encode` puts before a text, the BOS, and after it."""
+    """The special tokens around a text: BOS before it, that with the role `after` behind it."""
 
     adds_before: bool
     adds_after: bool
     after: str = "eos"
 
     def ids(self, roles: Roles) -> tuple[list[int], list[int]]:
-        """TokenizerError if there is no such token."""
+        """The ids before and after a text. TokenizerError if such a token is missing."""
         before = [_needed(roles, "bos")] if self.adds_before else []
         after = [_needed(roles, self.after)] if self.adds_after else []
         return before, after
@@ -49,7 +52,7 @@ def _needed(roles: Roles, role: str) -> int:
 
 
 def read_pretokenizer(kind: str, metadata: Metadata) -> Pretokenizer | None:
-    """TokenizerError for a name that is not known; None for kinds that have none."""
+    """The pre-tokenizer; None for kinds without one. TokenizerError for an unknown name."""
     if kind == "gemma4":
         return pretokenizer("gemma4")
     return pretokenizer(metadata.text("tokenizer.ggml.pre")) if kind in _PRETOKENIZED else None
@@ -58,7 +61,7 @@ def read_pretokenizer(kind: str, metadata: Metadata) -> Pretokenizer | None:
 def read_codec(
     kind: str, metadata: Metadata, vocabulary: Vocabulary, roles: Roles, pre: Pretokenizer | None
 ) -> Codec:
-    """TokenizerError if the vocabulary does not serve this kind."""
+    """The codec of this kind. TokenizerError if the vocabulary is unsuitable for it."""
     match kind:
         case "llama":
             return spm.codec(metadata, vocabulary)

@@ -1,4 +1,4 @@
-"""The longest token at a place of a text: what WordPiece and RWKV's tokenizer ask for."""
+"""The longest token at a position of a text, for WordPiece and RWKV."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import AnyStr, Generic
 
 
 class Longest(Generic[AnyStr]):
-    """Over tokens → ids; all str or all bytes, none empty.
+    """Longest match in a mapping token → id; tokens are all str or all bytes, none empty.
 
-    A table from the first two units of a token to the lengths of those that begin so; the rest are
-    look-ups of slices, fewer than ten at most places of real vocabularies.
+    A table maps two units (characters or bytes) to the lengths of the tokens that begin with them.
+    A slice of each length is looked up: fewer than ten at most positions, in real vocabularies.
     """
 
     def __init__(self, ids: Mapping[AnyStr, int]) -> None:
@@ -24,7 +24,7 @@ class Longest(Generic[AnyStr]):
         }
 
     def at(self, text: AnyStr, start: int) -> tuple[int, int] | None:
-        """(id, length) of the longest token that stands at `start`; None if no token does."""
+        """(id, length) of the longest token at `start`; None if there is none."""
         for length in self._lengths.get(text[start : start + 2], ()):
             piece = text[start : start + length]  # shorter at the end, and then the whole rest
             id = self._ids.get(piece)

@@ -1,4 +1,4 @@
-"""Typed reading of metadata: a mapping of key → plain Python value, as `GGUFFile.get` gives it."""
+"""Typed access to metadata: key → plain Python value, as from `GGUFFile.get`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pyggml.gguf.fields import shown
 
 
 class Metadata:
-    """Each method gives the value of a key, or None (the default) where the key is absent.
+    """Each method returns the value of a key, or None (or the default) if the key is missing.
 
-    TokenizerError names the key where the value is of another type.
+    TokenizerError names the key if its value has another type.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:

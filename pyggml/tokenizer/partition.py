@@ -1,7 +1,8 @@
-"""A text cut at its special tokens, before anything else looks at it.
+"""Text → special tokens and the pieces between them; the first step of encoding.
 
-Longest token first, over the whole text: "abcd" is found in "xabcd" although "xab" would begin
-earlier. That is llama.cpp's order (tokenizer_st_partition); a search from left to right differs.
+The whole text is searched for the longest special token, then for the next: with tokens "abcd" and
+"xab", "xabcd" is cut into "x" and "abcd". This is llama.cpp's order (tokenizer_st_partition); a
+search from left to right would find "xab".
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ SPACES = " \t\n\v\f\r"  # C's isspace
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A token matched in text. It swallows spaces on its left or right where so marked.
+    """A special token.
 
-    A `hidden` one (control or unknown) is matched only where special tokens are to be parsed.
+    hidden           a control or unknown token: matched only with parse_special
+    lstrip, rstrip   the match includes the spaces on its left, on its right
     """
 
     text: str
@@ -27,12 +29,12 @@ class Special:
 
 
 def in_order(specials: Iterable[Special]) -> tuple[Special, ...]:
-    """Longest first in bytes, as `partition` wants them; of equals, the lower id first."""
+    """Special tokens in the order for `partition`: longest first, in bytes, then by id."""
     return tuple(sorted(specials, key=lambda special: (-len(special.text.encode()), special.id)))
 
 
 def partition(text: str, specials: Iterable[Special], parse_special: bool) -> list[str | int]:
-    """Non-empty pieces of text and ids of special tokens, in order of the text."""
+    """The text in order, as non-empty pieces (str) and special tokens (ids)."""
     parts: list[str | int] = [text] if text else []
     for special in specials:
         if (special.hidden and not parse_special) or special.text not in text:

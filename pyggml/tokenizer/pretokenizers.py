@@ -1,11 +1,12 @@
 """tokenizer.ggml.pre → the regexes that cut a text before byte-level BPE.
 
-Every pattern cuts all pieces that the one before has left; matches and what lies between them are
-pieces alike, and a lookahead sees no further than the end of its piece. Syntax is Oniguruma's.
-The names and what they stand for are llama.cpp's (llama-vocab.cpp, unicode.cpp), which come from
-each model's tokenizer.json. Where llama.cpp's own matcher differs from a model's regex, its way is
-written here: it does not tell upper from lower case beyond A to Z. Character classes are those of
-Unicode 16, llama.cpp's those of Unicode 15: they differ in characters assigned in 2024.
+Patterns apply one after the other: each cuts every piece left by the one before into its matches
+and the text between them. A lookahead ends at the end of its piece. The syntax is Oniguruma's.
+
+Names and patterns are llama.cpp's (llama-vocab.cpp, unicode.cpp), taken there from each model's
+tokenizer.json. llama.cpp's own matcher tells upper from lower case only in A to Z, and so do the
+patterns here, even if a model's regex does not. Character classes are those of Unicode 16, in
+llama.cpp those of Unicode 15: they differ in the characters assigned in 2024.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from pyggml.gguf.fields import shown
 
 @dataclass(frozen=True, slots=True)
 class Pretokenizer:
-    """`ignore_merges`: a piece that is a token as a whole is taken without looking at merges.
-
-    `add_bos` is the default where a file does not say; with `always_bos` a file has no say; without
-    `has_bos` there is no default BOS. `characters`: merges work on characters, not on bytes, after
-    spaces became "▁" if `marks_spaces`; `whole_newlines`: newlines in a row that are a token as a
-    whole are taken without looking at merges.
+    """patterns         regexes, applied in order
+    ignore_merges    a piece that is a token becomes that token, without merges
+    add_bos          default of the file's add_bos_token
+    always_bos       BOS is added, whatever the file's add_bos_token
+    has_bos          the kind's default BOS applies
+    characters       merges work on characters, not on bytes
+    marks_spaces     spaces become "▁" first
+    whole_newlines   a run of newlines that is a token becomes that token, without merges
     """
 
     patterns: tuple[str, ...]
@@ -49,14 +52,15 @@ HAN_KANA = r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+"
 HAN_TO_HANGUL = r"[\u4E00-\u9FA5\u0800-\u4E00\uAC00-\uD7FF&&[^\s]]+"
 NEWLINES = r"[^\n]+|\n+"
 SENTENCE_MARKS = r" ?[^(\s|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)]+"
-# Digits in threes from the right; what stands before a number stays with its first group. Each
-# number is looked through once, at its start: a look ahead from every group would be quadratic.
+# Digits in threes from the right; the text before a number joins its first group. One lookahead at
+# the start of each number: one at every group would take quadratic time.
 THREES_FROM_RIGHT = (
     r"[^\p{N}]*+\p{N}++|[^\p{N}]++",
     r"\A[^\p{N}]*+\p{N}{1,2}(?=(?:\p{N}{3})++\z)|\A[^\p{N}]*+\p{N}{1,3}|\p{N}{3}",
 )
-# The same cuts in runs of ASCII digits alone, and only before a group: first at the first group of
-# each run, up to which other characters and runs of one or two digits stay together.
+# The same groups, of ASCII digits only. The second pattern cuts before the first group of each run:
+# the text and the runs of one or two digits before it stay in one piece. The third cuts between
+# groups.
 SUPERBPE = (
     r"\p{N}+",
     r"(?:(?:[0-9]{3})++(?![0-9]))?+(?:[^0-9]|[0-9]{1,2}(?![0-9]))*+"
@@ -70,7 +74,7 @@ def _any(*alternatives: str) -> str:
 
 
 def _cased(lead: str, letters: str, suffix: str) -> str:
-    """Words that end where small letters are followed by a capital."""
+    """Words that end at a lower-case letter before a capital: "camelCase" is two."""
     upper, lower = rf"[{letters}&&[^a-z]]", rf"[{letters}&&[^A-Z]]"
     return f"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
 
@@ -96,7 +100,7 @@ YOUTU_SCRIPTS = _any(
 DEEPSEEK3_WORDS = _any(r"[!-/:-@\[-`{-~][A-Za-z]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+")
 DEEPSEEK3 = _any(DEEPSEEK3_WORDS, r" ?[\p{P}\p{S}]+[\r\n]*", SPACES)
 SPARK = _any(DEEPSEEK3_WORDS, r" ?[\p{P}\p{S}]+|[\r\n]", LAST_SPACES)
-# Cased letters of the Unicode version that the model's authors used.
+# Cased letters in the Unicode version of the model's authors.
 DEEPSEEK_LETTERS = (
     r"A-Za-z\u00B5\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u01BA\u01BC-\u01BF\u01C4-\u0293"
     r"\u0295-\u02AF\u0370-\u0373\u0376\u0377\u037B-\u037D\u037F\u0386\u0388-\u038A\u038C"
@@ -135,7 +139,7 @@ EXAONE_MOE = _any(
 SEED_CODER = _any(SUFFIX, WORD, DIGIT, r" ?[^\s\p{L}\p{N}\r\n]+", SPACES)
 JAIS2 = _any(
     *(SUFFIX, WORD, DIGITS_1_TO_3, SYMBOLS),
-    r"(?=\s)(?<![^\S\r\n]{512})\s*[\r\n]+",  # behind 512 spaces there is none: look no further
+    r"(?=\s)(?<![^\S\r\n]{512})\s*[\r\n]+",  # not after 512 spaces: bounds the search for a newline
     *(rf"\s{{{2**i}}}(?!\S)" for i in range(9, 1, -1)),
     *(r"\s{1,2}(?!\S)", r"\s"),
 )
@@ -228,7 +232,7 @@ PRETOKENIZERS = {name: pre for pre, names in _GROUPS for name in names.split()}
 
 
 def pretokenizer(name: str | None) -> Pretokenizer:
-    """TokenizerError for a name that is not known; a file without one means "default"."""
+    """The pre-tokenizer of this name, "default" for None. TokenizerError for an unknown name."""
     found = PRETOKENIZERS.get(name or "default")
     if found is None:
         known = ", ".join(sorted(PRETOKENIZERS))

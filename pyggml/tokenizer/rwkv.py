@@ -1,8 +1,8 @@
-r"""RWKV's tokenizer: at each place of the UTF-8 bytes the longest token, wherever a word may end.
+r"""RWKV's tokenizer: longest match on UTF-8 bytes, from left to right, regardless of words.
 
-A file spells its tokens, which are any bytes, with the escapes \t, \n, \r, \xHH; a backslash before
-another character stands for that character. A control token is matched in any text, as its
-spelling is in the table too.
+Tokens are byte strings. A file spells them with the escapes \t, \n, \r and \xHH; a backslash before
+another character means that character. Control tokens are in the same table, so they match in any
+text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 
 def codec(vocabulary: Vocabulary) -> Codec:
-    """TokenizerError if a byte has no token of its own: a text with it could not be cut."""
+    """The codec of a vocabulary. TokenizerError if a byte lacks a token of its own."""
     ids = {_spelled(i, text): i for i, text in enumerate(vocabulary.tokens)}
     missing = [byte for byte in range(256) if bytes([byte]) not in ids]
     if missing:
@@ -53,7 +53,7 @@ def _spelled(id: int, text: str) -> bytes:
 
 
 def piece(text: str) -> bytes:
-    """The bytes that a token spells. TokenizerError for an escape that is none."""
+    """The bytes of a token, from its spelling. TokenizerError for an invalid escape."""
 
     def meant(found: re.Match[bytes]) -> bytes:
         if found[1]:

@@ -1,9 +1,11 @@
-"""Which tokens have a role, and which end a generation: the rules of llama_vocab::impl::load.
+"""Roles of special tokens (BOS, EOS, …), and the tokens that end a generation.
 
-1. a role's token is the kind's default, or what a metadata key says
-2. a role still empty goes to the token with the first of its usual names that is there (where
-   there are several, llama.cpp takes whichever its hash table yields first)
-3. tokens with the names in ENDS are control tokens and end a generation, whatever their type
+The rules are those of llama_vocab::impl::load:
+
+1. a metadata key gives a role's token, otherwise the default of the kind
+2. a role without a token gets the token with the first name of NAMES in the vocabulary (if several
+   are in it, llama.cpp takes the first of its hash table)
+3. tokens with a name in ENDS are control tokens and end a generation, whatever their type
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ KEYS = {
     "fim_rep": ("fim_rep_token_id",),
     "fim_sep": ("fim_sep_token_id",),
 }
-# Roles that text or generation depends on; for the others a number out of range counts as absent,
-# because files with the padding token just past the vocabulary are common and harmless.
+# An id out of range is an error for these roles. For the others it counts as missing: files with a
+# padding token just past the vocabulary are common and harmless.
 VITAL = ("bos", "eos", "eot", "eom")
 
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -81,8 +83,11 @@ ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # g
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """`roles` holds an id or None for each of KEYS; `ends` the ids that end a generation; `attrs`
-    are the vocabulary's after rule 3."""
+    """attrs     the vocabulary's attributes after rule 3
+    roles     role (a key of KEYS) → id or None
+    ends      ids that end a generation
+    matched   tokens to find in texts, in order
+    """
 
     attrs: np.ndarray
     roles: dict[str, int | None]
@@ -91,7 +96,7 @@ class Specials:
 
 
 def read_specials(metadata: Metadata, vocabulary: Vocabulary, kind: str, has_bos: bool) -> Specials:
-    """TokenizerError for a role that cannot be."""
+    """The special tokens of a vocabulary. TokenizerError for an id out of range, see VITAL."""
     vocabulary = replace(vocabulary, attrs=vocabulary.attrs.copy())
     roles: dict[str, int | None] = {}
     for role, keys in KEYS.items():
@@ -158,7 +163,8 @@ def _matched(metadata: Metadata, vocabulary: Vocabulary) -> tuple[Special, ...]:
 
 
 def _strips(metadata: Metadata, vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
-    """Ids that swallow spaces on their left, on their right. GGUF does not say; names do."""
+    """Ids whose match includes the spaces on the left, and on the right. GGUF has no key for this;
+    llama.cpp knows such models by name."""
     ids = vocabulary.ids
     pre = metadata.text("tokenizer.ggml.pre") or ""
     architecture = metadata.text("general.architecture") or ""

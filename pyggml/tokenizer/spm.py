@@ -1,13 +1,14 @@
-"""SentencePiece BPE by scores: spaces become "▁" (U+2581), then the best-scored pair merges first.
+"""SentencePiece BPE by scores: spaces become "▁" (U+2581), then pairs merge, the highest score
+first.
 
-The library `sentencepiece` does the work, from a ModelProto made here, field by field:
+The library `sentencepiece` encodes, with a ModelProto written here:
 
     ModelProto        1 pieces*  2 trainer_spec  3 normalizer_spec
     SentencePiece     1 piece: string  2 score: float  3 type: enum
     TrainerSpec       3 model_type: 2 = BPE  35 byte_fallback: bool
     NormalizerSpec    1 name: string  3 add_dummy_prefix  4 remove_extra_whitespaces: bool
 
-Every token is made a normal piece, because llama.cpp's merges look at the text of all of them.
+Every token but the byte tokens is a normal piece, because llama.cpp merges to tokens of all types.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VERBATIM = b"\x18\x00\x20\x00"  # no dummy prefix, no collapsing of spaces
 
 
 def codec(metadata: Metadata, vocabulary: Vocabulary) -> Codec:
-    """TokenizerError if not all byte tokens are there: text could get lost."""
+    """The codec of a vocabulary. TokenizerError if a byte token is missing: text would get lost."""
     missing = sorted(BYTE_TOKENS - vocabulary.ids.keys())
     if missing:
         raise TokenizerError(
@@ -49,7 +50,7 @@ def codec(metadata: Metadata, vocabulary: Vocabulary) -> Codec:
 
 
 def model_proto(vocabulary: Vocabulary) -> bytes:
-    """The vocabulary as sentencepiece's model file, plus the unknown piece that it insists on."""
+    """The vocabulary as sentencepiece's model file, plus the unknown piece it requires."""
     scores = vocabulary.scores.astype("<f4").tobytes()
     parts = []
     for i, text in enumerate(vocabulary.tokens):
@@ -74,5 +75,5 @@ def _field(number: int, payload: bytes) -> bytes:
 
 
 def piece(text: str) -> bytes:
-    """The bytes that a normal token stands for."""
+    """The bytes of a normal token."""
     return text.replace(SPACE, " ").encode()

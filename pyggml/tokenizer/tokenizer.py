@@ -1,7 +1,7 @@
 """Text → [BOS] ids [EOS] and back.
 
 encode   cut at special tokens (partition) → [space +] each piece → the kind's encoder → ids
-decode   bytes of every token, joined, then read as UTF-8
+decode   bytes of all tokens, joined → UTF-8
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocab
 
 
 class Tokenizer:
-    """Made by `from_gguf`.
+    """Encodes and decodes texts. Made by `from_gguf`.
 
     n_vocab                                 number of tokens
     bos_id, eos_id, eot_id, pad_id, unk_id  int, or None where the vocabulary has none
@@ -53,11 +53,11 @@ class Tokenizer:
         self._tokens, self._attrs = vocabulary.tokens, specials.attrs.tolist()
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """The ids that llama_tokenize gives.
+        """The ids of a text, equal to llama_tokenize's.
 
-        add_special     put BOS before and EOS after, where `add_bos` and `add_eos` say so
-        parse_special   control tokens written in the text become those tokens; otherwise they are
-                        plain text. User-defined tokens are always found.
+        add_special     add BOS if `add_bos`, and EOS if `add_eos`
+        parse_special   the names of control tokens in the text become those tokens; otherwise they
+                        are plain text. User-defined tokens are always found.
 
         A byte without a token (some `gpt2` vocabularies lack control characters) gives no id.
         TokenizerError for text with half of a surrogate pair, which UTF-8 cannot hold.
@@ -72,14 +72,14 @@ class Tokenizer:
         return [*ids, *self._after] if add_special else ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """Text of ids; bytes that are not UTF-8 become U+FFFD.
+        """The text of ids; invalid UTF-8 becomes U+FFFD.
 
-        `special` shows control tokens. The one space that `encode` puts before a text is taken off,
-        also after a leading BOS, so that decode(encode(text)) == text (but U+2581 comes back as
-        the space it stands for, and `bert` and `t5` keep no more than a normalised text).
-        llama_detokenize leaves that space after a BOS, and cleans " ." to "." for some
-        vocabularies; this does not.
-        TokenizerError for an id out of range.
+        special: show control tokens. TokenizerError for an id out of range.
+
+        The space that `encode` puts before a text is removed, also after a leading BOS. So
+        decode(encode(text)) == text, except that U+2581 becomes a space, and that `bert` and `t5`
+        normalise texts. llama_detokenize differs: it keeps that space after a BOS, and for some
+        vocabularies turns " ." into ".".
         """
         ids = list(ids)
         start = 0
@@ -92,10 +92,10 @@ class Tokenizer:
         return (head + tail).decode("utf-8", "replace")
 
     def token_bytes(self, id: int, special: bool = False) -> bytes:
-        """The bytes of one token, as llama_token_to_piece; a token may hold part of a character.
+        """The bytes of one token, as from llama_token_to_piece. They may be part of a character.
 
-        Control and unknown tokens are empty unless `special`; unused ones always are.
-        TokenizerError if there is no such token.
+        Control and unknown tokens are empty without `special`; unused tokens are always empty.
+        TokenizerError for an id out of range.
         """
         attr, text = self._attr(id), self._tokens[id]
         hidden = attr & (Attr.CONTROL | Attr.UNKNOWN)
@@ -111,11 +111,11 @@ class Tokenizer:
         return bytes.fromhex(byte[1]) if byte else b""
 
     def stream(self, special: bool = False) -> Stream:
-        """A decoder for ids that come one at a time; it takes no leading space off."""
+        """A decoder of ids one at a time. It does not remove a leading space."""
         return Stream(self, special)
 
     def is_eog(self, id: int) -> bool:
-        """Whether this token ends a generation: EOS, EOT, and tokens with such a name."""
+        """Whether this token ends a generation: EOS, EOT, and tokens with names of special.ENDS."""
         return id in self._ends
 
     def _attr(self, id: int) -> int:
@@ -126,18 +126,18 @@ class Tokenizer:
 
 
 class Stream:
-    """Ids → text as soon as it is whole; the start of a character waits for its end."""
+    """Ids → text, one id at a time. The bytes of an incomplete character wait for the rest."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, id: int) -> str:
-        """What this token completes; may be empty."""
+        """The text completed by this token; may be empty."""
         return self._decoder.decode(self._tokenizer.token_bytes(id, self._special))
 
     def flush(self) -> str:
-        """At the end: U+FFFD if a character was left unfinished. The next `feed` starts anew."""
+        """The end of the text: U+FFFD for an incomplete character. The next `feed` starts anew."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -151,10 +151,10 @@ def _check_text(text: str) -> None:
 
 
 def from_gguf(source: str | os.PathLike[str] | gguf.GGUFFile) -> Tokenizer:
-    """The tokenizer of a GGUF file, given by path or open; it may hold a vocabulary alone.
+    """The tokenizer of a GGUF file, given by its path or open. The file needs no tensors.
 
-    GGUFError for a damaged file; TokenizerError for a kind or pre-tokenizer that is not supported,
-    or a vocabulary that does not fit together.
+    GGUFError for a damaged file; TokenizerError for an unsupported kind or pre-tokenizer, or an
+    inconsistent vocabulary.
     """
     if not isinstance(source, gguf.GGUFFile):
         with gguf.open(source) as file:
@@ -166,9 +166,9 @@ def from_gguf(source: str | os.PathLike[str] | gguf.GGUFFile) -> Tokenizer:
 
 
 def from_metadata(values: Mapping[str, Any]) -> Tokenizer:
-    """As `from_gguf`, from metadata alone: GGUF keys → values as `GGUFFile.get` gives them.
+    """As `from_gguf`, from metadata: GGUF keys → values, as from `GGUFFile.get`.
 
-    Lists of str serve as well as a StringArray.
+    A list of str may replace a StringArray.
     """
     metadata = Metadata(values)
     kind = metadata.text("tokenizer.ggml.model")

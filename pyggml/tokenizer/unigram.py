@@ -1,9 +1,9 @@
-"""SentencePiece unigram, T5's: of all ways to cut a text, that with the highest sum of scores.
+"""SentencePiece unigram (T5): the segmentation of a text with the highest sum of scores.
 
 Text → replacements (charsmap) → spaces become "▁" (U+2581) → Viterbi. The library `tokenizers`
-searches with sums in float64, as llama.cpp does; `sentencepiece` has float32 and differs on long
-texts. A character in no token costs 10 more than the worst normal token; neighbours become one
-unknown token. User-defined tokens cost nothing, control and byte tokens are not searched for.
+adds scores in float64, as llama.cpp does; `sentencepiece` uses float32 and differs on long texts.
+An unknown character scores 10 less than the worst normal token; adjacent ones become one unknown
+token. User-defined tokens score 0; control and byte tokens are excluded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _SEARCHED = Attr.NORMAL | Attr.USER_DEFINED | Attr.UNUSED
 
 
 def codec(metadata: Metadata, vocabulary: Vocabulary, unknown: int | None) -> Codec:
-    """TokenizerError if there is no unknown or no normal token, or the charsmap is damaged."""
+    """The codec of a vocabulary. TokenizerError without an unknown token or without normal tokens,
+    or if the charsmap is damaged."""
     if unknown is None:
         raise TokenizerError("kind 't5' needs an unknown token, and there is none")
     model, charsmap = _model(vocabulary, unknown), _charsmap(metadata, vocabulary)
@@ -53,9 +54,9 @@ def _charsmap(metadata: Metadata, vocabulary: Vocabulary) -> Charsmap | None:
 
 
 def _model(vocabulary: Vocabulary, unknown: int) -> Any:
-    """The library puts the unknown token 10 below the worst of *all* tokens. So those that are not
-    searched for, and unused ones below every normal token (padding), get a name with a space, which
-    no text has here, and the worst normal score."""
+    """The library's model. It scores unknown characters 10 below the worst of *all* tokens, even
+    excluded ones. So excluded tokens, and unused ones below every normal token (padding), get the
+    worst normal score, and a name with a space, which no text has at this point."""
     from tokenizers import Tokenizer
     from tokenizers.models import Unigram
 

@@ -1,11 +1,10 @@
-"""The arrays of a vocabulary, checked. `attrs` follows enum llama_token_type, one bit for each.
+"""The arrays of a vocabulary, checked.
 
-tokens   n texts, all different; an empty one is called [EMPTY_i], as llama.cpp calls it
-attrs    (n,) uint8 of Attr; NORMAL where the file has no token types
-scores   (n,) float32; kind `llama`: of two adjacent pairs, that with the higher score merges first;
-         kind `t5`: the logarithm of the token's probability
-merges   "a b", BPE: of two adjacent pairs, that which stands first merges first; None where the
-         file has none; not looked at before `pairs` is called
+tokens   n distinct spellings; an empty one becomes [EMPTY_i], as in llama.cpp
+attrs    (n,) uint8, bits of Attr; NORMAL if the file has no token types
+scores   (n,) float32; kind `llama`: the pair with the highest score merges first; kind `t5`: the
+         logarithm of the token's probability
+merges   BPE's pairs "a b", in order of priority, or None; checked by `pairs`
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Attr:
-    """What a token is, in bits; none: undefined. (Plain integers: IntFlag is slow.)"""
+    """Bits for the values of enum llama_token_type; 0 is undefined. IntFlag would be slow."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -58,7 +57,7 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
-    """TokenizerError for arrays that are missing, misshapen, or hold what no vocabulary may."""
+    """The vocabulary of a file. TokenizerError for missing, misshapen or inconsistent arrays."""
     tokens = metadata.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise TokenizerError("tokenizer.ggml.tokens is missing or empty, so there is no vocabulary")
@@ -101,9 +100,9 @@ def _scores(metadata: Metadata, n: int) -> np.ndarray:
 
 
 def pairs(merges: list[str]) -> list[tuple[str, str]]:
-    """Cut at the first space after the first character; of two equal merges the first counts.
+    """Merges as pairs, cut at the first space after the first character, without duplicates.
 
-    TokenizerError for a merge that is no pair.
+    TokenizerError for a merge without such a space.
     """
     found = [(m[:at], m[at + 1 :]) for m in merges if 0 < (at := m.find(" ", 1)) < len(m) - 1]
     if len(found) != len(merges):

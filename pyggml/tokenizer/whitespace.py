@@ -1,4 +1,4 @@
-"""BPE of what stands between white space, which itself is dropped (jina-embeddings-v2-base-zh)."""
+"""BPE on the words between white space; white space is dropped (jina-embeddings-v2-base-zh)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyggml.tokenizer.vocabulary import Vocabulary
 
 
 def codec(metadata: Metadata, vocabulary: Vocabulary, pre: Pretokenizer) -> Codec:
-    """TokenizerError as from `bpe.codec`."""
+    """The codec of a vocabulary. TokenizerError as from `bpe.codec`."""
     inner = bpe.codec(vocabulary, pre)
     lower = metadata.flag("tokenizer.ggml.normalizer.lowercase", not pre.characters)
     table = _Table(lower)

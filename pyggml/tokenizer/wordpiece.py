@@ -1,9 +1,9 @@
-"""WordPiece, BERT's: text → words, in lower case without accents → longest tokens from the left.
+"""WordPiece (BERT): text → words, in lower case without accents → longest match from the left.
 
-A token that begins a word has "▁" (U+2581) before it, where BERT's own files have "##" before all
-others. A word of which any part is in no token becomes one unknown token. The rules of
-llama.cpp's llm_tokenizer_wpm_session: of what a character decomposes to, or of its lower case, only
-the first character remains.
+The first token of a word begins with "▁" (U+2581); BERT's own files have "##" before all others
+instead. A word with an unmatched part becomes one unknown token. The rules are those of
+llama.cpp's llm_tokenizer_wpm_session: only the first character of a decomposition, or of a lower
+case, is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyggml.tokenizer.metadata import Metadata
 from pyggml.tokenizer.spm import SPACE, piece
 from pyggml.tokenizer.vocabulary import Vocabulary
 
-# Each character of these is a word. The gap before 0x2B920 is that of the library `tokenizers`.
+# Each of these characters is a word. The library `tokenizers` has the same gap before 0x2B920.
 _HAN = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
     *((0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
@@ -26,7 +26,7 @@ _HAN = (
 
 
 def codec(metadata: Metadata, vocabulary: Vocabulary, unknown: int | None) -> Codec:
-    """TokenizerError if there is no unknown token."""
+    """The codec of a vocabulary. TokenizerError without an unknown token."""
     if unknown is None:
         raise TokenizerError("kind 'bert' needs an unknown token, and there is none")
     lower = metadata.flag("tokenizer.ggml.normalizer.lowercase", True)
@@ -41,13 +41,13 @@ def codec(metadata: Metadata, vocabulary: Vocabulary, unknown: int | None) -> Co
 
 
 class _Words(dict[str, list[int]]):
-    """word → ids, each found once."""
+    """Cache: word → ids."""
 
     def __init__(self, ids: dict[str, int], unknown: int) -> None:
         self._longest, self._unknown = Longest(ids), unknown
 
     def __missing__(self, word: str) -> list[int]:
-        if len(self) > 1 << 20:  # a text without end must not fill the memory
+        if len(self) > 1 << 20:  # bounds the memory
             self.clear()
         ids = self[word] = self._cut(SPACE + word)
         return ids
@@ -64,7 +64,7 @@ class _Words(dict[str, list[int]]):
 
 
 class _Characters(dict[int, str]):
-    """Code point → what stands for it in a text whose words are separated by spaces."""
+    """Code point → its replacement: normalised, with spaces around a character that is a word."""
 
     def __init__(self, lower: bool, strip: bool) -> None:
         self._lower, self._strip = lower, strip
