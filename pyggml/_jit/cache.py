@@ -60,6 +60,7 @@ SHARED = (
     "gemm/panels.py",
     "gemm/amx/tiles.py",
     "gemm/amx/rows.py",
+    "attention/amx_tile.py",
     "attention/softmax.py",
     "attention/tiles.py",
     "attention/tile_products.py",

@@ -3,13 +3,15 @@
 | forward  | problem                                        | keys read as        |
 |----------|------------------------------------------------|---------------------|
 | decode   | few queries, no extras                         | float32 or float16  |
+| amx      | queries that fill a tile register, no extras   | float32             |
 | flash    | queries that fill a tile, no extras            | float32             |
 | plain    | no extras                                      | float32             |
 | rows     | few queries                                    | float32 or float16  |
 | unfused  | any                                            | float32             |
 
 A path that reads float32 alone has a second row, which widens float16 keys and values first. The
-backward pass has flash, plain and unfused. Without the JIT there are neither decode nor flash.
+backward pass has amx, flash, plain and unfused. `amx` needs a CPU with tile registers and a compute
+type that may round. Without the JIT there are neither decode, amx nor flash.
 
 A faster path for some CPU is one more row above those that it replaces.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pyggml._isa import CHOSEN
-from pyggml.attention import decode, flash, flash_back, plain, rows, unfused
+from pyggml.attention import amx, amx_back, decode, flash, flash_back, plain, rows, unfused
 from pyggml.attention.path import Arrays, Backward, Forward, Path, Problem
 from pyggml.attention.widen import after_widening
 
@@ -34,6 +36,8 @@ def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
 FORWARD: tuple[Path[Forward], ...] = _runnable(
     (
         decode.FORWARD,
+        amx.FORWARD,
+        after_widening(amx.FORWARD),
         flash.FORWARD,
         after_widening(flash.FORWARD),
         plain.FORWARD,
@@ -44,7 +48,7 @@ FORWARD: tuple[Path[Forward], ...] = _runnable(
     )
 )
 BACKWARD: tuple[Path[Backward], ...] = _runnable(
-    (flash_back.BACKWARD, plain.BACKWARD, unfused.BACKWARD)
+    (amx_back.BACKWARD, flash_back.BACKWARD, plain.BACKWARD, unfused.BACKWARD)
 )
 
 

@@ -1,0 +1,218 @@
+"""The path `amx`, backward: gradients of attention on Intel's tile registers.
+
+The formulas are those of `flash`. A task takes one head, or of few heads every n-th tile of queries,
+and sums dk and dv in memory of its own, which a last stage adds up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._frames import Float, Floats2, Floats3, Frame, Ints2, Shorts3
+from pyggml._jit import kernel
+from pyggml._simd import dot, fill
+from pyggml._tasks import stage, task_code
+from pyggml.attention.amx import (
+    PAD,
+    common_rooms,
+    launch_seen,
+    pack,
+    pairs_task,
+    per_thread,
+    takes,
+    transposed_task,
+)
+from pyggml.attention.amx_tile import (
+    BC,
+    BR,
+    HI,
+    LDP,
+    LDS,
+    PARTS,
+    add_to_keys,
+    add_to_queries,
+    key_window,
+    load_rows,
+    pair_tile,
+    pairs_room,
+    round_columns,
+    round_rows,
+    scores,
+    transposed_room,
+    width,
+)
+from pyggml.attention.path import Backward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.softmax import ZERO, group_ranges, softmax_tile_back
+from pyggml.call import Call
+from pyggml.gemm.amx.rows import panel_bytes
+from pyggml.gemm.amx.tiles import SIDE, STEP, configure, release
+from pyggml.sizes import round_up
+
+FEWEST_TASKS = 16  # if there are tiles enough
+
+
+class BackwardTiles(Frame):
+    """Arrays of a backward pass, each task's sums of dk and dv, and each thread's tile."""
+
+    dq: Floats3
+    q: Floats3
+    do: Floats3
+    o: Floats3
+    lse: Floats2
+    span: Ints2
+    scale: Float
+    k_transposed: Shorts3
+    k_pairs: Shorts3
+    v_transposed: Shorts3
+    dk_sums: Floats3
+    dv_sums: Floats3
+    starts: Ints2
+    stops: Ints2
+    q_rows: Shorts3
+    do_rows: Shorts3
+    q_pairs: Shorts3
+    do_pairs: Shorts3
+    s: Floats3
+    dp: Floats3
+    ds: Shorts3
+    columns: Shorts3
+    column_pairs: Floats3
+    dq_tile: Floats3
+    delta: Floats2
+    spare: Floats2
+
+
+@kernel
+def _load_tile(f, head, first, n_rows, thread):
+    """The tile's rows of q and do, as rows and as pairs, and δ."""
+    q, do, o, spare = f.q, f.do, f.o, f.spare[thread]
+    n, wide = q.shape[0], f.dq_tile.shape[2]
+    q_rows, do_rows = f.q_rows[thread][:n_rows], f.do_rows[thread][:n_rows]
+    load_rows(q_rows, q, first, head, n, wide, np.int64(2), np.int64(1), spare)
+    load_rows(do_rows, do, first, head, n, wide, np.int64(HI), np.int64(HI), spare)
+    pair_tile(f.q_pairs[thread], q_rows, wide)
+    pair_tile(f.do_pairs[thread], do_rows, wide)
+    delta = f.delta[thread]
+    for i in range(min(BR, n - first)):
+        delta[i] = dot(do[first + i, head], o[first + i, head])
+    return q_rows, do_rows
+
+
+@kernel
+def _backward_tile(f, task, head, first, thread):
+    """dq of a tile's queries, and what they add to dk and dv."""
+    key_head, span = head // (f.q.shape[1] // f.k_pairs.shape[0]), f.span
+    n = min(BR, f.q.shape[0] - first)
+    n_groups = (n + SIDE - 1) // SIDE
+    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+    q_rows, do_rows = _load_tile(f, head, first, n_groups * SIDE, thread)
+    s, dp = f.s[thread][: n_groups * SIDE], f.dp[thread][: n_groups * SIDE]
+    ds, columns, pairs = f.ds[thread], f.columns[thread], f.column_pairs[thread]
+    dq_tile, delta = f.dq_tile[thread], f.delta[thread]
+    n_steps = dq_tile.shape[1] // STEP
+    for i in range(n_groups * SIDE):
+        fill(dq_tile[i], ZERO)
+    low, high = group_ranges(starts, stops, span, first, SIDE)
+    for key in range(low // BC * BC, high, BC):
+        window = key_window(low, high, key)
+        scores(s, q_rows, f.k_transposed[key_head], key, PARTS * n_steps, starts, stops)
+        scores(dp, do_rows, f.v_transposed[key_head], key, n_steps, starts, stops)
+        softmax_tile_back(s, dp, f.lse[head], delta, span, first, key, BC, window, f.scale)
+        round_rows(ds, dp, window)
+        add_to_queries(dq_tile, ds, f.k_pairs[key_head], key, starts, stops)
+        round_columns(columns, dp, window, pairs)
+        add_to_keys(f.dk_sums[task], columns, f.q_pairs[thread], key, window, starts, stops)
+        round_columns(columns, s, window, pairs)
+        add_to_keys(f.dv_sums[task], columns, f.do_pairs[thread], key, window, starts, stops)
+    for i in range(n):
+        to, of = f.dq[first + i, head], dq_tile[i]
+        for j in range(to.shape[0]):
+            to[j] = of[j] * f.scale
+
+
+@task_code(BackwardTiles)
+def _backward_task(f, task, thread):
+    """One head, or every n-th of its tiles, n tasks to a head."""
+    n_queries, n_heads, _ = f.q.shape
+    parts = f.dk_sums.shape[0] // n_heads
+    for sums in (f.dk_sums[task], f.dv_sums[task]):
+        for i in range(sums.shape[0]):
+            fill(sums[i], ZERO)
+    configure()
+    for first in range(task % parts * BR, n_queries, parts * BR):
+        _backward_tile(f, task, task // parts, first, thread)
+    release()
+
+
+class KeySums(Frame):
+    """What all tasks added to the gradients of keys or values."""
+
+    gradient: Floats3
+    sums: Floats3
+    scale: Float
+
+
+@task_code(KeySums)
+def _keys_task(f, task, thread):
+    """BC rows of one key head."""
+    n_keys, n_heads, d = f.gradient.shape
+    n_blocks = (n_keys + BC - 1) // BC
+    head, first = task // n_blocks, task % n_blocks * BC
+    repeats = f.sums.shape[0] // n_heads
+    for j in range(first, min(first + BC, n_keys)):
+        to = f.gradient[j, head]
+        fill(to, ZERO)
+        for part in range(head * repeats, (head + 1) * repeats):
+            of = f.sums[part, j]
+            for i in range(d):
+                to[i] += of[i] * f.scale
+
+
+# -- binding --------------------------------------------------------------------------------------
+
+
+def _backward_rooms(problem: Problem) -> Rooms:
+    heads, keys, d = problem.n_key_heads, problem.n_keys, problem.head_size
+    wide, n_tiles = width(d), -(-problem.n_queries // BR)
+    n_tasks = problem.n_heads * min(n_tiles, -(-FEWEST_TASKS // problem.n_heads))
+    panels = wide // SIDE, panel_bytes(BR) // 2
+    return {
+        **common_rooms(problem),
+        "k_pairs": pairs_room(heads, keys, d),
+        "v_transposed": transposed_room(heads, keys, d, 1),
+        "dk_sums": Room((n_tasks, round_up(keys, BC), wide)),
+        "dv_sums": Room((n_tasks, round_up(keys, BC), wide)),
+        "do_rows": per_thread(BR, wide + PAD, kind=np.uint16),
+        "q_pairs": per_thread(*panels, kind=np.uint16),
+        "do_pairs": per_thread(*panels, kind=np.uint16),
+        "dp": per_thread(BR, LDS),
+        "ds": per_thread(BR, LDP, kind=np.uint16),
+        "columns": per_thread(BC, BR + PAD, kind=np.uint16),
+        "column_pairs": per_thread(BR // 2, LDS),
+        "dq_tile": per_thread(BR, wide),
+        "delta": per_thread(BR),
+    }
+
+
+def _backward(problem: Problem, a: Backward, memory: Scratch) -> Call:
+    packing = [
+        pack(transposed_task, a.k, memory["k_transposed"], PARTS, memory),
+        pack(pairs_task, a.k, memory["k_pairs"], 1, memory),
+        pack(transposed_task, a.v, memory["v_transposed"], 1, memory),
+    ]
+    own = {name: memory[name] for name in memory if name in BackwardTiles.fields}
+    f = BackwardTiles(
+        dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale), **own
+    )
+    stages = [stage(_backward_task, f, len(memory["dk_sums"]))]
+    n_tasks = problem.n_key_heads * -(-problem.n_keys // BC)
+    for gradient, sums, scale in (
+        (a.dk, memory["dk_sums"], a.scale), (a.dv, memory["dv_sums"], np.float32(1))
+    ):  # fmt: skip
+        stages.append(
+            stage(_keys_task, KeySums(gradient=gradient, sums=sums, scale=float(scale)), n_tasks)
+        )
+    return Call(launch_seen, a.span, packing, tuple(stages))
+
+
+BACKWARD: Path[Backward] = Path("amx", True, takes, _backward_rooms, _backward)

@@ -1,0 +1,200 @@
+"""A tile of attention on Intel's tiles: sizes, how its operands are packed, its products.
+
+A tile of scores has BR queries and BC keys; its queries come in groups of SIDE. Operands are
+bfloat16 (pyggml.gemm.amx). The first one of a product lies in rows, the second in panels of SIDE
+columns:
+
+    pack_pairs        X:  columns are features, and the depth are tokens
+    pack_transposed   Xᵀ: columns are tokens, and the depth are features
+
+Scores enter an exponential, which makes relative errors of absolute ones. So their operands are
+split: x = hi + lo, both bfloat16, and q·k = hi·hi + lo·hi + hi·lo is one product of three times the
+depth, with rows (hi, lo, hi) and columns (hi, hi, lo). It is off by 2^−16 of what is summed, not by
+2^−8.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml._jit import kernel
+from pyggml._simd import fill
+from pyggml.attention.path import Room
+from pyggml.attention.softmax import ZERO
+from pyggml.gemm.amx.rows import (
+    LANES,
+    LINE,
+    pair_rows,
+    panel_bytes,
+    round_padded,
+    round_row,
+    round_two,
+    transpose,
+)
+from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product
+from pyggml.sizes import round_up
+
+BR = BC = 128
+N_GROUPS = BR // SIDE
+LDS = BC + LINE // 4  # floats from row to row of scores
+LDP = BC + LINE // 2  # the same of their bfloat16
+PARTS = 3  # of a split number
+_NEW, _ADDING = np.int64(0), np.int64(1)
+NOTHING, HI = np.uint16(0), 0
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+def width(d: int) -> int:
+    """D features in whole panels, which are also whole steps."""
+    return round_up(d, SIDE)
+
+
+def pairs_room(n_heads: int, n: int, d: int) -> Room:
+    """X (n, n_heads, D) packed: heads, panels, a panel."""
+    return Room((n_heads, width(d) // SIDE, panel_bytes(round_up(n, BC)) // 2), np.uint16)
+
+
+def transposed_room(n_heads: int, n: int, d: int, parts: int) -> Room:
+    """Xᵀ packed: heads, panels, a panel."""
+    return Room((n_heads, round_up(n, BC) // SIDE, panel_bytes(parts * width(d)) // 2), np.uint16)
+
+
+# -- packing --------------------------------------------------------------------------------------
+
+
+@kernel
+def round_split(row, x, wide, hi, lo, spare):
+    """row (3, wide) of bfloat16 = x: part `lo` holds what the others, `hi` and part 0, leave."""
+    at = row.ctypes.data
+    round_padded(at, x, spare)
+    for i in range(x.shape[0]):
+        row[hi * wide + i] = row[i]
+        spare[i] = x[i] - np.int32(np.int32(row[i]) << np.int32(16)).view(np.float32)
+    fill(spare[x.shape[0] : wide], ZERO)
+    fill(row[hi * wide + x.shape[0] : (hi + 1) * wide], NOTHING)
+    round_row(at + 2 * lo * wide, spare.ctypes.data, wide)
+
+
+@kernel
+def load_rows(rows, x, first, head, n_used, wide, hi, lo, spare):
+    """rows (n, ld) = rows `first` … of one head of x as bfloat16, split where `lo` is a part.
+
+    Zeros from row `n_used` on.
+    """
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        if first + i >= n_used:
+            fill(row, NOTHING)
+        elif lo > 0:
+            round_split(row, x[first + i, head], wide, hi, lo, spare)
+        else:
+            round_padded(row.ctypes.data, x[first + i, head], spare)
+
+
+@kernel
+def pair_tile(panels, rows, wide):
+    """panels (width / SIDE, …) = an even number of rows of bfloat16, two to a row of pairs."""
+    step = np.int64(2 * panels.shape[1])
+    for i in range(0, rows.shape[0], 2):
+        pair_row(panels, rows[i], rows[i + 1], i, wide, step)
+
+
+@kernel
+def pair_row(panels, one, other, i, wide, step):
+    """Rows i and i + 1 of the depth."""
+    to = panels.ctypes.data + i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
+    pair_rows(to, one.ctypes.data, other.ctypes.data, wide, step)
+
+
+@kernel
+def transpose_tile(panel, rows, j, depth):
+    """Columns j … j + LANES of a panel, `depth` numbers deep, = rows (LANES, ld) of bfloat16."""
+    to = panel.ctypes.data + j // LANES * TILE_BYTES
+    ld = rows.shape[1] // 2
+    for s in range(depth // STEP):
+        transpose(to + s * 2 * TILE_BYTES, LANES, rows.ctypes.data + s * LINE, ld)
+
+
+# -- rounding of a tile ---------------------------------------------------------------------------
+
+
+@kernel
+def round_rows(to, s, window):
+    """Rows of a tile of scores as rows of bfloat16, in the columns `window`."""
+    n = window[1] - window[0]
+    for i in range(s.shape[0]):
+        round_row(to[i, window[0] :].ctypes.data, s[i, window[0] :].ctypes.data, n)
+
+
+@kernel
+def round_columns(to, s, window, pairs):
+    """Columns `window` of a tile of scores as rows of bfloat16; pairs (BR / 2, LDS) is scratch."""
+    n, ld = window[1] - window[0], to.shape[1] // 2
+    for i in range(0, s.shape[0], 2):
+        one, other = s[i, window[0] :], s[i + 1, window[0] :]
+        round_two(pairs[i // 2].ctypes.data, one.ctypes.data, other.ctypes.data, n)
+    for j in range(0, n, LANES):
+        for i in range(0, s.shape[0] // 2, LANES):
+            here = to[window[0] + j].ctypes.data + 4 * i
+            transpose(here, ld, pairs[i, j:].ctypes.data, pairs.shape[1])
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+@kernel
+def scores(s, rows, packed, key, n_steps, starts, stops):
+    """s = rows · packed for keys `key` … `key + BC`, in the squares that a group sees any of."""
+    for j in range(0, BC, SIDE):
+        b = packed[(key + j) // SIDE].ctypes.data
+        for g in range(starts.shape[0]):
+            if starts[g] < key + j + SIDE and stops[g] > key + j:
+                a, c = rows[g * SIDE].ctypes.data, s[g * SIDE, j:].ctypes.data
+                micro_product(a, 2 * rows.shape[1], b, c, 4 * s.shape[1], n_steps, _NEW)
+
+
+@kernel
+def add_to_queries(total, weights, packed, key, starts, stops):
+    """total (queries, width) += weights · packed, from the keys `key` … `key + BC`."""
+    for p in range(packed.shape[0]):
+        for g in range(starts.shape[0]):
+            start = max(starts[g] - key, 0) // STEP
+            stop = (min(stops[g] - key, BC) + STEP - 1) // STEP
+            if start < stop:
+                a = weights[g * SIDE, start * STEP :].ctypes.data
+                b = packed[p].ctypes.data + (key // STEP + start) * 2 * TILE_BYTES
+                c = total[g * SIDE, p * SIDE :].ctypes.data
+                lda, ldc = 2 * weights.shape[1], 4 * total.shape[1]
+                micro_product(a, lda, b, c, ldc, np.int64(stop - start), _ADDING)
+
+
+@kernel
+def add_to_keys(total, weights, packed, key, window, starts, stops):
+    """total[key + window] (keys, width) += weights · packed; weights has a row for each key."""
+    for p in range(packed.shape[0]):
+        for j in range(window[0], window[1], SIDE):
+            start, stop = _groups_that_see(starts, stops, key + j, key + j + SIDE)
+            if start < stop:
+                a = weights[j, start * SIDE :].ctypes.data
+                b = packed[p].ctypes.data + start * 2 * TILE_BYTES
+                c = total[key + j, p * SIDE :].ctypes.data
+                lda, ldc = 2 * weights.shape[1], 4 * total.shape[1]
+                micro_product(a, lda, b, c, ldc, np.int64(stop - start), _ADDING)
+
+
+@kernel
+def _groups_that_see(starts, stops, start, stop):
+    """The first group that sees any of the keys [start, stop), and the one past the last."""
+    first, last = starts.shape[0], 0
+    for g in range(starts.shape[0]):
+        if starts[g] < stop and stops[g] > start:
+            first, last = min(first, g), g + 1
+    return first, last
+
+
+@kernel
+def key_window(low, high, key):
+    """The columns of a tile that the keys [low, high) meet, in whole squares."""
+    start, stop = max(low - key, 0), min(high - key, BC)
+    return start // SIDE * SIDE, (stop + SIDE - 1) // SIDE * SIDE
