@@ -12,7 +12,6 @@ import numpy as np
 
 from pyggml import threads
 from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
-from pyggml._isa import CHOSEN
 from pyggml._jit import Code, kernel
 from pyggml._simd import fill
 from pyggml._tasks import Stage, launch, stage, task_code
@@ -200,7 +199,7 @@ def _forward_rooms(problem: Problem) -> Rooms:
 def takes(problem: Problem) -> bool:
     """Tiles pay off when they are full."""
     rounds = problem.compute != "f32" and not problem.has_extras
-    return CHOSEN.tiles and rounds and problem.key_type is F32 and problem.n_queries >= SIDE
+    return rounds and problem.key_type is F32 and problem.n_queries >= SIDE
 
 
 def pack(code: Code, x: np.ndarray, packed: np.ndarray, parts: int, memory: Scratch) -> Stage:

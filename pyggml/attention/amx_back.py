@@ -1,7 +1,7 @@
 """The path `amx`, backward: gradients of attention on Intel's tile registers.
 
-The formulas are those of `flash`. A task takes one head, or of few heads every n-th tile of queries,
-and sums dk and dv in memory of its own, which a last stage adds up.
+The formulas are those of `flash`. A task takes one head, or of few heads every n-th tile of queries
+and sums dk and dv in memory of its own; a last stage adds them up.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
 FORWARD: tuple[Path[Forward], ...] = _runnable(
     (
         decode.FORWARD,
-        amx.FORWARD,
-        after_widening(amx.FORWARD),
+        *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
         flash.FORWARD,
         after_widening(flash.FORWARD),
         plain.FORWARD,
@@ -48,7 +47,12 @@ FORWARD: tuple[Path[Forward], ...] = _runnable(
     )
 )
 BACKWARD: tuple[Path[Backward], ...] = _runnable(
-    (amx_back.BACKWARD, flash_back.BACKWARD, plain.BACKWARD, unfused.BACKWARD)
+    (
+        *((amx_back.BACKWARD,) if CHOSEN.tiles else ()),
+        flash_back.BACKWARD,
+        plain.BACKWARD,
+        unfused.BACKWARD,
+    )
 )
 
 

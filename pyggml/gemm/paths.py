@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pyggml._isa import CHOSEN
 from pyggml.dtypes import F32
 from pyggml.gemm import few, int8, product, strided, thin, twin
+from pyggml.gemm.amx import product as tiles
 from pyggml.gemm.path import Path, Problem
 
+# Where the CPU has tile registers: above bytes, and above floats.
+_MANY = (tiles.MANY,) if CHOSEN.tiles else ()
+_SOME = (tiles.SOME,) if CHOSEN.tiles else ()
 PATHS: tuple[Path, ...] = (
     twin.NUMPY,
     few.INT8,
@@ -16,7 +21,9 @@ PATHS: tuple[Path, ...] = (
     thin.DOTS,
     thin.OUTER,
     strided.STRIDED,
+    *_MANY,
     int8.INT8,
+    *_SOME,
     product.BF16,
     product.F32,
 )

@@ -28,13 +28,22 @@ def strided(m, n, k, **given):
     return Problem("strided", m, n, k, **given)
 
 
+TILES = CHOSEN.tiles
+SOME = "amx, few tokens"
 SERVED = {
+    "enough tokens for tiles": (
+        weight("mul_mat", "Q4_K", "int8", m=64),
+        "amx" if TILES else "int8",
+    ),
     "whole numbers in bytes": (weight("mul_mat", "Q4_K", "int8"), "int8"),
     "whole numbers backward": (weight("out_prod", "Q4_K", "int8", n=256, k=64), "int8"),
-    "a sum over half a block of rows": (weight("out_prod", "Q8_0", "int8", n=256, k=40), FLOATS),
-    "floats where bytes are wanted": (weight("mul_mat", "F16", "int8"), FLOATS),
-    "rounded": (weight("mul_mat", "Q4_K", "bf16"), "bf16"),
-    "rounded backward": (weight("out_prod", "F16", "bf16", n=256, k=64), "bf16"),
+    "a sum over half a block of rows": (
+        weight("out_prod", "Q8_0", "int8", n=256, k=40),
+        SOME if TILES else FLOATS,
+    ),
+    "floats where bytes are wanted": (weight("mul_mat", "F16", "int8"), SOME if TILES else FLOATS),
+    "rounded": (weight("mul_mat", "Q4_K", "bf16"), SOME if TILES else "bf16"),
+    "rounded backward": (weight("out_prod", "F16", "bf16", n=256, k=64), SOME if TILES else "bf16"),
     "exact": (weight("mul_mat", "Q4_K", "f32"), "f32"),
     "float32, never rounded": (weight("mul_mat", "F32", "bf16"), "f32"),
     "few tokens": (weight("mul_mat", "Q4_K", "bf16", m=FEW), "few"),

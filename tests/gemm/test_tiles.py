@@ -15,8 +15,8 @@ from pyggml.gemm.amx.product import (
     FORWARD_COLUMNS,
     FORWARD_DEPTH,
 )
-from pyggml.gemm.amx.rows import matrix
 from pyggml.gemm.amx.tiles import SIDE, STEP
+from pyggml.gemm.path import Operands, Problem
 from pyggml.quants import QUANTS, quantize
 
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
@@ -34,29 +34,20 @@ def bits(x):
     return ((whole + 0x7FFF + (whole >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def scratch(m, k):
-    n_bytes = 2 * product.packed_shorts(m, k), 4 * threads.most() * product.SCRATCH
-    packed, rest = (CPU().alloc(n) for n in n_bytes)
-    packed[:], rest[:] = 255, 255  # NaN
-    return packed.view(np.uint16), rest.view(np.float32).reshape(threads.most(), -1)
-
-
-def multiply(bind, a, w, kind, n, start=None):
-    """a (m, k) times w, by product.forward or product.backward; n columns come out."""
-    (m, k), depth = a.shape, a.shape[1] if bind is product.forward else n
-    weight = matrix(w.ctypes.data, w.strides[0], dtype(kind), depth)
-    c = np.full((m, n), np.nan if start is None else start, np.float32)
-    flat = np.lib.stride_tricks.as_strided(a, (1 + (m - 1) * a.strides[0] // 4 + k - 1,), (4,))
-    shape = (m, n, k) if bind is product.forward else (m, k, n)
-    lda, memory = a.strides[0] // 4, scratch(m, k)
-    bind(c.reshape(-1), flat, lda, weight, shape, start is not None, *memory)()
+def multiply(form, a, w, kind, n, start=None):
+    """a (m, k) times w, `mul_mat` or `out_prod`; n columns come out. The scratch is NaN before."""
+    p = Problem(form, *(len(a), n, a.shape[1]), dtype(kind), "bf16")
+    c = np.full((len(a), n), np.nan if start is None else start, np.float32)
+    memory = CPU().alloc(product.SOME.layout(p).n_bytes)
+    memory[:] = 255
+    product.SOME.call(p, Operands(c, a, w, memory, start is not None))()
     return c
 
 
-def doubled(bind, a, w, kind, n, start=0.0):
+def doubled(form, a, w, kind, n, start=0.0):
     """The same by NumPy, with both factors rounded to bfloat16."""
     c = np.full((len(a), n), start, np.float32)
-    two = twin.forward if bind is product.forward else twin.backward
+    two = twin.forward if form == "mul_mat" else twin.backward
     two(c, a, np.ascontiguousarray(w), dtype(kind), True, True)
     return c
 
@@ -131,34 +122,34 @@ def test_every_weight_type(kind, rng, some_weight):
         k = units * block if block > 1 else units * STEP
         w = some_weight(rng, (2 * n, k), kind)[::2]
         x, dy = normal(rng, m, k + 8)[:, 4:-4], normal(rng, m, n + 8)[:, 4:-4]
-        for bind, a, wide in ((product.forward, x, n), (product.backward, dy, k)):
-            assert nmse(multiply(bind, a, w, kind, wide), doubled(bind, a, w, kind, wide)) < 2e-7
-            found = multiply(bind, a, w, kind, wide, start=0.5)
-            assert nmse(found, doubled(bind, a, w, kind, wide, 0.5)) < 2e-7
+        for form, a, wide in (("mul_mat", x, n), ("out_prod", dy, k)):
+            assert nmse(multiply(form, a, w, kind, wide), doubled(form, a, w, kind, wide)) < 2e-7
+            found = multiply(form, a, w, kind, wide, start=0.5)
+            assert nmse(found, doubled(form, a, w, kind, wide, 0.5)) < 2e-7
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q2_K", "BF16"])
 def test_sums_over_several_passes(kind, rng, some_weight):
     n, k = BACKWARD_DEPTH + 32, FORWARD_DEPTH + BACKWARD_COLUMNS
     w, x, dy = some_weight(rng, (n, k), kind), normal(rng, 3, k), normal(rng, 3, n)
-    for bind, a, wide in ((product.forward, x, n), (product.backward, dy, k)):
-        found = multiply(bind, a, w, kind, wide, 0.5)
-        assert nmse(found, doubled(bind, a, w, kind, wide, 0.5)) < 2e-7
+    for form, a, wide in (("mul_mat", x, n), ("out_prod", dy, k)):
+        found = multiply(form, a, w, kind, wide, 0.5)
+        assert nmse(found, doubled(form, a, w, kind, wide, 0.5)) < 2e-7
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 @pytest.mark.parametrize("k", [1, 31, 33, 70])
 def test_rows_of_any_length(kind, k, rng, some_weight):
     w, x, dy = some_weight(rng, (21, k), kind), normal(rng, 5, k), normal(rng, 5, 21)
-    for bind, a, wide in ((product.forward, x, 21), (product.backward, dy, k)):
-        assert nmse(multiply(bind, a, w, kind, wide), doubled(bind, a, w, kind, wide)) < 2e-7
+    for form, a, wide in (("mul_mat", x, 21), ("out_prod", dy, k)):
+        assert nmse(multiply(form, a, w, kind, wide), doubled(form, a, w, kind, wide)) < 2e-7
 
 
 def test_how_far_from_exact(rng):
     """A tenth of what rounding x to bytes costs."""
     w, x = quantize(normal(rng, 96, 768), "Q8_0"), normal(rng, 40, 768)
     wanted = x.astype(np.float64) @ twin.dequantize(w, "Q8_0").T.astype(np.float64)
-    assert 1e-6 < nmse(multiply(product.forward, x, w, "Q8_0", 96), wanted) < 8e-6
+    assert 1e-6 < nmse(multiply("mul_mat", x, w, "Q8_0", 96), wanted) < 8e-6
 
 
 def test_threads_change_nothing(rng):
@@ -168,8 +159,8 @@ def test_threads_change_nothing(rng):
     try:
         for n in (1, before):
             threads.set(n)
-            found.append(multiply(product.forward, x, w, "Q4_K", len(w)).tobytes())
-            found.append(multiply(product.backward, dy, w, "Q4_K", 512).tobytes())
+            found.append(multiply("mul_mat", x, w, "Q4_K", len(w)).tobytes())
+            found.append(multiply("out_prod", dy, w, "Q4_K", 512).tobytes())
     finally:
         threads.set(before)
     assert found[:2] == found[2:]
@@ -178,6 +169,6 @@ def test_threads_change_nothing(rng):
 def test_what_is_not_finite_stays_in_its_row(rng):
     w, x = quantize(normal(rng, 40, 64), "Q8_0"), normal(rng, 5, 64)
     x[1, 7], x[3, 9] = np.nan, np.inf
-    found = multiply(product.forward, x, w, "Q8_0", 40)
+    found = multiply("mul_mat", x, w, "Q8_0", 40)
     assert np.isnan(found[1]).all() and not np.isfinite(found[3]).any()
     assert np.isfinite(found[[0, 2, 4]]).all()

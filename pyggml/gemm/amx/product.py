@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml import threads
 from pyggml._frames import Bool, Int, Shorts1
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml._tasks import Stage, launch, stage, task_code
+from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
+from pyggml.dtypes import F32
 from pyggml.gemm.amx.rows import (
     LANES,
     LINE,
+    matrix,
     pair_rows,
     panel_bytes,
     round_padded,
@@ -27,9 +30,11 @@ from pyggml.gemm.amx.rows import (
     transpose,
 )
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, configure, micro_product, release
-from pyggml.gemm.frames import BlockMatrix, Product, columns_from, rows_from
+from pyggml.gemm.frames import Product, columns_from, rows_from
 from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.panels import split
+from pyggml.gemm.path import Operands, Path, Problem, flat
+from pyggml.scratch import Array, Layout
 from pyggml.sizes import round_up
 
 # Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
@@ -52,19 +57,9 @@ _ADDING, _NEW = np.int64(1), np.int64(0)
 class TileProduct(Product):
     """Tasks multiply one tile of B with a share of A's groups of SIDE rows."""
 
-    packed_a: Shorts1  # bfloat16, `leading_dimension` apart
+    packed_a: Shorts1  # rows of bfloat16, k in whole steps and a line apart
     n_shares: Int
     rounds: Bool  # whether W's unpacker writes bfloat16
-
-
-def leading_dimension(k: int) -> int:
-    """Numbers from row to row of packed A."""
-    return round_up(k, STEP) + LINE // 2
-
-
-def packed_shorts(m: int, k: int) -> int:
-    """Numbers of packed A."""
-    return round_up(m, SIDE) * leading_dimension(k)
 
 
 @kernel
@@ -215,50 +210,42 @@ def _backward_task(f, task, thread):
     release()
 
 
-# -- binding --------------------------------------------------------------------------------------
+# -- the paths ------------------------------------------------------------------------------------
 
 
-def _bind(
-    c: np.ndarray, a: np.ndarray, lda: int, w: tuple[BlockMatrix, bool],
-    sizes: tuple[int, int, int], columns: int, accumulate: bool, packed: np.ndarray,
-    scratch: np.ndarray,
-) -> tuple[TileProduct, int]:  # fmt: skip
-    """The frame, and the number of tasks that make `columns` columns each; sizes are m, n, k."""
-    m, n, k = sizes
-    n_tiles, n_groups = -(-n // columns), -(-m // SIDE)
+def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+    forward = p.form == "mul_mat"
+    columns, code = (
+        (FORWARD_COLUMNS, _forward_task) if forward else (BACKWARD_COLUMNS, _backward_task)
+    )
+    n_tiles, n_groups = -(-p.n // columns), -(-p.m // SIDE)
     n_shares = min(n_groups, max(1, 2 * len(scratch) // n_tiles))
+    w, rounds = matrix(o.b, p.weight, p.row)
     f = TileProduct(
-        c=c, a=a, lda=lda, w=w[0], m=m, n=n, k=k, accumulate=accumulate, scratch=scratch,
-        packed_a=packed, n_shares=n_shares, rounds=w[1],
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, scratch=scratch, packed_a=packed, n_shares=n_shares,
+        rounds=rounds,
     )  # fmt: skip
-    return f, n_tiles * n_shares
+    multiply = stage(code, f, n_tiles * n_shares)
+    if o.packing is not None and o.packing.done:
+        return Call(launch, multiply)
+    return Call(launch, stage(_pack_task, f, n_groups), multiply)
 
 
-def _packing(f: TileProduct, m: int) -> Stage:
-    return stage(_pack_task, f, -(-m // SIDE))
+def _layout(p: Problem) -> Layout:
+    packed = round_up(p.m, SIDE) * (round_up(p.k, STEP) + LINE // 2)
+    return Layout(Array((packed,), np.uint16), Array((threads.most(), SCRATCH)))
 
 
-def forward(
-    y: np.ndarray, x: np.ndarray, ldx: int, w: tuple[BlockMatrix, bool],
-    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
-    is_packed: bool = False,
-) -> Call:  # fmt: skip
-    """y (+)= x · Wᵀ; y and x flat, rows of x ldx floats apart; shape (T, N, K).
-
-    w: what `rows.matrix` gives; packed: `packed_shorts` uint16; scratch: (threads, SCRATCH);
-    is_packed: `packed` will hold x already when this runs.
-    """
-    t, n, k = shape
-    f, n_tasks = _bind(y, x, ldx, w, (t, n, k), FORWARD_COLUMNS, accumulate, packed, scratch)
-    multiply = stage(_forward_task, f, n_tasks)
-    return Call(launch, *(() if is_packed else (_packing(f, t),)), multiply)
+def _may_round(p: Problem) -> bool:
+    """Whether W is no float32 matrix, and factors may be rounded to bfloat16 or coarser."""
+    return p.form != "strided" and p.weight is not F32 and p.compute != "f32"
 
 
-def backward(
-    dx: np.ndarray, dy: np.ndarray, ldy: int, w: tuple[BlockMatrix, bool],
-    shape: tuple[int, int, int], accumulate: bool, packed: np.ndarray, scratch: np.ndarray,
-) -> Call:  # fmt: skip
-    """dx (+)= dy · W; dx and dy flat, rows of dy ldy floats apart; shape (T, N, K)."""
-    t, n, k = shape
-    f, n_tasks = _bind(dx, dy, ldy, w, (t, k, n), BACKWARD_COLUMNS, accumulate, packed, scratch)
-    return Call(launch, _packing(f, t), stage(_backward_task, f, n_tasks))
+# Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.
+MANY = Path(
+    name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True
+)  # fmt: skip
+SOME = Path(
+    name="amx, few tokens", takes=_may_round, layout=_layout, bind=_bind, fewest=12, shares=True
+)

@@ -18,7 +18,7 @@ from pyggml._llvm import I16, I32, I64, at, load, store
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
 from pyggml.gemm.dots import step
-from pyggml.gemm.frames import BlockMatrix
+from pyggml.gemm.frames import BlockMatrix, block_matrix
 from pyggml.gemm.microkernel import cvtneps2bf16, make_round, make_transpose, to_bf16
 from pyggml.quants import UNPACK
 from pyggml.quants.unpack import LAYOUTS
@@ -67,14 +67,13 @@ def _unpacker(name: str) -> BlockCode:
 _UNPACK = {name: _unpacker(name) for name in LAYOUTS if name != "F32"}
 
 
-def matrix(address: int, row_bytes: int, kind: DType, depth: int) -> tuple[BlockMatrix, bool]:
-    """W as tasks read it, and whether its unpacker writes bfloat16 rather than float32."""
+def matrix(w: np.ndarray, kind: DType, row: int) -> tuple[BlockMatrix, bool]:
+    """W, with rows of so many numbers, and whether its unpacker writes bfloat16, not float32."""
     code = _UNPACK.get(kind.name)
-    if code is None or depth % step(kind):
-        unpack = UNPACK[kind.name].address
-        return BlockMatrix(address, row_bytes, unpack, kind.block, kind.block_bytes), False
+    if code is None or row % step(kind):
+        return block_matrix(w, kind, UNPACK[kind.name].address), False
     n_bytes = step(kind) // kind.block * kind.block_bytes
-    return BlockMatrix(address, row_bytes, code.address, step(kind), n_bytes), True
+    return BlockMatrix(w.ctypes.data, w.strides[0], code.address, step(kind), n_bytes), True
 
 
 @kernel
