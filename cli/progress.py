@@ -164,12 +164,12 @@ class Bar:
         self._task = progress.add_task("", total=n_steps, now=start)
 
     def __call__(self, report: Report) -> None:
-        tell(report, self._meter)
-        if isinstance(report, StepReport):
+        if self._meter.last is not None:
             self._progress.update(self._task, completed=report.step, now=self._now())
-        elif isinstance(report, ValidationReport) and self._meter.last is None:
+        elif isinstance(report, ValidationReport):
             start = [(0, "first step"), (1, "compiling if need be")]
             self._progress.update(self._task, now=start)
+        tell(report, self._meter)
 
     def _now(self) -> Parts:
         m = self._meter

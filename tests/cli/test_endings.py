@@ -1,7 +1,6 @@
 """A run that is ended from outside: what is on the disk, what is said, and the exit code."""
 
 import os
-import pty
 import select
 import signal
 import subprocess
@@ -123,7 +122,7 @@ def test_a_reader_that_goes_away_ends_the_run_as_sigterm_does(started, tmp_path,
 
 def test_a_closed_terminal_ends_the_run_and_saves(started, tmp_path, tiny):
     """As a window that is closed: a hang-up, after which nothing can be written."""
-    leader, follower = pty.openpty()
+    leader, follower = os.openpty()
     run = started("--checkpoint-dir", tmp_path / "points", stdin=follower, stdout=follower,
                   stderr=follower, start_new_session=True)  # fmt: skip
     os.close(follower)

@@ -103,6 +103,19 @@ def test_a_history_survives_a_file():
     assert History.of(history([]).arrays()) == history([])
 
 
+def test_the_bar_s_validation_is_the_newest(clock, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    meter = Meter(history([]))
+    with display(meter, 400, 0) as shown:
+        for event in (ValidationReport(0, 2.5, 640), step(1), ValidationReport(1, 1.5, 640)):
+            meter.history.validations += [event] if isinstance(event, ValidationReport) else []
+            meter.add(event)
+            shown(event)
+    assert "validation 1.500" in capsys.readouterr().out.split("━")[-1]
+
+
 # -- narrow terminals ---------------------------------------------------------------------------
 
 PARTS = [(0, "loss 2.345"), (2, "validation 2.456"), (3, "1,234 tokens/s"), (1, "2 h 5 min left")]
