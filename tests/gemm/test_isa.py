@@ -124,8 +124,8 @@ def test_without_the_jit_numpy_multiplies():
 
 
 def test_widths_fit_the_register_files():
-    """mr·nv sums, nv loads and a broadcast stay in registers: 32 of AVX-512 and NEON, else 16."""
+    """mr·nv sums, nv loads and a broadcast stay in registers: 32 of these, else 16."""
     for isa in ISAS.values():
-        registers = 32 if isa.name.startswith(("avx512", "neon")) else 16
+        registers = 32 if isa.name.startswith(("amx", "avx512", "neon")) else 16
         assert isa.mr * isa.nv + isa.nv + 1 <= registers
         assert 64 % isa.panel == 0, "a tile is a whole number of panels"
