@@ -1,16 +1,16 @@
-"""The vector unit this process uses, chosen once: widths and the register tile of the microkernel.
+"""The instruction set of this process, chosen once, and the register tile of its micro-kernel.
 
-`lanes`   float32 in one vector register
-`mr, nv`  the microkernel keeps mr × nv registers of sums: mr broadcast rows by nv vectors
-`panel`   nv · lanes, the columns of one tile
-`bf16`    whether the CPU multiplies pairs of bfloat16, at twice the rate of float32
-`vnni`    whether it multiplies bytes, four to a slot, at four times that rate
-`tiles`   whether it multiplies tiles of bfloat16 (AMX), at up to 16 times the rate of float32;
-          `bf16` is not set beside it: such CPUs multiply pairs at half the rate of float32
+lanes    float32 numbers in one vector register
+mr, nv   the micro-kernel keeps mr × nv vectors of sums: mr broadcast rows by nv vectors
+panel    nv · lanes, the columns of one register tile
+bf16     the CPU multiplies bf16 pairs, at twice the rate of float32
+vnni     it multiplies bytes, four to a 32-bit lane, at four times the rate of float32
+tiles    it multiplies bfloat16 tiles (AMX), at up to 16 times the rate of float32; then bf16 is not
+         set, as such CPUs multiply bf16 pairs at half the rate of float32
 
-PYGGML_ISA=amx|avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces a path; one this machine
-lacks is refused by name. `generic` runs on any CPU; `numpy` unpacks whole matrices and leaves the
-product to NumPy: the slow twin, and the only path when Numba's JIT is switched off.
+PYGGML_ISA=amx|avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces one; it is refused if the
+machine lacks it. `generic` runs on any CPU. `numpy` unpacks whole matrices and multiplies with
+NumPy: slow, and the only one without Numba's JIT.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ENVIRONMENT = "PYGGML_ISA"
 
 @dataclass(frozen=True, slots=True)
 class ISA:
-    """One code path; see the module's docstring for the numbers."""
+    """One instruction set; the module's docstring explains the fields."""
 
     name: str
-    needs: frozenset[str]  # LLVM's names of CPU features
+    needs: frozenset[str]  # CPU features, by LLVM's names
     lanes: int
     mr: int
     nv: int
@@ -84,8 +84,8 @@ def _is_worth_it(isa: ISA) -> bool:
 
 
 def _features() -> frozenset[str]:
-    """What this process may use of what LLVM says this CPU has; every 64-bit ARM has NEON, whatever
-    LLVM lists."""
+    """The CPU's features, as LLVM lists them, without those this process may not use. Every 64-bit
+    ARM has NEON, even if LLVM does not list it."""
     found = {name for name, has in llvm.get_host_cpu_features().items() if has}
     if platform.machine().lower() in ("arm64", "aarch64"):
         found.add("neon")
@@ -95,7 +95,8 @@ def _features() -> frozenset[str]:
 
 
 def _compiles(features: frozenset[str]) -> bool:
-    """Whether Numba compiles for these: LLVM ends the process at an instruction of others."""
+    """Whether Numba compiles for these features: LLVM aborts the process at an instruction of
+    other features."""
     given = os.environ.get("NUMBA_CPU_FEATURES")
     if given is None:
         return os.environ.get("NUMBA_CPU_NAME", "").lower() != "generic"
@@ -103,9 +104,10 @@ def _compiles(features: frozenset[str]) -> bool:
 
 
 def choose() -> ISA:
-    """The best path of this machine, or the one that PYGGML_ISA names.
+    """The best instruction set of this machine, or the one named by PYGGML_ISA.
 
-    Raises ConfigError for an unknown name or one that this machine or a switched-off JIT lacks.
+    Raises ConfigError for an unknown name, or one that the machine lacks or that needs the JIT
+    when it is off.
     """
     wanted = os.environ.get(ENVIRONMENT)
     have = _features()

@@ -1,7 +1,7 @@
-"""LLVM's vectors, said once for all the code that is written in them (pyggml.gemm).
+"""Helpers to emit LLVM vector code; used wherever kernels are written in LLVM's vectors.
 
-Pointers arrive as integers: nothing is checked, the callers must. What a vector register cannot
-hold LLVM splits, so the width is a choice of speed, never of meaning.
+Addresses are integers and nothing is checked: callers must. LLVM splits vectors that exceed a
+register, so their width affects speed only.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ I16 = ir.IntType(16)
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 _VECTOR_LOAD_ALIGNMENT = 4  # a float's; unaligned vector loads cost nothing extra within a line
-_HALF_ALIGNMENT = 2
+_F16_ALIGNMENT = 2
 
 
 def at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:
-    """Pointer to float32 number `element` + n of the array that starts at integer address base."""
+    """Pointer to float32 number element + n of the array at integer address `base`."""
     start = builder.inttoptr(base, F32.as_pointer())
     index = builder.add(element, ir.Constant(I64, n)) if n else element
     return builder.gep(start, [index])
@@ -30,13 +30,13 @@ def at(builder: Any, base: Any, element: Any, n: int = 0) -> Any:
 
 def load(builder: Any, pointer: Any, vector: Any) -> Any:
     loaded = builder.load(builder.bitcast(pointer, vector.as_pointer()))
-    loaded.align = _HALF_ALIGNMENT if vector.element == ir.HalfType() else _VECTOR_LOAD_ALIGNMENT
+    loaded.align = _F16_ALIGNMENT if vector.element == ir.HalfType() else _VECTOR_LOAD_ALIGNMENT
     return loaded
 
 
 def prefetch(builder: Any, pointer: Any, first: bool = False) -> None:
-    """Have the line at this address, which need not exist, fetched: into the second cache to be
-    read, into the first to be written."""
+    """Prefetch the cache line at this address, which may be invalid: to the L2 cache for reading,
+    or with `first` to the L1 cache for writing."""
     byte = I8.as_pointer()
     fetch = declared(builder, "llvm.prefetch.p0i8", ir.VoidType(), [byte, I32, I32, I32])
     write, near, data = (ir.Constant(I32, n) for n in ((1, 3, 1) if first else (0, 2, 1)))
@@ -49,14 +49,14 @@ def store(builder: Any, value: Any, pointer: Any) -> None:
 
 
 def broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
-    """A vector of this scalar."""
+    """A vector with this scalar (a value of LLVM's) in every lane."""
     undefined = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, undefined, every(ir.VectorType(I32, vector.count), 0))
 
 
 def declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    """The module's declaration of one of LLVM's own functions."""
+    """The declaration of an LLVM intrinsic in the builder's module."""
     module = builder.module
     known = module.globals.get(name)
     return known or ir.Function(module, ir.FunctionType(result, arguments), name)
@@ -70,8 +70,8 @@ def total(builder: Any, values: Any) -> Any:
 
 
 def totals(builder: Any, vectors: list[Any]) -> Any:
-    """The sums of the lanes of float32 vectors, a power of two of them, as one vector."""
-    lanes = vectors[0].type.count  # of which each sum has this many left
+    """The sums of the lanes of 2^k float32 vectors, as one vector of 2^k sums."""
+    lanes = vectors[0].type.count  # partial sums left for each vector
     while lanes > 1:
         pairs = zip(vectors[::2], vectors[1::2] or vectors, strict=True)
         n = vectors[0].type.count if len(vectors) > 1 else vectors[0].type.count // 2
@@ -94,21 +94,21 @@ def fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     return builder.call(declared(builder, name, vector, [vector] * 3), [a, b, sums])
 
 
-def from_halves(builder: Any, halves: Any, floats: Any) -> Any:
-    """The float32 of a half, or those of a vector of them.
+def from_f16(builder: Any, f16: Any, floats: Any) -> Any:
+    """float16 → float32, for a scalar or a vector; `floats` is the type of the result.
 
-    The CPU does it, but where it may be any: without its help LLVM calls a function of libgcc's,
-    which a process need not have.
+    One instruction, except for `generic`: without that instruction LLVM calls a function of libgcc,
+    which a process may lack.
     """
     if CHOSEN.name not in ("generic", "numpy"):
-        return builder.fpext(halves, floats)
+        return builder.fpext(f16, floats)
     count = getattr(floats, "count", 0)
     short, word = (ir.VectorType(i, count) if count else i for i in (I16, I32))
 
     def number(kind: Any, value: float) -> Any:
         return every(kind, value) if count else ir.Constant(kind, value)
 
-    bits = builder.zext(builder.bitcast(halves, short), word)
+    bits = builder.zext(builder.bitcast(f16, short), word)
     sign = builder.shl(builder.and_(bits, number(word, 0x8000)), number(word, 16))
     size = builder.shl(builder.and_(bits, number(word, 0x7FFF)), number(word, 13))
     scaled = builder.fmul(builder.bitcast(size, floats), number(floats, 2.0**112))  # 127 − 15
@@ -119,14 +119,14 @@ def from_halves(builder: Any, halves: Any, floats: Any) -> Any:
 
 
 def every(vector: Any, value: float) -> Any:
-    """A vector of this constant."""
+    """A vector with this Python number in every lane."""
     return ir.Constant(vector, [value] * vector.count)
 
 
 def by_quads(builder: Any, u: Any, s: Any, sums: Any, vnni: bool) -> Any:
-    """sums + Σ of four products: lane i (int32) takes bytes 4i … 4i + 3, u unsigned and s signed.
+    """sums_i + Σ_{j < 4} u_{4i+j} · s_{4i+j}: int32 sums, unsigned bytes u, signed bytes s.
 
-    One VPDPBUSD where the CPU has it (AVX512-VNNI).
+    With vnni: one VPDPBUSD (AVX512-VNNI).
     """
     n = sums.type.count
     quads = ir.VectorType(I8, 4 * n)

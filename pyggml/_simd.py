@@ -1,4 +1,4 @@
-"""Float32 functions in plain arithmetic, so that LLVM turns loops over them into vector code.
+"""Float32 functions in plain arithmetic. LLVM compiles loops over them to vector code.
 
 exp32(x)      e^x, at most 2 ulp; 0 below -87.3, inf above 88.37, NaN kept
 sigmoid32(x)  1 / (1 + e^-x)
@@ -66,7 +66,8 @@ def tanh32(x):
 
 @kernel
 def row_max(x):
-    """Sought among integers of the same order: only those are compared in lanes."""
+    """Compares integers of the same order as the floats: LLVM vectorises the maximum of integers,
+    not of floats."""
     bits = x.view(np.int32)
     key = np.int32(-0x80000000)
     for j in range(bits.size):

@@ -1,4 +1,4 @@
-"""Element types as data: ggml's name and number, how many elements a block holds, its bytes."""
+"""Tensor types: ggml's name and number, elements and bytes of a block."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pyggml.errors import QuantError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One ggml type. `block` elements are stored in `block_bytes` bytes; plain types have block 1.
+    """One ggml type.
 
-    `numpy` is the type of the array that holds it: uint8 for quantised types, whose arrays have
-    shape (*shape[:-1], row_bytes), and uint16 for BF16, which NumPy lacks.
+    block         elements in a block; 1 for plain types
+    block_bytes   bytes of a block
+    numpy         dtype of its arrays: uint8 for quantised types, with shape (*shape[:-1],
+                  row_bytes); uint16 for BF16, which NumPy lacks
     """
 
     name: str
@@ -28,7 +30,7 @@ class DType:
         return self.block > 1
 
     def row_bytes(self, n: int) -> int:
-        """Bytes of a row of n elements; QuantError if n is not a whole number of blocks."""
+        """Bytes of a row of n elements. QuantError if n is no multiple of `block`."""
         if n % self.block:
             raise QuantError(
                 f"a row of {n} elements is not a multiple of {self.name}'s {self.block}"
@@ -94,7 +96,7 @@ BY_NUMBER: dict[int, DType] = {d.number: d for d in DTYPES.values()}
 
 
 def dtype(name: str) -> DType:
-    """The type of this ggml name; QuantError lists the known ones if there is none."""
+    """The type of this name, in any case. QuantError lists the known names."""
     try:
         return DTYPES[name.upper()]
     except KeyError:

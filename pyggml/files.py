@@ -1,4 +1,4 @@
-"""Writing files so that a crash, a full disk or Ctrl-C never leaves half of one."""
+"""Atomic writing of files: a crash, a full disk or Ctrl-C leaves no partial file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pyggml.errors import PyggmlError
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; on success it is fsynced and renamed over `path`.
+    """Yield a temporary path beside `path`; on success it is fsynced and renamed to `path`.
 
-    If the block raises, `path` is left as it was and the partial file is removed. An OSError
-    (full disk, no such folder, no permission) becomes a PyggmlError that names `path`. A folder or
-    a device is refused before anything is written.
+    On an error, `path` is unchanged and the temporary file is removed. An OSError (full disk, no
+    such folder, no permission) becomes a PyggmlError that names `path`. Folders and devices are
+    refused at once.
     """
     target = Path(path)
     if not target.name or "\0" in str(target):
         raise PyggmlError(f"{str(target)!r}: cannot be written: this is no name of a file")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        if target.exists() and not target.is_file():  # a rename would put a file in its place
+        if target.exists() and not target.is_file():  # a rename would replace it by a file
             found = "folder" if target.is_dir() else "device"
             raise PyggmlError(f"{target}: cannot be written: it is a {found}")
         yield partial
@@ -34,12 +34,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         raise PyggmlError(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # most often it is gone; where it could not be made, too
+        with suppress(OSError):  # after success, or if it was never created, there is none
             partial.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; Windows cannot open folders and need not."""
+    """Make a rename survive a power cut. Windows cannot open folders, and does not need this."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Text from a model: a prompt fills the key-value cache, then one token follows the other."""
+"""Text generation: a prompt fills the cache, then tokens are sampled one at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,20 @@ from pyggml.models import Cache, Inputs, build
 from pyggml.runtime import Program
 from pyggml.tensor import Tensor
 
-PROMPT_CHUNK = 512  # tokens of the prompt that one pass takes
+PROMPT_BATCH = 512  # prompt tokens in one pass, llama.cpp's ubatch
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """temperature 0 takes the likeliest token; top_k 0 and top_p 1 cut nothing off."""
+    """How to sample a token.
+
+    temperature   0 to 100; 0 takes the likeliest token
+    top_k         sample from the k likeliest tokens; 0 for all
+    top_p         sample from the likeliest tokens with this sum of probabilities; 1 for all
+    seed          of the random generator
+
+    Raises ConfigError for values out of range.
+    """
 
     temperature: float = 0.0
     top_k: int = 40
@@ -40,9 +48,9 @@ class Sampling:
 
 
 def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
-    """One token id from logits (n_vocab,); those of -inf are never taken.
+    """One token id from logits (n_vocab,). Tokens with logit -inf are never sampled.
 
-    Raises DataError if the greatest is NaN or infinite, so that there is nothing to choose by.
+    Raises DataError if the greatest logit is NaN or infinite.
     """
     if not np.isfinite(greatest := logits.max()):
         raise DataError(
@@ -53,7 +61,7 @@ def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")[: how.top_k or None]
     z = logits[order].astype(np.float64)
-    with np.errstate(over="ignore"):  # next to temperature 0 all but the likeliest are at -inf
+    with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest become -inf
         p = np.exp((z - z[0]) / how.temperature)
     p /= p.sum()
     kept = int(np.searchsorted(np.cumsum(p), how.top_p)) + 1
@@ -62,10 +70,10 @@ def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
 
 
 class Session:
-    """A model with a cache of `n_ctx` tokens; tokens go in, logits of the last one come out."""
+    """A model and a cache for n_ctx tokens: tokens in, logits of the last one out."""
 
     def __init__(self, model: Model, n_ctx: int) -> None:
-        """Raises ConfigError for a cache without rows."""
+        """Raises ConfigError if n_ctx is below 1."""
         if n_ctx < 1:
             raise ConfigError([("n_ctx", f"is {n_ctx}, wanted at least 1")])
         self.model, self.n_ctx, self.n_past = model, n_ctx, 0
@@ -74,32 +82,32 @@ class Session:
         self._programs: dict[int, tuple[Program, Inputs, Tensor]] = {}
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Logits float32 (n_vocab,) after the last of these tokens.
+        """Append tokens to the context; returns the logits after the last, float32 (n_vocab,).
 
-        Raises DataError if they do not fit into the cache or are outside the vocabulary.
+        Raises DataError if the tokens exceed the cache or are outside of the vocabulary.
         """
         ids = self.model.checked(tokens)
         if self.n_past + len(ids) > self.n_ctx:
             raise DataError(
                 f"{self.n_past} + {len(ids)} tokens do not fit into a context of {self.n_ctx}"
             )
-        for first in range(0, len(ids), PROMPT_CHUNK):
-            some = ids[first : first + PROMPT_CHUNK]
-            program, inputs, out = self._program(len(some))
-            fill(inputs, some, self.n_past)
+        for first in range(0, len(ids), PROMPT_BATCH):
+            batch = ids[first : first + PROMPT_BATCH]
+            program, inputs, out = self._program(len(batch))
+            fill(inputs, batch, self.n_past)
             program()
-            self.n_past += len(some)
+            self.n_past += len(batch)
         logits: np.ndarray = program.read(out)[0]
         return logits
 
     def _program(self, n_tokens: int) -> tuple[Program, Inputs, Tensor]:
-        """The graph for this many tokens; only the last one's logits are computed.
+        """The program for n_tokens tokens, its inputs and its logits (1, n_vocab).
 
-        It is bound once: what a later call changes are the numbers of its inputs. Those of one
-        token and of whole chunks stay; of other lengths, which prompts end with, only the last.
+        A program is bound once; later calls change only the values of its inputs. Programs of one
+        token and of full batches are kept, of other lengths only the last one.
         """
         if n_tokens not in self._programs:
-            for odd in self._programs.keys() - {1, PROMPT_CHUNK}:
+            for odd in self._programs.keys() - {1, PROMPT_BATCH}:
                 del self._programs[odd]
             inputs = Inputs.empty(n_tokens)
             parts = self.model.parts
@@ -116,10 +124,10 @@ def generate(
     how: Sampling | None = None,
     n_ctx: int | None = None,
 ) -> Iterator[int]:
-    """Token ids, one at a time, until an end-of-generation token or `n_tokens` of them.
+    """Token ids one at a time, up to n_tokens or an end-of-generation token (not included).
 
-    n_ctx: cache rows (default: as many as needed). Raises ConfigError for counts out of range,
-    DataError for an empty prompt and where a token does not fit into the cache.
+    n_ctx: rows of the cache, by default as many as needed. Raises ConfigError for counts out of
+    range, DataError for an empty prompt or more tokens than the cache has rows.
     """
     how = how or Sampling()
     if n_tokens < 0:

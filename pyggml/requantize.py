@@ -1,4 +1,4 @@
-"""One GGUF file into another whose matrices are packed as llama.cpp's quantiser would pack them."""
+"""A GGUF model → the same model in another file type, as from llama.cpp's quantiser."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def requantize(
 ) -> None:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
 
-    A source in several files becomes one. What llama.cpp does not quantise (vectors, norms, tables)
-    keeps its type. At most one tensor is in memory at a time; `progress` hears name, old and new
-    type of each. What is quantised already becomes another type, but F32, only with
-    `allow_requantize`: its loss stays and another comes on top.
-    Raises QuantError for that, for an unknown file type or data that cannot be packed, GGUFError if
-    the source is damaged, ModelError if it is no model, ConfigError if both paths are one file.
+    A source in several files becomes one file. Vectors, norms and small tables keep their types, as
+    in llama.cpp. One tensor is in memory at a time; before each, progress(name, old type, new type)
+    is called. A quantised tensor gets another type than F32 only with `allow_requantize`: the two
+    losses add up.
+    Raises QuantError for that, an unknown file type or data too large for a type, GGUFError for a
+    damaged source, ModelError if it is no model, ConfigError if both paths are one file.
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")

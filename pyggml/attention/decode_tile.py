@@ -21,7 +21,7 @@ from pyggml._llvm import (
     broadcast,
     every,
     fma,
-    from_halves,
+    from_f16,
     load,
     prefetch,
     store,
@@ -63,7 +63,7 @@ class _HalfRows(_Rows):
     size, kind, vector = 2, ir.HalfType(), _HALVES
 
     def floats(self, row: Any, element: Any) -> Any:
-        return from_halves(self.b, super().floats(row, element), _FLOATS)
+        return from_f16(self.b, super().floats(row, element), _FLOATS)
 
 
 class _Tile:
@@ -169,7 +169,7 @@ def _as_float(typing: Any, number: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if signature.args[0] == types.float32:
             return arguments[0]
-        return from_halves(builder, builder.bitcast(arguments[0], ir.HalfType()), F32)
+        return from_f16(builder, builder.bitcast(arguments[0], ir.HalfType()), F32)
 
     return types.float32(number), codegen
 

@@ -10,7 +10,7 @@ from pyggml._jit import JIT, parallel, prange
 from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
 from pyggml.call import Call
 from pyggml.dtypes import F16, F32
-from pyggml.quants.bits import half_to_float
+from pyggml.quants.bits import f16_to_float
 
 
 def as_bits(a: np.ndarray) -> np.ndarray:
@@ -56,4 +56,4 @@ def _widen_seen(span: np.ndarray, copies: list[tuple[np.ndarray, np.ndarray]], c
 def _widen(floats, bits):
     for i in prange(floats.shape[0]):
         for j in range(floats.shape[1]):
-            floats[i, j] = half_to_float(bits[i, j])
+            floats[i, j] = f16_to_float(bits[i, j])

@@ -22,7 +22,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.strips import LENGTH
-from pyggml.quants.bits import bfloat_to_float, float_to_half, half_to_float
+from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_f16
 from pyggml.tensor import Shape, Tensor
 
 
@@ -115,7 +115,7 @@ cpu_kernel(DUP, _copy_run)
 
 
 @kernel
-def _float_to_bfloat(f):
+def _float_to_bf16(f):
     """The bits (uint16) of the bfloat nearest to f, ties to even; NaN stays NaN."""
     u = np.float32(f).view(np.uint32)
     if u & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
@@ -133,15 +133,15 @@ def _read(bits, kind):
     if kind == 0:
         return np.uint32(bits).view(np.float32)
     if kind == 1:
-        return half_to_float(np.uint16(bits))
-    return bfloat_to_float(np.uint16(bits))
+        return f16_to_float(np.uint16(bits))
+    return bf16_to_float(np.uint16(bits))
 
 
 @kernel
 def _write(f, kind):
     if kind == 0:
         return np.float32(f).view(np.uint32)
-    return np.uint32(float_to_half(f) if kind == 1 else _float_to_bfloat(f))
+    return np.uint32(float_to_f16(f) if kind == 1 else _float_to_bf16(f))
 
 
 @kernel
@@ -169,10 +169,10 @@ def _strip_task(f, task, thread):
     short, long = narrow[first:last], wide[first:last]
     if f.narrows:
         for i in range(long.size):
-            short[i] = _float_to_bfloat(long[i])
+            short[i] = _float_to_bf16(long[i])
     else:
         for i in range(long.size):
-            long[i] = bfloat_to_float(short[i])
+            long[i] = bf16_to_float(short[i])
 
 
 def _cpy_run(site: Site) -> Call:

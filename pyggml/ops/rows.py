@@ -27,7 +27,7 @@ from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS, UNPACK
-from pyggml.quants.bits import float_to_half
+from pyggml.quants.bits import float_to_f16
 from pyggml.tensor import Shape, Tensor, leaf, zeros
 
 
@@ -282,7 +282,7 @@ def _put_halves(dst, src, numbers, known):
     for i in range(numbers.size):
         row, part = dst[numbers[i]], src[i]
         for j in range(part.size):
-            row[j] = float_to_half(part[j])
+            row[j] = float_to_f16(part[j])
     return True
 
 

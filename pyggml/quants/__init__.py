@@ -1,6 +1,6 @@
-"""dequantize: the bytes of a tensor → float32;  quantize: the reverse, with ggml's own bytes.
+"""dequantize: a tensor's bytes → float32;  quantize: the reverse, with bytes equal to ggml's.
 
-QUANTS has one declaration per weight type, `mix` says which tensor gets which type in a file.
+QUANTS has one declaration per weight type. `mix` chooses the type of each tensor of a file.
 """
 
 from __future__ import annotations

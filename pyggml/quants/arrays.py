@@ -1,6 +1,6 @@
-"""Decoders run on NumPy arrays, over many blocks at once: the reference of the compiled unpackers.
+"""Decoders run on NumPy arrays, over many blocks at once: the reference for compiled unpackers.
 
-Values are arrays (n_blocks, n), single floats (n_blocks, 1). Bytes are uint8, ints int32.
+Values are arrays (n_blocks, n): bytes uint8, ints int32, floats float32. A single float has n = 1.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
 
 
 class ArrayBlock(Block):
-    """Blocks in `raw`, uint8 (n_blocks, block_bytes), to `out`, float32 (n_blocks, block).
+    """Unpacks blocks `raw`, uint8 (n_blocks, block_bytes), to `out`, float32 (n_blocks, block).
 
-    Raises IndexError where a decoder reads beyond a block. Offsets do not depend on bytes, so what
-    one block shows holds for all blocks and for all kinds of `Block`.
+    Raises IndexError for a read beyond the block. Offsets do not depend on the bytes, so a check of
+    one block holds for all blocks and for every subclass of `Block`.
     """
 
     def __init__(self, raw: np.ndarray, out: np.ndarray) -> None:
         self._raw, self._out = raw, out
         self.size = out.shape[1]
         self.minima: np.ndarray | None = None  # (n_blocks, 1 or 8)
-        self.is_plain = False  # whether weights were told as floats
+        self.is_plain = False  # whether the weights were added as floats
 
     def bytes(self, offset: int, n: int = GROUP) -> Any:
         if offset + n > self._raw.shape[1]:
@@ -66,9 +66,9 @@ class ArrayBlock(Block):
     def half_e8m0(self, offset: int) -> Any:
         return np.ldexp(np.float32(1), self.bytes(offset, 1).astype(np.int32) - 128)
 
-    def bits(self, whole: Any, low: int, n: int, to: int = 0) -> Any:
+    def bits(self, whole: Any, first: int, n: int, to: int = 0) -> Any:
         kind = whole.dtype.type
-        return ((whole >> kind(low)) & kind((1 << n) - 1)) << kind(to)
+        return ((whole >> kind(first)) & kind((1 << n) - 1)) << kind(to)
 
     def either(self, a: Any, b: Any) -> Any:
         return a | b
@@ -119,7 +119,7 @@ class ArrayBlock(Block):
 
 
 def decode(decoder: Decoder, raw: np.ndarray, out: np.ndarray) -> ArrayBlock:
-    """Unpack raw to out, both as ArrayBlock has them; returns what the decoder left."""
+    """Unpack `raw` to `out`, as ArrayBlock; returns the ArrayBlock."""
     block = ArrayBlock(raw, out)
     with np.errstate(all="ignore"):  # infinite and NaN scales are legal
         decoder(block)
@@ -128,10 +128,10 @@ def decode(decoder: Decoder, raw: np.ndarray, out: np.ndarray) -> ArrayBlock:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decoder shows of its type.
+    """Properties of a weight type.
 
-    minima   whether weights are scale·q + minimum rather than scale·q
-    plain    whether weights are floats rather than whole numbers with scales
+    minima   weights are scale·q + minimum, not scale·q
+    plain    weights are floats, not whole numbers with scales
     """
 
     minima: bool
@@ -139,7 +139,7 @@ class Facts:
 
 
 def facts(decoder: Decoder, dtype: DType) -> Facts:
-    """Found on a block of zeros; what is told depends on no byte."""
+    """The properties, observed on a block of zeros; they do not depend on the bytes."""
     raw, out = np.zeros((1, dtype.block_bytes), np.uint8), np.zeros((1, dtype.block), np.float32)
     block = decode(decoder, raw, out)
     return Facts(minima=block.minima is not None, plain=block.is_plain)

@@ -1,4 +1,4 @@
-"""What a weight type declares: how its blocks are decoded, and how they are packed."""
+"""The declaration of a weight type: how its blocks are decoded and packed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyggml._jit import BlockCode
 from pyggml.dtypes import DType
 from pyggml.quants.layout import Decoder
 
-# Up to here no half that is a scale overflows.
-HALF_LIMIT = 60000.0
+# Weights up to this magnitude overflow no float16 scale.
+F16_LIMIT = 60000.0
 
 # pack(dst, src): src float32 (n_blocks, block), finite → dst uint8 (n_blocks, block_bytes).
 Pack = Callable[[np.ndarray, np.ndarray], None]
@@ -20,23 +20,22 @@ Pack = Callable[[np.ndarray, np.ndarray], None]
 
 @dataclass(frozen=True, slots=True)
 class NoPack:
-    """In place of `pack`: why tensors of this type are read but not written."""
+    """A declared lack of `pack`: tensors of this type are read but not written, for `reason`."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quant:
-    """One tensor type.
+    """One weight type.
 
-    dtype   name, number, elements and bytes of a block
-    decode  the decoder of a block, from which pyggml.quants.unpack and the products derive their
-            code; or code(dst, src, n_blocks), which unpacks n_blocks consecutive blocks at src to
-            n_blocks · block float32: products unpack such a type first
-    pack    the reverse, equal byte for byte to ggml's `quantize_row_*_ref`, or why there is none
-    limit   magnitudes up to here are packed without overflow; above it the result is looked at
-
-    Blocks of plain types (F32, F16, BF16) hold one element.
+    dtype   name, number, elements and bytes of a block; a block of a plain type (F32, F16, BF16)
+            has one element
+    decode  the decoder of a block; pyggml.quants.unpack and the products derive their code from it.
+            Or code(dst, src, n_blocks): unpacks n_blocks consecutive blocks at src to n_blocks ·
+            block float32 at dst; products unpack such a type first
+    pack    float32 → blocks, with bytes equal to those of ggml's `quantize_row_*_ref`; or NoPack
+    limit   weights up to this magnitude are packed without overflow; above it the result is checked
     """
 
     dtype: DType

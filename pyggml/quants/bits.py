@@ -1,10 +1,10 @@
-"""What several types share: halves and bfloats as bit patterns, ggml's way of rounding.
+"""Common to several types: float16 and bfloat16 as bit patterns, and ggml's rounding.
 
-half      1 sign, 5 exponent (bias 15), 10 fraction bits
-bfloat    the upper 16 bits of a float
-float     1 sign, 8 exponent (bias 127), 23 fraction bits
+f16     float16: 1 sign, 5 exponent (bias 15), 10 fraction bits
+bf16    bfloat16: the upper 16 bits of a float
+float   float32: 1 sign, 8 exponent (bias 127), 23 fraction bits
 
-Kernels of other files inline these, so the file is in SHARED of pyggml/_jit/cache.py.
+Kernels of other files inline these functions, so SHARED of pyggml/_jit/cache.py has this file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyggml._jit import JIT, exact, intrinsic, types
 
 
 def _hide(_typing: Any, n: Any) -> Any:
-    """An empty line of assembly: LLVM must assume that it may change n."""
+    """n through an empty line of assembly, which LLVM cannot see through."""
 
     def emit(_context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = args[0].type
@@ -27,15 +27,14 @@ def _hide(_typing: Any, n: Any) -> Any:
     return types.intp(types.intp), emit
 
 
-# n itself, but unknown to the compiler. LLVM unrolls a loop over a constant 32 before it looks
-# for vector lanes, and then finds none; `range(lanes(32))` becomes vector code (measured: 0.6
-# against 3 G weights/s with 4 bits).
+# n, hidden from the compiler. LLVM unrolls a loop over a constant 32 before it vectorises, and then
+# cannot; `range(lanes(32))` becomes vector code (with 4 bits: 3 instead of 0.6 G weights/s).
 lanes: Any = intrinsic(_hide) if JIT else int
 
 
 @exact
-def half_to_float(h):
-    """The float of the half with bits h (uint16); exact, NaN payloads kept. Free of branches."""
+def f16_to_float(h):
+    """float16 with bits h (uint16) → float; exact, with NaN payloads. Compiles without branches."""
     u = np.uint32(h)
     sign = np.uint32((u & np.uint32(0x8000)) << np.uint32(16))
     m = np.uint32((u & np.uint32(0x7FFF)) << np.uint32(13))
@@ -51,20 +50,20 @@ def half_to_float(h):
 
 
 @exact
-def half_at(x, b, i):
-    """The float of the half in bytes i and i + 1 of block b of x, low byte first."""
-    return half_to_float(np.uint16(x[b, i]) | (np.uint16(x[b, i + 1]) << np.uint16(8)))
+def f16_at(x, b, i):
+    """The little-endian float16 in bytes i and i + 1 of block b of x, as a float."""
+    return f16_to_float(np.uint16(x[b, i]) | (np.uint16(x[b, i + 1]) << np.uint16(8)))
 
 
 @exact
-def bfloat_to_float(h):
-    """The float whose upper 16 bits are h (uint16)."""
+def bf16_to_float(h):
+    """bfloat16 with bits h (uint16) → float; exact."""
     return np.uint32(np.uint32(h) << np.uint32(16)).view(np.float32)
 
 
 @exact
-def float_to_half(f):
-    """The bits (uint16) of the half nearest to f, ties to even; beyond 65520 it is infinity."""
+def float_to_f16(f):
+    """float → the bits (uint16) of the nearest float16, ties to even; infinity from 65520 on."""
     u = np.float32(f).view(np.uint32)
     sign = (u >> np.uint32(16)) & np.uint32(0x8000)
     m = np.uint32(u & np.uint32(0x7FFFFFFF))
@@ -82,20 +81,20 @@ def float_to_half(f):
 
 
 @exact
-def put_half(x, b, i, f):
-    """Write f as a little-endian half to bytes i and i + 1 of block b; returns what was written."""
-    h = float_to_half(f)
+def put_f16(x, b, i, f):
+    """Write f as a little-endian float16 to bytes i and i + 1 of block b; returns its value."""
+    h = float_to_f16(f)
     x[b, i] = h & np.uint16(255)
     x[b, i + 1] = h >> np.uint16(8)
-    return half_to_float(h)
+    return f16_to_float(h)
 
 
 @exact
 def nearest_int(f):
-    """f rounded to an integer, ties to even, as ggml does it: by adding 1.5·2²³.
+    """f rounded to an integer, ties to even, as in ggml: by adding 1.5·2²³.
 
-    Beyond ±2²² the result is what ggml's is, the low bits of the sum, so that the bytes of
-    degenerate blocks are equal too.
+    Beyond ±2²² the result is ggml's too, the low bits of the sum: degenerate blocks get equal
+    bytes.
     """
     u = np.float32(np.float32(f) + np.float32(12582912.0)).view(np.int32)
     return (u & np.int32(0x007FFFFF)) - np.int32(0x00400000)
@@ -103,7 +102,7 @@ def nearest_int(f):
 
 @exact
 def truncate(f):
-    """The integer towards zero of f, 0 where |f| ≥ 2²⁴ or NaN (scales too small to be inverted)."""
+    """f truncated to an integer; 0 for |f| ≥ 2²⁴ and NaN (from scales too small to invert)."""
     if abs(f) < np.float32(16777216.0):
         return np.int32(f)
     return np.int32(0)
@@ -111,7 +110,7 @@ def truncate(f):
 
 @exact
 def round_away(v):
-    """v rounded to an integer, halves away from zero, as C's roundf; 0 where v is not finite."""
+    """v rounded to an integer, ties away from zero, as C's roundf; 0 if |v| ≥ 2²⁴ or v is NaN."""
     q = truncate(v)
     if np.float32(0.5) <= abs(v - np.float32(q)) < np.float32(np.inf):
         return q + np.int32(1) if v > 0 else q - np.int32(1)
@@ -126,7 +125,7 @@ def inverse(d):
 
 @exact
 def extreme(x):
-    """The element of x (n,) largest in magnitude, with its sign; the first of equals."""
+    """The element of x (n,) with the largest magnitude, signed; the first of equals."""
     found = np.float32(0)
     for v in x:
         if abs(v) > abs(found):
@@ -135,9 +134,9 @@ def extreme(x):
 
 
 def two_bit_planes(q: np.ndarray) -> np.ndarray:
-    """Low 2 bits of levels (n_blocks, …) of 256 weights: bytes (n_blocks, 64).
+    """The low 2 bits of q of 256 weights, (n_blocks, …), as bytes (n_blocks, 64).
 
-    In each half of 128 weights bits 2k and 2k + 1 of byte j belong to weight 32k + j.
+    In each half of 128 weights, bits 2k and 2k + 1 of byte j belong to weight 32k + j.
     """
     rows = q.reshape(-1, 2, 4, 32) & 3
     shift = np.array([0, 2, 4, 6], np.uint8)[:, None]
@@ -146,7 +145,7 @@ def two_bit_planes(q: np.ndarray) -> np.ndarray:
 
 @exact
 def clear(out):
-    """out[:] = 0 for out (n,), at a fifth of the time to compile."""
+    """out[:] = 0 for out (n,); compiles in a fifth of the time."""
     for i in range(out.size):
         out[i] = 0
 

@@ -1,7 +1,7 @@
-"""Blocks of 32 weights with one scale d, a half:  x = d·q.
+"""Blocks of 32 weights with one scale d, a float16:  x = d·q.
 
 Q8_0   34 bytes: d, 32 × int8 q
-Q8_1   36 bytes: d, a half with d·Σq, 32 × int8 q; ggml's form of activations
+Q8_1   36 bytes: d, d·Σq (float16), 32 × int8 q; ggml's type for activations
 Q4_0   18 bytes: d, 16 × uint8; byte j holds q+8 of weight j (low 4 bits) and j+16 (high)
 Q5_0   22 bytes: d, uint32 of fifth bits (bit j: weight j), 16 bytes as Q4_0 with q+16
 """
@@ -12,14 +12,14 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,
     extreme,
-    half_at,
+    f16_at,
     inverse,
     lanes,
-    put_half,
+    put_f16,
     round_away,
     truncate,
 )
@@ -35,12 +35,12 @@ def _pack_q8_0(dst, src):
     for b in range(src.shape[0]):
         d = abs(extreme(src[b])) / np.float32(127)
         per_level = inverse(d)
-        put_half(dst, b, 0, d)
+        put_f16(dst, b, 0, d)
         for j in range(32):
             dst[b, 2 + j] = np.uint8(round_away(src[b, j] * per_level) & 255)
 
 
-Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=_pack_q8_0, limit=HALF_LIMIT)
+Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=_pack_q8_0, limit=F16_LIMIT)
 
 
 @block_code
@@ -50,7 +50,7 @@ def _unpack_q8_1(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 32))
     n = lanes(32)
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for j in range(n):
             y[b, j] = d * np.float32(q[b, 4 + j])
 
@@ -60,16 +60,16 @@ def _pack_q8_1(dst, src):
     for b in range(src.shape[0]):
         d = abs(extreme(src[b])) / np.float32(127)
         per_level = inverse(d)
-        put_half(dst, b, 0, d)
+        put_f16(dst, b, 0, d)
         total = np.int32(0)
         for j in range(32):
             q = round_away(src[b, j] * per_level)
             dst[b, 4 + j] = np.uint8(q & 255)
             total += q
-        put_half(dst, b, 2, np.float32(total) * d)
+        put_f16(dst, b, 2, np.float32(total) * d)
 
 
-Q8_1 = Quant(dtype=DTYPES["Q8_1"], decode=_unpack_q8_1, pack=_pack_q8_1, limit=HALF_LIMIT)
+Q8_1 = Quant(dtype=DTYPES["Q8_1"], decode=_unpack_q8_1, pack=_pack_q8_1, limit=F16_LIMIT)
 
 
 def _decode_q4_0(block: Block) -> None:
@@ -78,7 +78,7 @@ def _decode_q4_0(block: Block) -> None:
 
 @exact
 def _level(v, half):
-    """The level of v = x/d in 0 … 2·half − 1, where level half stands for 0."""
+    """The level of v = x/d, in 0 … 2·half − 1; level `half` means 0."""
     return min(truncate(v + (np.float32(half) + np.float32(0.5))), np.int32(2 * half - 1))
 
 
@@ -87,14 +87,14 @@ def _pack_q4_0(dst, src):
     for b in range(src.shape[0]):
         d = extreme(src[b]) / np.float32(-8)  # the extreme weight becomes level 0, exactly
         per_level = inverse(d)
-        put_half(dst, b, 0, d)
+        put_f16(dst, b, 0, d)
         for j in range(16):
             low = _level(src[b, j] * per_level, 8)
             high = _level(src[b, 16 + j] * per_level, 8)
             dst[b, 2 + j] = np.uint8((low | (high << 4)) & 255)
 
 
-Q4_0 = Quant(dtype=DTYPES["Q4_0"], decode=_decode_q4_0, pack=_pack_q4_0, limit=HALF_LIMIT)
+Q4_0 = Quant(dtype=DTYPES["Q4_0"], decode=_decode_q4_0, pack=_pack_q4_0, limit=F16_LIMIT)
 
 
 def _decode_q5_0(block: Block) -> None:
@@ -107,7 +107,7 @@ def _pack_q5_0(dst, src):
     for b in range(src.shape[0]):
         d = extreme(src[b]) / np.float32(-16)
         per_level = inverse(d)
-        put_half(dst, b, 0, d)
+        put_f16(dst, b, 0, d)
         clear(dst[b, 2:6])
         for j in range(16):
             low = _level(src[b, j] * per_level, 16)
@@ -117,4 +117,4 @@ def _pack_q5_0(dst, src):
             dst[b, 4 + j // 8] |= np.uint8((high >> 4) << (j % 8))
 
 
-Q5_0 = Quant(dtype=DTYPES["Q5_0"], decode=_decode_q5_0, pack=_pack_q5_0, limit=HALF_LIMIT)
+Q5_0 = Quant(dtype=DTYPES["Q5_0"], decode=_decode_q5_0, pack=_pack_q5_0, limit=F16_LIMIT)

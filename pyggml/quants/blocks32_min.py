@@ -1,4 +1,4 @@
-"""Blocks of 32 weights with a scale d and a minimum m, both halves:  x = d·q + m.
+"""Blocks of 32 weights with a scale d and a minimum m, both float16:  x = d·q + m.
 
 Q4_1   20 bytes: d, m, 16 × uint8; byte j holds q of weight j (low 4 bits) and j+16 (high)
 Q5_1   24 bytes: d, m, uint32 of fifth bits (bit j: weight j), 16 bytes as Q4_1's
@@ -10,26 +10,26 @@ import numpy as np
 
 from pyggml._jit import exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
-from pyggml.quants.bits import clear, inverse, put_half, truncate
+from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.bits import clear, inverse, put_f16, truncate
 from pyggml.quants.layout import Block
 
 
 @exact
 def _put_range(dst, b, x, top):
-    """Write d and m of the block x; returns 1/d and m before they were rounded to halves."""
+    """Write d and m of the block x; returns 1/d and m before their rounding to float16."""
     least = most = x[0]
     for v in x:
         least, most = min(least, v), max(most, v)
     d = (most - least) / np.float32(top)
-    put_half(dst, b, 0, d)
-    put_half(dst, b, 2, least)
+    put_f16(dst, b, 0, d)
+    put_f16(dst, b, 2, least)
     return inverse(d), least
 
 
 @exact
 def _level(v, top):
-    """v ≥ 0 rounded, at most top."""
+    """v ≥ 0 rounded to an integer, at most `top`."""
     return min(truncate(v + np.float32(0.5)), np.int32(top))
 
 
@@ -48,7 +48,7 @@ def _pack_q4_1(dst, src):
             dst[b, 4 + j] = np.uint8((first | (second << 4)) & 255)
 
 
-Q4_1 = Quant(dtype=DTYPES["Q4_1"], decode=_decode_q4_1, pack=_pack_q4_1, limit=HALF_LIMIT)
+Q4_1 = Quant(dtype=DTYPES["Q4_1"], decode=_decode_q4_1, pack=_pack_q4_1, limit=F16_LIMIT)
 
 
 def _decode_q5_1(block: Block) -> None:
@@ -69,4 +69,4 @@ def _pack_q5_1(dst, src):
             dst[b, 6 + j // 8] |= np.uint8((second >> 4) << (j % 8))
 
 
-Q5_1 = Quant(dtype=DTYPES["Q5_1"], decode=_decode_q5_1, pack=_pack_q5_1, limit=HALF_LIMIT)
+Q5_1 = Quant(dtype=DTYPES["Q5_1"], decode=_decode_q5_1, pack=_pack_q5_1, limit=F16_LIMIT)

@@ -1,12 +1,13 @@
-"""One or two bits and a scale d, a half:  x = d·q with few whole numbers q.
+"""One or two bits a weight and a scale d, a float16:  x = d·q with two to four values of q.
 
 Q1_0    18 bytes for 128: d, bit j: weight j is d (1) or −d (0)
 Q2_0    18 bytes for 64: d, bits 2j and 2j+1: q+1 of weight j, q from −1 to 2
 TQ2_0   66 bytes for 256: 64 bytes of q+1, d; q from −1 to 1; in each half of 128 weights bits 2k
         and 2k+1 of byte j belong to weight 32k+j
-TQ1_0   54 bytes for 256: 32, 16 and 4 bytes of digits q+1 to the base 3, d; byte j of a group of n
-        holds weights j, n+j, 2n+j, … of it (five, in the last group four), most significant first,
-        as a fraction: digits · 256 / 243 rounded up, so that ·3 pushes the first out at the top
+TQ1_0   54 bytes for 256: groups of 32, 16 and 4 bytes with digits q+1 in base 3, d; byte j of a
+        group of n bytes holds its weights j, n+j, 2n+j, … (five, in the last group four), the most
+        significant first, as a fraction: ⌈digits · 256 / 243⌉, so that each multiplication by 3
+        carries the next digit out
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
-from pyggml.quants.bits import clear, extreme, half_at, inverse, lanes, put_half, round_away
+from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.bits import clear, extreme, f16_at, inverse, lanes, put_f16, round_away
 
 _INFINITY = np.float32(np.inf)
 
@@ -27,7 +28,7 @@ def _unpack_q1_0(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 128))
     n = lanes(8)
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(16):
             bits = np.uint32(x[b, 2 + i])
             for j in range(n):
@@ -43,7 +44,7 @@ def _pack_q1_0(dst, src):
             total += abs(src[b, j])
             if src[b, j] >= 0:
                 dst[b, 2 + j // 8] |= np.uint8(1 << (j % 8))
-        put_half(dst, b, 0, total / np.float32(128))
+        put_f16(dst, b, 0, total / np.float32(128))
 
 
 Q1_0 = Quant(dtype=DTYPES["Q1_0"], decode=_unpack_q1_0, pack=_pack_q1_0, limit=65504.0)
@@ -55,7 +56,7 @@ def _unpack_q2_0(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 64))
     n = lanes(4)
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(16):
             bits = np.int32(x[b, 2 + i])
             for j in range(n):
@@ -69,15 +70,15 @@ def _pack_q2_0(dst, src):
         d = abs(extreme(src[b]))
         per_level = inverse(d)
         clear(dst[b])
-        put_half(dst, b, 0, d)
+        put_f16(dst, b, 0, d)
         for j in range(64):
             v = src[b, j] * per_level
-            # As C converts it: what is not finite, where 1/d overflowed, becomes the lowest level.
+            # As C's conversion: if 1/d has overflowed, v is not finite and q is the lowest level.
             q = round_away(v) + np.int32(1) if abs(v) < _INFINITY else np.int32(0)
             dst[b, 2 + j // 4] |= np.uint8(max(0, min(3, q)) << (2 * (j % 4)))
 
 
-Q2_0 = Quant(dtype=DTYPES["Q2_0"], decode=_unpack_q2_0, pack=_pack_q2_0, limit=HALF_LIMIT)
+Q2_0 = Quant(dtype=DTYPES["Q2_0"], decode=_unpack_q2_0, pack=_pack_q2_0, limit=F16_LIMIT)
 
 
 @block_code
@@ -86,7 +87,7 @@ def _unpack_tq2_0(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 256))
     n = lanes(32)
     for b in range(n_blocks):
-        d = half_at(x, b, 64)
+        d = f16_at(x, b, 64)
         for k in range(8):
             of, shift = 32 * (k // 4), np.int32(2 * (k % 4))
             for j in range(n):
@@ -100,18 +101,18 @@ def _pack_tq2_0(dst, src):
         d = abs(extreme(src[b]))
         per_level = inverse(d)
         clear(dst[b])
-        put_half(dst, b, 64, d)
+        put_f16(dst, b, 64, d)
         for j in range(256):
             q = (round_away(src[b, j] * per_level) + np.int32(1)) & np.int32(3)
             dst[b, 32 * (j // 128) + j % 32] |= np.uint8(q << (2 * (j % 128 // 32)))
 
 
-TQ2_0 = Quant(dtype=DTYPES["TQ2_0"], decode=_unpack_tq2_0, pack=_pack_tq2_0, limit=HALF_LIMIT)
+TQ2_0 = Quant(dtype=DTYPES["TQ2_0"], decode=_unpack_tq2_0, pack=_pack_tq2_0, limit=F16_LIMIT)
 
 
 @exact
 def _group(i):
-    """Group i of a TQ1_0 block: its first byte, first weight, bytes and digits of a byte."""
+    """Group i of a TQ1_0 block: first byte, first weight, number of bytes, digits in a byte."""
     if i == 0:
         return 0, 0, 32, 5
     if i == 1:
@@ -124,7 +125,7 @@ def _unpack_tq1_0(dst, src, n_blocks):
     x = carray(src, (n_blocks, 54))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 52)
+        d = f16_at(x, b, 52)
         for i in range(3):
             of, to, size, n_digits = _group(i)
             power = np.uint32(1)
@@ -141,7 +142,7 @@ def _pack_tq1_0(dst, src):
     for b in range(src.shape[0]):
         d = abs(extreme(src[b]))
         per_level = inverse(d)
-        put_half(dst, b, 52, d)
+        put_f16(dst, b, 52, d)
         for i in range(3):
             to, of, size, n_digits = _group(i)
             for j in range(size):
@@ -153,4 +154,4 @@ def _pack_tq1_0(dst, src):
                 dst[b, to + j] = np.uint8((digits * np.int32(256) + np.int32(242)) // np.int32(243))
 
 
-TQ1_0 = Quant(dtype=DTYPES["TQ1_0"], decode=_unpack_tq1_0, pack=_pack_tq1_0, limit=HALF_LIMIT)
+TQ1_0 = Quant(dtype=DTYPES["TQ1_0"], decode=_unpack_tq1_0, pack=_pack_tq1_0, limit=F16_LIMIT)

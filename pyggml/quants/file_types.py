@@ -1,9 +1,9 @@
-"""The types that a file as a whole can have: a base for most matrices, and who gets another one.
+"""File types: the base type of most matrices of a file, and the tensors with another type.
 
 Source: llama.cpp, src/llama-quant.cpp (`llama_ftype_get_default_type`, and the branches on `ftype`
-in `llama_tensor_get_type_impl`). Left out are file types with tensors of types IQ1 to IQ3, which
-nothing here packs, Q2_K_S, which needs an importance matrix, and Q1_0 and NVFP4, for which
-llama.cpp has no other type where a row does not fit.
+in `llama_tensor_get_type_impl`). Not included: file types with IQ1 to IQ3, which cannot be written
+here; Q2_K_S, which needs an importance matrix; Q1_0 and NVFP4, for which llama.cpp has no fallback
+if a row does not fit.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-# where(i, n, n_gqa): whether tensor i of n is meant; n_gqa query heads share a key head.
+# where(i, n, n_gqa): whether tensor i of n gets the type; n_gqa query heads share a key head.
 Where = Callable[[int, int, int], bool]
-# The first pair whose `where` holds gives the type; the base if none does.
+# The first pair with a true `where` gives the type; otherwise it is the base.
 Choice = tuple[tuple[str, Where], ...]
 
 
@@ -23,7 +23,7 @@ def _all(i: int, n: int, n_gqa: int) -> bool:
 
 
 def _some(i: int, n: int, n_gqa: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
+    """The first and the last eighth of the tensors, and every third between them."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
@@ -51,15 +51,15 @@ def _shared_by_four(i: int, n: int, n_gqa: int) -> bool:
 class FileType:
     """One row of the table.
 
-    number          of `general.file_type` (llama.cpp's LLAMA_FTYPE_*)
-    base            the type of most matrices
-    output          type of the output matrix, or of the embedding where it is the output
-    embedding       type of a token embedding of its own
-    experts         type of tensors of three axes
-    attn_v          choice for `attn_v`, `attn_qkv` and `attn_kv_b`, counted over those tensors
-    ffn_down        choice for `ffn_down`, counted over layers
+    number          value of `general.file_type` (llama.cpp's LLAMA_FTYPE_*)
+    base            type of most matrices
+    output          type of the output matrix, or of the embedding if it is the output
+    embedding       type of a token embedding that is not the output
+    experts         type of tensors with three axes
+    attn_v          choice for `attn_v`, `attn_qkv` and `attn_kv_b`; i and n count these tensors
+    ffn_down        choice for `ffn_down`; i and n count layers
     attn_output     type of `attn_output`
-    attn_output_8   the same in a model of 8 experts
+    attn_output_8   type of `attn_output` in a model with 8 experts
     """
 
     name: str
@@ -86,7 +86,7 @@ def _row(
     attn_output: str | None = None,
     attn_output_8: str | None = None,
 ) -> FileType:
-    """A row in which everything unsaid is the base."""
+    """A row of the table; types default to the base."""
     return FileType(
         name=name,
         number=number,
@@ -155,7 +155,7 @@ _FALCON: dict[str, dict[str, Any]] = {
 
 
 def of_architecture(row: FileType, architecture: str) -> FileType:
-    """Falcon has its own choices; all other architectures share one table."""
+    """The row for an architecture. Only Falcon differs from the table."""
     if architecture != "falcon":
         return row
     usual = {"output": "Q8_0", "attn_output": row.base}

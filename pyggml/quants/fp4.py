@@ -1,7 +1,7 @@
-"""Floats of 4 bits (E2M1) with scales that are floats of 8 bits:  x = d·q.
+"""Floats of 4 bits (E2M1) with scales of 8 bits:  x = d·q.
 
-q is twice the E2M1 number, so a whole one: 0, 1, 2, 3, 4, 6, 8, 12 for nibbles 0 to 7 and the same
-with a minus for 8 to 15; d is half the scale.
+q is twice the E2M1 number, so that it is whole: 0, 1, 2, 3, 4, 6, 8, 12 for nibbles 0 to 7, and
+their negatives for 8 to 15. d is half the scale.
 
 MXFP4   17 bytes for 32: e, 16 bytes; byte j holds weight j (low 4 bits) and j+16 (high); the scale
         is 2^(e−127) (OCP Microscaling Formats 1.0, E8M0)
@@ -15,7 +15,7 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import extreme, lanes, truncate
 from pyggml.quants.layout import Block
 
@@ -25,9 +25,9 @@ _TABLE = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 @exact
 def _value(nibble):
-    """q of a nibble (int32), in plain arithmetic, which becomes vector code where a table does not.
+    """q of a nibble (int32), in arithmetic: LLVM vectorises it, but not a look-up in a table.
 
-    Up to 4 the levels are 1 apart, then 2, then 4.
+    Steps between magnitudes are 1 up to 4, then 2, then 4.
     """
     m = nibble & np.int32(7)
     twice = max(m - np.int32(4), np.int32(0))
@@ -75,7 +75,7 @@ def _pack_mxfp4(dst, src):
             dst[b, 1 + j] = np.uint8(first | (second << 4))
 
 
-MXFP4 = Quant(dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, limit=HALF_LIMIT)
+MXFP4 = Quant(dtype=DTYPES["MXFP4"], decode=_decode_mxfp4, pack=_pack_mxfp4, limit=F16_LIMIT)
 
 
 @exact
@@ -92,7 +92,7 @@ def _half_scale(s):
 
 @exact
 def _scale_bits(v):
-    """The NVFP4 scale next to v ≥ 0; halves away from zero, and 448 for all above 248, as ggml."""
+    """The NVFP4 scale nearest to v ≥ 0; ties away from zero, 448 for v above 248, as in ggml."""
     v = np.float32(min(v, np.float32(448)))
     bits = v.view(np.uint32)
     exponent = np.int32(bits >> np.uint32(23)) - np.int32(120)

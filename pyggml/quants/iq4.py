@@ -1,12 +1,12 @@
-"""Four bits that stand for 16 unevenly spread whole numbers v, denser around zero:  x = d·s·v.
+"""Indices of 4 bits into a table of 16 whole numbers v, denser around zero:  x = d·s·v.
 
-IQ4_NL   18 bytes for 32: d, a half, 16 bytes; byte j holds the index of weight j (low 4 bits) and
+IQ4_NL   18 bytes for 32: d (float16), 16 bytes; byte j holds the index of weight j (low 4 bits) and
          j+16 (high); s is 1
 IQ4_XS   136 bytes for 256: d, uint16 of high 2 bits of s+32 of each sub-block of 32, 4 bytes of low
          4 bits (byte i: sub-block 2i, then 2i+1), 128 bytes of indices as IQ4_NL's
 
-Packing, as ggml: each sub-block is fitted by least squares, weighted by x², for 16 trial scales;
-for IQ4_XS the scales are rounded to 6 bits; then every weight gets the index nearest to it.
+Packing as in ggml: each sub-block is fitted by least squares, weighted by x², for 16 trial scales;
+in IQ4_XS the best are rounded to 6 bits; then every weight gets the index of the nearest v.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from pyggml._jit import exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
-from pyggml.quants.bits import clear, extreme, inverse, nearest_int, put_half
+from pyggml.quants.base import F16_LIMIT, Quant
+from pyggml.quants.bits import clear, extreme, inverse, nearest_int, put_f16
 from pyggml.quants.layout import Block
 
 _VALUES = np.array(
@@ -44,7 +44,7 @@ def _decode_iq4_xs(block: Block) -> None:
 
 @exact
 def _nearest(v):
-    """The index of the number nearest to v; the higher of two equally near."""
+    """The index of the table's number nearest to v; of two equally near, the higher."""
     if v <= _VALUES[0]:
         return 0
     if v >= _VALUES[15]:
@@ -102,7 +102,7 @@ def _put_indices(dst, b, start, x, scale):
 def _pack_iq4_nl(dst, src):
     for b in range(src.shape[0]):
         scale = _fit(src[b])
-        put_half(dst, b, 0, scale)
+        put_f16(dst, b, 0, scale)
         _put_indices(dst, b, 2, src[b], scale)
 
 
@@ -114,7 +114,7 @@ def _pack_iq4_xs(dst, src):
             scales[i] = _fit(src[b, 32 * i : 32 * i + 32])
         clear(dst[b])
         d = -extreme(scales) / np.float32(32)
-        put_half(dst, b, 0, d)
+        put_f16(dst, b, 0, d)
         per_level = inverse(d)
         for i in range(8):
             s = max(-32, min(31, nearest_int(per_level * scales[i])))
@@ -123,5 +123,5 @@ def _pack_iq4_xs(dst, src):
             dst[b, 2 + i // 4] |= np.uint8(((s + 32) >> 4) << (2 * (i % 4)))
 
 
-IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=_pack_iq4_nl, limit=HALF_LIMIT)
-IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=_pack_iq4_xs, limit=HALF_LIMIT)
+IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=_pack_iq4_nl, limit=F16_LIMIT)
+IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=_pack_iq4_xs, limit=F16_LIMIT)

@@ -1,6 +1,6 @@
-"""Groups of 8 (or 4) weights as one index into a grid of good points:  x = d·s·point, with signs.
+"""Groups of 8 (or 4) weights as an index into a grid of points:  x = d·s·point, with signs.
 
-d is a half for 256 weights, s a whole number (and a half more) for a sub-block of 32 or 16.
+d is the scale of 256 weights, a float16; s that of a sub-block of 32 or 16, a whole number plus ½.
 
 IQ2_XXS   66 bytes: d, 8 × (4 indices of 8 bits, uint32 of 4 × 7 bits of signs and 4 of s)
 IQ2_XS    74 bytes: d, 32 × uint16 of 9 bits of index and 7 of signs, 8 bytes of two s
@@ -13,8 +13,8 @@ IQ1_S     50 bytes: d, 32 bytes of indices, 8 × uint16 of 4 × 3 top bits of in
 IQ1_M     56 bytes: 32 bytes of indices, 16 of two times 3 top bits and a shift's sign, 4 × uint16
           of 4 × 3 bits of s; their top 4 bits together are d
 
-Seven bits of signs stand for eight: the last makes the number of minus signs even. The grids are
-those of the `gguf` package, read when a type is first used. Every product here is exact in float32.
+Seven bits give eight signs: the eighth makes the number of minus signs even. The grids come from
+the `gguf` package, at the first use of a type. Every product here is exact in float32.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, NoPack, Quant
-from pyggml.quants.bits import half_at, half_to_float
+from pyggml.quants.base import F16_LIMIT, NoPack, Quant
+from pyggml.quants.bits import f16_at, f16_to_float
 
-# Zeros until `_load` has filled them; kernels have them as constants.
+# Zeros until `_load`; constants in kernels.
 _IQ2_XXS = np.zeros((256, 8), np.float32)
 _IQ2_XS = np.zeros((512, 8), np.float32)
 _IQ2_S = np.zeros((1024, 8), np.float32)
@@ -36,8 +36,8 @@ _IQ3_XXS = np.zeros((256, 4), np.float32)
 _IQ3_S = np.zeros((512, 4), np.float32)
 _IQ1_S = np.zeros((2048, 8), np.float32)
 
-# Row i: −1 where bit j of i is 1, else 1; of seven bits with their parity as the eighth. A product
-# with a row of a table becomes vector code where a choice by bits does not.
+# _SIGNS[i, j] is −1 if bit j of i is 1, else 1; _EVEN_SIGNS has seven bits and their parity as the
+# eighth. LLVM vectorises a product with a row of a table, but not a selection by bits.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _SIGNS = 1 - 2 * _BITS.astype(np.float32)
 _ODD = _BITS[:128].sum(axis=1, dtype=np.int64) % 2
@@ -93,7 +93,7 @@ def _write(y, b, start, scale, point, signs):
 
 @exact
 def _write_two(y, b, start, scale, first, second, signs):
-    """As `_write`, of two points of 4."""
+    """As `_write`, with two points of 4."""
     out = y[b, start : start + 8]
     for j in range(4):
         out[j] = scale * first[j] * signs[j]
@@ -105,7 +105,7 @@ def _unpack_iq2_xxs(dst, src, n_blocks):
     x = carray(src, (n_blocks, 66))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(8):
             word = _word32(x, b, 6 + 8 * i)
             scale = d * (_HALF + np.float32(word >> np.uint32(28))) * _QUARTER
@@ -119,7 +119,7 @@ def _unpack_iq2_xs(dst, src, n_blocks):
     x = carray(src, (n_blocks, 74))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(32):
             word = _word16(x, b, 2 + 2 * i)
             scale = d * (_HALF + _nibble(x[b, 66 + i // 4], i // 2 % 2)) * _QUARTER
@@ -132,7 +132,7 @@ def _unpack_iq2_s(dst, src, n_blocks):
     x = carray(src, (n_blocks, 82))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(32):
             top = (np.uint32(x[b, 66 + i // 4]) >> np.uint32(2 * (i % 4))) & np.uint32(3)
             point = _IQ2_S[np.uint32(x[b, 2 + i]) | (top << np.uint32(8))]
@@ -145,7 +145,7 @@ def _unpack_iq3_xxs(dst, src, n_blocks):
     x = carray(src, (n_blocks, 98))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(8):
             word = _word32(x, b, 66 + 4 * i)
             scale = d * (_HALF + np.float32(word >> np.uint32(28))) * _HALF
@@ -161,7 +161,7 @@ def _unpack_iq3_s(dst, src, n_blocks):
     x = carray(src, (n_blocks, 110))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(32):
             top = np.uint32(x[b, 66 + i // 4]) >> np.uint32(2 * (i % 4))
             first = _IQ3_S[np.uint32(x[b, 2 + 2 * i]) | ((top & np.uint32(1)) << np.uint32(8))]
@@ -185,7 +185,7 @@ def _unpack_iq1_s(dst, src, n_blocks):
     x = carray(src, (n_blocks, 50))
     y = carray(dst, (n_blocks, 256))
     for b in range(n_blocks):
-        d = half_at(x, b, 0)
+        d = f16_at(x, b, 0)
         for i in range(32):
             word = _word16(x, b, 34 + 2 * (i // 4))
             top = (word >> np.uint32(3 * (i % 4))) & np.uint32(7)
@@ -203,7 +203,7 @@ def _unpack_iq1_m(dst, src, n_blocks):
         bits = np.uint32(0)
         for i in range(4):
             bits |= (_word16(x, b, 48 + 2 * i) >> np.uint32(12)) << np.uint32(4 * i)
-        d = half_to_float(bits)
+        d = f16_to_float(bits)
         for i in range(32):
             extra = np.uint32(x[b, 32 + i // 2]) >> np.uint32(4 * (i % 2))
             point = _IQ1_S[np.uint32(x[b, i]) | ((extra & np.uint32(7)) << np.uint32(8))]
@@ -213,10 +213,10 @@ def _unpack_iq1_m(dst, src, n_blocks):
             _write_shifted(y, b, 8 * i, d * (s + s + np.float32(1)), point, minus)
 
 
-IQ2_XXS = Quant(dtype=DTYPES["IQ2_XXS"], decode=_unpack_iq2_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ2_XS = Quant(dtype=DTYPES["IQ2_XS"], decode=_unpack_iq2_xs, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ2_S = Quant(dtype=DTYPES["IQ2_S"], decode=_unpack_iq2_s, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ3_XXS = Quant(dtype=DTYPES["IQ3_XXS"], decode=_unpack_iq3_xxs, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ3_S = Quant(dtype=DTYPES["IQ3_S"], decode=_unpack_iq3_s, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ1_S = Quant(dtype=DTYPES["IQ1_S"], decode=_unpack_iq1_s, pack=_NO_PACK, limit=HALF_LIMIT)
-IQ1_M = Quant(dtype=DTYPES["IQ1_M"], decode=_unpack_iq1_m, pack=_NO_PACK, limit=HALF_LIMIT)
+IQ2_XXS = Quant(dtype=DTYPES["IQ2_XXS"], decode=_unpack_iq2_xxs, pack=_NO_PACK, limit=F16_LIMIT)
+IQ2_XS = Quant(dtype=DTYPES["IQ2_XS"], decode=_unpack_iq2_xs, pack=_NO_PACK, limit=F16_LIMIT)
+IQ2_S = Quant(dtype=DTYPES["IQ2_S"], decode=_unpack_iq2_s, pack=_NO_PACK, limit=F16_LIMIT)
+IQ3_XXS = Quant(dtype=DTYPES["IQ3_XXS"], decode=_unpack_iq3_xxs, pack=_NO_PACK, limit=F16_LIMIT)
+IQ3_S = Quant(dtype=DTYPES["IQ3_S"], decode=_unpack_iq3_s, pack=_NO_PACK, limit=F16_LIMIT)
+IQ1_S = Quant(dtype=DTYPES["IQ1_S"], decode=_unpack_iq1_s, pack=_NO_PACK, limit=F16_LIMIT)
+IQ1_M = Quant(dtype=DTYPES["IQ1_M"], decode=_unpack_iq1_m, pack=_NO_PACK, limit=F16_LIMIT)

@@ -1,7 +1,7 @@
 """Super-blocks of 256 weights in sub-blocks with scale and minimum:  x = d·s·q − dmin·m.
 
-d and dmin are halves for the super-block, s and m whole numbers for each sub-block: 6 bits for each
-of 8 sub-blocks of 32, in Q2_K 4 bits for each of 16 sub-blocks of 16.
+d and dmin are the super-block's, float16. s and m are a sub-block's, whole numbers: of 6 bits for 8
+sub-blocks of 32; in Q2_K, of 4 bits for 16 sub-blocks of 16.
 
 Q2_K   84 bytes: 16 bytes of s (low 4 bits) and m, 64 bytes of q, d, dmin; in each half of 128
        weights bits 2k and 2k+1 of byte j belong to weight 32k+j
@@ -14,9 +14,9 @@ In Q4_K and Q5_K s and m of sub-blocks 0 to 3 are the low 6 bits of bytes 0 to 3
 of 4 to 7 have their low 4 bits in the two halves of bytes 8 to 11 and their high 2 bits on top of
 bytes 0 to 7.
 
-Packing, as ggml: each sub-block is fitted by weighted least squares for several trial scales, the
-best kept; then its s and m are rounded, and every q is chosen anew for the rounded ones. Q2_K
-measures a fit by absolute errors, the others by squares.
+Packing as in ggml: each sub-block is fitted by weighted least squares for several trial scales; the
+best s and m are rounded, then every q is chosen again. The error of a fit is a sum of absolute
+values in Q2_K, of squares in the others.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,
     copy,
-    half_at,
+    f16_at,
     lanes,
     nearest_int,
-    put_half,
+    put_f16,
     two_bit_planes,
 )
 from pyggml.quants.layout import Block
@@ -97,7 +97,7 @@ def _round_levels(q, x, inverse, minimum, q_max):
 
 @exact
 def _least_squares(x, weights, q, sum_w, sum_x):
-    """The (scale, minimum ≤ 0) of least _error for these q, and whether they determine one."""
+    """(scale, minimum ≤ 0) with the least squared error for these q, and whether it is unique."""
     sum_q = sum_q2 = sum_xq = _ZERO
     for j in range(x.size):
         level = np.float32(q[j])
@@ -116,11 +116,11 @@ def _least_squares(x, weights, q, sum_w, sum_x):
 
 @exact
 def _fit(x, weights, q, trial, q_max, first, n_steps, squared):
-    """The best (scale, −minimum) of x ≈ scale·q + minimum, where minimum ≤ 0; q is written, trial
-    is scratch.
+    """The best (scale, −minimum) of x ≈ scale·q + minimum, minimum ≤ 0; q is written, trial is
+    scratch.
 
-    The first try spreads 0 … q_max over the range of x, the others first + q_max, then 0.1 more
-    each time, n_steps times.
+    The first trial divides the range of x into q_max levels; the others divide it into
+    q_max + first + 0.1·step, for step = 0 … n_steps.
     """
     minimum = maximum = x[0]
     sum_w = weights[0]
@@ -160,7 +160,7 @@ def _to_six_bits(out, values, largest):
 
 @exact
 def _pack_scales(dst, b, scales, minima):
-    """Write d, dmin and the sub-blocks' s and m; returns d and dmin as the halves have them."""
+    """Write d, dmin and the sub-blocks' s and m; returns d and dmin, rounded to float16."""
     largest_scale = largest_minimum = _ZERO
     for i in range(8):
         largest_scale = max(largest_scale, scales[i])
@@ -169,8 +169,8 @@ def _pack_scales(dst, b, scales, minima):
     _to_six_bits(six[0], scales, largest_scale)
     _to_six_bits(six[1], minima, largest_minimum)
     _put_scales(dst, b, six[0], six[1])
-    d = put_half(dst, b, 0, largest_scale / np.float32(63))
-    dmin = put_half(dst, b, 2, largest_minimum / np.float32(63))
+    d = put_f16(dst, b, 0, largest_scale / np.float32(63))
+    dmin = put_f16(dst, b, 2, largest_minimum / np.float32(63))
     return d, dmin
 
 
@@ -203,7 +203,7 @@ def _nibbles(q: np.ndarray) -> np.ndarray:
 
 
 def _decode_scales(block: Block) -> Any:
-    """Tell the minima −dmin·m of 8 sub-blocks; returns their scales d·s."""
+    """Add the minima −dmin·m of 8 sub-blocks; returns their scales d·s."""
     first, second, third = (block.bytes(4 + 4 * i, 4) for i in range(3))
 
     def six_bits(lower: Any, four: Any) -> Any:
@@ -230,7 +230,7 @@ def _pack_q4_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 16:] = _nibbles(q)
 
 
-Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=_pack_q4_k, limit=HALF_LIMIT)
+Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=_pack_q4_k, limit=F16_LIMIT)
 
 
 def _decode_q5_k(block: Block) -> None:
@@ -249,7 +249,7 @@ def _pack_q5_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 48:] = _nibbles(q)
 
 
-Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=_pack_q5_k, limit=HALF_LIMIT)
+Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=_pack_q5_k, limit=F16_LIMIT)
 
 
 @block_code
@@ -258,7 +258,7 @@ def _unpack_q2_k(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 256))
     n = lanes(16)
     for b in range(n_blocks):
-        d, dmin = half_at(x, b, 80), half_at(x, b, 82)
+        d, dmin = f16_at(x, b, 80), f16_at(x, b, 82)
         for i in range(16):
             s = np.int32(x[b, i])
             scale = d * np.float32(s & np.int32(15))
@@ -294,8 +294,8 @@ def _choose_two_bits(q, dst, src):
                 weights[j] = abs(x[j])
             scales[i], minima[i] = _fit(x, weights, q[b, i], trial, 3, -0.5, 15, False)
         clear(dst[b])
-        d = put_half(dst, b, 80, _put_four_bits(dst, b, scales, 0))
-        dmin = put_half(dst, b, 82, _put_four_bits(dst, b, minima, 4))
+        d = put_f16(dst, b, 80, _put_four_bits(dst, b, scales, 0))
+        dmin = put_f16(dst, b, 82, _put_four_bits(dst, b, minima, 4))
         for i in range(16):
             scale = d * np.float32(dst[b, i] & 15)
             minimum = dmin * np.float32(dst[b, i] >> 4)
@@ -311,4 +311,4 @@ def _pack_q2_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 16:80] = two_bit_planes(q)
 
 
-Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_unpack_q2_k, pack=_pack_q2_k, limit=HALF_LIMIT)
+Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_unpack_q2_k, pack=_pack_q2_k, limit=F16_LIMIT)

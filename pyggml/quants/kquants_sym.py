@@ -1,6 +1,6 @@
-"""Super-blocks of 256 weights in sub-blocks of 16, with a scale only:  x = d·s·q.
+"""Super-blocks of 256 weights in 16 sub-blocks of 16, without minima:  x = d·s·q.
 
-d is a half for the super-block, s an int8 for each of the 16 sub-blocks, in Q3_K 6 bits of s+32.
+d, a float16, is the super-block's scale; s is a sub-block's, an int8, in Q3_K 6 bits of s+32.
 
 Q6_K   210 bytes: 128 bytes of low 4 bits of q+32, 64 bytes of high 2 bits, 16 × s, d. Each half of
        128 weights has 64 + 32 bytes: weight 32k+j has its low bits in byte 32·(k mod 2)+j, in the
@@ -9,9 +9,9 @@ Q3_K   110 bytes: 32 bytes of top bits of q+4 (bit k of byte j: weight 32k+j), 6
        bits as Q2_K's, 12 bytes of s, d. s of sub-block i has its low 4 bits in byte i mod 8, in the
        low half if i < 8; its high 2 are bits 2·(i div 4) and one more of byte 8 + i mod 4
 
-Packing Q6_K, as ggml: each sub-block is fitted by least squares, weighted by x², for 19 trial
-scales; the scales are rounded to 8 bits, and every q is chosen anew for the rounded ones. In Q3_K
-the levels of a sub-block are changed one by one as long as that improves the fit.
+Packing as in ggml. Q6_K: each sub-block is fitted by least squares, weighted by x², for 19 trial
+scales; the best scales are rounded to 8 bits, then every q is chosen again. Q3_K: the levels of a
+sub-block are changed one by one as long as the fit improves.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,
     copy,
     extreme,
-    half_at,
+    f16_at,
     lanes,
     nearest_int,
-    put_half,
+    put_f16,
     two_bit_planes,
 )
 from pyggml.quants.layout import Block
@@ -39,7 +39,7 @@ _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts a
 
 @exact
 def _clip(v, half):
-    """v rounded, within −half … half − 1."""
+    """v rounded to an integer, clipped to −half … half − 1."""
     return max(-half, min(half - 1, nearest_int(v)))
 
 
@@ -88,16 +88,16 @@ def _fit(q, x, trial, half):
 
 @exact
 def _pack_scales(dst, b, start, d_at, scales):
-    """Write the 16 s and d of block b; returns d as its half has it."""
+    """Write the 16 s and d of block b; returns d, rounded to float16."""
     inverse = np.float32(-128) / extreme(scales)
     for i in range(16):
         dst[b, start + i] = np.uint8(min(127, nearest_int(inverse * scales[i])) & 255)
-    return put_half(dst, b, d_at, np.float32(1) / inverse)
+    return put_f16(dst, b, d_at, np.float32(1) / inverse)
 
 
 def _decode_q6_k(block: Block) -> None:
     scales = block.times(block.floats(block.bytes(192, 16)), block.f16(208))
-    for i in range(8):  # of 32 weights, four of them in 64 + 32 bytes
+    for i in range(8):  # groups of 32 weights; 64 + 32 bytes have four groups
         half, k = divmod(i, 4)
         low = block.bits(block.bytes(64 * half + k % 2 * 32), k // 2 * 4, 4)
         high = block.bits(block.bytes(128 + 32 * half), 2 * k, 2, to=4)
@@ -140,7 +140,7 @@ def _pack_q6_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 128:192] = two_bit_planes(top)
 
 
-Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=_pack_q6_k, limit=HALF_LIMIT)
+Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=_pack_q6_k, limit=F16_LIMIT)
 
 
 @exact
@@ -157,7 +157,7 @@ def _unpack_q3_k(dst, src, n_blocks):
     y = carray(dst, (n_blocks, 256))
     n = lanes(16)
     for b in range(n_blocks):
-        d = half_at(x, b, 108)
+        d = f16_at(x, b, 108)
         for i in range(16):
             scale = d * np.float32(_three_bit_scale(x, b, i))
             of, shift = 32 + 32 * (i // 8) + 16 * (i % 2), np.int32(2 * (i % 8 // 2))
@@ -170,7 +170,8 @@ def _unpack_q3_k(dst, src, n_blocks):
 
 @exact
 def _improve(q, x, sum_xq, sum_q2):
-    """One round of new levels q + 4, each the best while the others stay; the sums afterwards."""
+    """Replace each level q + 4 by the best one for the other levels; returns the new sums, and
+    whether a level has changed."""
     changed = False
     for j in range(16):
         weight = x[j] * x[j]
@@ -208,7 +209,7 @@ def _fit_by_steps(q, x):
 
 @exact
 def _put_three_bit_scales(dst, b, scales):
-    """Write the 16 s and d of a Q3_K block, which is zeros so far; returns d as its half has it."""
+    """Write the 16 s and d to a Q3_K block of zeros; returns d, rounded to float16."""
     peak = extreme(scales)
     if peak == _ZERO:
         return _ZERO
@@ -218,7 +219,7 @@ def _put_three_bit_scales(dst, b, scales):
         s = max(-32, min(31, byte - 256 if byte > 127 else byte)) + 32
         dst[b, 96 + i % 8] |= np.uint8((s & 15) << (4 * (i // 8)))
         dst[b, 104 + i % 4] |= np.uint8((s >> 4) << (2 * (i // 4)))
-    return put_half(dst, b, 108, np.float32(1) / inverse)
+    return put_f16(dst, b, 108, np.float32(1) / inverse)
 
 
 @exact
@@ -246,4 +247,4 @@ def _pack_q3_k(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:, 32:96] = two_bit_planes(q)
 
 
-Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_unpack_q3_k, pack=_pack_q3_k, limit=HALF_LIMIT)
+Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_unpack_q3_k, pack=_pack_q3_k, limit=F16_LIMIT)

@@ -1,13 +1,13 @@
-"""The decoder of a weight type: what lies in a block, written once for all that read blocks.
+"""The decoder of a weight type: the layout of its blocks, written once for every reader of blocks.
 
 A decoder is a function of a `Block`. It reads bytes of the block, combines them to whole numbers q
-and scales, and tells the block its weights in order. Several kinds of `Block` run it:
+and scales, and adds the weights in order (`add…`). The subclasses of `Block` decide what happens:
 
-pyggml.quants.arrays    NumPy arrays over many blocks: the reference, and all there is without JIT
+pyggml.quants.arrays    NumPy arrays over many blocks: the reference, and the only one without JIT
 pyggml.quants.vectors   LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
                         (pyggml.gemm.int8_tile), or multiply (pyggml.gemm.dots)
 
-A decoder never asks what a number is, so each read is at a fixed place of the block.
+A decoder does not branch on values, so every read has a fixed offset.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-GROUP = 32  # weights that are told at a time; those of a block that share a minimum
-SUBGROUP = 16  # the fewest weights that share a scale
+GROUP = 32  # weights in one `add`; they share a minimum
+SUBGROUP = 16  # the fewest weights with one scale
 
 
 class Block(ABC):
-    """What a decoder sees. Values are opaque to it, of three kinds:
+    """The interface of a decoder. Its values are opaque, of three kinds:
 
-    bytes    n numbers of 8 bits: unsigned to `bits`, signed once they are weights or floats
+    bytes    n numbers of 8 bits; unsigned in `bits`, signed in `add…` and `floats`
     ints     n numbers of 32 bits, signed
     floats   n float32; a single one is a scale, a minimum or a factor
 
-    size     weights to be told: those of the block, for plain types any number
+    size     number of weights to add: those of the block; for plain types, any number
     """
 
     size: int
@@ -69,8 +69,8 @@ class Block(ABC):
     # -- arithmetic ----------------------------------------------------------------------------
 
     @abstractmethod
-    def bits(self, whole: Any, low: int, n: int, to: int = 0) -> Any:
-        """Bits low … low + n − 1 of bytes or ints, moved to bit `to`; all others 0."""
+    def bits(self, whole: Any, first: int, n: int, to: int = 0) -> Any:
+        """Bits first … first + n − 1 of bytes or ints, moved to bit `to`; all others 0."""
 
     @abstractmethod
     def either(self, a: Any, b: Any) -> Any:
@@ -86,7 +86,7 @@ class Block(ABC):
 
     @abstractmethod
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
-        """table[i] of GROUP bytes i below 16; a table has 16 signed bytes."""
+        """table[i] for GROUP bytes i below 16; the table has 16 signed bytes."""
 
     @abstractmethod
     def floats(self, whole: Any) -> Any:
@@ -94,7 +94,7 @@ class Block(ABC):
 
     @abstractmethod
     def times(self, floats: Any, factor: Any) -> Any:
-        """floats · one float."""
+        """floats · factor, a single float."""
 
     @abstractmethod
     def negative(self, floats: Any) -> Any:
@@ -104,8 +104,8 @@ class Block(ABC):
     def lane(self, floats: Any, i: int) -> Any:
         """Float number i of several."""
 
-    # -- telling the weights: scale·q, or scale·q + minimum; i is the first one's number ---------
-    # Minima are told before any weight.
+    # -- adding weights: scale·q, or scale·q + minimum; i is the index of the first --------------
+    # Minima come before all weights.
 
     @abstractmethod
     def add_minimum(self, minimum: Any) -> None:
@@ -113,22 +113,22 @@ class Block(ABC):
 
     @abstractmethod
     def add_minima(self, minima: Any) -> None:
-        """The minima of 8 times GROUP weights, from the first on."""
+        """The minima of 8 · GROUP weights, floats (8,)."""
 
     @abstractmethod
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        """GROUP weights with q in bytes and one scale."""
+        """GROUP weights: bytes q and one scale."""
 
     @abstractmethod
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        """GROUP weights with one scale for the first SUBGROUP and one for the second."""
+        """GROUP weights: bytes q, a scale for the first SUBGROUP and one for the second."""
 
     def add_floats(self, floats: Any, i: int) -> None:
         """Weights of a plain type."""
         raise TypeError(f"{type(self).__name__} takes whole numbers with scales, not floats")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """First and number of the weights of a plain type that are told at a time."""
+        """(first, n) of the weights of a plain type, for each `add_floats`."""
         n = min(SUBGROUP, self.size)
         return ((i, n) for i in range(0, self.size, n))
 

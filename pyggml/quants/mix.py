@@ -1,9 +1,9 @@
-"""Which tensor gets which type in a file of a given file type: llama.cpp's rules.
+"""The type of each tensor in a file of a given file type, by llama.cpp's rules.
 
-Matrices get the file type's base, and tensors on which much depends get more bits: the output
-matrix (or the embedding, where it serves as output), and in a share of the layers `attn_v` and
-`ffn_down`. Vectors, norms and a few small matrices stay F32. A row that is no whole number of
-blocks falls back to a type of shorter blocks.
+Most matrices get the file type's base. Sensitive ones get more bits: the output matrix (or the
+embedding if it is the output), and `attn_v` and `ffn_down` in some of the layers. Vectors, norms
+and a few small matrices stay F32. A row that is no whole number of blocks gets a type with shorter
+blocks.
 
 Source: llama.cpp, src/llama-quant.cpp (`llama_tensor_get_type_impl`, `tensor_allows_quantization`,
 `tensor_type_fallback`). The rules of GLM 5 and BailingMoE 3 are not included.
@@ -24,9 +24,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the rules ask about a model: GGUF's architecture, block_count, head_count, …
+    """The model's hyperparameters for the rules: GGUF's architecture, block_count, head_count, …
 
-    n_head, n_head_kv: of the first layer, where layers differ. n_expert: 0 without experts.
+    n_head, n_head_kv: those of the first layer. n_expert: 0 without experts.
     """
 
     architecture: str
@@ -39,7 +39,7 @@ class ModelFacts:
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 _ATTN_V = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
-# Norms, expert routers and matrices so small that their bytes do not count.
+# Norms, expert routers and matrices of negligible size.
 _KEPT_PARTS = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel"),
     *("per_layer_model_proj", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight"),
@@ -49,9 +49,9 @@ _KEPT_PARTS = (
     *(".position_embd", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd"),
     *(".patch_merger", "a.rvq.codebook", "mm.a.code_embd"),
 )
-# Models in which 8 query heads share an attn_v: it is small, and more bits cost little.
+# Models with 8 query heads to a value head: attn_v is small, and more bits cost little.
 _SEVENTY_B = {"qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
-# A row that is no multiple of 256 gets a type of 32-blocks with about as many bits.
+# For rows that are no multiple of 256: the type with blocks of 32 and about as many bits.
 _SHORTER = {
     **{"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "IQ4_XS": "IQ4_NL"},
     **dict.fromkeys(("Q3_K", "Q2_K", "Q2_0", "TQ2_0", "TQ1_0"), "Q4_0"),
@@ -61,11 +61,11 @@ _SHORTER = {
 def mix(
     file_type: str, tensors: Iterable[tuple[str, Shape]], model: ModelFacts
 ) -> dict[str, DType]:
-    """The type of each tensor in a file of this type.
+    """The type of each tensor in a file of this file type.
 
-    tensors: name and NumPy shape (outermost axis first) of all tensors of the model, in any
-    order; a model without `output.weight` uses its embedding as output. Raises QuantError for an
-    unknown file type, or for an expert tensor outside of the model's layers.
+    tensors: name and shape (outermost axis first) of all tensors of the model, in any order.
+    Without `output.weight` the embedding is the output. Raises QuantError for an unknown file type,
+    or for an expert tensor outside of the model's layers.
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
@@ -87,7 +87,7 @@ def mix(
 
 @dataclass(slots=True)
 class _Count:
-    """How many tensors of a kind there are, and how many were seen."""
+    """Number of attn_v tensors in the file, and of attn_v and ffn_down seen so far."""
 
     n_attn_v: int
     attn_v: int = 0
@@ -104,7 +104,7 @@ def _is_attn_v(name: str) -> bool:
 
 
 def is_packed(name: str, shape: Shape) -> bool:
-    """Whether llama.cpp quantises this tensor at all."""
+    """Whether llama.cpp quantises this tensor."""
     n_dims = len(shape) - next((i for i, n in enumerate(shape) if n != 1), len(shape))
     kept = name in _KEPT_NAMES or any(part in name for part in _KEPT_PARTS)
     return n_dims >= 2 and name.endswith("weight") and not kept
@@ -113,10 +113,10 @@ def is_packed(name: str, shape: Shape) -> bool:
 def _wanted(
     row: FileType, name: str, shape: Shape, tied: bool, model: ModelFacts, count: _Count
 ) -> str:
-    """The type by importance, before its block is held against the row."""
+    """The type by the rules, before the check that its block divides the row."""
     if name == "output.weight" or (tied and name in _EMBEDDINGS):
         return row.output
-    if row.experts != row.base:  # the only thing that this file type tells apart
+    if row.experts != row.base:  # such a file type has no further choices
         return row.experts if len(shape) > 2 and shape[-3] > 1 else row.base
     if name in _EMBEDDINGS:
         return row.embedding
@@ -146,7 +146,7 @@ def _attn_v(row: FileType, model: ModelFacts, count: _Count) -> str:
 
 def _ffn_down(row: FileType, name: str, model: ModelFacts, count: _Count) -> str:
     i, count.ffn_down = count.ffn_down, count.ffn_down + 1
-    if model.n_expert > 1:  # several ffn_down in a layer: only the name tells which layer it is
+    if model.n_expert > 1:  # a layer may have several ffn_down: take its number from the name
         i = _layer(name)
         if not 0 <= i < model.n_layer:
             raise QuantError(f"{name!r} is in none of the model's {model.n_layer} layers")
@@ -160,7 +160,7 @@ def _is_seventy_b(model: ModelFacts) -> bool:
 
 
 def _fitting(wanted: str, n_in: int) -> str:
-    """`wanted`, or a type whose block divides a row of n_in."""
+    """`wanted`, or another type if its block does not divide a row of n_in."""
     if n_in % DTYPES[wanted].block == 0:
         return wanted
     shorter = _SHORTER.get(wanted, wanted)

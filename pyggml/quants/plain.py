@@ -1,8 +1,8 @@
 """Types without blocks: a block is one element.
 
 F32    4 bytes
-F16    2 bytes, a half
-BF16   2 bytes, the upper half of a float
+F16    2 bytes, a float16
+BF16   2 bytes, a bfloat16: the upper 16 bits of a float32
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from pyggml.dtypes import DTYPES
-from pyggml.quants.base import HALF_LIMIT, Quant
+from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.layout import Block
 
 
@@ -37,7 +37,7 @@ def _pack_f16(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = src.astype(np.float16).view(np.uint8)
 
 
-F16 = Quant(dtype=DTYPES["F16"], decode=_decode_f16, pack=_pack_f16, limit=HALF_LIMIT)
+F16 = Quant(dtype=DTYPES["F16"], decode=_decode_f16, pack=_pack_f16, limit=F16_LIMIT)
 
 
 def _decode_bf16(block: Block) -> None:
@@ -52,4 +52,4 @@ def _pack_bf16(dst: np.ndarray, src: np.ndarray) -> None:
     dst[:] = rounded.astype(np.uint16).view(np.uint8)
 
 
-BF16 = Quant(dtype=DTYPES["BF16"], decode=_decode_bf16, pack=_pack_bf16, limit=HALF_LIMIT)
+BF16 = Quant(dtype=DTYPES["BF16"], decode=_decode_bf16, pack=_pack_bf16, limit=F16_LIMIT)

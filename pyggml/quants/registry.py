@@ -1,4 +1,4 @@
-"""All tensor types that weights may have, by ggml's name, and those that are numbers only."""
+"""All weight types by ggml's name, and the types of other tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ QUANTS: dict[str, Quant] = {
 }
 
 
-# Read as they are, but neither unpacked by a product nor written: indices, counts, tables.
+# Types of indices, counts and tables: read as they are, no operands of products, not written.
 NUMBERS: tuple[DType, ...] = (F64, I8, I16, I32, I64)
 
 
 def quant(name: str) -> Quant:
-    """The declaration of this weight type; QuantError lists the known ones if there is none."""
+    """The declaration of this weight type. QuantError lists the known types."""
     d = dtype(name)
     found = QUANTS.get(d.name)
     if found is None:

@@ -1,8 +1,8 @@
 """UNPACK: each weight type's blocks → float32, derived from its decoder.
 
-LAYOUTS        types that have a decoder; others bring an unpacker of their own
-INTEGER_TYPES  those of them whose weights are whole numbers with scales
-MINIMA_TYPES   those of these that add a minimum
+LAYOUTS        types with a decoder; the others have an unpacker of their own
+INTEGER_TYPES  types with a decoder whose weights are whole numbers with scales
+MINIMA_TYPES   integer types with minima
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ MINIMA_TYPES = frozenset(name for name, found in _FACTS.items() if found.minima)
 
 @intrinsic(prefer_literal=True)
 def _unpack_blocks(typing: Any, number: Any, to: Any, source: Any, n: Any) -> Any:
-    """n blocks of the type with this number in ggml, a constant, to floats; pointers."""
+    """n blocks at pointer `source` to float32 at pointer `to`; number: the type's in ggml, a
+    constant."""
     kind = BY_NUMBER[number.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, to, source, n = arguments
-        places = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+        addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
         if kind.block == 1:
-            _emit_plain(builder, kind, n, places)
+            _emit_plain(builder, kind, n, addresses)
         else:
-            _emit(builder, kind, n, places, kind.block)
+            _emit(builder, kind, n, addresses, kind.block)
         return context.get_dummy_value()
 
     return types.void(number, to, source, types.intp), codegen
 
 
-def _emit(builder: Any, kind: DType, n: Any, places: tuple[Any, Any], size: int) -> None:
-    """n times `size` weights."""
+def _emit(builder: Any, kind: DType, n: Any, addresses: tuple[Any, Any], size: int) -> None:
+    """Unpack n · size weights, `size` in one iteration."""
     sizes = size // kind.block * kind.block_bytes, 4 * size
-    emit_blocks(builder, LAYOUTS[kind.name], n, places, sizes, partial(FloatsOut, size=size))
+    emit_blocks(builder, LAYOUTS[kind.name], n, addresses, sizes, partial(FloatsOut, size=size))
 
 
-def _emit_plain(builder: Any, kind: DType, n: Any, places: tuple[Any, Any]) -> None:
-    """GROUP weights at a time, then one by one."""
+def _emit_plain(builder: Any, kind: DType, n: Any, addresses: tuple[Any, Any]) -> None:
+    """Unpack n weights of a plain type: GROUP in one iteration, then one by one."""
     group = ir.Constant(I64, GROUP)
     n_groups, n_left = builder.udiv(n, group), builder.urem(n, group)
-    _emit(builder, kind, n_groups, places, GROUP)
+    _emit(builder, kind, n_groups, addresses, GROUP)
     done = builder.mul(n_groups, group)
     rest = (
         builder.add(base, builder.mul(done, ir.Constant(I64, size)))
-        for base, size in zip(places, (kind.block_bytes, 4), strict=True)
+        for base, size in zip(addresses, (kind.block_bytes, 4), strict=True)
     )
     _emit(builder, kind, n_left, (*rest,), 1)
 

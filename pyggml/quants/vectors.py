@@ -1,6 +1,6 @@
-"""Decoders run in LLVM vectors: code for one block at an address, with weights for a subclass.
+"""Decoders run in LLVM vectors: code for the block at an address.
 
-Nothing is checked here: pyggml.quants.arrays shows that a decoder reads inside of its block.
+Offsets are not checked here: pyggml.quants.arrays checks that a decoder stays within its block.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml._jit import cgutils
-from pyggml._llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_halves, store
+from pyggml._llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, store
 from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
 
 F32X8 = ir.VectorType(F32, 8)
@@ -20,20 +20,20 @@ _I8X32 = ir.VectorType(I8, GROUP)
 _I32X16 = ir.VectorType(I32, SUBGROUP)
 
 
-def _wide(kind: Any, n: int) -> Any:
-    """n of an LLVM type; one is no vector."""
+def _vector(kind: Any, n: int) -> Any:
+    """The LLVM type of n elements: a vector, or a scalar for n = 1."""
     return kind if n == 1 else ir.VectorType(kind, n)
 
 
 def _constant(kind: Any, value: Any) -> Any:
-    """This number, in every lane of a vector."""
+    """A constant of a scalar type, or of a vector type with the value in every lane."""
     return every(kind, value) if isinstance(kind, ir.VectorType) else ir.Constant(kind, value)
 
 
 class VectorBlock(Block):
-    """The block at an address (an integer). What becomes of its weights is a subclass's matter.
+    """The block at an address (an integer). Subclasses define the `add…` methods.
 
-    Whole numbers are GROUP bytes until their last step: that is cheaper than wider integers.
+    Whole numbers stay GROUP bytes up to their last step: cheaper than wider integers.
     """
 
     def __init__(self, builder: Any, source: Any, size: int = GROUP) -> None:
@@ -42,8 +42,8 @@ class VectorBlock(Block):
 
     def _read(self, offset: int, kind: Any) -> Any:
         """A value of this LLVM type from byte `offset`."""
-        place = self.b.gep(self._source, [ir.Constant(I64, offset)])
-        value = self.b.load(self.b.bitcast(place, kind.as_pointer()))
+        pointer = self.b.gep(self._source, [ir.Constant(I64, offset)])
+        value = self.b.load(self.b.bitcast(pointer, kind.as_pointer()))
         value.align = 1
         return value
 
@@ -67,15 +67,15 @@ class VectorBlock(Block):
         return self.b.and_(shifted, every(kind, (1 << n_bits) - 1))
 
     def f16(self, offset: int, n: int = 1) -> Any:
-        return from_halves(self.b, self._read(offset, _wide(ir.HalfType(), n)), _wide(F32, n))
+        return from_f16(self.b, self._read(offset, _vector(ir.HalfType(), n)), _vector(F32, n))
 
     def bf16(self, offset: int, n: int = 1) -> Any:
-        words = _wide(I32, n)
-        upper = self.b.zext(self._read(offset, _wide(I16, n)), words)
-        return self.b.bitcast(self.b.shl(upper, _constant(words, 16)), _wide(F32, n))
+        words = _vector(I32, n)
+        upper = self.b.zext(self._read(offset, _vector(I16, n)), words)
+        return self.b.bitcast(self.b.shl(upper, _constant(words, 16)), _vector(F32, n))
 
     def f32(self, offset: int, n: int = 1) -> Any:
-        return self._read(offset, _wide(F32, n))
+        return self._read(offset, _vector(F32, n))
 
     def half_e8m0(self, offset: int) -> Any:
         b, e = self.b, self.b.zext(self._read(offset, I8), I32)
@@ -84,12 +84,12 @@ class VectorBlock(Block):
         is_subnormal = b.icmp_unsigned("<", e, ir.Constant(I32, 2))
         return b.bitcast(b.select(is_subnormal, subnormal, normal), F32)
 
-    def bits(self, whole: Any, low: int, n: int, to: int = 0) -> Any:
+    def bits(self, whole: Any, first: int, n: int, to: int = 0) -> Any:
         b, kind, mask = self.b, whole.type, ((1 << n) - 1) << to
-        if to < low:
-            whole = b.lshr(whole, every(kind, low - to))
-        elif to > low:
-            whole = b.shl(whole, every(kind, to - low))
+        if to < first:
+            whole = b.lshr(whole, every(kind, first - to))
+        elif to > first:
+            whole = b.shl(whole, every(kind, to - first))
         return b.and_(whole, every(kind, mask))
 
     def either(self, a: Any, b: Any) -> Any:
@@ -103,7 +103,7 @@ class VectorBlock(Block):
         return self.b.sub(whole, every(whole.type, n))
 
     def lookup(self, nibbles: Any, table: Sequence[int]) -> Any:
-        """Each bit halves what is left of the table."""
+        """Binary selection: each bit of the index halves the remaining table."""
         left = [every(_I8X32, v) for v in table]
         for bit in range(4):
             is_set = self.b.icmp_unsigned("!=", self.bits(nibbles, bit, 1), every(_I8X32, 0))
@@ -124,15 +124,15 @@ class VectorBlock(Block):
         return self.b.extract_element(floats, ir.Constant(I32, i))
 
     def subgroups(self, q: Any) -> list[Any]:
-        """The first and the second SUBGROUP of GROUP weights q, as floats."""
-        places = range(SUBGROUP), range(SUBGROUP, GROUP)
-        masks = (ir.Constant(_I32X16, list(some)) for some in places)
+        """The first and the second SUBGROUP of GROUP bytes q, as floats."""
+        lanes = range(SUBGROUP), range(SUBGROUP, GROUP)
+        masks = (ir.Constant(_I32X16, list(some)) for some in lanes)
         return [self.floats(self.b.shuffle_vector(q, q, mask)) for mask in masks]
 
 
 class FloatsOut(VectorBlock):
-    """Writes the weights as float32. The product is rounded before the minimum is added, as ggml
-    does it; for every type of today it is exact."""
+    """Writes the weights as float32. scale·q is rounded before the minimum is added, as in ggml;
+    for every type so far it is exact."""
 
     def __init__(self, builder: Any, source: Any, to: Any, size: int) -> None:
         super().__init__(builder, source, size)
@@ -160,14 +160,14 @@ class FloatsOut(VectorBlock):
 
 
 def emit_blocks(
-    builder: Any, decoder: Decoder, n: Any, places: Sequence[Any], sizes: Sequence[int],
+    builder: Any, decoder: Decoder, n: Any, addresses: Sequence[Any], sizes: Sequence[int],
     block: Callable[..., Block],
 ) -> None:  # fmt: skip
-    """A loop over n blocks: decoder(block(builder, *places)), with addresses in `places` that grow
-    by `sizes` bytes a block."""
+    """A loop over n blocks: decoder(block(builder, *addresses)). Address k grows by sizes[k] bytes
+    a block."""
     with cgutils.for_range(builder, n) as loop:
         here = (
             builder.add(base, builder.mul(loop.index, ir.Constant(I64, size)))
-            for base, size in zip(places, sizes, strict=True)
+            for base, size in zip(addresses, sizes, strict=True)
         )
         decoder(block(builder, *here))

@@ -1,4 +1,4 @@
-"""Whole tensors: rows of blocks ↔ rows of float32, shared between the threads."""
+"""Whole tensors: rows of blocks ↔ rows of float32, on all threads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pyggml.quants.base import NoPack, Pack, Quant
 from pyggml.quants.registry import NUMBERS, quant
 from pyggml.quants.unpack import UNPACK
 
-_SPAN = 1 << 18  # weights per piece of work: 1 MiB of float32, some 10 ms of packing
+_PIECE = 1 << 18  # weights of one call in one thread: 1 MiB of float32, some 10 ms of packing
 
 
 def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
     """The float32 values of a tensor of type `name`.
 
-    raw: (..., row_bytes) uint8, or for plain types the native array (..., n): float32, float16,
-    uint16 for BF16, float64, or signed integers; need not be contiguous. Returns (..., n) float32,
-    C-contiguous, equal to ggml's `to_float` bit for bit (NaN payloads aside); F64 and integers are
-    rounded to the nearest float32.
-    Raises QuantError if the type is unknown, or raw's type or row length does not fit it.
+    raw: (..., row_bytes) uint8; plain types also (..., n) float32, float16, uint16 for BF16,
+    float64 or signed integers. It need not be contiguous. Returns (..., n) float32, C-contiguous,
+    bitwise equal to ggml's `to_float` but for NaN payloads; F64 and integers are rounded to the
+    nearest float32.
+    Raises QuantError for an unknown type, or a dtype or row length of raw that does not fit it.
     """
     if dtype(name) in NUMBERS:
         with np.errstate(over="ignore"):
@@ -46,11 +46,11 @@ def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
 
 
 def quantize(array: np.ndarray, name: str) -> np.ndarray:
-    """The bytes of `array` as a tensor of type `name`, as ggml packs without importance matrix.
+    """`array` packed as type `name`, with bytes equal to ggml's without importance matrix.
 
-    array: (..., n) of floats, need not be contiguous; taken through float32. n is a multiple of
-    the type's block. Returns (..., row_bytes) uint8.
-    Raises QuantError if the type is unknown or cannot be written, n does not fit, or a value is
+    array: (..., n) of floats, rounded to float32 first; it need not be contiguous. n is a multiple
+    of the type's block. Returns (..., row_bytes) uint8.
+    Raises QuantError for an unknown or unwritable type, an n that does not fit, and a value that is
     not finite or too large for the type.
     """
     q = quant(name)
@@ -95,8 +95,8 @@ def _as_blocks(raw: np.ndarray, d: DType) -> np.ndarray:
 
 
 def _share(n_blocks: int, block: int, work: Callable[[int, int], None]) -> None:
-    """Call work(start, stop) for pieces that cover 0 … n_blocks, on all threads if it pays."""
-    step = _SPAN // block
+    """Call work(start, stop) for pieces of 0 … n_blocks, on all threads if there are several."""
+    step = _PIECE // block
     starts = range(0, n_blocks, step)
 
     def piece(start: int) -> None:
@@ -107,7 +107,7 @@ def _share(n_blocks: int, block: int, work: Callable[[int, int], None]) -> None:
         for start in starts:
             piece(start)
         return
-    piece(0)  # compiles what is not compiled yet
+    piece(0)  # compiles the kernel, in one thread
     with ThreadPoolExecutor(threads.get()) as pool:
         for _ in pool.map(piece, starts[1:]):
             pass
@@ -127,7 +127,7 @@ def _largest(src: np.ndarray, offset: int, shape: tuple[int, ...], name: str) ->
 
 
 def _check_fits(q: Quant, blocks: np.ndarray, src: np.ndarray, largest: float) -> None:
-    """QuantError if an overflow on the way left infinity, NaN or zero in place of the data."""
+    """QuantError if packing overflowed: the blocks decode to infinity, NaN or zero."""
     values = np.empty_like(src)
     UNPACK[q.dtype.name](values, blocks, len(blocks))
     if not np.abs(values - src).max() <= largest / 2:

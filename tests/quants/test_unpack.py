@@ -11,10 +11,10 @@ from gguf import quants as reference
 
 from pyggml._jit import JIT
 from pyggml.quants import QUANTS, UNPACK, NoPack, dequantize, quantize
-from pyggml.quants.bits import float_to_half, half_to_float, nearest_int, truncate
+from pyggml.quants.bits import f16_to_float, float_to_f16, nearest_int, truncate
 
 # ±0, smallest and largest subnormal, smallest normal, largest, ±infinity, quiet and signalling NaN
-HALVES = np.array(
+F16_BITS = np.array(
     [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFC01],
     np.uint16,
 )
@@ -51,12 +51,12 @@ def reference_values(name: str, blocks: np.ndarray) -> np.ndarray:
 
 def special_blocks(block_bytes: int, rng: np.random.Generator) -> np.ndarray:
     """Random blocks with every special half in every place where a scale may be."""
-    blocks = rng.integers(0, 256, (len(PLACES) * len(HALVES), block_bytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (len(PLACES) * len(F16_BITS), block_bytes), dtype=np.uint8)
     for i, place in enumerate(PLACES):
         if block_bytes >= 4:
             start = place % block_bytes
-            rows = blocks[i * len(HALVES) : (i + 1) * len(HALVES)]
-            rows[:, start : start + 2] = HALVES.view(np.uint8).reshape(-1, 2)
+            rows = blocks[i * len(F16_BITS) : (i + 1) * len(F16_BITS)]
+            rows[:, start : start + 2] = F16_BITS.view(np.uint8).reshape(-1, 2)
     return blocks
 
 
@@ -152,16 +152,16 @@ def test_block_code_has_an_address(name):
     assert UNPACK[name].address > 0
 
 
-def test_every_half():
+def test_every_f16():
     every = np.arange(65536).astype(np.uint16)
-    halves = every if JIT else np.concatenate([HALVES, every[::97]])
-    wanted = halves.view(np.float16).astype(np.float32)
-    assert_same_bits(dequantize(halves.view(np.uint8), "F16"), wanted)
+    bits = every if JIT else np.concatenate([F16_BITS, every[::97]])
+    wanted = bits.view(np.float16).astype(np.float32)
+    assert_same_bits(dequantize(bits.view(np.uint8), "F16"), wanted)
 
 
-def test_half_to_float():
-    found = np.array([half_to_float(h) for h in HALVES], np.float32)
-    assert_same_bits(found, HALVES.view(np.float16).astype(np.float32))
+def test_f16_to_float():
+    found = np.array([f16_to_float(h) for h in F16_BITS], np.float32)
+    assert_same_bits(found, F16_BITS.view(np.float16).astype(np.float32))
 
 
 # Values next to where rounding changes: between subnormals, at 2⁻¹⁴, at a tie, at overflow.
@@ -174,7 +174,7 @@ EDGES = np.array(
 )
 
 
-def test_float_to_half():
+def test_float_to_f16():
     rng = np.random.default_rng(3)
     random = rng.integers(0, 2**32, 3000 if JIT else 100, dtype=np.uint32).view(np.float32)
     near = rng.standard_normal(500).astype(np.float32) * np.float32(2.0**-14)
@@ -182,7 +182,7 @@ def test_float_to_half():
     for f in np.concatenate([random, near, edges, -edges]):
         with np.errstate(all="ignore"):
             wanted = f.astype(np.float16)
-        found = np.array(float_to_half(f), np.uint16).view(np.float16)
+        found = np.array(float_to_f16(f), np.uint16).view(np.float16)
         assert np.isnan(found) if np.isnan(wanted) else found.tobytes() == wanted.tobytes(), f
 
 
