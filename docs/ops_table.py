@@ -45,7 +45,7 @@ BUILT = {
 }
 _DEEPSEEK = "left out: DeepSeek V3.2 and V4 only"
 _IMAGES = "left out: windows and positions of image encoders"
-_VOLUMES = "left out: volumes, which no language model has"
+_VOLUMES = "left out: volumes, in no language model"
 _CALLBACK = "left out: a callback has no gradient; declare an op"
 LEFT_OUT = {
     **dict.fromkeys(("IM2COL_3D", "CONV_3D"), _VOLUMES),
@@ -55,13 +55,13 @@ LEFT_OUT = {
     "LIGHTNING_INDEXER": _DEEPSEEK,
     "COL2IM_1D": "left out: audio decoders only; im2col_back adds windows up",
 }
-# What is wrong or missing in ggml, or differs; it is right here.
+# Faults and gaps of ggml, not present here, and other differences.
 FAULTS = {
     "ADD1": "ggml takes the mean where b's gradient is the sum",
-    "SUB": "ggml does not sum b's gradient over what b was repeated for, and aborts",
+    "SUB": "ggml does not sum b's gradient over the axes along which b was repeated, and aborts",
     "DIV": "as SUB: a broadcast divisor aborts in ggml",
     "MEAN": "a second use of x aborts in ggml if x has several rows",
-    "ACC": "ggml's base for the sum is 0 · x, so that NaN or infinity in x gets into it",
+    "ACC": "ggml starts the sum with 0 · x, so NaN and infinity in x spread",
     "VIEW": "as ACC",
     "CPY": "ggml does not convert the gradient's type",
     "MUL_MAT": "ggml aborts if w is BF16, or repeated over the outermost axis",
@@ -69,22 +69,22 @@ FAULTS = {
     "SET_ROWS": "a cache cuts ggml's graph",
     "SOFT_MAX": "ggml has no gradient with ALiBi, nor of the sinks or the mask; rows masked whole "
     "are NaN there, 0 here. Its gradients sum to 0, so tests need random weights",
-    "ROPE": "ggml forgets the offset on the way back: a wrong gradient without a word. In mode "
+    "ROPE": "ggml's gradient ignores the offset and is wrong, without a warning. In mode "
     "vision it reads twice the frequency factors it asks for",
     "FLASH_ATTN_EXT": "ggml's backward op aborts when it is built",
     "FLASH_ATTN_BACK": "see FLASH_ATTN_EXT",
-    "CROSS_ENTROPY_LOSS": "rows of zero labels still pull in ggml; QVAC adds "
+    "CROSS_ENTROPY_LOSS": "in ggml rows of zero labels still have a gradient; QVAC adds "
     "CROSS_ENTROPY_LOSS_MASKED, which is the mask here",
     "COUNT_EQUAL": "QVAC's COUNT_EQUAL_MASKED is the mask here",
-    "GROUP_NORM": "groups of unlike size are refused: ggml divides by 0 where one is empty",
+    "GROUP_NORM": "groups of different sizes are refused; ggml divides by 0 if one is empty",
     "SWIGLU": "ggml's and QVAC's gradient is for gate and up in two tensors; here also for one",
     "GEGLU": "as SWIGLU; upstream has none",
-    "SGN": "0 in ggml; refused here, as it would train nothing",
+    "SGN": "0 in ggml; refused here, as nothing would be trained",
     "STEP": "as SGN",
     "ARGMAX": "the first of equals; ggml's CPU code takes the last",
-    "CUSTOM": f"{_CALLBACK}. What has no twin in ggml carries this number here",
+    "CUSTOM": f"{_CALLBACK}. Ops that ggml lacks have this number here",
     "UPSCALE": "without antialiasing",
-    "POOL_1D": "ggml's 1-D mean is over what lies inside, its 2-D mean over zeros too; so here",
+    "POOL_1D": "as in ggml, the 1-D mean excludes padding, the 2-D mean includes its zeros",
 }
 
 ByEnum = dict[tuple[type[IntEnum], IntEnum], list[Op]]
@@ -92,9 +92,9 @@ ByEnum = dict[tuple[type[IntEnum], IntEnum], list[Op]]
 HEAD = """# The ops
 
 Written by `docs/ops_table.py` from the registry; `tests/test_ops_table.py` fails if it is out of
-date. "Gradient" says for which of an op's sources (counted from 0) there is one; each is compared
-with float64 slopes in `tests/test_every_op.py`. "ggml" and "QVAC" say whether the op has a gradient
-there (upstream ggml 0.25.3; QVAC's fork of ggml 0.9.4); a dash means no.
+date. "gradient" lists the sources (counted from 0) with a gradient; `tests/test_every_op.py`
+compares each with float64 slopes. "in ggml" and "in QVAC" tell whether the op has a gradient there
+(upstream ggml 0.25.3; QVAC's fork of ggml 0.9.4); a dash means no.
 """
 
 
