@@ -2,6 +2,7 @@
 stay short, and no kernel is made of anything whose edits the kernel cache would not notice."""
 
 import ast
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -106,6 +107,14 @@ def part_of(module):
 
 def test_every_part_has_its_place():
     assert {part_of(m) for m in MODULES} - {""} == LAYER.keys()
+
+
+def test_every_package_is_installed():
+    """A plain `pip install .` copies the packages that pyproject.toml lists, and no others."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    packages = {module_of(p) for p in FILES if p.name == "__init__.py"}
+    data = {name for name in settings["package-data"] if name not in packages}
+    assert set(settings["packages"]) == packages | data
 
 
 @for_each([p for p in FILES if module_of(p) != "pyggml"])
