@@ -6,7 +6,7 @@ import pytest
 import pyggml
 from pyggml import gguf
 from pyggml.dtypes import F16, F32, F64, dtype
-from pyggml.errors import ConfigError, GGUFError, ModelError
+from pyggml.errors import ConfigError, DataError, GGUFError, ModelError
 from pyggml.generation import Session
 from pyggml.models import ARCHITECTURES, compose, small_metadata, tensors_of
 from pyggml.quants import quantize
@@ -334,7 +334,7 @@ def test_a_context_beyond_the_learned_positions(tiny):
     )
     model.logits(range(8))
     Session(model, 8).feed([1, 2])
-    with pytest.raises(ConfigError, match="a context of 9 tokens, wanted at most 8"):
+    with pytest.raises(DataError, match="9 tokens, wanted at most the 8 of the model's context"):
         model.logits(range(9))
     with pytest.raises(ConfigError, match="a context of 9 tokens, wanted at most 8"):
         Session(model, 9).feed([1])
