@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,9 @@ class Memory(Enum):
     ALIAS = "in its first source's memory, which the kernel changes"
 
 
+Refused = Mapping[str, tuple[Any, ...]]
+NO_SETTINGS: Refused = MappingProxyType({})
+
 GradRule = Callable[[Tensor, Tensor], tuple[Tensor | None, ...]]
 
 
@@ -64,6 +68,7 @@ class Op:
     ref       what it computes, in NumPy float64: (*arrays, **params) -> array
     grad      (node, dy) -> one gradient tensor or None for each source
     samples   (rng) -> Sample iterator
+    refuses   for each setting (key of params) values that `spec` must refuse; () if none is wrong
     memory    where the result lives
     strided   kernels walk the sources by their strides; otherwise a `cont` is put before any
               source with gaps
@@ -78,6 +83,7 @@ class Op:
     ref: Callable[..., np.ndarray]
     grad: GradRule | NoGrad
     samples: Callable[[np.random.Generator], Iterator[Sample]]
+    refuses: Refused
     memory: Memory
     strided: bool = False
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
@@ -133,6 +139,7 @@ SAVED = Op(
     ref=_never,
     grad=NoGrad("what a forward kernel leaves for its own gradient has none itself"),
     samples=lambda rng: iter(()),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 

@@ -122,6 +122,45 @@ def misfits(sources):
             yield f"source {i}: {wrong}", [*sources[:i], zeros(shape, dtype), *sources[i + 1 :]]
 
 
+def settings_of(op):
+    return {key for sample in SAMPLES[op.name] for key in sample.params}
+
+
+@pytest.mark.parametrize("op", ops(lambda op: True))
+def test_every_setting_says_what_it_refuses(op):
+    assert op.refuses.keys() == settings_of(op)
+    for setting, refused in op.refuses.items():
+        values = [s.params[setting] for s in SAMPLES[op.name] if setting in s.params]
+        if not refused and isinstance(values[0], tuple | str):
+            raise AssertionError(f"{setting}: not every shape or word can be right")
+
+
+@pytest.mark.parametrize(
+    ("op", "setting", "value"),
+    [
+        pytest.param(op, setting, value, id=f"{name}-{setting}-{value}")
+        for name, op in OPS.items()
+        for setting, values in op.refuses.items()
+        for value in values
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_wrong_setting_is_a_shape_error(op, setting, value):
+    """In one sentence with the setting's name or value, from every sample that it is wrong for."""
+    refused = 0
+    for sample in SAMPLES[op.name]:
+        if setting not in sample.params:
+            continue
+        try:
+            op(*map(as_leaf, sample.arrays), **{**sample.params, setting: value})
+        except ShapeError as error:
+            refused += 1
+            sentence = str(error)
+            assert len(sentence) > 10 and "\n" not in sentence
+            assert isinstance(value, tuple) or setting in sentence or str(value) in sentence
+    assert refused, "every sample takes it"
+
+
 TAKE_ANYTHING = {"after", "cont", "dup", "arange"}  # all types and shapes, or no source
 
 

@@ -287,8 +287,11 @@ def test_a_limited_gate_without_bound_has_no_slope():
 
 # -- refusals -----------------------------------------------------------------------------------
 
+# Shapes, types and layouts that only fit together, and builders' own arguments. What one setting
+# must refuse its op declares: `Op.refuses`.
 X, INTEGERS = zeros((3, 8)), zeros((3, 8), I32)
 Q8 = leaf(np.zeros((3, 34), np.uint8), dtype=dtype("Q8_0"))
+CUBE, AT = zeros((2, 3, 8)), zeros((3,), I32)
 REFUSED = [
     (lambda: ops.add(X, zeros((3, 7))), "add: b is .*divide those of .3, 8."),
     (lambda: ops.mul(zeros((8,)), X), "mul: b is"),
@@ -301,19 +304,13 @@ REFUSED = [
     (lambda: ops.silu_back(X, zeros((8, 3))), "silu_back: dy is"),
     (lambda: ops.swiglu(X, zeros((3, 7))), "swiglu: source 1 is"),
     (lambda: ops.swiglu(zeros((3, 7))), "halves: x is .*even last axis"),
-    (lambda: ops.swiglu_oai(X, X, limit=0.0), "swiglu_oai: limit is 0.0"),
-    (lambda: ops.xielu(X, 0.0, 0.0, eps=0.1), "xielu: eps is 0.1"),
     (lambda: ops.repeat(X, (3, 12)), "repeat: x is"),
     (lambda: ops.repeat_back(X, (3, 3)), "repeat_back: x is .*multiples of"),
-    (lambda: ops.cpy(X, dtype("Q8_0")), "cpy: x is .*wanted F32, F16 or BF16"),
     (lambda: ops.cpy(INTEGERS, F16), "cpy: x is"),
-    (lambda: ops.reshape(X, (5, 5)), "reshape: x is .*of 24 elements"),
     (lambda: ops.reshape(X, (-1, 5)), "reshape: x is"),
     (lambda: ops.reshape(X, (-1, 0)), "reshape: x is"),
     (lambda: ops.reshape(X, (-2, -12)), "reshape: x is"),
-    (lambda: ops.reshape(X, (1, 1, 2, 3, 4)), "at most 4 axes"),
     (lambda: ops.reshape(Q8, (96,)), "wanted its last axis kept"),
-    (lambda: ops.permute(X, (0, 0)), "permute: x is .*axes 0 to 1 once each"),
     (lambda: ops.permute(Q8, (1, 0)), "blocks lie along the last axis"),
     (lambda: ops.transpose(zeros((3,))), "transpose: x is .*two or more axes"),
     (lambda: ops.transpose(Q8), "transpose: x is"),
@@ -322,8 +319,6 @@ REFUSED = [
     (lambda: ops.view(X, (3, 2), (4,)), "does not lie inside"),
     (lambda: ops.view(X, (3,), (6,)), "not whole elements"),
     (lambda: ops.view(Q8, (34,), (1,)), "not whole elements"),
-    (lambda: ops.narrow(X, 1, 4, 5), "narrow: 4 to 9 of axis 1 does not lie inside"),
-    (lambda: ops.narrow(X, 2, 0, 1), "narrow: .* has no axis 2"),
     (lambda: ops.split(X, (3, 4)), "split: sizes .3, 4. do not fill axis 1"),
     (lambda: ops.concat(X, zeros((2, 7)), 0), "concat: .*do not join along axis 0"),
     (lambda: ops.concat(X, INTEGERS, 0), "do not join"),
@@ -334,37 +329,13 @@ REFUSED = [
     (lambda: ops.argmax(INTEGERS), "argmax: x is .*wanted F32"),
     (lambda: ops.count_equal(INTEGERS, X), "count_equal: b is .*wanted I32"),
     (lambda: ops.diag_mask_inf(zeros((8,))), "wanted matrices"),
-    (lambda: ops.diag_mask_zero(X, -1), "n_past >= 0"),
-    (lambda: ops.repeat(zeros((1,)), (2, 1, 1, 1, 1)), "repeat: x is"),
     (lambda: ops.get_rows(X, zeros((1, 1, 1, 1), I32)), "get_rows: a shape .* at most 4 axes"),
-    (lambda: ops.get_rows_back(X, zeros((3,), I32), -1), "get_rows_back: .*none below 0"),
     (lambda: ops.get_rows(zeros((0, 3, 8)), zeros((1, 2), I32)), "get_rows: ids is"),
-]
-
-# Settings: numbers that no formula is right for.
-NAN = float("nan")
-CUBE = zeros((2, 3, 8))
-YARN = {"n_dims": 8, "ext_factor": 1.0, "n_ctx_orig": 64}
-AT = zeros((3,), I32)
-REFUSED += [
-    (lambda: ops.rms_norm(X, -1e-6), "rms_norm: eps is -1e-06, wanted a number from 0 on"),
-    (lambda: ops.norm(X, NAN), "norm: eps is nan"),
-    (lambda: ops.l2_norm_back(X, X, NAN), "l2_norm_back: eps is nan"),
-    (lambda: ops.group_norm(CUBE, 2, -1.0), "group_norm: eps is -1.0"),
-    (lambda: ops.rms_norm_mul(X, zeros((8,)), -1.0), "rms_norm_mul: eps is -1.0"),
+    # Settings that hang on one another, or on what other sources there are.
     (lambda: ops.rms_norm_mul(zeros(()), zeros(())), "rms_norm_mul: x is .* axes"),
-    (lambda: ops.clamp(X, 2.0, 1.0), "clamp: low is 2.0 and high 1.0"),
-    (lambda: ops.clamp(X, NAN, 1.0), "clamp: low is nan"),
-    (lambda: ops.xielu(X, 0.0, 0.0, eps=NAN), "xielu: eps is nan"),
     (lambda: ops.swiglu(X, X, swapped=True), "wanted swapped=False"),
     (lambda: ops.soft_max(CUBE, max_bias=8.0), "max_bias is 8.0, wanted a mask"),
-    (lambda: ops.soft_max(CUBE, X, max_bias=-8.0), "max_bias is -8.0, wanted a number from 0"),
     (lambda: ops.soft_max(CUBE, zeros((0, 3, 8))), "mask .* cannot be repeated"),
-    (lambda: ops.rope_table(AT, n_dims=8, freq_base=-2.0), "freq_base is -2.0, wanted .* above 0"),
-    (lambda: ops.rope_table(AT, n_dims=8, freq_scale=0.0), "freq_scale is 0.0"),
-    (lambda: ops.rope_table(AT, **YARN, beta_fast=0.0), "beta_fast is 0.0"),
-    (lambda: ops.rope_table(AT, **YARN, freq_base=NAN), "freq_base is nan"),
-    (lambda: ops.arange(0, math.inf), "arange: .* or no end"),
     (lambda: ops.linear_cross_entropy(zeros(()), X, AT, zeros((3,))), r"h \(\), w"),
     (lambda: ops.linear_cross_entropy(X, zeros((0, 8)), AT, zeros((3,))), "none empty"),
     (lambda: ops.linear_cross_entropy(X, INTEGERS, AT, zeros((3,))), "cannot be unpacked"),

@@ -19,7 +19,7 @@ from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import sigmoid32, tanh32
 from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.op import Memory, NoGrad, Op, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Op, Sample, Spec, op
 from pyggml.ops.arith import mul, scale, sub
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.strips import strips
@@ -62,6 +62,7 @@ def back_op(
         ref=ref,
         grad=NoGrad("second derivatives are out of scope"),
         samples=both,
+        refuses=NO_SETTINGS,
         memory=Memory.INPLACE,
     )
     cpu_kernel(new, arrays(code))
@@ -124,6 +125,7 @@ LEAKY_RELU = unary_op(
     _leaky_relu_ref,
     _leaky_relu_grad,
     draws(0.1, 2, slope=0.2),
+    refuses={"slope": ()},
 )
 
 # -- sigmoid, tanh ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.tensor import Tensor
 
 
@@ -43,6 +43,7 @@ AFTER = op(
     ref=_after_ref,
     grad=_after_grad,
     samples=_after_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.VIEW,
     strided=True,
 )

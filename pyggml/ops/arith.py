@@ -16,7 +16,7 @@ from pyggml.backends.cpu import Site, cpu_kernel
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.op import Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, padded, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
@@ -169,6 +169,7 @@ ADD = op(
     ref=_add_ref,
     grad=_add_grad,
     samples=_pairs,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(ADD, _broadcast(np.add, _add, np.float32(1)))
@@ -189,6 +190,7 @@ SUB = op(
     ref=_sub_ref,
     grad=_sub_grad,
     samples=_pairs,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(SUB, _broadcast(np.subtract, _add, np.float32(-1)))
@@ -218,6 +220,7 @@ ADD1 = op(
     ref=_add1_ref,
     grad=_add_grad,
     samples=_add1_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(ADD1, _broadcast(np.add, _add, np.float32(1)))
@@ -249,6 +252,7 @@ MUL = op(
     ref=_mul_ref,
     grad=_mul_grad,
     samples=_pairs,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(MUL, _broadcast(np.multiply, _mul))
@@ -272,6 +276,7 @@ DIV = op(
     ref=_div_ref,
     grad=_div_grad,
     samples=_pairs,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(DIV, _broadcast(np.divide))
@@ -311,6 +316,7 @@ SCALE = op(
     ref=_scale_ref,
     grad=_scale_grad,
     samples=_scale_samples,
+    refuses={"s": (), "b": ()},
     memory=Memory.INPLACE,
 )
 cpu_kernel(SCALE, strips(_scale))
@@ -342,6 +348,7 @@ NEG = op(
     ref=np.negative,
     grad=_neg_grad,
     samples=_neg_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(NEG, _neg_run)

@@ -27,7 +27,7 @@ from pyggml.dtypes import F16, F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect, expect_attention, expect_type
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_attention, expect_number, expect_type
 from pyggml.ops.softmax import alibi_slopes
 from pyggml.tensor import Tensor, leaf
 
@@ -157,16 +157,17 @@ def _back_run(site: Site) -> Call:
 # -- flash_attn_ext -----------------------------------------------------------------------------
 
 
+_REFUSES = {"scale": (), "cap": NONE_FROM_ZERO, "max_bias": NONE_FROM_ZERO, "masked": ()}
+
+
 def _spec(
     q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
     max_bias: float, masked: bool,
 ) -> Spec:  # fmt: skip
     expect_attention("flash_attn_ext", q, k, v, span, F32, F16)
     mask, sinks = _extras(extras, masked)
-    if cap < 0 or max_bias < 0:
-        raise ShapeError(
-            f"flash_attn_ext: logit_softcap {cap}, max_bias {max_bias}, wanted 0 or more"
-        )
+    expect_number("flash_attn_ext", "logit_softcap", cap)
+    expect_number("flash_attn_ext", "max_bias", max_bias)
     if mask is not None:
         expect_type("flash_attn_ext", "mask", mask)
         fits = len(mask.shape) in (2, 3) and mask.shape[-2:] == (q.shape[0], k.shape[0])
@@ -271,6 +272,7 @@ FLASH_ATTN_EXT = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
     saved=_saved,
     costly=True,
@@ -333,6 +335,7 @@ FLASH_ATTN_BACK = op(
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
     saved=_back_saved,
     costly=True,

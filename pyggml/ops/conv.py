@@ -80,12 +80,15 @@ def with_height(x: Tensor) -> Tensor:
     return reshape(x, (*x.shape[:2], 1, x.shape[2]))
 
 
+_REFUSES = {
+    "stride": ((0, 1), (1, -1)),
+    "padding": ((-1, 0), (0, -1)),
+    "dilation": ((0, 1), (1, -1)),
+    "groups": (0, -1, 999),
+}
+
+
 def _geometry(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> dict[str, Any]:
-    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
-        raise ShapeError(
-            f"convolution: stride {stride}, padding {padding}, dilation {dilation}, {groups} "
-            "groups; wanted 1 or more, padding 0 or more"
-        )
     return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
 
 
@@ -97,6 +100,11 @@ def out_size(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
 def _out_shape(
     w: Shape, x: Shape, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Shape:
+    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
+        raise ShapeError(
+            f"convolution: stride {stride}, padding {padding}, dilation {dilation}, {groups} "
+            "groups; wanted 1 or more, padding 0 or more"
+        )
     axes = zip(x[2:], w[2:], stride, padding, dilation, strict=True)
     sizes = tuple(out_size(*axis) for axis in axes)
     fits = x[1] == w[1] * groups and w[0] % groups == 0
@@ -229,6 +237,7 @@ CONV_2D = op(
     ref=_conv_ref,
     grad=_conv_grad,
     samples=_conv_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
 )
 cpu_kernel(CONV_2D, _run(_FORWARD))
@@ -275,6 +284,7 @@ CONV_TRANSPOSE_2D = op(
     ref=_transpose_ref,
     grad=_transpose_grad,
     samples=_transpose_samples,
+    refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
     memory=Memory.FRESH,
 )
 cpu_kernel(CONV_TRANSPOSE_2D, _run(_BACK_X))
@@ -316,6 +326,7 @@ CONV_2D_BACK_W = op(
     ref=_back_w_ref,
     grad=_back_w_grad,
     samples=_back_w_samples,
+    refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
     memory=Memory.FRESH,
 )
 cpu_kernel(CONV_2D_BACK_W, _run(_BACK_W))

@@ -20,7 +20,7 @@ from pyggml.backends.cpu import Site, cpu_kernel
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops import recurrence
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.recurrence import (
@@ -177,6 +177,7 @@ GATED_DELTA_NET = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=lambda state, *_: (Spec(state.shape),),
     costly=True,
@@ -273,6 +274,7 @@ GATED_DELTA_NET_BACK = op(
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_samples, 3),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=lambda state, q, k, v, g, beta, *_: tuple(Spec(t.shape) for t in (state, q, k, g, beta)),
     costly=True,

@@ -18,7 +18,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import mul, neg
-from pyggml.ops.expect import expect_axes, expect_type
+from pyggml.ops.expect import INF, NAN, expect_axes, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.narrow import concat, narrow
 from pyggml.ops.reduce import sum_rows
@@ -79,6 +79,7 @@ ARANGE = op(
     ref=_arange_ref,
     grad=NoGrad("it has no sources to differentiate by"),
     samples=_arange_samples,
+    refuses={"start": (NAN, INF), "stop": (NAN, INF), "step": (0.0, NAN, INF)},
     memory=Memory.FRESH,
 )
 cpu_kernel(ARANGE, _arange_run)
@@ -148,6 +149,7 @@ TIMESTEP_EMBEDDING = op(
     ref=_timestep_ref,
     grad=_timestep_grad,
     samples=_timestep_samples,
+    refuses={"dim": (0, -1), "max_period": (0, -1)},
     memory=Memory.FRESH,
 )
 cpu_kernel(TIMESTEP_EMBEDDING, _timestep_run)

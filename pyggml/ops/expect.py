@@ -27,6 +27,11 @@ def expect_axes(op: str, what: str, t: Tensor, *n_axes: int) -> None:
         raise ShapeError(f"{op}: {what} is {t!r}, wanted {wanted} axes")
 
 
+NAN, INF = float("nan"), float("inf")
+NONE_FROM_ZERO = (-1.0, NAN, INF)  # what expect_number refuses
+NONE_ABOVE_ZERO = (0.0, -1.0, NAN, INF)  # what expect_above_zero refuses
+
+
 def expect_number(op: str, what: str, value: float, least: float = 0.0) -> None:
     """ShapeError unless a setting is finite and at least `least`."""
     if not least <= value < np.inf:

@@ -23,7 +23,7 @@ from pyggml.call import Call
 from pyggml.dtypes import DTYPES, I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
@@ -200,6 +200,7 @@ MUL_MAT_ID = op(
     ref=_mul_mat_id_ref,
     grad=_mul_mat_id_grad,
     samples=_mul_mat_id_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
 )
@@ -235,6 +236,7 @@ MUL_MAT_ID_BACK = op(
     ref=_mul_mat_id_back_ref,
     grad=_mul_mat_id_back_grad,
     samples=_mul_mat_id_back_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
 )
@@ -308,6 +310,7 @@ OUT_PROD_ID = op(
     ref=_out_prod_id_ref,
     grad=_out_prod_id_grad,
     samples=_out_prod_id_samples,
+    refuses={"n_expert": (-1,)},
     memory=Memory.FRESH,
     costly=True,
 )
@@ -364,6 +367,7 @@ ADD_ID = op(
     ref=_add_id_ref,
     grad=_add_id_grad,
     samples=_add_id_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
 )
 cpu_kernel(ADD_ID, _add_id_run)

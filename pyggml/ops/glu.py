@@ -19,7 +19,7 @@ from pyggml._simd import sigmoid32
 from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
-from pyggml.op import OPS, GradRule, Memory, NoGrad, Op, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, OPS, GradRule, Memory, NoGrad, Op, Refused, Sample, Spec, op
 from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect, expect_type
@@ -79,16 +79,20 @@ def glu_op(
     arrays: Layout = flat,
     n_sources: int = 2,
     params: tuple[Mapping[str, float], ...] = ({},),
+    refuses: Refused = NO_SETTINGS,
+    check: Callable[..., None] = lambda name, **_: None,
 ) -> Op:
     """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources, *params), seen as `arrays`.
 
-    `params` are the parameters to take samples with.
+    `params` are the parameters to take samples with; check(name, **params) raises ShapeError for
+    what `refuses` lists.
     """
 
-    def spec(gate: Tensor, *others: Tensor, **_: float) -> Spec:
+    def spec(gate: Tensor, *others: Tensor, **settings: float) -> Spec:
         expect_type(name, "gate", gate)
         for i, t in enumerate(others, 1):
             expect(name, f"source {i}", t, gate.shape)
+        check(name, **settings)
         return Spec(gate.shape)
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -104,6 +108,7 @@ def glu_op(
         ref=ref,
         grad=grad,
         samples=samples,
+        refuses=refuses,
         memory=Memory.INPLACE,
     )
     cpu_kernel(new, arrays(code))

@@ -9,6 +9,8 @@ Both are one function with alpha and a shift of u; outside the limit the slope i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pyggml._jit import kernel
@@ -16,6 +18,7 @@ from pyggml._simd import sigmoid32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
 from pyggml.op import NoGrad, Op
+from pyggml.ops.expect import NAN
 from pyggml.ops.glu import glu_op, parts
 from pyggml.tensor import Tensor
 
@@ -51,8 +54,6 @@ def swiglu_clamp(
 def _clipped_unit(
     unit: Op, sources: tuple[Tensor, Tensor], alpha: float, limit: float, shift: float
 ) -> Tensor:
-    if not limit > 0:
-        raise ShapeError(f"{unit.name}: limit is {limit}, wanted more than 0")
     return unit(*sources, alpha=float(alpha), limit=float(limit), shift=shift)
 
 
@@ -111,14 +112,29 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     return BACK_GATE(*src, **node.params), BACK_UP(*src, **node.params)
 
 
+def _check_limit(name: str, limit: float, **_: float) -> None:
+    if not limit > 0:
+        raise ShapeError(f"{name}: limit is {limit}, wanted more than 0")
+
+
+_CLIPPED: dict[str, Any] = {
+    "refuses": {"alpha": (), "limit": (0.0, -1.0, NAN), "shift": ()},
+    "check": _check_limit,
+}
 _OAI = {"alpha": 1.702, "limit": 2.5, "shift": 1.0}
 _CLAMP = {"alpha": 1.0, "limit": 1.5, "shift": 0.0}
 
 SWIGLU_OAI = glu_op(
-    "swiglu_oai", GGMLGLUOp.SWIGLU_OAI, _clipped, _clipped_ref, _grad, params=(_OAI,)
+    "swiglu_oai", GGMLGLUOp.SWIGLU_OAI, _clipped, _clipped_ref, _grad, params=(_OAI,), **_CLIPPED
 )
 SWIGLU_CLAMP = glu_op(
-    "swiglu_clamp", GGMLGLUOp.SWIGLU_CLAMP, _clipped, _clipped_ref, _grad, params=(_CLAMP,)
+    "swiglu_clamp",
+    GGMLGLUOp.SWIGLU_CLAMP,
+    _clipped,
+    _clipped_ref,
+    _grad,
+    params=(_CLAMP,),
+    **_CLIPPED,
 )
 BACK_GATE = glu_op(
     "swiglu_clipped_back_gate",
@@ -128,6 +144,7 @@ BACK_GATE = glu_op(
     _SECOND_ORDER,
     n_sources=3,
     params=(_OAI, _CLAMP),
+    **_CLIPPED,
 )
 BACK_UP = glu_op(
     "swiglu_clipped_back_up",
@@ -137,4 +154,5 @@ BACK_UP = glu_op(
     _SECOND_ORDER,
     n_sources=3,
     params=(_OAI, _CLAMP),
+    **_CLIPPED,
 )

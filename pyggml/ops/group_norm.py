@@ -15,7 +15,7 @@ from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_axes, expect_number, expect_type
 from pyggml.ops.norm import NORM_BACK, norm_back_rows, norm_rows
 from pyggml.tensor import Tensor
 
@@ -95,6 +95,7 @@ GROUP_NORM = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
+    refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
 )
 cpu_kernel(GROUP_NORM, _run(norm_rows))
@@ -105,6 +106,7 @@ GROUP_NORM_BACK = op(
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
+    refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
 )
 cpu_kernel(GROUP_NORM_BACK, _run(norm_back_rows))

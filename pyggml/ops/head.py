@@ -25,7 +25,7 @@ from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.arith import mul
-from pyggml.ops.expect import expect_number
+from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.quants import QUANTS
 from pyggml.scratch import Array, Layout
 from pyggml.tensor import Tensor
@@ -247,6 +247,7 @@ LINEAR_CROSS_ENTROPY = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
+    refuses={"gradient": (), "softcap": NONE_FROM_ZERO},
     memory=Memory.FRESH,
     saved=_saved,
     costly=True,

@@ -70,6 +70,14 @@ def conv_1d(w: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: i
     return reshape(y, (*y.shape[:2], y.shape[3]))
 
 
+_REFUSES = {
+    "size": ((0, 1), (1, -1), (99, 99)),
+    "stride": ((0, 1), (1, -1)),
+    "padding": ((-1, 0), (0, -1)),
+    "dilation": ((0, 1), (1, -1)),
+}
+
+
 def _shape(of: Shape, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Shape:
     if min(*size, *stride, *dilation) < 1 or min(padding) < 0:
         raise ShapeError(
@@ -146,6 +154,7 @@ IM2COL = op(
     ref=_ref,
     grad=_grad,
     samples=_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
 )
 cpu_kernel(IM2COL, _run)
@@ -192,6 +201,7 @@ IM2COL_BACK = op(
     ref=_back_ref,
     grad=_back_grad,
     samples=_back_samples,
+    refuses={"of": ((9, 9, 0, 9),), **_REFUSES},
     memory=Memory.FRESH,
 )
 cpu_kernel(IM2COL_BACK, _back_run)

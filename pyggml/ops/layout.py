@@ -20,7 +20,7 @@ from pyggml.call import Call
 from pyggml.dtypes import BF16, F16, F32, DType, dtype
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.strips import LENGTH
 from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_f16
 from pyggml.tensor import Shape, Tensor
@@ -95,6 +95,7 @@ CONT = op(
     ref=_same_ref,
     grad=_same_grad,
     samples=_copy_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     strided=True,
 )
@@ -106,6 +107,7 @@ DUP = op(
     ref=_same_ref,
     grad=_same_grad,
     samples=_copy_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     strided=True,
 )
@@ -205,6 +207,7 @@ CPY = op(
     ref=_same_ref,
     grad=_same_grad,
     samples=_cpy_samples,
+    refuses={"to": ("Q8_0", "I32")},
     memory=Memory.FRESH,
     strided=True,
 )
@@ -245,6 +248,7 @@ RESHAPE = op(
     ref=_reshape_ref,
     grad=_reshape_grad,
     samples=_reshape_samples,
+    refuses={"shape": ((9999,), (-1, -5), (1,) * 5)},
     memory=Memory.VIEW,
 )
 
@@ -291,6 +295,7 @@ PERMUTE = op(
     ref=_permute_ref,
     grad=_permute_grad,
     samples=_permute_samples,
+    refuses={"axes": ((0, 0), (1, 2), (-1, 0))},
     memory=Memory.VIEW,
     strided=True,
 )
@@ -323,6 +328,7 @@ TRANSPOSE = op(
     ref=_transpose_ref,
     grad=_transpose_grad,
     samples=_transpose_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.VIEW,
     strided=True,
 )

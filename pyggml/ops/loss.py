@@ -22,7 +22,7 @@ from pyggml.call import Call
 from pyggml.dtypes import F64, I32
 from pyggml.errors import PyggmlError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.tensor import Tensor
 
@@ -187,6 +187,7 @@ CROSS_ENTROPY_LOSS = op(
     ref=_cross_entropy_loss_ref,
     grad=_cross_entropy_loss_grad,
     samples=_cross_entropy_loss_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
 )
@@ -250,6 +251,7 @@ CROSS_ENTROPY_LOSS_BACK = op(
     ref=_cross_entropy_loss_back_ref,
     grad=_SECOND_ORDER,
     samples=_with_d(_cross_entropy_loss_samples),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run)
@@ -333,6 +335,7 @@ CROSS_ENTROPY_ROWS = op(
     ref=_cross_entropy_rows_ref,
     grad=_cross_entropy_rows_grad,
     samples=_cross_entropy_rows_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
 )
@@ -378,6 +381,7 @@ CROSS_ENTROPY_ROWS_BACK = op(
     ref=_cross_entropy_rows_back_ref,
     grad=_SECOND_ORDER,
     samples=_with_d(_cross_entropy_rows_samples),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(CROSS_ENTROPY_ROWS_BACK, _cross_entropy_rows_back_run)

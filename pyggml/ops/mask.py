@@ -88,6 +88,7 @@ DIAG_MASK_INF = op(
     ref=_inf_ref,
     grad=_mask_grad,
     samples=_mask_samples,
+    refuses={"n_past": (-1,)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(DIAG_MASK_INF, _mask_run(-np.inf))
@@ -98,6 +99,7 @@ DIAG_MASK_ZERO = op(
     ref=_zero_ref,
     grad=_mask_grad,
     samples=_mask_samples,
+    refuses={"n_past": (-1,)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(DIAG_MASK_ZERO, _mask_run(0.0))

@@ -22,7 +22,7 @@ from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.repeat import repeat_back
 from pyggml.tensor import Shape, Tensor
@@ -223,6 +223,7 @@ MUL_MAT = op(
     ref=_mul_mat_ref,
     grad=_mul_mat_grad,
     samples=_mul_mat_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     strided=True,
     costly=True,
@@ -281,6 +282,7 @@ MUL_MAT_ADD = op(
     ref=_mul_mat_add_ref,
     grad=_mul_mat_add_grad,
     samples=_mul_mat_add_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
     strided=True,
     costly=True,
@@ -339,6 +341,7 @@ OUT_PROD = op(
     ref=_out_prod_ref,
     grad=_out_prod_grad,
     samples=_out_prod_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     strided=True,
     costly=True,
@@ -378,6 +381,7 @@ OUT_PROD_ADD = op(
     ref=_out_prod_add_ref,
     grad=_out_prod_add_grad,
     samples=_out_prod_add_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE_FIRST,
     strided=True,
     costly=True,

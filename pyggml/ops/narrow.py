@@ -62,7 +62,8 @@ def _narrow_spec(x: Tensor, axis: int, start: int, size: int) -> Spec:
     n = x.shape[axis] if 0 <= axis < len(x.shape) else 0
     if not 0 <= start < start + size <= n:
         raise ShapeError(
-            f"narrow: {start} to {start + size} of axis {axis} does not lie inside {x!r}"
+            f"narrow: {start} to {start + size} (size {size}) of axis {axis} does not lie "
+            f"inside {x!r}"
         )
     block = x.dtype.block if axis == len(x.shape) - 1 else 1
     if start % block or size % block:
@@ -96,6 +97,7 @@ NARROW = op(
     ref=_ranged,
     grad=_narrow_grad,
     samples=_narrow_samples,
+    refuses={"axis": (-1, 9), "start": (-1, 999), "size": (0, -1)},
     memory=Memory.VIEW,
     strided=True,
 )
@@ -149,6 +151,7 @@ NARROW_BACK = op(
     ref=_narrow_back_ref,
     grad=_narrow_back_grad,
     samples=_narrow_back_samples,
+    refuses={"axis": (-1, 9), "start": (-1, 999), "size": (0, -1)},
     memory=Memory.FRESH,
     strided=True,
 )
@@ -207,6 +210,7 @@ CONCAT = op(
     ref=_concat_ref,
     grad=_concat_grad,
     samples=_concat_samples,
+    refuses={"axis": (-1, 9)},
     memory=Memory.FRESH,
     strided=True,
 )

@@ -21,7 +21,7 @@ from pyggml._simd import dot
 from pyggml.backends.cpu import cpu_kernel, rows
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect, expect_number, expect_type
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
 from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
@@ -128,6 +128,7 @@ RMS_NORM = op(
     ref=_rms_norm_ref,
     grad=_rms_norm_grad,
     samples=_one_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
 )
 cpu_kernel(RMS_NORM, rows(_rms_norm))
@@ -153,6 +154,7 @@ RMS_NORM_BACK = op(
     ref=_rms_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
 )
 cpu_kernel(RMS_NORM_BACK, rows(_rms_norm_back))
@@ -203,6 +205,7 @@ NORM = op(
     ref=_norm_ref,
     grad=_norm_grad,
     samples=_one_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
 )
 cpu_kernel(NORM, rows(norm_rows))
@@ -241,6 +244,7 @@ NORM_BACK = op(
     ref=_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_two_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
 )
 cpu_kernel(NORM_BACK, rows(norm_back_rows))
@@ -274,6 +278,7 @@ L2_NORM = op(
     ref=_l2_norm_ref,
     grad=_l2_norm_grad,
     samples=_l2_norm_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.INPLACE,
 )
 cpu_kernel(L2_NORM, rows(_l2_norm))
@@ -309,6 +314,7 @@ L2_NORM_BACK = op(
     ref=_l2_norm_back_ref,
     grad=_SECOND_ORDER,
     samples=_l2_norm_back_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
 )
 cpu_kernel(L2_NORM_BACK, rows(_l2_norm_back))

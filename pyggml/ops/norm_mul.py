@@ -19,7 +19,7 @@ from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect, expect_axes, expect_number, expect_type
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_axes, expect_number, expect_type
 from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
@@ -105,6 +105,7 @@ RMS_NORM_MUL = op(
     ref=_rms_norm_mul_ref,
     grad=_rms_norm_mul_grad,
     samples=_rms_norm_mul_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
     fuses=("rms_norm", "mul"),
 )
@@ -117,6 +118,7 @@ def _rms_norm_mul_back_spec(x: Tensor, w: Tensor, dy: Tensor, eps: float) -> Spe
     expect_type("rms_norm_mul_back", "x", x)
     expect("rms_norm_mul_back", "w", w, x.shape[-1:])
     expect("rms_norm_mul_back", "dy", dy, x.shape)
+    expect_number("rms_norm_mul_back", "eps", eps)
     return Spec(x.shape)
 
 
@@ -153,6 +155,7 @@ RMS_NORM_MUL_BACK = op(
     ref=_rms_norm_mul_back_ref,
     grad=_SECOND_ORDER,
     samples=_rms_norm_mul_back_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
     fuses=("rms_norm_back", "mul"),
 )
@@ -164,6 +167,7 @@ cpu_kernel(RMS_NORM_MUL_BACK, rows(_rms_norm_mul_back))
 def _rms_norm_mul_back_w_spec(x: Tensor, dy: Tensor, eps: float) -> Spec:
     expect_type("rms_norm_mul_back_w", "x", x)
     expect("rms_norm_mul_back_w", "dy", dy, x.shape)
+    expect_number("rms_norm_mul_back_w", "eps", eps)
     return Spec(x.shape[-1:])
 
 
@@ -228,6 +232,7 @@ RMS_NORM_MUL_BACK_W = op(
     ref=_rms_norm_mul_back_w_ref,
     grad=_SECOND_ORDER,
     samples=_rms_norm_mul_back_w_samples,
+    refuses={"eps": NONE_FROM_ZERO},
     memory=Memory.FRESH,
     costly=True,
 )

@@ -17,7 +17,7 @@ import numpy as np
 from pyggml._jit import kernel, parallel, prange
 from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.tensor import Tensor
 
@@ -99,6 +99,7 @@ OPT_STEP_ADAMW = op(
     ref=_adamw_ref,
     grad=_NO_LOSS,
     samples=_adamw_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
 )
 cpu_kernel(OPT_STEP_ADAMW, flat(_adamw))
@@ -139,6 +140,7 @@ OPT_STEP_SGD = op(
     ref=_sgd_ref,
     grad=_NO_LOSS,
     samples=_sgd_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
 )
 cpu_kernel(OPT_STEP_SGD, flat(_sgd))

@@ -68,7 +68,14 @@ def _pad_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample((rng.standard_normal(shape),), params)
 
 
-PAD = resampling_op("pad", GGMLOp.PAD, _pad_axes, _pad_ref, _pad_samples)
+PAD = resampling_op(
+    "pad",
+    GGMLOp.PAD,
+    _pad_axes,
+    _pad_ref,
+    _pad_samples,
+    {"widths": (((-1, 0), (-1, 0)), ((0, 0),) * 5), "circular": ()},
+)
 
 
 def _reflect_axes(shape: Shape, before: int, after: int) -> list[Axis]:
@@ -90,7 +97,12 @@ def _reflect_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 PAD_REFLECT_1D = resampling_op(
-    "pad_reflect_1d", GGMLOp.PAD_REFLECT_1D, _reflect_axes, _reflect_ref, _reflect_samples
+    "pad_reflect_1d",
+    GGMLOp.PAD_REFLECT_1D,
+    _reflect_axes,
+    _reflect_ref,
+    _reflect_samples,
+    {"before": (-1, 999), "after": (-1, 999)},
 )
 
 
@@ -111,4 +123,6 @@ def _roll_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((rng.standard_normal(shape),), {"shifts": shifts})
 
 
-ROLL = resampling_op("roll", GGMLOp.ROLL, _roll_axes, _roll_ref, _roll_samples)
+ROLL = resampling_op(
+    "roll", GGMLOp.ROLL, _roll_axes, _roll_ref, _roll_samples, {"shifts": ((1,) * 5, ())}
+)

@@ -51,6 +51,13 @@ def _pool(x: Tensor, kind: str, size: Pair, stride: Pair, padding: Pair, whole: 
     return POOL_AVG(x, **window, whole=whole) if kind == "avg" else POOL_MAX(x, **window)
 
 
+_REFUSES = {
+    "size": ((0, 1), (1, -1), (99, 99)),
+    "stride": ((0, 1), (1, -1)),
+    "padding": ((-1, 0), (99, 99)),
+}
+
+
 def _sizes(x: Shape, size: Pair, stride: Pair, padding: Pair) -> Pair:
     """(OH, OW)."""
     valid = len(x) == 4 and min(*size, *stride) > 0
@@ -115,7 +122,9 @@ def _avg_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(s.arrays, {**s.params, "whole": whole})
 
 
-POOL_AVG = resampling_op("pool_avg", GGMLOp.POOL_2D, _avg_axes, _avg_ref, _avg_samples)
+POOL_AVG = resampling_op(
+    "pool_avg", GGMLOp.POOL_2D, _avg_axes, _avg_ref, _avg_samples, {**_REFUSES, "whole": ()}
+)
 
 # -- pool_max -----------------------------------------------------------------------------------
 
@@ -177,6 +186,7 @@ POOL_MAX = op(
     ref=_max_ref,
     grad=_max_grad,
     samples=_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
     saved=_max_saved,
 )
@@ -235,6 +245,7 @@ POOL_MAX_BACK = op(
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
+    refuses={"of": ((9, 9, 9, 9), (9999,))},
     memory=Memory.FRESH,
 )
 cpu_kernel(POOL_MAX_BACK, _back_run)

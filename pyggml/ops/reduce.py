@@ -19,7 +19,7 @@ from pyggml.call import Call
 from pyggml.dtypes import I32, I64
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import scale
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.repeat import repeat
@@ -128,6 +128,7 @@ SUM = op(
     ref=_sum_ref,
     grad=_sum_grad,
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(SUM, flat(_sum))
@@ -155,6 +156,7 @@ SUM_ROWS = op(
     ref=_sum_rows_ref,
     grad=_sum_grad,
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(SUM_ROWS, _per_row(_sum_rows))
@@ -183,6 +185,7 @@ MEAN = op(
     ref=_mean_ref,
     grad=_mean_grad,
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(MEAN, _per_row(_mean))
@@ -231,6 +234,7 @@ CUMSUM = op(
     ref=_cumsum_ref,
     grad=_cumsum_grad,
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(CUMSUM, _rows_run(_cumsum))
@@ -251,6 +255,7 @@ CUMSUM_BACK = op(
     ref=_cumsum_back_ref,
     grad=_cumsum_back_grad,
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
 )
 cpu_kernel(CUMSUM_BACK, _rows_run(_cumsum_back))
@@ -284,6 +289,7 @@ ARGMAX = op(
     ref=_argmax_ref,
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(ARGMAX, _per_row(_argmax))
@@ -328,6 +334,7 @@ COUNT_EQUAL = op(
     ref=_count_equal_ref,
     grad=NoGrad("a count does not change smoothly"),
     samples=_count_equal_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(COUNT_EQUAL, _count_equal_run)

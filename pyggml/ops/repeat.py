@@ -79,6 +79,7 @@ REPEAT = op(
     ref=_repeat_ref,
     grad=_repeat_grad,
     samples=_repeat_samples,
+    refuses={"shape": ((-1, -1), (1,) * 5)},
     memory=Memory.FRESH,
 )
 cpu_kernel(REPEAT, _tiles_run(_repeat))
@@ -137,6 +138,7 @@ REPEAT_BACK = op(
     ref=_repeat_back_ref,
     grad=_repeat_back_grad,
     samples=_repeat_back_samples,
+    refuses={"shape": ((9999,), (0, 0), (-1, -1))},
     memory=Memory.FRESH,
 )
 cpu_kernel(REPEAT_BACK, _tiles_run(_repeat_back))

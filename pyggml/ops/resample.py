@@ -19,7 +19,7 @@ from pyggml.backends.cpu import Site, as_four, cpu_kernel
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import OPS, Memory, Op, Sample, Spec, op
+from pyggml.op import OPS, Memory, Op, Refused, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.tensor import Shape, Tensor
 
@@ -89,6 +89,7 @@ def resampling_op(
     axes: Axes,
     ref: Callable[..., np.ndarray],
     samples: Callable[[np.random.Generator], Iterator[Sample]],
+    refuses: Refused,
 ) -> Op:
     """Declare the op with these axes, F32, and name_back: its transpose, and each other's gradient.
 
@@ -102,6 +103,7 @@ def resampling_op(
         ref=ref,
         grad=rules.grad,
         samples=samples,
+        refuses=refuses,
         memory=Memory.FRESH,
     )
     cpu_kernel(forth, rules.run)
@@ -112,6 +114,7 @@ def resampling_op(
         ref=rules.back_ref,
         grad=rules.back_grad,
         samples=rules.back_samples,
+        refuses={"of": ((9999,),), **refuses},
         memory=Memory.FRESH,
     )
     cpu_kernel(back, rules.back_run)

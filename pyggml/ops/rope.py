@@ -179,6 +179,7 @@ ROPE_APPLY = op(
     ref=_rope_apply_ref,
     grad=_rope_apply_grad,
     samples=_rope_apply_samples,
+    refuses={"neox": (), "offset": (-1, 999)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(ROPE_APPLY, _rotation(1))
@@ -199,6 +200,7 @@ ROPE_APPLY_BACK = op(
     ref=_rope_apply_back_ref,
     grad=_rope_apply_back_grad,
     samples=_rope_apply_samples,
+    refuses={"neox": (), "offset": (-1, 999)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(ROPE_APPLY_BACK, _rotation(-1))

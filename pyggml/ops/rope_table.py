@@ -29,7 +29,7 @@ from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect_above_zero, expect_axes, expect_type
+from pyggml.ops.expect import NONE_ABOVE_ZERO, expect_above_zero, expect_axes, expect_type
 from pyggml.tensor import Tensor
 
 ONE_POSITION, FOUR_POSITIONS = ("normal", "neox"), ("mrope", "imrope", "vision")
@@ -83,6 +83,17 @@ def check_mode(mode: str) -> None:
 def n_pairs(mode: str, n_dims: int) -> int:
     """How many pairs of features a head turns."""
     return n_dims if mode == "vision" else n_dims // 2
+
+
+_REFUSES = {
+    "n_dims": (0, -2, 7),
+    "mode": ("sideways",),
+    "sections": ((-1, 1, 1, 1), (0, 0, 0, 1), (1, 1)),
+    "ext_factor": (),
+    "attn_factor": (),
+    "n_ctx_orig": (0, -1),
+    **dict.fromkeys(("freq_base", "freq_scale", "beta_fast", "beta_slow"), NONE_ABOVE_ZERO),
+}
 
 
 def _spec(
@@ -269,6 +280,7 @@ ROPE_TABLE = op(
     ref=_ref,
     grad=NoGrad("positions and frequencies are constants"),
     samples=_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
 )
 cpu_kernel(ROPE_TABLE, _run)

@@ -23,7 +23,7 @@ from pyggml.dtypes import F16, F32, I32, I64, DType
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.gemm.microkernel import call_block
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS, UNPACK
@@ -170,6 +170,7 @@ GET_ROWS = op(
     ref=_get_rows_ref,
     grad=_get_rows_grad,
     samples=_get_rows_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(GET_ROWS, _get_rows_run)
@@ -231,6 +232,7 @@ GET_ROWS_BACK = op(
     ref=_get_rows_back_ref,
     grad=_get_rows_back_grad,
     samples=_get_rows_back_samples,
+    refuses={"n_rows": (-1,), "batch": ((9999,), (0, 0))},
     memory=Memory.FRESH,
 )
 cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
@@ -346,6 +348,7 @@ SET_ROWS = op(
     ref=_set_rows_ref,
     grad=_set_rows_grad,
     samples=_set_rows_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
 )
 cpu_kernel(SET_ROWS, _set_rows_run)

@@ -24,7 +24,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import mul, neg
 from pyggml.ops.broadcast import padded
-from pyggml.ops.expect import expect, expect_number, expect_type
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.reduce import sum_rows
 from pyggml.ops.repeat import repeat_back
@@ -219,6 +219,7 @@ SOFT_MAX = op(
     ref=_soft_max_ref,
     grad=_soft_max_grad,
     samples=_soft_max_samples,
+    refuses={"scale": (), "max_bias": NONE_FROM_ZERO, "masked": ()},
     memory=Memory.INPLACE,
     saved=_soft_max_saved,
 )
@@ -265,6 +266,7 @@ SOFT_MAX_BACK = op(
     ref=_soft_max_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_soft_max_back_samples,
+    refuses={"scale": ()},
     memory=Memory.INPLACE,
 )
 cpu_kernel(SOFT_MAX_BACK, rows(_soft_max_back))

@@ -76,6 +76,7 @@ ARGSORT = op(
     ref=_argsort_ref,
     grad=_NO_GRADIENT,
     samples=_argsort_samples,
+    refuses={"descending": ()},
     memory=Memory.FRESH,
 )
 cpu_kernel(ARGSORT, _argsort_run)
@@ -124,6 +125,7 @@ TOP_K = op(
     ref=_top_k_ref,
     grad=_NO_GRADIENT,
     samples=_top_k_samples,
+    refuses={"k": (0, -1, 999)},
     memory=Memory.FRESH,
 )
 cpu_kernel(TOP_K, rows(_top_k))

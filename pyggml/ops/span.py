@@ -60,6 +60,7 @@ WINDOW_SPAN = op(
     ref=_ref,
     grad=NoGrad("the number of a key does not change smoothly"),
     samples=_samples,
+    refuses={"window": (0, -1)},
     memory=Memory.FRESH,
 )
 cpu_kernel(WINDOW_SPAN, rows(_window_span))

@@ -16,7 +16,7 @@ from pyggml._jit import kernel
 from pyggml.backends.cpu import Site, cpu_kernel
 from pyggml.call import Call
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrence import expect_positions, sample_positions, with_dy
 from pyggml.tensor import Tensor
@@ -129,6 +129,7 @@ SSM_CONV = op(
     ref=_conv_ref,
     grad=_conv_grad,
     samples=_conv_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=lambda state, x, w, positions: (Spec(state.shape),),
     costly=True,
@@ -163,6 +164,7 @@ SSM_CONV_BACK = op(
     ref=_conv_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_conv_samples, 1),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=lambda state, x, w, *_: (Spec(state.shape), Spec(w.shape)),
     costly=True,

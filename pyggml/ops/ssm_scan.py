@@ -19,7 +19,7 @@ from pyggml.backends.cpu import Compute, Site, cpu_kernel
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops import recurrence
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrence import (
@@ -170,6 +170,7 @@ SSM_SCAN = op(
     ref=_scan_ref,
     grad=_scan_grad,
     samples=_scan_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=lambda state, *_: (Spec(state.shape),),
     costly=True,
@@ -283,6 +284,7 @@ SSM_SCAN_BACK = op(
     ref=_scan_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=with_dy(_scan_samples, 1),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=lambda state, x, dt, a, b, *_: tuple(Spec(t.shape) for t in (state, dt, a, b, b)),
     costly=True,

@@ -60,6 +60,7 @@ LOG_TEMPERATURE = op(
     ref=_ref,
     grad=NoGrad("a position does not change smoothly"),
     samples=_samples,
+    refuses={"strength": (), "every": (0, -1)},
     memory=Memory.FRESH,
 )
 cpu_kernel(LOG_TEMPERATURE, flat(_log_temperature))

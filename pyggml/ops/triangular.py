@@ -19,7 +19,7 @@ from pyggml.backends.cpu import Site, as_rows, cpu_kernel, flat
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import neg
 from pyggml.ops.expect import expect_type
 from pyggml.ops.matmul import mul_mat
@@ -117,6 +117,7 @@ TRI = op(
     ref=_tri_ref,
     grad=_tri_grad,
     samples=_tri_samples,
+    refuses={"kind": ("sideways",)},
     memory=Memory.INPLACE,
 )
 cpu_kernel(TRI, _tri_run)
@@ -200,6 +201,7 @@ SOLVE_TRI = op(
     ref=_solve_ref,
     grad=_solve_grad,
     samples=_solve_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
 )
@@ -211,6 +213,7 @@ SOLVE_TRI_T = op(
     ref=_solve_t_ref,
     grad=_solve_t_grad,
     samples=_solve_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
 )
@@ -289,6 +292,7 @@ DIAG = op(
     ref=_diag_ref,
     grad=_diag_grad,
     samples=_diag_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(DIAG, _diag_run)
@@ -299,6 +303,7 @@ DIAG_BACK = op(
     ref=_diag_back_ref,
     grad=_diag_back_grad,
     samples=_diag_back_samples,
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )
 cpu_kernel(DIAG_BACK, _diag_back_run)
@@ -329,6 +334,7 @@ FILL = op(
     ref=lambda x, value: np.full(x.shape, value),
     grad=NoGrad("a constant does not depend on the tensor whose shape it takes"),
     samples=_fill_samples,
+    refuses={"value": ()},
     memory=Memory.INPLACE,
 )
 cpu_kernel(FILL, flat(_fill))

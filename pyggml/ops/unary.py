@@ -18,9 +18,9 @@ from pyggml.backends.cpu import Site, cpu_kernel, flat
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.op import GradRule, Memory, NoGrad, Op, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, GradRule, Memory, NoGrad, Op, Refused, Sample, Spec, op
 from pyggml.ops.arith import div, mul, neg, scale
-from pyggml.ops.expect import expect_type
+from pyggml.ops.expect import NAN, expect_type
 from pyggml.tensor import Tensor
 
 Layout = Callable[[Callable[..., None]], Callable[[Site], Call]]
@@ -35,11 +35,17 @@ def unary_op(
     grad: GradRule | NoGrad,
     samples: Samples,
     arrays: Layout = flat,
+    refuses: Refused = NO_SETTINGS,
+    check: Callable[..., None] = lambda name, **_: None,
 ) -> Op:
-    """Declare y_i = f(x_i; params), F32, with kernel code(y, x, *params), seen as `arrays`."""
+    """Declare y_i = f(x_i; params), F32, with kernel code(y, x, *params), seen as `arrays`.
+
+    check(name, **params) raises ShapeError for what `refuses` lists.
+    """
 
     def spec(x: Tensor, **params: Any) -> Spec:
         expect_type(name, "x", x)
+        check(name, **params)
         return Spec(x.shape)
 
     new = op(
@@ -49,6 +55,7 @@ def unary_op(
         ref=ref,
         grad=grad,
         samples=samples,
+        refuses=refuses,
         memory=Memory.INPLACE,
     )
     cpu_kernel(new, arrays(code))
@@ -254,9 +261,12 @@ def clamp(x: Tensor, low: float, high: float) -> Tensor:
 
     Raises ShapeError if low is above high.
     """
-    if not low <= high:
-        raise ShapeError(f"clamp: low is {low} and high {high}, wanted low <= high")
     return CLAMP(x, low=float(low), high=float(high))
+
+
+def _check_bounds(name: str, low: float, high: float) -> None:
+    if not low <= high:
+        raise ShapeError(f"{name}: low is {low} and high {high}, wanted low <= high")
 
 
 @kernel
@@ -281,7 +291,16 @@ def _clamp_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from draws(0.1, 2.0, low=0.0, high=float("inf"))(rng)
 
 
-CLAMP = unary_op("clamp", GGMLOp.CLAMP, _clamp, _clamp_ref, _clamp_grad, _clamp_samples)
+CLAMP = unary_op(
+    "clamp",
+    GGMLOp.CLAMP,
+    _clamp,
+    _clamp_ref,
+    _clamp_grad,
+    _clamp_samples,
+    refuses={"low": (0.1, NAN), "high": (-4.0, NAN)},
+    check=_check_bounds,
+)
 
 # -- whole numbers ------------------------------------------------------------------------------
 

@@ -109,4 +109,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 yield Sample((rng.standard_normal(shape),), params)
 
 
-UPSCALE = resampling_op("upscale", GGMLOp.UPSCALE, _axes, _ref, _samples)
+UPSCALE = resampling_op(
+    "upscale",
+    GGMLOp.UPSCALE,
+    _axes,
+    _ref,
+    _samples,
+    {"sizes": ((0, 1), (1, -1), (1,) * 5), "mode": ("sideways",), "align_corners": ()},
+)

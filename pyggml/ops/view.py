@@ -65,6 +65,9 @@ def _placed(name: str, a: Tensor, b: Tensor, strides: Shape, offset: int) -> dic
     return placed
 
 
+_REFUSES = {"strides": ((-1, -1), (99, 99), (1,) * 5), "offset": (-1, 999)}
+
+
 def _check_window(name: str, x: Tensor, shape: Shape, strides: Shape, offset: int) -> None:
     """ShapeError unless every element of the window is one of x's."""
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=False))
@@ -126,6 +129,7 @@ VIEW = op(
     ref=_view_ref,
     grad=_view_grad,
     samples=_view_samples,
+    refuses={"shape": ((9999,), (-1, -1), (0, 0)), **_REFUSES},
     memory=Memory.VIEW,
 )
 
@@ -192,6 +196,7 @@ VIEW_BACK = op(
     ref=_view_back_ref,
     grad=_view_back_grad,
     samples=_view_back_samples,
+    refuses={"shape": ((-1, -1), (0, 0)), **_REFUSES},
     memory=Memory.FRESH,
 )
 cpu_kernel(VIEW_BACK, _window_run(_zero_and_add))
@@ -247,6 +252,7 @@ ACC = op(
     ref=_acc_ref,
     grad=_acc_grad,
     samples=_acc_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
 )
 cpu_kernel(ACC, _window_run(_acc))
@@ -293,6 +299,7 @@ SET = op(
     ref=_set_ref,
     grad=_set_grad,
     samples=_set_samples,
+    refuses=_REFUSES,
     memory=Memory.FRESH,
 )
 cpu_kernel(SET, _window_run(_set))

@@ -21,7 +21,7 @@ from pyggml._jit import kernel, parallel, prange
 from pyggml.backends.cpu import Compute, Site, cpu_kernel
 from pyggml.call import Call
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops import recurrence
 from pyggml.ops.expect import expect, expect_axes
 from pyggml.ops.recurrence import (
@@ -245,6 +245,7 @@ RWKV_WKV6 = op(
     ref=_wkv6_ref,
     grad=_wkv6_grad,
     samples=_draws(4, with_u=True),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=_last_state,
     costly=True,
@@ -283,6 +284,7 @@ RWKV_WKV7 = op(
     ref=_wkv7_ref,
     grad=_wkv7_grad,
     samples=_draws(6),
+    refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     saved=_last_state,
     costly=True,
@@ -331,6 +333,7 @@ GATED_LINEAR_ATTN = op(
     ref=_gla_ref,
     grad=_gla_grad,
     samples=_draws(4, scale=0.25),
+    refuses={"scale": ()},
     memory=Memory.FRESH,
     saved=_last_state,
     costly=True,
@@ -391,6 +394,7 @@ WKV_BACK = op(
     ref=_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_back_samples,
+    refuses={"scale": ()},
     memory=Memory.FRESH,
     saved=_back_saved,
     costly=True,

@@ -17,7 +17,7 @@ from pyggml.backends.cpu import cpu_kernel, flat
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.expect import NAN, expect, expect_type
 from pyggml.ops.unary import draws, unary_op
 from pyggml.tensor import Tensor
 
@@ -32,10 +32,16 @@ def xielu(
 
     The alphas are constants, as in ggml. Raises ShapeError if eps is above 0.
     """
-    if not eps <= 0:
-        raise ShapeError(f"xielu: eps is {eps}, wanted 0 or less")
     a_n, a_p = beta + _softplus(alpha_n), _softplus(alpha_p)
     return XIELU(x, a_n=a_n, a_p=a_p, beta=float(beta), eps=float(eps))
+
+
+_REFUSES = {"a_n": (), "a_p": (), "beta": (), "eps": (0.1, NAN)}
+
+
+def _check_eps(name: str, eps: float, **_: float) -> None:
+    if not eps <= 0:
+        raise ShapeError(f"{name}: eps is {eps}, wanted 0 or less")
 
 
 def _softplus(x: float) -> float:
@@ -61,7 +67,14 @@ def _xielu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 XIELU = unary_op(
-    "xielu", GGMLUnaryOp.XIELU, _xielu, _xielu_ref, _xielu_grad, draws(0.05, 3, **_SAMPLE)
+    "xielu",
+    GGMLUnaryOp.XIELU,
+    _xielu,
+    _xielu_ref,
+    _xielu_grad,
+    draws(0.05, 3, **_SAMPLE),
+    refuses=_REFUSES,
+    check=_check_eps,
 )
 
 
@@ -80,9 +93,10 @@ def _xielu_back_ref(
     return np.asarray(dy * (np.where(x > 0, 2 * a_p * x, left) + beta))
 
 
-def _xielu_back_spec(x: Tensor, dy: Tensor, **_: float) -> Spec:
+def _xielu_back_spec(x: Tensor, dy: Tensor, **params: float) -> Spec:
     expect_type("xielu_back", "x", x)
     expect("xielu_back", "dy", dy, x.shape)
+    _check_eps("xielu_back", **params)
     return Spec(x.shape)
 
 
@@ -98,6 +112,7 @@ XIELU_BACK = op(
     ref=_xielu_back_ref,
     grad=NoGrad("second derivatives are out of scope"),
     samples=_xielu_back_samples,
+    refuses=_REFUSES,
     memory=Memory.INPLACE,
 )
 cpu_kernel(XIELU_BACK, flat(_xielu_back))

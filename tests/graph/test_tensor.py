@@ -8,7 +8,7 @@ from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import QuantError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.graph import Graph
-from pyggml.op import Memory, NoGrad, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, NoGrad, Spec, op
 from pyggml.ops import OPS, add, narrow, permute, reshape, scale, soft_max, sum_rows, transpose
 from pyggml.quants import quantize
 from pyggml.runtime import run
@@ -145,6 +145,7 @@ def _declaration(**changes):
         "ref": None,
         "grad": NoGrad("a test"),
         "samples": None,
+        "refuses": NO_SETTINGS,
         "memory": Memory.FRESH,
     }
     return fields | changes

@@ -155,7 +155,7 @@ Q, SPAN = zeros((5, 4, 8)), causal(5, 5)
         ({"mask": zeros((5, 4))}, "mask is .*wanted .n, .5, 5"),
         ({"mask": zeros((3, 5, 5))}, "n dividing 4 heads"),
         ({"sinks": zeros((5,))}, "sinks is .*wanted F32.4."),
-        ({"logit_softcap": -1.0}, "logit_softcap -1.0"),
+        ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
     ],
 )
 def test_misfits_are_refused(extras, sentence):
