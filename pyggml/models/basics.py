@@ -42,9 +42,8 @@ class Basics:
 
     def attention(self, layer: int, kind: type[Attention] = Attention, /, **more: Any) -> Attention:
         """Attention of one layer, with rotary positions if the model has any."""
-        fields = {"heads": self.heads[layer], "rope": self.rope}
-        fields |= {"fused_qkv": self.fused_qkv[layer]} | more
-        return kind(n_embd=self.config.n_embd, **fields)
+        usual = {"heads": self.heads[layer], "rope": self.rope, "fused_qkv": self.fused_qkv[layer]}
+        return kind(n_embd=self.config.n_embd, **usual | more)
 
     def head_norms(self, layer: int) -> dict[str, Norm]:
         """q_norm and k_norm for `attention`: RMS norms over each head, one weight for all heads."""

@@ -86,9 +86,9 @@ class Reader:
         value = self._value(key)
         if value is None and default is not None:
             return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and least <= value <= most:
-            return float(value)
+        number = None if isinstance(value, bool) or not isinstance(value, int | float) else value
+        if number is not None and least <= number <= most:
+            return float(number)
         self._refuse(key, value, f"wanted {least:g} to {most:g}")
         return least
 

@@ -2,13 +2,11 @@
 
 rwkv_wkv6          y_t = (S_{t-1} + (u·k_t) v_t) r_t,  S_t = S_{t-1} diag(w_t) + v_t k_tᵀ
                    (arXiv:2404.05892)
-rwkv_wkv7          S_t = S_{t-1} (diag(w_t) + a_t b_tᵀ) + v_t k_tᵀ,  y_t = S_t r_t
-                   (arXiv:2503.14456)
+rwkv_wkv7          S_t = S_{t-1} (diag(w_t) + a_t b_tᵀ) + v_t k_tᵀ, y_t = S_t r_t (arXiv:2503.14456)
 gated_linear_attn  S_t = S_{t-1} diag(w_t) + v_t k_tᵀ,  y_t = S_t r_t   (arXiv:2312.06635)
 wkv_back           dv of any of these; the gradients of the others beside it
 
-All vectors have D elements. Sequences lie one after the other in a row of tokens; a token at
-position 0 begins one.
+All vectors have D elements. A row of tokens holds sequences, each begun by a token at position 0.
 """
 
 from __future__ import annotations

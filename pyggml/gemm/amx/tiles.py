@@ -215,7 +215,7 @@ def _emit_step(
     each = -(-len(lines) // len(_ORDER))
     for turn, (what, *registers) in enumerate(_ORDER):
         if isinstance(what, str):
-            tiles.load(*registers, *operands[what])
+            tiles.load(registers[0], *operands[what])
         else:
             tiles.multiply(what, *registers)
         for address, to_write in lines[turn * each : (turn + 1) * each]:
