@@ -1,4 +1,4 @@
-"""mypy from the checkout: `python .ci/types.py [FILE...]`, without files all of pyggml.
+"""mypy from the checkout: `python .ci/check_types.py [FILE...]`, without files all of pyggml.
 
 lora/ and cli/ stand at the root of the checkout and are installed as pyggml.lora and pyggml.cli,
 which mypy cannot be told. So it looks at a tree of links in .mypy_cache, where they lie in pyggml.
