@@ -114,7 +114,8 @@ def test_backward_is_the_reference(path, n_queries, has_extras, compute, rng):
     if not path.takes(problem):
         assert backward_path(problem) is not path
         return
-    run_exactly(forward_path(problem), problem, a)
+    exact = replace(problem, compute="f32")  # o and lse that do not blur what is compared
+    run_exactly(forward_path(exact), exact, a)
     b = backward_arrays(rng, a, a.o, a.lse)
     run_exactly(path, problem, b)
     wanted = reference(FLASH_ATTN_BACK, a, has_extras, b.o, b.lse, b.do)
@@ -131,7 +132,7 @@ def test_paths_agree_on_the_gradients_of_keys_and_values(rng):
     run_exactly(forward_path(problem), problem, a)
     b = backward_arrays(rng, a, a.o, a.lse)
     found = []
-    for path in BACKWARD:
+    for path in (p for p in BACKWARD if p.takes(problem)):
         run_exactly(path, problem, b)
         found.append((b.dk.copy(), b.dv.copy()))
     for pair in found[:-1]:
