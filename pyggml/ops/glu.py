@@ -70,6 +70,20 @@ def parts(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tenso
     return (second, first) if swapped else (first, second)
 
 
+def _samples(
+    n_sources: int, params: tuple[Mapping[str, float], ...]
+) -> Callable[[np.random.Generator], Iterator[Sample]]:
+    """Samples of so many sources, each with all of these parameters."""
+
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
+            magnitude = rng.uniform(0.1, 4.0, (n_sources, *shape))  # relu has a kink at 0
+            arrays = tuple(magnitude * rng.choice([-1.0, 1.0], magnitude.shape))
+            yield from (Sample(arrays, p) for p in params)
+
+    return samples
+
+
 def glu_op(
     name: str,
     ggml: GGMLGLUOp | GGMLOp,
@@ -95,19 +109,13 @@ def glu_op(
         check(name, **settings)
         return Spec(gate.shape)
 
-    def samples(rng: np.random.Generator) -> Iterator[Sample]:
-        for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
-            magnitude = rng.uniform(0.1, 4.0, (n_sources, *shape))  # relu has a kink at 0
-            arrays = tuple(magnitude * rng.choice([-1.0, 1.0], magnitude.shape))
-            yield from (Sample(arrays, p) for p in params)
-
     new = op(
         name=name,
         ggml=ggml,
         spec=spec,
         ref=ref,
         grad=grad,
-        samples=samples,
+        samples=_samples(n_sources, params),
         refuses=refuses,
         memory=Memory.INPLACE,
     )
