@@ -25,7 +25,7 @@ def holder():
     processes = []
 
     def start(place):
-        command = [sys.executable, "-c", HOLDER, str(place)]
+        command = [sys.executable, "-P", "-c", HOLDER, str(place)]
         pipe = subprocess.PIPE
         processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
         assert processes[-1].stdout.readline() == "held\n"

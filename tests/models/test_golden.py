@@ -14,6 +14,7 @@ import pyggml
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
+from pyggml.call import Call
 from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
 from pyggml.runtime import results
@@ -55,11 +56,11 @@ def test_the_table_of_gelus_is_what_is_left(architecture, kind, golden_file, gol
     """With that table in place of ours the logits are those of llama.cpp."""
     bound = CPU.bind
 
-    def bind(self, node, work, shared=None):
+    def bind(self, node, *memory):
         if node.op.name not in ("gelu", "geglu"):
-            return bound(self, node, work)
+            return bound(self, node, *memory)
         out, first, *up = array(node), *map(array, node.src)
-        return (lambda: np.copyto(out, gelu_of_halves(first) * (up[0] if up else 1))), ()
+        return Call(lambda: np.copyto(out, gelu_of_halves(first) * (up[0] if up else 1)))
 
     model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"), compute="f32")
     wanted = golden(architecture)
