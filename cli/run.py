@@ -91,7 +91,7 @@ def _lost_output(error: OSError, name: str) -> int:
 
 def silence(stream: TextIO) -> None:
     """From now on what is written to a standard stream, or waits in its buffer, goes nowhere."""
-    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:  # noqa: PTH123
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:  # noqa: PTH123  # a device
         os.dup2(nowhere.fileno(), stream.fileno())
 
 

@@ -116,6 +116,10 @@ class _Number(Kind):
         return builder.bitcast(bits, ir.FloatType())
 
 
+# The kinds below compute what others state: mypy takes a property for no override of a class
+# variable, and knows no fields of a NamedTuple that is an argument.
+
+
 @dataclass(frozen=True)
 class _Array(Kind):
     """The address and the shape of a C-contiguous array."""
