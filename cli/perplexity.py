@@ -15,7 +15,7 @@ from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
-from pyggml.lora.data import SPECIAL_TOKENS, Dataset, encode_rows, pack, read_rows
+from pyggml.lora.data import SPECIAL_TOKENS, Dataset, TextRow, encode_rows, pack, read_rows
 
 
 @click.command("perplexity", context_settings=SETTINGS)
@@ -68,8 +68,10 @@ def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Da
     """A text as it is, or windows of rows."""
     kind, rows = read_rows(path)
     if kind == "text":
-        return rows[0].text.removesuffix("\n")  # llama.cpp's -f drops one
-    windows = pack(encode_rows(kind, rows, model.tokenizer, special_tokens), ctx)
+        (row,) = rows
+        assert isinstance(row, TextRow)
+        return row.text.removesuffix("\n")  # llama.cpp's -f drops one
+    windows = pack(encode_rows(rows, model.tokenizer, special_tokens), ctx)
     if not len(windows):
         raise DataError(f"{path}: holds one token a document, wanted at least two to predict one")
     return windows

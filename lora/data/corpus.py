@@ -6,14 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from pyggml.errors import DataError
-from pyggml.lora.data.files import Row, read_rows
+from pyggml.lora.data.encode import Encoding, encode
+from pyggml.lora.data.files import read_rows
+from pyggml.lora.data.rows import Row
 from pyggml.lora.data.windows import Corpus, Dataset, Document, pack
 from pyggml.tokenizer import Tokenizer
-
-SPECIAL_TOKENS = ("auto", "plain", "parse")
 
 
 def read_corpus(
@@ -39,7 +37,7 @@ def read_corpus(
     rows that are not as wanted or do not fit into a window (by number), or is shorter than one.
     """
     kind, rows = read_rows(Path(path))
-    documents = encode_rows(kind, rows, tokenizer, special_tokens)
+    documents = encode_rows(rows, tokenizer, special_tokens)
     n_tokens, whole = sum(len(d) for d in documents), any(d.trained is not None for d in documents)
     if whole:
         _check_lengths(path, rows, documents, ctx)
@@ -67,35 +65,11 @@ def _split_windows(windows: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 
 def encode_rows(
-    kind: str, rows: Sequence[Row], tokenizer: Tokenizer, special_tokens: str = "auto"
+    rows: Sequence[Row], tokenizer: Tokenizer, special_tokens: str = "auto"
 ) -> list[Document]:
-    """The tokens of each row of a file of this format. See `read_corpus`."""
-    parse = special_tokens == "parse" or (special_tokens == "auto" and kind != "text")
-    return [_encoded(tokenizer, row, parse) for row in rows]
-
-
-def _encoded(tokenizer: Tokenizer, row: Row, parse: bool) -> Document:
-    ids = _ids(tokenizer, row.text, parse)
-    if not row.learned_from:
-        return Document(ids)
-    prompt = _ids(tokenizer, row.text[: row.learned_from], parse)
-    same = zip(ids, prompt, strict=False)  # a token across the seam is learned
-    first = next((i for i, (a, b) in enumerate(same) if a != b), min(len(ids), len(prompt)))
-    end = tokenizer.eos_id
-    if end is not None and ids[-1] not in (end, tokenizer.eot_id):
-        ids.append(end)
-    return Document(ids, np.arange(len(ids)) >= first)
-
-
-def _ids(tokenizer: Tokenizer, text: str, parse: bool) -> list[int]:
-    """Ids with BOS and EOS where the tokenizer adds them; one that the text has is not doubled."""
-    ids = tokenizer.encode(text, parse_special=parse)
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
-    if parse and tokenizer.add_bos and ids[:2] == [bos, bos]:
-        ids = ids[1:]
-    if parse and tokenizer.add_eos and ids[-2:] == [eos, eos]:
-        ids = ids[:-1]
-    return ids
+    """The tokens of each row. See `read_corpus`."""
+    how = Encoding(special_tokens)
+    return [encode(row, tokenizer, how) for row in rows]
 
 
 def _check_lengths(

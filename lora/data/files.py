@@ -15,11 +15,11 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyggml.errors import DataError
+from pyggml.lora.data.rows import CompletionRow, Place, Row, TextRow
 
 _BOM = "\ufeff"  # a byte order mark, which some editors put at the start of a file
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -40,15 +40,6 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A document as text; what stands before character `learned_from` is read and not learned."""
-
-    place: str
-    text: str
-    learned_from: int = 0
-
-
 def read_rows(path: Path) -> tuple[str, list[Row]]:
     """The format of a file, and its rows; empty lines are skipped.
 
@@ -57,8 +48,8 @@ def read_rows(path: Path) -> tuple[str, list[Row]]:
     text = read_text(path)
     kind = _format(path, text)
     if kind == "text":
-        return kind, [Row("the text", text)]
-    rows, faults = [], []
+        return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
+    rows, faults = list[Row](), list[str]()
     for place, found, fault in _OF[kind](path, text):
         row, fault = (None, fault) if fault else _row(place, found)
         rows += [row] if row else []
@@ -134,7 +125,7 @@ def _comma(header: str) -> str:
     return max(",;\t", key=header.count)
 
 
-Found = Iterator[tuple[str, Any, str | None]]  # place, what is there, or why it cannot be read
+Found = Iterator[tuple[Place, Any, str | None]]  # place, what is there, or why it cannot be read
 
 
 def _lines(path: Path, text: str) -> Found:
@@ -142,15 +133,15 @@ def _lines(path: Path, text: str) -> Found:
         line = line.removeprefix(_BOM)  # where files with marks were put together
         if line.strip():
             try:
-                yield f"line {number}", json.loads(line), None
+                yield Place(str(path), "line", number), json.loads(line), None
             except (ValueError, RecursionError) as error:
-                yield f"line {number}", None, f"no JSON ({error})"
+                yield Place(str(path), "line", number), None, f"no JSON ({error})"
 
 
 def _items(path: Path, text: str) -> Found:
     found = json.loads(text)
     for number, item in enumerate(found if isinstance(found, list) else [found], 1):
-        yield f"item {number}", item, None
+        yield Place(str(path), "item", number), item, None
 
 
 def _records(path: Path, text: str) -> Found:
@@ -167,7 +158,7 @@ def _records(path: Path, text: str) -> Found:
         )
     try:
         for number, record in enumerate(reader, 1):
-            yield f"record {number} (to line {reader.line_num})", record, None
+            yield Place(str(path), "record", number, reader.line_num), record, None
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num} is no CSV ({error})") from None
 
@@ -178,7 +169,7 @@ _OF = {"JSON Lines": _lines, "JSON": _items, "CSV": _records}
 # -- rows ---------------------------------------------------------------------------------------
 
 
-def _row(place: str, found: Any) -> tuple[Row | None, str | None]:
+def _row(place: Place, found: Any) -> tuple[Row | None, str | None]:
     """A row, or what is wrong with it."""
     if not isinstance(found, dict):
         return None, f"a JSON {_KINDS[type(found)]}"
@@ -193,8 +184,8 @@ def _row(place: str, found: Any) -> tuple[Row | None, str | None]:
         if fault:
             return None, f'an object whose "{name}" {fault}'
     if names == ("text",):
-        return Row(place, found["text"]), None
-    return Row(place, found["prompt"] + found["completion"], len(found["prompt"])), None
+        return TextRow(place, found["text"]), None
+    return CompletionRow(place, found["prompt"], found["completion"]), None
 
 
 def _has(found: dict[str, Any], names: tuple[str, ...]) -> bool:

@@ -1,0 +1,116 @@
+"""What one record of a file is for training, whatever its names there were.
+
+TextRow         a text, of which every token is learned
+CompletionRow   a prompt, which is read, and its completion, which is learned
+ChatRow         the messages of a chat, of which those of the assistant are learned
+PreferenceRow   a prompt with an answer that is preferred and one that is rejected
+KtoRow          a prompt with one answer, and whether it is wanted
+
+A message is what a chat template reads, a dict as the OpenAI API has it:
+
+role           one of ROLES
+content        a string, or a list of {"type": "text", "text": string}; "" beside calls of tools
+tool_calls     [{"type": "function", "function": {"name": string, "arguments": object}}]; each may
+               have an "id"
+tool_call_id   on a message of role "tool": whose result it is
+name           who speaks, or which tool answers
+
+A name that a message lacks is absent, never None; names that are not in this list stay, for the
+templates that ask for them (`reasoning_content`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = dict[str, Any]
+Messages = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row stands: the third line, item, record or row of a file; counted from 1.
+
+    end: the line that a record of several lines ends in, 0 where number already is the line.
+    """
+
+    file: str
+    unit: str
+    number: int
+    end: int = 0
+
+    def __str__(self) -> str:
+        """line 3, or record 2 (to line 5); a sentence names the file before."""
+        end = f" (to line {self.end})" if self.end else ""
+        return f"{self.unit} {self.number}{end}" if self.number else f"the {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """A text that is not empty.
+
+    plain: it is a plain text file, not a row that was written for training.
+    """
+
+    place: Place
+    text: str
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRow:
+    """A completion that is not empty, after a prompt that may be."""
+
+    place: Place
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow:
+    """Messages, at least one of them the assistant's and learned.
+
+    tools       functions that the assistant may call: {"type": "function", "function": {"name":
+                string, "description": string, "parameters": JSON schema}}
+    read_only   numbers of messages that are not learned, though the assistant's
+    alpaca      instruction and input, if this is a row of these names: what its user message is
+                made of, for models that have no template
+    """
+
+    place: Place
+    messages: Messages
+    tools: tuple[dict[str, Any], ...] = ()
+    read_only: frozenset[int] = frozenset()
+    alpaca: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRow:
+    """A preferred answer and a rejected one; all three are strings, or all three are messages.
+
+    The answers do not repeat the prompt, and differ. Answers that are messages start with the
+    assistant's.
+    """
+
+    place: Place
+    prompt: str | Messages
+    chosen: str | Messages
+    rejected: str | Messages
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KtoRow:
+    """One answer, and whether it is wanted; prompt and answer are strings, or both are messages."""
+
+    place: Place
+    prompt: str | Messages
+    completion: str | Messages
+    label: bool
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow
