@@ -10,9 +10,12 @@ from math import prod
 
 import numpy as np
 
+from pyggml import threads
 from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line, at which every array begins
+
+Scratch = dict[str, np.ndarray]  # a layout's arrays by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +34,35 @@ class Array:
         return memory[: self.n_bytes].view(self.dtype).reshape(self.shape)
 
 
-class Layout:
-    """Arrays one after the other."""
+def per_thread(*shape: int, dtype: type[np.generic] = np.float32) -> Array:
+    """An array of this shape for each thread: (threads, *shape)."""
+    return Array((threads.most(), *shape), dtype)
 
-    def __init__(self, *arrays: Array) -> None:
+
+class Layout:
+    """Named arrays one after the other.
+
+    Layout(packed_a=Array((n,)), scratch=per_thread(m))
+    """
+
+    def __init__(self, **arrays: Array) -> None:
         self.arrays = arrays
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    def followed_by(self, **arrays: Array) -> Layout:
+        """These arrays, then others."""
+        return Layout(**self.arrays, **arrays)
 
     @property
     def n_bytes(self) -> int:
-        return sum(round_up(a.n_bytes, LINE) for a in self.arrays)
+        return sum(round_up(a.n_bytes, LINE) for a in self.arrays.values())
 
-    def cut(self, scratch: np.ndarray) -> list[np.ndarray]:
-        """The arrays, in order, over uint8 scratch of n_bytes or more."""
-        found, start = [], 0
-        for a in self.arrays:
-            found.append(a.over(scratch[start:]))
+    def cut(self, scratch: np.ndarray) -> Scratch:
+        """The arrays over uint8 scratch of n_bytes or more."""
+        found, start = {}, 0
+        for name, a in self.arrays.items():
+            found[name] = a.over(scratch[start:])
             start += round_up(a.n_bytes, LINE)
         return found

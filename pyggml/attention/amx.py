@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml._jit import Code, kernel
 from pyggml._simd import fill
@@ -26,14 +25,14 @@ from pyggml.attention.amx_tile import (
     key_window,
     load_rows,
     pair_row,
-    pairs_room,
+    pairs_array,
     round_rows,
     scores,
     transpose_tile,
-    transposed_room,
+    transposed_array,
     width,
 )
-from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.softmax import (
     MASKED,
     ZERO,
@@ -45,6 +44,7 @@ from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.gemm.amx.rows import LANES, LINE
 from pyggml.gemm.amx.tiles import SIDE, STEP, configure, release
+from pyggml.scratch import Array, Layout, Scratch, per_thread
 
 PAD = LINE // 2  # numbers between rows of bfloat16
 
@@ -165,35 +165,31 @@ def _forward_task(f, task, thread):
 # -- the paths ------------------------------------------------------------------------------------
 
 
-def per_thread(*shape: int, kind: type = np.float32) -> Room:
-    return Room((threads.most(), *shape), kind)
-
-
-def common_rooms(problem: Problem) -> dict[str, Room]:
+def common_arrays(problem: Problem) -> dict[str, Array]:
     """What both passes need of each thread, and Kᵀ."""
     wide = width(problem.head_size)
     return {
-        "k_transposed": transposed_room(
+        "k_transposed": transposed_array(
             problem.n_key_heads, problem.n_keys, problem.head_size, PARTS
         ),
-        "starts": per_thread(N_GROUPS, kind=np.int32),
-        "stops": per_thread(N_GROUPS, kind=np.int32),
-        "q_rows": per_thread(BR, PARTS * wide + PAD, kind=np.uint16),
+        "starts": per_thread(N_GROUPS, dtype=np.int32),
+        "stops": per_thread(N_GROUPS, dtype=np.int32),
+        "q_rows": per_thread(BR, PARTS * wide + PAD, dtype=np.uint16),
         "s": per_thread(BR, LDS),
         "spare": per_thread(wide),
-        "key_rows": per_thread(LANES, PARTS * wide + PAD, kind=np.uint16),
+        "key_rows": per_thread(LANES, PARTS * wide + PAD, dtype=np.uint16),
     }
 
 
-def _forward_rooms(problem: Problem) -> Rooms:
-    return {
-        **common_rooms(problem),
-        "v_pairs": pairs_room(problem.n_key_heads, problem.n_keys, problem.head_size),
-        "p": per_thread(BR, LDP, kind=np.uint16),
-        "o_tile": per_thread(BR, width(problem.head_size)),
-        "m": per_thread(BR),
-        "norm": per_thread(BR),
-    }
+def _forward_layout(problem: Problem) -> Layout:
+    return Layout(
+        **common_arrays(problem),
+        v_pairs=pairs_array(problem.n_key_heads, problem.n_keys, problem.head_size),
+        p=per_thread(BR, LDP, dtype=np.uint16),
+        o_tile=per_thread(BR, width(problem.head_size)),
+        m=per_thread(BR),
+        norm=per_thread(BR),
+    )
 
 
 def takes(problem: Problem) -> bool:
@@ -231,4 +227,4 @@ def _forward(problem: Problem, a: Forward, memory: Scratch) -> Call:
     return Call(launch_seen, a.span, packing, (tiles,))
 
 
-FORWARD: Path[Forward] = Path("amx", True, takes, _forward_rooms, _forward)
+FORWARD: Path[Forward] = Path("amx", True, takes, _forward_layout, _forward)

@@ -14,11 +14,10 @@ from pyggml._simd import dot, fill
 from pyggml._tasks import stage, task_code
 from pyggml.attention.amx import (
     PAD,
-    common_rooms,
+    common_arrays,
     launch_seen,
     pack,
     pairs_task,
-    per_thread,
     takes,
     transposed_task,
 )
@@ -34,18 +33,19 @@ from pyggml.attention.amx_tile import (
     key_window,
     load_rows,
     pair_tile,
-    pairs_room,
+    pairs_array,
     round_columns,
     round_rows,
     scores,
-    transposed_room,
+    transposed_array,
     width,
 )
-from pyggml.attention.path import Backward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Backward, Path, Problem
 from pyggml.attention.softmax import ZERO, group_ranges, softmax_tile_back
 from pyggml.call import Call
 from pyggml.gemm.amx.rows import panel_bytes
 from pyggml.gemm.amx.tiles import SIDE, STEP, configure, release
+from pyggml.scratch import Array, Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
 FEWEST_TASKS = 16  # if there are tiles enough
@@ -171,27 +171,27 @@ def _keys_task(f, task, thread):
 # -- binding --------------------------------------------------------------------------------------
 
 
-def _backward_rooms(problem: Problem) -> Rooms:
+def _backward_layout(problem: Problem) -> Layout:
     heads, keys, d = problem.n_key_heads, problem.n_keys, problem.head_size
     wide, n_tiles = width(d), -(-problem.n_queries // BR)
     n_tasks = problem.n_heads * min(n_tiles, -(-FEWEST_TASKS // problem.n_heads))
     panels = wide // SIDE, panel_bytes(BR) // 2
-    return {
-        **common_rooms(problem),
-        "k_pairs": pairs_room(heads, keys, d),
-        "v_transposed": transposed_room(heads, keys, d, 1),
-        "dk_sums": Room((n_tasks, round_up(keys, BC), wide)),
-        "dv_sums": Room((n_tasks, round_up(keys, BC), wide)),
-        "do_rows": per_thread(BR, wide + PAD, kind=np.uint16),
-        "q_pairs": per_thread(*panels, kind=np.uint16),
-        "do_pairs": per_thread(*panels, kind=np.uint16),
-        "dp": per_thread(BR, LDS),
-        "ds": per_thread(BR, LDP, kind=np.uint16),
-        "columns": per_thread(BC, BR + PAD, kind=np.uint16),
-        "column_pairs": per_thread(BR // 2, LDS),
-        "dq_tile": per_thread(BR, wide),
-        "delta": per_thread(BR),
-    }
+    return Layout(
+        **common_arrays(problem),
+        k_pairs=pairs_array(heads, keys, d),
+        v_transposed=transposed_array(heads, keys, d, 1),
+        dk_sums=Array((n_tasks, round_up(keys, BC), wide)),
+        dv_sums=Array((n_tasks, round_up(keys, BC), wide)),
+        do_rows=per_thread(BR, wide + PAD, dtype=np.uint16),
+        q_pairs=per_thread(*panels, dtype=np.uint16),
+        do_pairs=per_thread(*panels, dtype=np.uint16),
+        dp=per_thread(BR, LDS),
+        ds=per_thread(BR, LDP, dtype=np.uint16),
+        columns=per_thread(BC, BR + PAD, dtype=np.uint16),
+        column_pairs=per_thread(BR // 2, LDS),
+        dq_tile=per_thread(BR, wide),
+        delta=per_thread(BR),
+    )
 
 
 def _backward(problem: Problem, a: Backward, memory: Scratch) -> Call:
@@ -215,4 +215,4 @@ def _backward(problem: Problem, a: Backward, memory: Scratch) -> Call:
     return Call(launch_seen, a.span, packing, tuple(stages))
 
 
-BACKWARD: Path[Backward] = Path("amx", True, takes, _backward_rooms, _backward)
+BACKWARD: Path[Backward] = Path("amx", True, takes, _backward_layout, _backward)

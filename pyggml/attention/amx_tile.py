@@ -19,7 +19,6 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml.attention.path import Room
 from pyggml.attention.softmax import ZERO
 from pyggml.gemm.amx.rows import (
     LANES,
@@ -32,6 +31,7 @@ from pyggml.gemm.amx.rows import (
     transpose,
 )
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product
+from pyggml.scratch import Array
 from pyggml.sizes import round_up
 
 BR = BC = 128
@@ -50,14 +50,14 @@ def width(d: int) -> int:
     return round_up(d, SIDE)
 
 
-def pairs_room(n_heads: int, n: int, d: int) -> Room:
+def pairs_array(n_heads: int, n: int, d: int) -> Array:
     """X (n, n_heads, D) packed: heads, panels, a panel."""
-    return Room((n_heads, width(d) // SIDE, panel_bytes(round_up(n, BC)) // 2), np.uint16)
+    return Array((n_heads, width(d) // SIDE, panel_bytes(round_up(n, BC)) // 2), np.uint16)
 
 
-def transposed_room(n_heads: int, n: int, d: int, parts: int) -> Room:
+def transposed_array(n_heads: int, n: int, d: int, parts: int) -> Array:
     """Xᵀ packed: heads, panels, a panel."""
-    return Room((n_heads, round_up(n, BC) // SIDE, panel_bytes(parts * width(d)) // 2), np.uint16)
+    return Array((n_heads, round_up(n, BC) // SIDE, panel_bytes(parts * width(d)) // 2), np.uint16)
 
 
 # -- packing --------------------------------------------------------------------------------------

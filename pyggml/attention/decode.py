@@ -16,12 +16,13 @@ from pyggml._jit import kernel
 from pyggml._simd import exp32, fill, row_max
 from pyggml._tasks import Stage, launch, stage, task_code
 from pyggml.attention.decode_tile import KEYS, LANES, as_float, score_tile, value_tile
-from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.softmax import NO_KEYS
 from pyggml.attention.widen import as_bits
 from pyggml.call import Call
 from pyggml.dtypes import F16
 from pyggml.gemm.panels import MR
+from pyggml.scratch import Array, Layout, Scratch
 from pyggml.sizes import round_up
 
 _FEWEST_KEYS = 64  # of a split
@@ -183,10 +184,10 @@ def _takes(p: Problem) -> bool:
     return not p.has_extras and p.n_queries < MR
 
 
-def _scratch(p: Problem) -> Rooms:
+def _layout(p: Problem) -> Layout:
     n = p.head_size + _SCORES + _split_keys(p.n_keys)
     n_splits = min(_MOST_SPLITS, -(-p.n_keys // _FEWEST_KEYS))
-    return {"parts": Room((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE)))}
+    return Layout(parts=Array((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE))))
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
@@ -208,4 +209,4 @@ def _launch_seen(span: np.ndarray, f: Decode, splits: Stage, joins: Stage) -> No
     launch((code, address, len(seen) * n_splits, f), joins)
 
 
-FORWARD: Path[Forward] = Path("decode", True, _takes, _scratch, _bind)
+FORWARD: Path[Forward] = Path("decode", True, _takes, _layout, _bind)

@@ -19,7 +19,7 @@ from pyggml._frames import Float, Floats2, Floats3, Frame, Ints2
 from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import stage, task_code
-from pyggml.attention.path import Forward, Path, Problem, Rooms, Scratch
+from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.softmax import MASKED, ZERO, divide_tile, group_ranges, softmax_tile
 from pyggml.attention.tile_products import add_to_queries, key_window, scores
 from pyggml.attention.tiles import (
@@ -29,16 +29,16 @@ from pyggml.attention.tiles import (
     N_GROUPS,
     Packings,
     load_rows,
-    packed_room,
-    packed_transposed_room,
-    per_thread,
+    packed_array,
+    packed_transposed_array,
     row_slots,
-    spare_room,
+    spare_array,
     width,
 )
 from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.gemm.panels import LANES, MR
+from pyggml.scratch import Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
 _EXACT = np.bool_(False)  # not `pairs`
@@ -106,21 +106,21 @@ def fills_tiles(p: Problem) -> bool:
     return not p.has_extras and p.key_type is F32 and p.n_queries >= MR
 
 
-def _scratch(p: Problem) -> Rooms:
+def _layout(p: Problem) -> Layout:
     d = p.head_size
     keys = p.n_key_heads, p.n_keys, d, False
-    return {
-        "packed_kt": packed_transposed_room(*keys),
-        "packed_v": packed_room(*keys),
-        "q_tile": per_thread(BR, row_slots(d, False)),
-        "s_tile": per_thread(BR, LDS),
-        "o_tile": per_thread(BR, width(d)),
-        "m": per_thread(round_up(BR, LANES)),
-        "norm": per_thread(round_up(BR, LANES)),
-        "starts": per_thread(round_up(N_GROUPS, LANES), kind=np.int32),
-        "stops": per_thread(round_up(N_GROUPS, LANES), kind=np.int32),
-        "spare": spare_room(d, False),
-    }
+    return Layout(
+        packed_kt=packed_transposed_array(*keys),
+        packed_v=packed_array(*keys),
+        q_tile=per_thread(BR, row_slots(d, False)),
+        s_tile=per_thread(BR, LDS),
+        o_tile=per_thread(BR, width(d)),
+        m=per_thread(round_up(BR, LANES)),
+        norm=per_thread(round_up(BR, LANES)),
+        starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        spare=spare_array(d, False),
+    )
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
@@ -131,4 +131,4 @@ def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
     return packings.then(stage(_forward_task, f, p.n_heads * -(-p.n_queries // BR)))
 
 
-FORWARD: Path[Forward] = Path("flash", True, fills_tiles, _scratch, _bind)
+FORWARD: Path[Forward] = Path("flash", True, fills_tiles, _layout, _bind)

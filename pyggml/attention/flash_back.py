@@ -19,7 +19,7 @@ from pyggml._jit import kernel
 from pyggml._simd import dot, fill
 from pyggml._tasks import stage, task_code
 from pyggml.attention.flash import fills_tiles
-from pyggml.attention.path import Backward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Backward, Path, Problem
 from pyggml.attention.softmax import ZERO, group_ranges, softmax_tile_back
 from pyggml.attention.tile_products import add_to_keys, add_to_queries, key_window, scores
 from pyggml.attention.tiles import (
@@ -30,18 +30,18 @@ from pyggml.attention.tiles import (
     Packings,
     load_rows,
     pack,
-    packed_room,
-    packed_transposed_room,
-    per_thread,
+    packed_array,
+    packed_transposed_array,
     round_along_keys,
     round_along_queries,
     row_slots,
-    spare_room,
+    spare_array,
     width,
 )
 from pyggml.call import Call
 from pyggml.gemm import rounds
 from pyggml.gemm.panels import LANES, MR, PANEL
+from pyggml.scratch import Array, Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
 FEWEST_TASKS = 16  # if there are tiles enough
@@ -176,32 +176,32 @@ def n_tasks(p: Problem) -> int:
     return p.n_heads * min(-(-p.n_queries // BR), -(-FEWEST_TASKS // p.n_heads))
 
 
-def _scratch(p: Problem) -> Rooms:
+def _layout(p: Problem) -> Layout:
     d, pairs = p.head_size, rounds(p.compute)
     keys = p.n_key_heads, p.n_keys, d, pairs
     packed = per_thread(width(d) // PANEL, (BR // 2 if pairs else BR) * PANEL)
     rows = per_thread(BR, row_slots(d, pairs))
     if_pairs = 1 if pairs else 0
-    return {
-        "packed_kt": packed_transposed_room(*keys),
-        "packed_k": packed_room(*keys),
-        "packed_vt": packed_transposed_room(*keys),
-        "sums": Room((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, width(d))),
-        "q_rows": rows,
-        "do_rows": rows,
-        "packed_q": packed,
-        "packed_do": packed,
-        "s": per_thread(BR, LDS),
-        "dp": per_thread(BR, LDS),
-        "p_pairs": per_thread(if_pairs * BR // 2, LDS),
-        "ds_pairs": per_thread(if_pairs * BR // 2, LDS),
-        "ds_key_pairs": per_thread(if_pairs * BR, BC // 2),
-        "dq_tile": per_thread(BR, width(d)),
-        "delta": per_thread(round_up(BR, LANES)),
-        "starts": per_thread(round_up(N_GROUPS, LANES), kind=np.int32),
-        "stops": per_thread(round_up(N_GROUPS, LANES), kind=np.int32),
-        "spare": spare_room(d, pairs),
-    }
+    return Layout(
+        packed_kt=packed_transposed_array(*keys),
+        packed_k=packed_array(*keys),
+        packed_vt=packed_transposed_array(*keys),
+        sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, width(d))),
+        q_rows=rows,
+        do_rows=rows,
+        packed_q=packed,
+        packed_do=packed,
+        s=per_thread(BR, LDS),
+        dp=per_thread(BR, LDS),
+        p_pairs=per_thread(if_pairs * BR // 2, LDS),
+        ds_pairs=per_thread(if_pairs * BR // 2, LDS),
+        ds_key_pairs=per_thread(if_pairs * BR, BC // 2),
+        dq_tile=per_thread(BR, width(d)),
+        delta=per_thread(round_up(BR, LANES)),
+        starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        spare=spare_array(d, pairs),
+    )
 
 
 def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
@@ -222,4 +222,4 @@ def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
     )
 
 
-BACKWARD: Path[Backward] = Path("flash", True, fills_tiles, _scratch, _bind)
+BACKWARD: Path[Backward] = Path("flash", True, fills_tiles, _layout, _bind)

@@ -6,20 +6,16 @@ h // (H / HK).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from pyggml.backends.cpu import Compute
 from pyggml.call import Call
 from pyggml.dtypes import DType
-from pyggml.sizes import round_up
-from pyggml.tensor import Shape
-
-LINE = 64  # bytes; every array of scratch begins at a multiple of it
+from pyggml.scratch import Layout, Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +65,6 @@ class Backward(Forward):
     dsinks: np.ndarray  # (H,), or (0,) without sinks
 
 
-class Room(NamedTuple):
-    """An array of scratch."""
-
-    shape: Shape
-    kind: Any = np.float32  # NumPy's type of its numbers
-
-    @property
-    def n_bytes(self) -> int:
-        return round_up(prod(self.shape) * np.dtype(self.kind).itemsize, LINE)
-
-
-Rooms = Mapping[str, Room]
-Scratch = dict[str, np.ndarray]
 Arrays = TypeVar("Arrays", bound=Forward)
 
 
@@ -91,35 +74,25 @@ class Path(Generic[Arrays]):
 
     compiled  whether it is made of machine code only, so that there is none without the JIT
     takes     (problem) -> whether it can, and should, compute this
-    scratch   (problem) -> every array that one call needs besides its arguments, by name
+    layout    (problem) -> its scratch: every array that one call needs besides its arguments
     bind      (problem, arrays, scratch by name) -> the call; the arrays stay where they are
     """
 
     name: str
     compiled: bool
     takes: Callable[[Problem], bool]
-    scratch: Callable[[Problem], Rooms]
+    layout: Callable[[Problem], Layout]
     bind: Callable[[Problem, Arrays, Scratch], Call]
 
     def n_bytes(self, problem: Problem) -> int:
         """Scratch of one call."""
-        return sum(room.n_bytes for room in self.scratch(problem).values())
+        return self.layout(problem).n_bytes
 
     def call(self, problem: Problem, arrays: Arrays, memory: np.ndarray) -> Call:
         """Bind to uint8 `memory` of n_bytes or more, 64-byte aligned."""
-        return self.bind(problem, arrays, carve(memory, self.scratch(problem)))
+        return self.bind(problem, arrays, self.layout(problem).cut(memory))
 
 
-def carve(memory: np.ndarray, rooms: Rooms) -> Scratch:
-    """The arrays, one after the other in uint8 memory."""
-    found = {}
-    for name, room in rooms.items():
-        n = prod(room.shape) * np.dtype(room.kind).itemsize
-        found[name] = memory[:n].view(room.kind).reshape(room.shape)
-        memory = memory[room.n_bytes :]
-    return found
-
-
-def no_scratch(problem: Problem) -> Rooms:
+def no_scratch(problem: Problem) -> Layout:
     """For paths that need none."""
-    return {}
+    return Layout()

@@ -9,10 +9,11 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot, exp32, fill
-from pyggml.attention.path import Backward, Forward, Path, Problem, Scratch, no_scratch
+from pyggml.attention.path import Backward, Forward, Path, Problem, no_scratch
 from pyggml.attention.softmax import MASKED, NO_KEYS
 from pyggml.call import Call
 from pyggml.dtypes import F32
+from pyggml.scratch import Scratch
 
 
 @kernel

@@ -11,9 +11,10 @@ from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import fill
 from pyggml.attention.decode_tile import as_float
 from pyggml.attention.extras import extras_of, scores_forward, seen_keys
-from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.widen import as_bits
 from pyggml.call import Call
+from pyggml.scratch import Array, Layout, Scratch
 
 FEW = 8  # queries
 _ZERO = np.float32(0)
@@ -53,8 +54,8 @@ def _takes(p: Problem) -> bool:
     return p.n_queries <= FEW
 
 
-def _scratch(p: Problem) -> Rooms:
-    return {"scores": Room((p.n_queries, p.n_heads, p.n_keys))}
+def _layout(p: Problem) -> Layout:
+    return Layout(scores=Array((p.n_queries, p.n_heads, p.n_keys)))
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
@@ -62,4 +63,4 @@ def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
     return Call(_forward, a.o, a.lse, scratch["scores"], a.q, *keys, extras_of(a))
 
 
-FORWARD: Path[Forward] = Path("rows", False, _takes, _scratch, _bind)
+FORWARD: Path[Forward] = Path("rows", False, _takes, _layout, _bind)

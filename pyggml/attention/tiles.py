@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Bool, Floats2, Floats3, Frame, Int
 from pyggml._jit import Code, kernel
 from pyggml._simd import fill
 from pyggml._tasks import Stage, launch, stage, task_code
-from pyggml.attention.path import Room
 from pyggml.attention.softmax import ZERO
 from pyggml.call import Call
 from pyggml.gemm.panels import (
@@ -34,6 +32,7 @@ from pyggml.gemm.panels import (
     slots,
     transpose,
 )
+from pyggml.scratch import Array, per_thread
 from pyggml.sizes import round_up
 
 BC = 128  # keys; a multiple of every panel
@@ -54,26 +53,21 @@ def row_slots(d: int, pairs: bool) -> int:
     return slots(d, True) if pairs else round_up(d, LANES)
 
 
-def packed_room(n_heads: int, n: int, d: int, pairs: bool) -> Room:
+def packed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
     """X (n, n_heads, d) packed: heads, panels, slots of a panel."""
     depth = round_up(n, BC)
-    return Room((n_heads, width(d) // PANEL, (depth // 2 if pairs else depth) * PANEL))
+    return Array((n_heads, width(d) // PANEL, (depth // 2 if pairs else depth) * PANEL))
 
 
-def packed_transposed_room(n_heads: int, n: int, d: int, pairs: bool) -> Room:
+def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
     """Xᵀ packed: heads, panels, slots of a panel."""
-    return Room((n_heads, round_up(n, BC) // PANEL, row_slots(d, pairs) * PANEL))
+    return Array((n_heads, round_up(n, BC) // PANEL, row_slots(d, pairs) * PANEL))
 
 
-def spare_room(d: int, pairs: bool) -> Room:
+def spare_array(d: int, pairs: bool) -> Array:
     """What each thread needs to pack."""
     floats = max(LANES * row_slots(d, pairs), 2 * width(d)) + PAIRED
-    return Room((threads.most(), round_up(floats, LANES)))
-
-
-def per_thread(*shape: int, kind: type = np.float32) -> Room:
-    """An array for each thread."""
-    return Room((threads.most(), *shape), kind)
+    return per_thread(round_up(floats, LANES))
 
 
 # -- packing ------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from pyggml import gemm
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import dot, exp32, fill
 from pyggml.attention.extras import extras_of, scores_back, scores_forward, seen_keys
-from pyggml.attention.path import Backward, Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Backward, Forward, Path, Problem
 from pyggml.call import Call
 from pyggml.dtypes import F32
+from pyggml.scratch import Array, Layout, Scratch
 
 ROWS = 192  # at 4096 keys their scores are 3 MiB
 _ZERO = np.float32(0)
@@ -139,17 +140,17 @@ def _n_rows(p: Problem) -> int:
     return min(p.n_queries, _queries_at_once(p.repeats)) * p.repeats
 
 
-def _products_room(p: Problem) -> Room:
+def _products_array(p: Problem) -> Array:
     """Scratch of any product here."""
     n, d = _n_rows(p), p.head_size
     shapes = [(n, d), (n, p.n_keys), (p.n_keys, n)]
-    return Room((max(gemm.strided_bytes(*shape) for shape in shapes),), np.uint8)
+    return Array((max(gemm.strided_bytes(*shape) for shape in shapes),), np.uint8)
 
 
-def _forward_scratch(p: Problem) -> Rooms:
-    rows = Room((_n_rows(p), p.head_size))
-    scores = Room((_n_rows(p), p.n_keys))
-    return {"products": _products_room(p), "scores": scores, "q": rows, "o": rows}
+def _forward_layout(p: Problem) -> Layout:
+    rows = Array((_n_rows(p), p.head_size))
+    scores = Array((_n_rows(p), p.n_keys))
+    return Layout(products=_products_array(p), scores=scores, q=rows, o=rows)
 
 
 def _forward(a: Forward, scratch: Scratch) -> None:
@@ -167,21 +168,21 @@ def _bind_forward(p: Problem, a: Forward, scratch: Scratch) -> Call:
     return Call(_forward, a, scratch)
 
 
-FORWARD: Path[Forward] = Path("unfused", False, _takes, _forward_scratch, _bind_forward)
+FORWARD: Path[Forward] = Path("unfused", False, _takes, _forward_layout, _bind_forward)
 
 # -- backward -----------------------------------------------------------------------------------
 
 
-def _backward_scratch(p: Problem) -> Rooms:
-    rows, scores = Room((_n_rows(p), p.head_size)), Room((_n_rows(p), p.n_keys))
-    sums = Room((p.n_keys, p.head_size))  # of one key head
-    return {
-        "products": _products_room(p),
+def _backward_layout(p: Problem) -> Layout:
+    rows, scores = Array((_n_rows(p), p.head_size)), Array((_n_rows(p), p.n_keys))
+    sums = Array((p.n_keys, p.head_size))  # of one key head
+    return Layout(
+        products=_products_array(p),
         **dict.fromkeys(("s", "ds"), scores),
         **dict.fromkeys(("q", "o", "do", "dq"), rows),
         **dict.fromkeys(("dk", "dv"), sums),
-        "delta": Room((p.n_heads, p.n_queries)),
-    }
+        delta=Array((p.n_heads, p.n_queries)),
+    )
 
 
 def _backward(a: Backward, scratch: Scratch) -> None:
@@ -215,4 +216,4 @@ def _bind_backward(p: Problem, a: Backward, scratch: Scratch) -> Call:
     return Call(_backward, a, scratch)
 
 
-BACKWARD: Path[Backward] = Path("unfused", False, _takes, _backward_scratch, _bind_backward)
+BACKWARD: Path[Backward] = Path("unfused", False, _takes, _backward_layout, _bind_backward)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from pyggml._jit import JIT, parallel, prange
-from pyggml.attention.path import Forward, Path, Problem, Room, Rooms, Scratch
+from pyggml.attention.path import Forward, Path, Problem
 from pyggml.call import Call
 from pyggml.dtypes import F16, F32
 from pyggml.quants.bits import f16_to_float
+from pyggml.scratch import Array, Layout, Scratch
 
 
 def as_bits(a: np.ndarray) -> np.ndarray:
@@ -27,9 +28,9 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
     def takes(problem: Problem) -> bool:
         return problem.key_type is F16 and path.takes(widened(problem))
 
-    def scratch(problem: Problem) -> Rooms:
-        room = Room((problem.n_keys, problem.n_key_heads, problem.head_size))
-        return {**path.scratch(widened(problem)), "k32": room, "v32": room}
+    def layout(problem: Problem) -> Layout:
+        keys = Array((problem.n_keys, problem.n_key_heads, problem.head_size))
+        return path.layout(widened(problem)).followed_by(k32=keys, v32=keys)
 
     def bind(problem: Problem, a: Forward, scratch: Scratch) -> Call:
         k, v = scratch.pop("k32"), scratch.pop("v32")
@@ -37,7 +38,7 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
         copies = [(to.reshape(len(to), -1), _bits(of)) for to, of in ((k, a.k), (v, a.v))]
         return Call(_widen_seen, a.span, copies, call)
 
-    return Path(f"{path.name}, widened", path.compiled, takes, scratch, bind)
+    return Path(f"{path.name}, widened", path.compiled, takes, layout, bind)
 
 
 def _bits(a: np.ndarray) -> np.ndarray:

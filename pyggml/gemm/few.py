@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._jit import Code, kernel
 from pyggml._simd import dot
 from pyggml._tasks import launch, stage, task_code
@@ -22,7 +21,7 @@ from pyggml.gemm.panels import DEPTH
 from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, UNPACK
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Layout, per_thread
 
 FEW = 3  # so few tokens would leave the tiles empty
 FEW_ROWS = 64  # weight rows of one task
@@ -92,7 +91,7 @@ _INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if na
 
 def _layout(p: Problem) -> Layout:
     spare = -(-p.k // GROUP) * _PER_BLOCK
-    return Layout(Array((threads.most(), FEW_ROWS + DEPTH + spare)))
+    return Layout(scratch=per_thread(FEW_ROWS + DEPTH + spare))
 
 
 def _call(p: Problem, o: Operands, scratch: np.ndarray, code: Code, unpack: int) -> Call:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Bool
 from pyggml._jit import BlockCode, block_code, kernel
 from pyggml._simd import fill
@@ -61,7 +60,7 @@ from pyggml.gemm.panels import (
 from pyggml.gemm.path import Operands, Path, Problem
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import MINIMA_TYPES, UNPACK
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 # Floats of a thread's scratch: unpacked rows, the tile in panels, and one edge of C.
@@ -250,14 +249,14 @@ def packed_slots(m: int, k: int) -> int:
 
 
 def _layout(p: Problem) -> Layout:
-    return Layout(Array((packed_slots(p.m, p.k),)), Array((threads.most(), SCRATCH)))
+    return Layout(packed_a=Array((packed_slots(p.m, p.k),)), scratch=per_thread(SCRATCH))
 
 
-def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) -> Call:
     name, forward = p.weight.name, p.form == "mul_mat"
     w = block_matrix(o.b, p.weight, (_BYTES if forward else UNPACK)[name].address)
     minima = forward and name in MINIMA_TYPES
-    return tiled_call(_TASKS, Int8Product, p, o, w, packed, scratch, has_minima=minima)
+    return tiled_call(_TASKS, Int8Product, p, o, w, packed_a, scratch, has_minima=minima)
 
 
 INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True)

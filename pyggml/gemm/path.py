@@ -82,8 +82,8 @@ class Path:
 
     takes    whether it computes such a product, whatever its number of rows
     fewest, most    rows of A that it takes
-    layout   (problem) -> its scratch; if `shares`, packed A comes first
-    bind     (problem, operands, *arrays of the layout) -> Call
+    layout   (problem) -> its scratch; if `shares`, with an array `packed_a`
+    bind     (problem, operands, **arrays of the layout) -> Call
     shares   whether products with the same A, and this path, can use one packed A
     """
 
@@ -104,8 +104,8 @@ class Path:
         layout = self.layout(p)
         arrays = layout.cut(o.scratch)
         if o.packing is not None and self.shares:
-            arrays[0] = layout.arrays[0].over(o.packing.memory)
-        return self.bind(p, o, *arrays)
+            arrays["packed_a"] = layout["packed_a"].over(o.packing.memory)
+        return self.bind(p, o, **arrays)
 
 
 def flat(a: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ def packing(p: Problem) -> tuple[int, str]:
     path = path_of(p)
     if not path.shares or p.weight is F32:
         return 0, ""
-    return path.layout(p).arrays[0].n_bytes, path.name
+    return path.layout(p)["packed_a"].n_bytes, path.name
 
 
 def strided_bytes(m: int, k: int, n_batches: int = 1) -> int:

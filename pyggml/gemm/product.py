@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Bool
 from pyggml._jit import kernel
 from pyggml._simd import fill
@@ -50,7 +49,7 @@ from pyggml.gemm.panels import (
 )
 from pyggml.gemm.path import Operands, Path, Problem
 from pyggml.quants.unpack import UNPACK
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Array, Layout, per_thread
 
 CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
 
@@ -184,14 +183,14 @@ def _backward_task(f, task, thread):
 _TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
-def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) -> Call:
     w = block_matrix(o.b, p.weight, UNPACK[p.weight.name].address)
-    return tiled_call(_TASKS, FloatProduct, p, o, w, packed, scratch, pairs=p.rounds)
+    return tiled_call(_TASKS, FloatProduct, p, o, w, packed_a, scratch, pairs=p.rounds)
 
 
 def _layout(p: Problem) -> Layout:
     packed = packed_slots(p.m, p.k, p.rounds)
-    return Layout(Array((packed,)), Array((threads.most(), SCRATCH)))
+    return Layout(packed_a=Array((packed,)), scratch=per_thread(SCRATCH))
 
 
 BF16 = Path(name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True)

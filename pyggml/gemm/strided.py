@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
 from pyggml._tasks import launch, stage, task_code
@@ -19,7 +18,7 @@ from pyggml.call import Call
 from pyggml.gemm.frames import shares
 from pyggml.gemm.panels import DEPTH, MR, PANEL, TILE, multiply_panel, pack_group, split
 from pyggml.gemm.path import Operands, Path, Problem, flat
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 TILE_FLOATS = DEPTH * TILE  # of one tile in panels; an edge of c follows it in a thread's scratch
@@ -112,14 +111,14 @@ def _multiply_task(f, task, thread):
 def _layout(p: Problem) -> Layout:
     packed = round_up(p.m, MR) * p.k
     scratch = TILE_FLOATS + MR * PANEL
-    return Layout(Array((p.n_batches, packed)), Array((threads.most(), scratch)))
+    return Layout(packed_a=Array((p.n_batches, packed)), scratch=per_thread(scratch))
 
 
 def _strides(a: np.ndarray) -> Strides:
     return Strides(*(s // 4 for s in a.strides))
 
 
-def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) -> Call:
     """Batch i of C takes batch i // a_repeats of A and i // b_repeats of B."""
     n_groups, n_tiles = -(-p.m // MR), -(-p.n // TILE)
     n_shares = shares(p.m, n_tiles * p.n_batches, len(scratch))
@@ -127,7 +126,7 @@ def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> C
         c=o.c.reshape(-1), a=flat(o.a), b=flat(o.b), a_strides=_strides(o.a),
         b_strides=_strides(o.b), a_repeats=p.n_batches // len(o.a),
         b_repeats=p.n_batches // len(o.b), m=p.m, n=p.n, k=p.k, accumulate=o.accumulate,
-        packed_a=packed, scratch=scratch, n_shares=n_shares,
+        packed_a=packed_a, scratch=scratch, n_shares=n_shares,
     )  # fmt: skip
     pack = stage(_pack_task, f, p.n_batches * n_groups)
     return Call(launch, pack, stage(_multiply_task, f, p.n_batches * n_tiles * n_shares))

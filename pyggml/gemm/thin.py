@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Bool, Floats1, Floats2, Frame, Int
 from pyggml._jit import kernel
 from pyggml._simd import fill
@@ -22,7 +21,7 @@ from pyggml.gemm.panels import DEPTH, LANES, dot_tile, thin_product
 from pyggml.gemm.panels import THIN_MR as MR
 from pyggml.gemm.panels import THIN_PANEL as PANEL
 from pyggml.gemm.path import Operands, Path, Problem, flat
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 WIDEST = 16  # R of what is still called thin
@@ -140,7 +139,7 @@ def _outer_task(f, task, thread):
 
 def _layout(n_thin: int, depth: int) -> Layout:
     packed = round_up(n_thin, MR) * depth
-    return Layout(Array((packed,)), Array((threads.most(), SCRATCH)))
+    return Layout(packed=Array((packed,)), scratch=per_thread(SCRATCH))
 
 
 def _takes_weight(p: Problem) -> bool:

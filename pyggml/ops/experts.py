@@ -99,9 +99,9 @@ def _take(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.n
     return part
 
 
-def _gathered(n_tokens: int, *widths: int) -> Layout:
-    """One array (n_tokens, width) for each width."""
-    return Layout(*(Array((n_tokens, width)) for width in widths))
+def _buffers(n_tokens: int, n: int, m: int) -> Layout:
+    """For one expert's rows of two arrays: (n_tokens, n) and (n_tokens, m)."""
+    return Layout(first=Array((n_tokens, n)), second=Array((n_tokens, m)))
 
 
 # -- products with the experts' weights ---------------------------------------------------------
@@ -116,8 +116,8 @@ def _product(name: str, multiply: _Product) -> Callable[[Site], Call]:
         w, x, ids = site.src
         dtype = site.node.src[0].dtype
         experts = [gemm.Weight(matrix, dtype, site.compute) for matrix in w]
-        layout = _gathered(ids.shape[0], x.shape[-1], site.out.shape[-1])
-        buffers = *layout.cut(site.scratch), site.scratch[layout.n_bytes :]
+        layout = _buffers(ids.shape[0], x.shape[-1], site.out.shape[-1])
+        buffers = *layout.cut(site.scratch).values(), site.scratch[layout.n_bytes :]
         out, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
         return Call(_by_expert, name, multiply, out, rows, ids, experts, *buffers)
 
@@ -148,7 +148,7 @@ def _product_scratch(form: gemm.Form) -> Callable[[Tensor, Compute], int]:
         w, x, ids = node.src
         m, n, k = ids.shape[0], node.shape[-1], x.shape[-1]
         p = gemm.Problem(form, m, n, k, w.dtype, compute)
-        return _gathered(m, k, n).n_bytes + gemm.scratch_bytes(p, fewer_rows=True)
+        return _buffers(m, k, n).n_bytes + gemm.scratch_bytes(p, fewer_rows=True)
 
     return scratch
 
@@ -257,8 +257,8 @@ def _out_prod_id_spec(x: Tensor, dy: Tensor, ids: Tensor, n_expert: int) -> Spec
 
 def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
-    layout = _gathered(ids.shape[0], x.shape[-1], dy.shape[-1])
-    buffers = *layout.cut(site.scratch), site.scratch[layout.n_bytes :]
+    layout = _buffers(ids.shape[0], x.shape[-1], dy.shape[-1])
+    buffers = *layout.cut(site.scratch).values(), site.scratch[layout.n_bytes :]
     return Call(_sums, site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *buffers)
 
 
@@ -281,8 +281,8 @@ def _sums(
 def _out_prod_id_scratch(node: Tensor, compute: Compute) -> int:
     x, dy, ids = node.src
     n_tokens = ids.shape[0]
-    gathered = _gathered(n_tokens, x.shape[-1], dy.shape[-1])
-    return gathered.n_bytes + gemm.strided_bytes(dy.shape[-1], n_tokens)
+    buffers = _buffers(n_tokens, x.shape[-1], dy.shape[-1])
+    return buffers.n_bytes + gemm.strided_bytes(dy.shape[-1], n_tokens)
 
 
 def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:

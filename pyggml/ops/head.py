@@ -174,7 +174,8 @@ def _layout(node: Tensor) -> Layout:
     """The gathered rows of a chunk, their gradients, and their logits."""
     h, w = node.src[:2]
     c = chunk_rows(h.shape[0], w.shape[0])
-    return Layout(Array((c, h.shape[1])), Array((c, h.shape[1])), Array((c * w.shape[0],)))
+    rows = Array((c, h.shape[1]))
+    return Layout(gathered=rows, dh=rows, logits=Array((c * w.shape[0],)))
 
 
 def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
@@ -194,7 +195,7 @@ def _scratch(node: Tensor, compute: Compute) -> int:
 def _run(site: Site) -> Call:
     h, w, targets, weights = site.src
     layout = _layout(site.node)
-    gathered, dh_chunk, logits = layout.cut(site.scratch)
+    gathered, dh_chunk, logits = layout.cut(site.scratch).values()
     weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
     cap = np.float32(site.node.params["softcap"])
     head = _Head(weight, gathered, dh_chunk, logits, site.scratch[layout.n_bytes :], cap)

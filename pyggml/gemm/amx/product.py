@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml import threads
 from pyggml._frames import Bool, Int, Shorts1
 from pyggml._jit import kernel
 from pyggml._simd import fill
@@ -34,7 +33,7 @@ from pyggml.gemm.frames import Product, columns_from, rows_from
 from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.panels import split
 from pyggml.gemm.path import Operands, Path, Problem, flat
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 # Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
@@ -213,7 +212,7 @@ def _backward_task(f, task, thread):
 # -- the paths ------------------------------------------------------------------------------------
 
 
-def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) -> Call:
     forward = p.form == "mul_mat"
     columns, code = (
         (FORWARD_COLUMNS, _forward_task) if forward else (BACKWARD_COLUMNS, _backward_task)
@@ -223,7 +222,7 @@ def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> C
     w, rounds = matrix(o.b, p.weight, p.row)
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, scratch=scratch, packed_a=packed, n_shares=n_shares,
+        accumulate=o.accumulate, scratch=scratch, packed_a=packed_a, n_shares=n_shares,
         rounds=rounds,
     )  # fmt: skip
     multiply = stage(code, f, n_tiles * n_shares)
@@ -234,7 +233,7 @@ def _bind(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> C
 
 def _layout(p: Problem) -> Layout:
     packed = round_up(p.m, SIDE) * (round_up(p.k, STEP) + LINE // 2)
-    return Layout(Array((packed,), np.uint16), Array((threads.most(), SCRATCH)))
+    return Layout(packed_a=Array((packed,), np.uint16), scratch=per_thread(SCRATCH))
 
 
 def _may_round(p: Problem) -> bool:
