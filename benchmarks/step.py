@@ -96,7 +96,7 @@ def main() -> None:
     parameters, numbers = adapter.parameters, count(1)
     keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, parameters, options.tokens, fused=True, keep=keep)
-    optimiser = AdamW(parameters, TrainConfig(ctx=options.tokens))
+    optimiser = AdamW(parameters, TrainConfig())
     batch = random_batch(options.tokens, model.config.n_vocab)
     first = 0.0
 

@@ -29,7 +29,7 @@ from pyggml.lora.passes import Passes
 
 @contextmanager
 def helped(
-    model: Path, lora: LoraConfig, train: TrainConfig, plan: Plan, compute: str
+    model: Path, lora: LoraConfig, train: TrainConfig, ctx: int, plan: Plan, compute: str
 ) -> Iterator[Callable[[], None]]:
     """Inside, a helper compiles what the plan needs, if it may be the first of its kind; what this
     yields is to be called after the first step."""
@@ -37,7 +37,7 @@ def helped(
     alone = (train.threads or threads.most()) == 1
     helper = None
     if note is not None and JIT and not alone and not note.exists():
-        helper = _started([str(model), asdict(lora), asdict(train)])
+        helper = _started([str(model), asdict(lora), asdict(train), ctx])
     if note is None or helper is None:
         yield lambda: None
         return
@@ -87,7 +87,7 @@ def _kind(plan: Plan, compute: str) -> str:
 
 def main() -> None:
     """The helper: a job comes as a line of input, whose end is the helper's."""
-    name, lora, train = json.loads(sys.stdin.readline())
+    name, lora, train, ctx = json.loads(sys.stdin.readline())
     ended = threading.Event()
 
     def listen() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
     model = load(name, compute=settings.compute)
     adapter = attach(model, LoraConfig(**lora))
     AdamW(adapter.parameters, settings).compile()
-    for _ in Passes.of(adapter.model, adapter.parameters, settings).compile_backwards():
+    for _ in Passes.of(adapter.model, adapter.parameters, settings, ctx).compile_backwards():
         if ended.is_set():
             return
 

@@ -16,7 +16,7 @@ from pyggml.backward import Keep
 from pyggml.cli.options import PATH, SETTINGS
 from pyggml.cli.show import count, plural, printable, row, say, size
 from pyggml.errors import ConfigError
-from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
 
 _SHOWN = 60  # characters of a value
@@ -27,7 +27,7 @@ _KINDS = 20  # of tensors at the peak
 @click.option("-m", "--model", type=PATH, required=True, help="any GGUF file")
 @click.option("--tensors", is_flag=True, help="list the tensors")
 @click.option("--plan", is_flag=True, help="plan one pass of LoRA training, without running it")
-@click.option("--ctx", type=click.IntRange(min=2), default=TrainConfig.ctx, show_default=True)
+@click.option("--ctx", type=click.IntRange(min=2), default=DataConfig.ctx, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=TrainConfig.batch, show_default=True)
 @click.option("--grad-checkpointing", is_flag=True, help="with layers computed again")
 def command(

@@ -92,3 +92,16 @@ def given_settings(
     """field -> what the user gave for it, of this dataclass alone."""
     names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
     return {name: given[p] for name, p in names.items() if given.get(p) is not None}
+
+
+def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[str]:
+    """The arguments of a command line that gives these parameters."""
+    found: list[str] = []
+    for option in options:
+        value = given.get(option.name or "")
+        if value is True:
+            found.append(option.opts[-1])
+        elif value is not None and value is not False:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            found += [option.opts[0], text]
+    return found

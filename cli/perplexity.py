@@ -15,7 +15,8 @@ from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
-from pyggml.lora.data import SPECIAL_TOKENS, Dataset, TextRow, encode_rows, pack, read_rows
+from pyggml.lora.config import SPECIAL_TOKENS
+from pyggml.lora.data import Dataset, TextRow, encode_rows, pack, read_rows
 
 
 @click.command("perplexity", context_settings=SETTINGS)

@@ -65,7 +65,7 @@ def _use(path: Path, threads: int) -> None:
     model = load(path)
     window = np.arange(_CTX + 1, dtype=np.int32)[None]
     windows = Dataset(window, np.zeros_like(window))
-    settings = TrainConfig(ctx=_CTX, threads=threads, max_steps=1)
+    settings = TrainConfig(threads=threads, max_steps=1)
     adapter = attach(model)
     Trainer(adapter.model, adapter.parameters, Corpus(windows, windows), settings).run()
     session = Session(model, _CTX)

@@ -4,14 +4,14 @@ In short:
 
     model = pyggml.load("model.gguf")
     adapter = attach(model, LoraConfig(rank=8))
-    corpus = read_corpus("text.txt", model.tokenizer, ctx=256, val_split=0.05)
-    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(ctx=256)).run(print)
+    corpus = read_corpus("text.txt", model.tokenizer, DataConfig(ctx=256))
+    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(lr=1e-4)).run(print)
     adapter.save("adapter.gguf")
 """
 
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.attach import attach, unfreeze
-from pyggml.lora.config import LoraConfig, TrainConfig
+from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
 from pyggml.lora.gradients import loss_and_grads
@@ -30,6 +30,7 @@ __all__ = [
     "Batch",
     "CheckpointReport",
     "Corpus",
+    "DataConfig",
     "Dataset",
     "History",
     "LoraConfig",

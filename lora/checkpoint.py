@@ -36,6 +36,7 @@ KEPT = 2  # newest checkpoints that stay
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
+Run = Mapping[str, Any]  # what makes a run what it is, by part
 _OTHER = {"model": "is another model than that run's", "text": "is another text than that run's"}
 
 
@@ -93,7 +94,7 @@ def save(
     parameters: Parameters,
     progress: Progress,
     history: History,
-    run: Mapping[str, Any],
+    run: Run,
 ) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
     buffers = _buffers(parameters)
@@ -109,27 +110,33 @@ def save(
     gguf.write(path, metadata, [(name, F32, b.shape, b) for name, b in buffers.items()])
 
 
-def load(path: Path, parameters: Parameters, run: Mapping[str, Any]) -> tuple[Progress, History]:
+def load(
+    path: Path, parameters: Parameters, run: Run, usual: Run | None = None
+) -> tuple[Progress, History]:
     """Put a checkpoint's numbers into the parameters; where the run stood, and what came before.
+
+    usual: settings by part of the run, which hold where a run has none: so a checkpoint that is
+    older than a setting is one of its default.
 
     Raises CheckpointError, and changes nothing, if the file is damaged or of another run: the
     sentence names the settings that differ.
     """
     try:
         with gguf.open(path) as file:
-            return _load(file, parameters, run)
+            return _load(file, parameters, run, usual or {})
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
 def _load(
-    file: gguf.GGUFFile, parameters: Parameters, run: Mapping[str, Any]
+    file: gguf.GGUFFile, parameters: Parameters, run: Run, usual: Run
 ) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
         named = "missing" if found is None else shown(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
-    differences = _differences(_stored_run(file), _plain(run))
+    stored_run, wanted = (_filled(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
+    differences = _differences(stored_run, wanted)
     if differences:
         raise CheckpointError(differences, f"{file.path}: is of another run: ")
     buffers = _buffers(parameters)
@@ -174,7 +181,15 @@ def _stored_run(file: gguf.GGUFFile) -> dict[str, Any]:
     return found
 
 
-def _plain(run: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(run: Run, usual: Run) -> dict[str, Any]:
+    """The run with the usual settings of each part where it has none."""
+    return {
+        part: usual.get(part, {}) | found if isinstance(found, dict) else found
+        for part, found in run.items()
+    }
+
+
+def _plain(run: Run) -> dict[str, Any]:
     """As it reads back from JSON: tuples are lists."""
     plain: dict[str, Any] = json.loads(json.dumps(run))
     return plain

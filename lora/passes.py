@@ -67,11 +67,11 @@ class Passes:
 
     @classmethod
     def of(
-        cls, model: Model, parameters: Parameters, config: TrainConfig, fused: bool = True
+        cls, model: Model, parameters: Parameters, config: TrainConfig, ctx: int, fused: bool = True
     ) -> Passes:
-        """The graphs that a run with these settings needs."""
+        """The graphs that a run with these settings needs, over windows of `ctx` tokens."""
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
-        return cls(model, parameters, config.batch * config.ctx, fused, config.ctx, keep)
+        return cls(model, parameters, config.batch * ctx, fused, ctx, keep)
 
     @property
     def n_bytes(self) -> int:

@@ -21,7 +21,7 @@ from pyggml import threads
 from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
-from pyggml.lora.config import TrainConfig
+from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.optim import AdamW
 from pyggml.lora.parameters import Parameters
@@ -35,6 +35,12 @@ from pyggml.lora.reports import (
 )
 from pyggml.lora.schedule import Schedule
 from pyggml.model import Model
+
+# What held in runs that are older than a setting.
+_USUAL = {
+    "adapter": LoraConfig().settled(),
+    "settings": {**DataConfig().settled(), **TrainConfig().settled()},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,9 @@ class Trainer:
     def passes(self) -> Passes:
         """The graphs of the run, planned."""
         if self._passes is None:
-            self._passes = Passes.of(self.model, self.parameters, self.config, self._fused)
+            self._passes = Passes.of(
+                self.model, self.parameters, self.config, self.corpus.train.ctx, self._fused
+            )
         return self._passes
 
     def stop(self) -> None:
@@ -202,7 +210,7 @@ class Trainer:
 
         Raises CheckpointError if the file is damaged or of another run.
         """
-        progress, history = checkpoint.load(Path(path), self.parameters, self._identity)
+        progress, history = checkpoint.load(Path(path), self.parameters, self._identity, _USUAL)
         if progress.step > self.n_steps or progress.index >= len(self.corpus.train):
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
         self.progress, self.history = progress, history
@@ -226,22 +234,26 @@ class Trainer:
             "model": checkpoint.identity(self.model.file.paths),
             "text": self.corpus.digest(),
             "adapter": self.parameters.about,
-            "settings": self.config.settled(),
+            "settings": {
+                **self.corpus.about,
+                "ctx": self.corpus.train.ctx,
+                **self.config.settled(),
+            },
             "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
         }
 
 
 def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
     faults: list[Fault] = []
-    if config.ctx > model.config.n_ctx:
-        faults.append(("ctx", f"is {config.ctx}, wanted at most the model's {model.config.n_ctx}"))
+    ctx = corpus.train.ctx
+    if ctx > model.config.n_ctx:
+        faults.append(("ctx", f"is {ctx}, wanted at most the model's {model.config.n_ctx}"))
     if config.compute != model.compute:
         fault = f"is {config.compute}, but the model was loaded with {model.compute}"
         faults.append(("compute", fault))
     parts = [part for part in (corpus.train, corpus.validation) if part is not None]
-    if any(part.ctx != config.ctx for part in parts):
-        fault = f"is {config.ctx}, but the windows have {corpus.train.ctx} tokens"
-        faults.append(("ctx", fault))
+    if any(part.ctx != ctx for part in parts):
+        faults.append(("ctx", f"is {ctx}, but the windows held out have {parts[-1].ctx} tokens"))
     if faults:
         raise ConfigError(faults)
     for part in parts:

@@ -9,7 +9,7 @@ import pytest
 
 import pyggml
 from pyggml.cli import demo
-from pyggml.lora import LoraConfig, TrainConfig, attach, loss_and_grads, read_corpus
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads, read_corpus
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = "--vocab 300 --width 32 --layers 1 --ff 32 --head 16 --ctx 16 --batch 2 --steps 3"
@@ -96,9 +96,9 @@ def test_the_demo_base_knows_prose():
 
 def test_the_demo_settings_fit_its_model():
     model = pyggml.load(demo.BASE)
-    train = TrainConfig(**demo.DEMO_TRAIN)
+    data, train = DataConfig(**demo.DEMO_DATA), TrainConfig(**demo.DEMO_TRAIN)
     assert attach(model, LoraConfig(**demo.DEMO_LORA)).parameters.n_trained > 0
-    corpus = read_corpus(demo.TEXT, model.tokenizer, train.ctx, train.val_split)
-    assert train.ctx <= model.config.n_ctx
+    corpus = read_corpus(demo.TEXT, model.tokenizer, data)
+    assert data.ctx <= model.config.n_ctx
     assert len(corpus.train) >= train.windows_per_step and len(corpus.validation) > 0
     assert model.tokenizer.encode(demo.PROMPT)

@@ -23,9 +23,12 @@ DEMO_LORA = {
     "rank": 16,  # a new form and new words to learn; a tenth as many numbers as the model has
     "alpha": 32.0,  # twice the rank, as with the default settings
 }
+# Arguments of DataConfig.
+DEMO_DATA = {
+    "ctx": 128,  # what the base model was trained with; some ten lines of verse
+}
 # Arguments of TrainConfig; a step takes 0.14 s on two cores, so all of them a minute.
 DEMO_TRAIN = {
-    "ctx": 128,  # what the base model was trained with; some ten lines of verse
     "batch": 4,  # 512 tokens: half as many steps with twice as many got less far
     "epochs": 3,  # enough for max_steps
     "max_steps": 400,  # the loss still falls, but slowly
@@ -38,6 +41,7 @@ DEMO_TRAIN = {
 SETTINGS = {
     "lora_rank": DEMO_LORA["rank"],
     "lora_alpha": DEMO_LORA["alpha"],
+    **DEMO_DATA,
     **DEMO_TRAIN,
 }
 

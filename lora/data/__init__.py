@@ -8,7 +8,7 @@ windows   tokens → windows → batches
 """
 
 from pyggml.lora.data.corpus import encode_rows, read_corpus
-from pyggml.lora.data.encode import SPECIAL_TOKENS, Encoding, encode
+from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import read_rows
 from pyggml.lora.data.rows import (
     ChatRow,
@@ -24,7 +24,6 @@ from pyggml.lora.data.rows import (
 from pyggml.lora.data.windows import Batch, Corpus, Dataset, Document, pack
 
 __all__ = [
-    "SPECIAL_TOKENS",
     "Batch",
     "ChatRow",
     "CompletionRow",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyggml.errors import DataError
+from pyggml.lora.config import DataConfig
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import read_rows
 from pyggml.lora.data.rows import Row
@@ -15,17 +16,14 @@ from pyggml.tokenizer import Tokenizer
 
 
 def read_corpus(
-    path: str | os.PathLike[str],
-    tokenizer: Tokenizer,
-    ctx: int,
-    val_split: float,
-    special_tokens: str = "auto",
+    path: str | os.PathLike[str], tokenizer: Tokenizer, config: DataConfig | None = None
 ) -> Corpus:
     """Windows of a text, or of the rows of JSON Lines, JSON or CSV; see `pyggml.lora.data.files`.
 
     Of rows with prompt and completion the completion is learned, and an end of text after it; each
     lies whole in a window.
 
+    Of `config`:
     val_split        share of the tokens that is held out. Of a text: its last windows, at least one
                      if there are two. Of rows: whole ones, those that bring the share nearer, asked
                      from the last to the first; none if all are too long
@@ -36,24 +34,26 @@ def read_corpus(
     Raises DataError for a file that cannot be read, is empty, is not UTF-8 (with the byte), has
     rows that are not as wanted or do not fit into a window (by number), or is shorter than one.
     """
+    c = config or DataConfig()
     kind, rows = read_rows(Path(path))
-    documents = encode_rows(rows, tokenizer, special_tokens)
+    documents = encode_rows(rows, tokenizer, c.special_tokens)
     n_tokens, whole = sum(len(d) for d in documents), any(d.trained is not None for d in documents)
     if whole:
-        _check_lengths(path, rows, documents, ctx)
+        _check_lengths(path, rows, documents, c.ctx)
     if kind == "text":
-        train, validation, n_held_out = *_split_windows(pack(documents, ctx), val_split), 0
+        train, validation, n_held_out = *_split_windows(pack(documents, c.ctx), c.val_split), 0
     else:
-        held_out = set(_held_out([len(d) for d in documents], val_split))
+        held_out = set(_held_out([len(d) for d in documents], c.val_split))
         parts = [[d for i, d in enumerate(documents) if (i in held_out) == out] for out in (0, 1)]
-        train, validation = (pack(part, ctx, whole) for part in parts)
+        train, validation = (pack(part, c.ctx, whole) for part in parts)
         n_held_out = len(held_out)
-    if not len(train) or (n_tokens < ctx + 1 and not whole):
+    if not len(train) or (n_tokens < c.ctx + 1 and not whole):
         raise DataError(
-            f"{path}: holds {n_tokens} tokens, wanted at least {ctx + 1} for one window of {ctx} "
-            "and the token after it: give more text or a smaller --ctx"
+            f"{path}: holds {n_tokens} tokens, wanted at least {c.ctx + 1} for one window of "
+            f"{c.ctx} and the token after it: give more text or a smaller --ctx"
         )
-    return Corpus(train, validation if len(validation) else None, len(documents), n_held_out, kind)
+    held_out_windows = validation if len(validation) else None
+    return Corpus(train, held_out_windows, len(documents), n_held_out, kind, c.settled())
 
 
 def _split_windows(windows: Dataset, share: float) -> tuple[Dataset, Dataset]:

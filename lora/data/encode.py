@@ -17,8 +17,6 @@ from pyggml.lora.data.rows import CompletionRow, Row, TextRow
 from pyggml.lora.data.windows import Document
 from pyggml.tokenizer import Tokenizer
 
-SPECIAL_TOKENS = ("auto", "plain", "parse")
-
 
 @dataclass(frozen=True, slots=True)
 class Encoding:

@@ -8,8 +8,9 @@ target. A batch is windows one after the other in one row of tokens; `span` keep
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -114,6 +115,7 @@ class Corpus:
     """What is trained on, and what is held out (None if nothing is), of so many documents.
 
     kind: the format of the file they are from, see `pyggml.lora.data.files`.
+    about: settings that made them, which a resumed run must share.
     """
 
     train: Dataset
@@ -121,6 +123,7 @@ class Corpus:
     n_documents: int = 1
     n_held_out: int = 0  # documents; of a single one, windows are
     kind: str = "text"
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def digest(self) -> str:
         """SHA-256 of every window: two runs with the same digest read the same numbers."""

@@ -1,5 +1,6 @@
 """A tiny random llama model with a vocabulary of bytes, a text, and the commands, in-process."""
 
+import signal
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from pyggml import gguf
 from pyggml.cli import __main__ as cli
 from pyggml.dtypes import F32
+from pyggml.lora import Trainer
 
 N_EMBD, N_FF, N_KV = 32, 64, 16
 TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
@@ -84,6 +86,11 @@ class Ended:
     out: str
     err: str
 
+    def row(self, label):
+        """The first line of the table that starts with this word."""
+        found = next(x for x in self.out.splitlines() if x.startswith(label + " "))
+        return found[len(label) :].strip()
+
 
 @pytest.fixture
 def pyggml(capsys):
@@ -105,3 +112,29 @@ def finetune(pyggml, tiny, text, tmp_path):
         return pyggml("finetune", "-m", model, "-f", data, "-o", output, *short, *arguments)
 
     return call
+
+
+@pytest.fixture
+def ctrl_c():
+    """As in a terminal, even if the tests run in the background, where SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def signal_after(ctrl_c, monkeypatch):
+    """signal_after(step, n): n times SIGINT when this step has just been made."""
+
+    def plant(step, n=1):
+        whole = Trainer._step
+
+        def made(self):
+            report = whole(self)
+            for _ in range(n if report.step == step else 0):
+                signal.raise_signal(signal.SIGINT)
+            return report
+
+        monkeypatch.setattr(Trainer, "_step", made)
+
+    return plant

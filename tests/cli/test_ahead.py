@@ -16,7 +16,8 @@ from pyggml.lora.passes import Passes
 
 ASKED = JIT and threads.most() > 1
 pytestmark = pytest.mark.skipif(not ASKED, reason="nothing to compile, or no second core for it")
-LORA, TRAIN = LoraConfig(rank=2, modules=("attn_q",)), TrainConfig(ctx=16)
+LORA, TRAIN = LoraConfig(rank=2, modules=("attn_q",)), TrainConfig()
+CTX = 16
 PATIENCE = 120  # seconds until a helper that does nothing is given up
 
 
@@ -39,7 +40,7 @@ def helpers(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def plan(tiny):
     adapter = attach(load(tiny), LORA)
-    return Passes.of(adapter.model, adapter.parameters, TRAIN).training
+    return Passes.of(adapter.model, adapter.parameters, TRAIN, CTX).training
 
 
 def notes(folder):
@@ -56,7 +57,7 @@ def wait_for_a_kernel(folder, helper):
 
 
 def test_a_helper_compiles_until_the_first_step(helpers, tiny, plan, tmp_path):
-    with ahead.helped(tiny, LORA, TRAIN, plan, "f32") as done:
+    with ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         wait_for_a_kernel(tmp_path, helpers[0])
         assert not notes(tmp_path)
         done()
@@ -64,17 +65,17 @@ def test_a_helper_compiles_until_the_first_step(helpers, tiny, plan, tmp_path):
         assert len(list(tmp_path.rglob("*.nbc"))) < 100, "it left some of 119"
         assert notes(tmp_path)
         done()  # after every later step
-    with ahead.helped(tiny, LORA, TRAIN, plan, "f32") as done:
+    with ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         done()
     assert len(helpers) == 1, "a step of this kind has been taken"
-    with ahead.helped(tiny, LORA, TRAIN, plan, "bf16"):
+    with ahead.helped(tiny, LORA, TRAIN, CTX, plan, "bf16"):
         assert len(helpers) == 2, "other kernels"
 
 
 def test_a_run_that_fails_leaves_no_note(helpers, tiny, plan, tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
-        ahead.helped(tiny, LORA, TRAIN, plan, "f32"),
+        ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32"),
     ):
         wait_for_a_kernel(tmp_path, helpers[0])
         raise KeyboardInterrupt
@@ -85,7 +86,7 @@ def test_a_run_that_fails_leaves_no_note(helpers, tiny, plan, tmp_path):
 @pytest.mark.parametrize("program", ["false", "no-such-program"])
 def test_a_helper_that_does_not_start_is_no_error(helpers, tiny, plan, monkeypatch, program):
     monkeypatch.setattr(sys, "executable", program)
-    with ahead.helped(tiny, LORA, TRAIN, plan, "f32") as done:
+    with ahead.helped(tiny, LORA, TRAIN, CTX, plan, "f32") as done:
         for helper in helpers:
             helper.wait(PATIENCE)
         done()
@@ -98,9 +99,9 @@ def test_the_command_asks_for_help_once(helpers, finetune, tmp_path):
 
 
 def test_no_help_for_one_thread_or_where_nothing_is_kept(helpers, tiny, plan, monkeypatch):
-    with ahead.helped(Path(tiny), LORA, replace(TRAIN, threads=1), plan, "f32") as done:
+    with ahead.helped(Path(tiny), LORA, replace(TRAIN, threads=1), CTX, plan, "f32") as done:
         done()
     monkeypatch.setattr(ahead, "CACHE", None)
-    with ahead.helped(Path(tiny), LORA, TRAIN, plan, "f32") as done:
+    with ahead.helped(Path(tiny), LORA, TRAIN, CTX, plan, "f32") as done:
         done()
     assert not helpers

@@ -206,7 +206,7 @@ SETTINGS = {
     "scheduler": (("--lr-scheduler", "wild"), " --lr-scheduler is 'wild', wanted one of cosine"),
     "compute": (("--compute", "f8"), " --compute is 'f8', wanted one of auto, int8, bf16, f32"),
     "threads": (("--threads", -1), " --threads is -1, wanted 0 or more"),
-    "several": (("--batch", 0, "--epochs", 0), " --batch is 0, wanted 1 to 65536; --epochs is 0"),
+    "several": (("--batch", 0, "--epochs", 0), " --epochs is 0, wanted 1 or more; --batch is 0"),
     "prompt": (("--prompt", "long" * 20), "the prompt has 80 tokens, wanted 1 to 63"),
     "empty prompt": (("--prompt", ""), "the prompt has 0 tokens, wanted 1 to 63"),
     "unknown": (("--lora-ranks", 3), "No such option '--lora-ranks'"),

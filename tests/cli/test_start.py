@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyggml.cli import __main__ as cli
-from pyggml.cli.finetune import LORA_FLAGS
+from pyggml.cli.finetune.job import LORA_FLAGS
 from pyggml.errors import PyggmlError
-from pyggml.lora import LoraConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +60,7 @@ def test_the_entry_points_are_these_functions():
 
 def test_every_setting_has_one_option_with_its_help_and_default():
     options = {o.name: o for o in cli.command("finetune").params}
-    for config, flags in ((LoraConfig, LORA_FLAGS), (TrainConfig, {})):
+    for config, flags in ((LoraConfig, LORA_FLAGS), (DataConfig, {}), (TrainConfig, {})):
         for f in fields(config):
             option = options[flags.get(f.name, f.name)]
             assert option.default is None or "UNSET" in repr(option.default)

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+import pyggml
 from pyggml import gguf
 from pyggml.dtypes import F32
+from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 
+LENGTHS = [30, 12, 7, 25, 9, 18, 22, 14]  # of documents; the last one is held out
 N_VOCAB, N_EMBD, N_FF, N_KV = 48, 32, 64, 16
 
 
@@ -58,7 +61,7 @@ def tiny_tied(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def corpus_of():
-    """(ctx, lengths, val_split) -> Corpus of documents of random tokens of these lengths."""
+    """(ctx, lengths, n_held_out) -> Corpus of documents of random tokens of these lengths."""
     from pyggml.lora.data import Corpus, Dataset
 
     def packed(documents, ctx):
@@ -70,11 +73,26 @@ def corpus_of():
         shape = (-1, ctx + 1)
         return Dataset(ids.astype(np.int32).reshape(shape), owner.astype(np.int32).reshape(shape))
 
-    def make(ctx, lengths, n_held_out=1, seed=0):
+    def make(ctx, lengths=LENGTHS, n_held_out=1, seed=0):
         rng = np.random.default_rng(seed)
         documents = [rng.integers(0, N_VOCAB, n) for n in lengths]
         cut = len(documents) - n_held_out
         held_out = packed(documents[cut:], ctx) if n_held_out else None
         return Corpus(packed(documents[:cut], ctx), held_out)
+
+    return make
+
+
+@pytest.fixture
+def trainer_of(tiny, corpus_of):
+    """(lora settings, **train settings) -> a trainer of the tiny model with a fresh adapter."""
+
+    def make(lora=None, path=tiny, corpus=None, **settings):
+        settings = {"ctx": 10, "lr": 0.01, "warmup_steps": 2, "epochs": 2, **settings}
+        model = pyggml.load(path)
+        adapter = attach(model, LoraConfig(**{"rank": 3, "alpha": 5.0, **(lora or {})}))
+        corpus = corpus or corpus_of(settings["ctx"])
+        del settings["ctx"]
+        return Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(**settings))
 
     return make

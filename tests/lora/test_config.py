@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from pyggml.errors import ConfigError
-from pyggml.lora import LoraConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 
 WRONG = [
     (LoraConfig, "rank", 0),
@@ -16,7 +16,7 @@ WRONG = [
     (LoraConfig, "modules", ("attn_q", "attn_q")),
     (LoraConfig, "skip_layers", -1),
     (LoraConfig, "seed", -1),
-    (TrainConfig, "ctx", 1),
+    (DataConfig, "ctx", 1),
     (TrainConfig, "batch", 0),
     (TrainConfig, "grad_accum", 0),
     (TrainConfig, "epochs", 0),
@@ -34,8 +34,8 @@ WRONG = [
     (TrainConfig, "beta2", 1.0),
     (TrainConfig, "eps", 0.0),
     (TrainConfig, "seed", 1 << 64),
-    (TrainConfig, "special_tokens", "none"),
-    (TrainConfig, "val_split", 0.6),
+    (DataConfig, "special_tokens", "none"),
+    (DataConfig, "val_split", 0.6),
     (TrainConfig, "val_every", -1),
     (TrainConfig, "val_windows", 0),
     (TrainConfig, "checkpoint_every", -1),
@@ -47,7 +47,7 @@ WRONG = [
     (LoraConfig, "alpha", "much"),
     (LoraConfig, "modules", "ffn"),
     (LoraConfig, "modules", ("attn_q", 3)),
-    (TrainConfig, "ctx", 2.5),
+    (DataConfig, "ctx", 2.5),
     (TrainConfig, "lr", "fast"),
     (TrainConfig, "grad_checkpointing", "no"),
     (TrainConfig, "compute", ["auto"]),
@@ -62,12 +62,12 @@ def test_a_setting_out_of_range_is_refused(kind, name, value):
 
 def test_all_faults_come_at_once():
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(lr=-1.0, ctx=0, lr_min=0.5)
+        TrainConfig(lr=-1.0, batch=0, lr_min=0.5)
     assert str(caught.value).count("; ") == 2
     assert "lr_min is 0.5, wanted at most the highest rate" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [LoraConfig, TrainConfig])
+@pytest.mark.parametrize("kind", [DataConfig, LoraConfig, TrainConfig])
 def test_every_default_is_valid_and_explained(kind):
     kind()
     for field in dataclasses.fields(kind):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml.errors import DataError
-from pyggml.lora import read_corpus
+from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import read_rows
 
 
@@ -45,7 +45,7 @@ def write_lines(path, texts):
 def test_text_windows_follow_each_other_without_overlap(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("".join(chr(ord("a") + i % 26) for i in range(99)))
-    corpus = read_corpus(path, Letters(), ctx=9, val_split=0.2)
+    corpus = read_corpus(path, Letters(), DataConfig(ctx=9, val_split=0.2))
     ids = Letters().encode(path.read_text())
     assert len(corpus.train) == 8 and len(corpus.validation) == 2
     np.testing.assert_array_equal(corpus.train.tokens.reshape(-1), ids[:80])
@@ -54,7 +54,7 @@ def test_text_windows_follow_each_other_without_overlap(tmp_path):
 
 def test_documents_are_held_out_whole(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["abcdefgh" * 3, "ijkl" * 9, "xyz" * 5])
-    corpus = read_corpus(path, Letters(), ctx=6, val_split=0.3)
+    corpus = read_corpus(path, Letters(), DataConfig(ctx=6, val_split=0.3))
     trained = set(corpus.train.tokens[corpus.train.documents >= 0].tolist())
     held_out = corpus.validation.tokens[corpus.validation.documents >= 0].tolist()
     assert held_out == Letters().encode("xyz" * 5)
@@ -81,7 +81,9 @@ def test_what_is_held_out_is_a_share_of_the_text_not_of_the_documents(
 ):
     """Documents of so many times ten tokens, of which each has a letter of its own."""
     texts = [chr(ord("a") + i) * (10 * n - 1) for i, n in enumerate(lengths)]
-    corpus = read_corpus(write_lines(tmp_path / "a.jsonl", texts), Letters(), 4, share)
+    corpus = read_corpus(
+        write_lines(tmp_path / "a.jsonl", texts), Letters(), DataConfig(ctx=4, val_split=share)
+    )
     assert (corpus.n_documents, corpus.n_held_out) == (len(lengths), len(wanted))
     held_out = corpus.validation.tokens.ravel().tolist() if corpus.validation else []
     for i, text in enumerate(texts):
@@ -107,14 +109,16 @@ def test_special_tokens_are_tokens_where_they_are_meant(tmp_path, ending, mode, 
     path = tmp_path / f"a.{ending}"
     path.write_text(TEXT if ending == "txt" else json.dumps({"text": TEXT}))
     n = len(wanted)
-    corpus = read_corpus(path, Control(), n - 1, 0.0, mode)
+    corpus = read_corpus(path, Control(), DataConfig(ctx=n - 1, val_split=0.0, special_tokens=mode))
     np.testing.assert_array_equal(corpus.train.tokens, [wanted])
 
 
 def test_the_ends_that_a_text_has_are_not_doubled(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["<s>abc</s>"])
     wanted = [Control.start, *Letters().encode("abc")]
-    np.testing.assert_array_equal(read_corpus(path, Control(), 4, 0.0).train.tokens, [wanted])
+    np.testing.assert_array_equal(
+        read_corpus(path, Control(), DataConfig(ctx=4, val_split=0.0)).train.tokens, [wanted]
+    )
 
 
 def test_a_mark_at_the_start_of_a_file_is_no_text(tmp_path):
@@ -123,13 +127,13 @@ def test_a_mark_at_the_start_of_a_file_is_no_text(tmp_path):
     for name, text in (("a.txt", "abcdefgh"), ("a.jsonl", f"{row}\ufeff{row}")):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8-sig")
-        train = read_corpus(path, Letters(), 8, 0.0).train
+        train = read_corpus(path, Letters(), DataConfig(ctx=8, val_split=0.0)).train
         assert train.tokens[0].tolist() == Letters().encode("abcdefgh")
 
 
 def test_no_split_holds_nothing_out(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["abcdefgh", "ijkl"])
-    assert read_corpus(path, Letters(), ctx=4, val_split=0.0).validation is None
+    assert read_corpus(path, Letters(), DataConfig(ctx=4, val_split=0.0)).validation is None
 
 
 ROWS = [{"text": "abcdefgh"}, {"text": 'ij "kl", m'}]
@@ -170,7 +174,7 @@ def test_of_prompt_and_completion_the_completion_is_learned(tmp_path):
     pairs = [("ab", "cdef"), ("gh", "ij"), ("", "klmno"), ("p", "q")]
     rows = ({"prompt": p, "completion": c} for p, c in pairs)
     path.write_text("\n".join(map(json.dumps, rows)))
-    train = read_corpus(path, Letters(), 11, 0.0).train
+    train = read_corpus(path, Letters(), DataConfig(ctx=11, val_split=0.0)).train
     learned = Letters().encode
     wanted = [[*learned("cdef"), *learned("ij")], [*learned("klmno")[1:], *learned("q")]]
     assert len(train) == 2
@@ -191,7 +195,7 @@ def test_a_token_across_the_seam_is_learned(tmp_path):
 
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "abc", "completion": "def"}')
-    train = read_corpus(path, Pairs(), 3, 0.0).train
+    train = read_corpus(path, Pairs(), DataConfig(ctx=3, val_split=0.0)).train
     assert train.trained.tolist() == [[False, True, True, True]]
     assert train.tokens[0].tolist() == [*Pairs().encode("abcdef"), Letters.end]
 
@@ -201,8 +205,8 @@ def test_an_answer_is_never_cut_without_a_word(tmp_path):
     path.write_text("prompt,completion\nab,c\nde,fghijklm\nabcdefgh,ijkl\n")
     wanted = r"record 3 .* has 13 tokens and 1 more are too long, wanted at most 9, .* larger --ctx"
     with pytest.raises(DataError, match=wanted):
-        read_corpus(path, Letters(), 8, 0.0)
-    assert read_corpus(path, Letters(), 12, 0.0).n_documents == 3
+        read_corpus(path, Letters(), DataConfig(ctx=8, val_split=0.0))
+    assert read_corpus(path, Letters(), DataConfig(ctx=12, val_split=0.0)).n_documents == 3
 
 
 def expected_targets(documents, ctx):
@@ -225,7 +229,7 @@ def test_batches_hold_every_target_once_and_cross_no_document(
     documents = [Letters().encode(t) for t in texts]
     if sum(map(len, documents)) < ctx + 1 or not expected_targets(documents, ctx):
         return
-    train = read_corpus(path, Letters(), ctx, val_split=0.0).train
+    train = read_corpus(path, Letters(), DataConfig(ctx=ctx, val_split=0.0)).train
     order = train.order(seed, epoch=0)
     assert sorted(order) == list(range(len(train)))
     found, total = [], 0.0
@@ -247,7 +251,7 @@ def test_batches_hold_every_target_once_and_cross_no_document(
 def test_the_order_depends_on_seed_and_epoch_only(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("abcdefghij" * 60)
-    train = read_corpus(path, Letters(), 5, 0.0).train
+    train = read_corpus(path, Letters(), DataConfig(ctx=5, val_split=0.0)).train
     first = train.order(3, 1)
     np.testing.assert_array_equal(first, train.order(3, 1))
     assert (first != train.order(3, 2)).any() and (first != train.order(4, 1)).any()
@@ -258,7 +262,7 @@ def test_other_text_has_another_digest(tmp_path):
     for i, text in enumerate(["abcdefghijkl", "abcdefghijkm"]):
         path = tmp_path / f"{i}.txt"
         path.write_text(text)
-        digests.add(read_corpus(path, Letters(), 3, 0.3).digest())
+        digests.add(read_corpus(path, Letters(), DataConfig(ctx=3, val_split=0.3)).digest())
     assert len(digests) == 2
 
 
@@ -307,10 +311,10 @@ def test_a_file_that_does_not_fit_is_explained(tmp_path, name, content, message)
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_corpus(path, Letters(), ctx=8, val_split=0.1)
+        read_corpus(path, Letters(), DataConfig(ctx=8, val_split=0.1))
 
 
 @pytest.mark.parametrize("name", ["missing.txt", "."])
 def test_what_cannot_be_read_is_named(tmp_path, name):
     with pytest.raises(DataError, match="cannot be read"):
-        read_corpus(tmp_path / name, Letters(), ctx=8, val_split=0.1)
+        read_corpus(tmp_path / name, Letters(), DataConfig(ctx=8, val_split=0.1))

@@ -16,7 +16,7 @@ def test_a_step_allocates_nothing_of_the_model_s_size(tiny, corpus_of, checkpoin
     adapter = attach(model, LoraConfig(rank=16))
     corpus = corpus_of(60, [400, 300, 70])
     config = TrainConfig(
-        ctx=60, grad_accum=2, max_steps=5, val_every=0, clip=1e-3, grad_checkpointing=checkpointing
+        grad_accum=2, max_steps=5, val_every=0, clip=1e-3, grad_checkpointing=checkpointing
     )
     trainer = Trainer(adapter.model, adapter.parameters, corpus, config)
     most, kept = [], []
@@ -44,7 +44,7 @@ def test_a_run_binds_its_kernels_once(tiny, corpus_of, monkeypatch):
     model = pyggml.load(tiny)
     adapter = attach(model)
     corpus = corpus_of(10, [90, 60, 30])
-    trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(ctx=10))
+    trainer = Trainer(adapter.model, adapter.parameters, corpus, TrainConfig())
     trainer.passes.bind()
     before = trainer.passes.programs
     monkeypatch.setattr(type(model.backend), "bind", None)

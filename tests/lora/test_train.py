@@ -1,17 +1,13 @@
-"""The loop: what a step computes, where it stops, and that a resumed run is the same run."""
+"""The loop: what a step computes, what a run reports, and what it refuses."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pyggml
-from pyggml import gguf
-from pyggml.errors import CheckpointError, ConfigError, DataError, NoGradientError, PyggmlError
+from pyggml.errors import ConfigError, DataError, NoGradientError, PyggmlError
 from pyggml.lora import (
-    CheckpointReport,
-    LoraConfig,
     Parameters,
     StepReport,
     TrainConfig,
@@ -22,31 +18,7 @@ from pyggml.lora import (
 )
 from pyggml.lora.optim import AdamW
 
-LENGTHS = [30, 12, 7, 25, 9, 18, 22, 14]  # of documents; the last one is held out
-
-
-@pytest.fixture
-def trainer_of(tiny, corpus_of):
-    """(lora settings, **train settings) -> a trainer of the tiny model with a fresh adapter."""
-
-    def make(lora=None, path=tiny, corpus=None, **settings):
-        settings = {"ctx": 10, "lr": 0.01, "warmup_steps": 2, "epochs": 2, **settings}
-        model = pyggml.load(path)
-        adapter = attach(model, LoraConfig(**{"rank": 3, "alpha": 5.0, **(lora or {})}))
-        corpus = corpus or corpus_of(settings["ctx"], LENGTHS)
-        return Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(**settings))
-
-    return make
-
-
-def state(trainer):
-    p = trainer.parameters
-    return [b.tobytes() for b in (p.data, p.m, p.v)] + [trainer.progress]
-
-
-def steps(events):
-    return [e for e in events if isinstance(e, StepReport)]
-
+from runs import state, steps
 
 # -- one step -----------------------------------------------------------------------------------
 
@@ -185,16 +157,16 @@ def test_all_weights_of_a_model_can_be_trained(tiny_tied, corpus_of):
     for name, t in weights.items():
         parameters.tensors[name].data[:] = t.data
     model.parts = dataclasses.replace(model.parts, weights=parameters.tensors)
-    config = TrainConfig(ctx=10, lr=0.02, epochs=6, warmup_steps=0)
+    config = TrainConfig(lr=0.02, epochs=6, warmup_steps=0)
     events = []
-    Trainer(model, parameters, corpus_of(10, LENGTHS), config, fused=False).run(events.append)
+    Trainer(model, parameters, corpus_of(10), config, fused=False).run(events.append)
     made = steps(events)
     assert np.mean([e.loss for e in made[-6:]]) < 0.7 * np.mean([e.loss for e in made[:6]])
 
 
 def test_parameters_of_another_model_are_refused(tiny, corpus_of):
     stranger = attach(pyggml.load(tiny)).parameters
-    trainer = Trainer(pyggml.load(tiny), stranger, corpus_of(10, LENGTHS), TrainConfig(ctx=10))
+    trainer = Trainer(pyggml.load(tiny), stranger, corpus_of(10), TrainConfig())
     with pytest.raises(NoGradientError, match="blk.0.attn_q.weight.lora_a does not reach the loss"):
         trainer.reserve()
 
@@ -214,9 +186,10 @@ def test_numbers_that_are_not_finite_stop_the_run_and_are_traced(trainer_of):
 def test_settings_and_text_that_do_not_fit_the_model_are_refused(trainer_of, corpus_of):
     with pytest.raises(ConfigError, match="ctx is 100, wanted at most the model's 64; compute is"):
         trainer_of(ctx=100, compute="f32")
-    with pytest.raises(ConfigError, match="ctx is 10, but the windows have 9 tokens"):
-        trainer_of(corpus=corpus_of(9, LENGTHS))
-    corpus = corpus_of(10, LENGTHS)
+    other = dataclasses.replace(corpus_of(10), validation=corpus_of(9).validation)
+    with pytest.raises(ConfigError, match="ctx is 10, but the windows held out have 9 tokens"):
+        trainer_of(corpus=other)
+    corpus = corpus_of(10)
     corpus.train.tokens[0, 0] = 48
     with pytest.raises(DataError, match="wanted 0 to 47"):
         trainer_of(corpus=corpus)
@@ -235,153 +208,3 @@ def test_a_validation_that_is_no_number_ends_the_run(trainer_of, tmp_path):
     ):
         trainer.run(broken)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.gguf"]
-
-
-# -- stopping and resuming ----------------------------------------------------------------------
-
-
-def stop_at(trainer, step, how):
-    def report(event):
-        if isinstance(event, StepReport) and event.step == step:
-            if how == "flag":
-                trainer.stop()
-            else:
-                raise KeyboardInterrupt
-
-    return report
-
-
-@pytest.mark.parametrize("how", ["flag", "interrupt"])
-@pytest.mark.parametrize("at", [3, 6])  # in the first epoch; in the second
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer_of, tmp_path, how, at):
-    settings = {"batch": 2, "grad_accum": 1, "epochs": 2, "seed": 5}
-    whole, events = trainer_of(**settings), []
-    whole.run(events.append)
-    first = trainer_of(**settings, checkpoint_dir=str(tmp_path))
-    assert not first.run(stop_at(first, at, how))
-    assert first.progress.step == at and (first.progress.epoch == 1) == (at == 6)
-    second = trainer_of(**settings, checkpoint_dir=str(tmp_path), threads=1)
-    second.parameters.data[:] = 7  # whatever was there is replaced
-    second.resume(tmp_path / f"step-{at:08d}.gguf")
-    assert second.parameters.m.any() and second.parameters.v.any()
-    rest = []
-    assert second.run(rest.append)
-    assert state(second) == state(whole)
-    assert second.history == whole.history and len(whole.history.losses) == whole.progress.step
-    assert [e.loss for e in steps(rest)] == [e.loss for e in steps(events)[at:]]
-
-
-def test_a_run_resumes_with_layers_computed_again(trainer_of, tmp_path):
-    settings = {"batch": 2, "grad_accum": 2, "epochs": 2, "seed": 5}
-    whole = trainer_of(**settings)
-    whole.run()
-    first = trainer_of(**settings, checkpoint_dir=str(tmp_path), grad_checkpointing=True)
-    first.run(stop_at(first, 2, "flag"))
-    second = trainer_of(**settings, checkpoint_dir=str(tmp_path))
-    second.resume(tmp_path / "step-00000002.gguf")
-    assert second.run()
-    assert state(second) == state(whole)
-    nodes = [len(t.passes.training.graph.nodes) for t in (first, second)]
-    assert nodes[0] > nodes[1]
-
-
-def test_ctrl_c_in_the_middle_of_a_step_goes_back_to_the_last_whole_one(trainer_of, tmp_path):
-    trainer = trainer_of(checkpoint_dir=str(tmp_path), grad_accum=2, max_steps=3)
-    trainer.run(stop_at(trainer, 1, "flag"))
-    before, train, calls = state(trainer), trainer.passes.train, []
-
-    def interrupted(batch):
-        calls.append(batch)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return train(batch)
-
-    trainer.passes.train = interrupted
-    assert not trainer.run()
-    assert state(trainer) == before
-    trainer.passes.train = train
-    trainer.run()
-    whole = trainer_of(grad_accum=2, max_steps=3)
-    whole.run()
-    assert state(trainer) == state(whole)
-
-
-def test_the_two_newest_checkpoints_are_kept(trainer_of, tmp_path):
-    trainer = trainer_of(max_steps=7, checkpoint_dir=str(tmp_path / "a" / "b"), checkpoint_every=2)
-    events = []
-    trainer.run(events.append)
-    saved = [e.step for e in events if isinstance(e, CheckpointReport)]
-    assert saved == [2, 4, 6, 7]
-    names = sorted(p.name for p in (tmp_path / "a" / "b").iterdir())
-    assert names == ["step-00000006.gguf", "step-00000007.gguf"]
-
-
-def test_a_new_run_does_not_write_among_another_run_s_checkpoints(trainer_of, tmp_path):
-    trainer_of(max_steps=1, checkpoint_dir=str(tmp_path)).run()
-    with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run"):
-        trainer_of(max_steps=1, checkpoint_dir=str(tmp_path)).run()
-
-
-OTHER_RUNS = [
-    ({"lr": 0.02}, "settings.lr is 0.01 there and 0.02 here"),
-    ({"seed": 9, "clip": 2.0}, "settings.clip is 1.0 .* settings.seed is 0 there and 9 here"),
-    ({"ctx": 12}, "settings.ctx is 10 there and 12 here"),  # so the text differs, too
-    ({"lora": {"rank": 2}}, "adapter.rank is 3 there and 2 here"),  # and each tensor's shape
-    ({"lora": {"alpha": 6.0}}, "adapter.alpha is 5.0 there and 6.0 here"),
-    (
-        {"lora": {"modules": ("attn_q",)}},
-        r"adapter.modules is not given there and \['attn_q'\] here",
-    ),
-    ({"path": "tiny_tied"}, "model is another model than that run's"),
-    ({"corpus": 1}, "text is another text than that run's"),
-]
-
-
-@pytest.mark.parametrize("changes, message", OTHER_RUNS)
-def test_a_checkpoint_of_another_run_is_refused(
-    trainer_of, corpus_of, request, tmp_path, changes, message
-):
-    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
-    if "path" in changes:
-        changes = {"path": request.getfixturevalue(changes["path"])}
-    if "corpus" in changes:
-        changes = {"corpus": corpus_of(10, LENGTHS, seed=1)}
-    other = trainer_of(max_steps=2, **changes)
-    before = state(other)
-    with pytest.raises(CheckpointError, match=f"is of another run: {message}$"):
-        other.resume(tmp_path / "step-00000002.gguf")
-    assert state(other) == before
-
-
-def damage(path: Path, how):
-    raw = bytearray(path.read_bytes())
-    if how == "a flipped bit":
-        raw[-100] ^= 1
-    elif how == "half of it":
-        raw = raw[: len(raw) // 2]
-    else:
-        raw = bytearray(b"not a checkpoint")
-    path.write_bytes(raw)
-
-
-@pytest.mark.parametrize("how", ["a flipped bit", "half of it", "something else"])
-def test_a_damaged_checkpoint_is_refused(trainer_of, tmp_path, how):
-    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
-    path = tmp_path / "step-00000002.gguf"
-    damage(path, how)
-    other = trainer_of(max_steps=2)
-    before = state(other)
-    with pytest.raises(CheckpointError, match="damaged|wanted a checkpoint"):
-        other.resume(path)
-    assert state(other) == before
-
-
-def test_a_file_of_another_kind_is_no_checkpoint(trainer_of, tiny):
-    with pytest.raises(CheckpointError, match="general.type is missing, wanted 'checkpoint'"):
-        trainer_of().resume(tiny)
-
-
-def test_nor_is_one_whose_kind_is_no_word(trainer_of, tmp_path):
-    gguf.write(tmp_path / "a.gguf", {"general.type": np.arange(3)}, [])
-    with pytest.raises(CheckpointError, match="general.type is .*, wanted 'checkpoint'"):
-        trainer_of().resume(tmp_path / "a.gguf")

@@ -64,6 +64,6 @@ def trained(
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.config.n_vocab, (steps, 33)).astype(np.int32)
     corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
-    config = TrainConfig(ctx=32, lr=0.02, warmup_steps=0, lr_scheduler="constant", compute="f32")
+    config = TrainConfig(lr=0.02, warmup_steps=0, lr_scheduler="constant", compute="f32")
     Trainer(made.model, made.parameters, corpus, config).run()
     return made

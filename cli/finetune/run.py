@@ -1,0 +1,88 @@
+"""The stages of a run: model, adapter, data, graphs, training, adapter file, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml import load
+from pyggml.cli import ahead, overview
+from pyggml.cli.finetune import results
+from pyggml.cli.finetune.job import Job, check_places, check_room, checkpoint_of
+from pyggml.cli.interrupt import stopping
+from pyggml.cli.progress import Meter, display
+from pyggml.cli.run import STOPPED
+from pyggml.cli.samples import check_answer, compare, prompt_ids
+from pyggml.cli.show import row, say, unescaped
+from pyggml.errors import PyggmlError
+from pyggml.lora import Adapter, Trainer, attach, lock, read_corpus, unfreeze
+
+
+def run(job: Job, resumed: Callable[[Path], str]) -> int:
+    """Do the job; the exit code. `resumed` gives the command line that goes on from a folder."""
+    check_places(job)
+    with lock.held(job.output):
+        return _run(job, resumed)
+
+
+def _run(job: Job, resumed: Callable[[Path], str]) -> int:
+    model = load(job.model, job.init, job.train.compute)
+    overview.say_model(model)
+    adapter = attach(model, job.lora) if job.init is None else unfreeze(model)
+    model = adapter.model
+    overview.say_adapter(model, adapter)
+    check_room(job, adapter.parameters.data.nbytes)
+    corpus = read_corpus(job.data, model.tokenizer, job.reading)
+    overview.say_data(job.data, corpus, job.reading.val_split)
+    prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
+    trainer = Trainer(model, adapter.parameters, corpus, job.train)
+    if job.resume is not None:
+        trainer.resume(checkpoint_of(job.resume))
+    overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)
+    overview.say_steps(trainer)
+    if job.output.exists():
+        row("output", f"{job.output} exists; it is replaced at the end")
+    say()
+    before = load(job.model, job.init, job.train.compute)  # as it is now: -o may replace it
+    start = trainer.progress.step
+    finished = _train(job, trainer, adapter, prompt)
+    if not finished:
+        results.say_how_to_resume(trainer, start, resumed)
+        return STOPPED
+    compare(before, model, prompt)
+    results.say_how_to_use(job.model, job.output)
+    return 0
+
+
+def _train(job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray) -> bool:
+    """Train and write the adapter; whether that went to the end."""
+    start, meter = trainer.progress.step, Meter(trainer.history)
+    plan, compute = trainer.passes.training, trainer.model.backend.compute
+    with stopping(trainer.stop):
+        with (
+            ahead.helped(
+                job.model, adapter.config, job.train, job.reading.ctx, plan, compute
+            ) as compiled,
+            display(meter, trainer.n_steps, start) as shown,
+        ):
+
+            def report(event: Any) -> None:
+                meter.add(event)
+                shown(event)
+                if meter.last is not None:
+                    compiled()
+
+            try:
+                finished = trainer.run(report)
+            except PyggmlError as error:
+                faults = [*error.faults, *results.rescued(adapter, meter, job.output)]
+                raise PyggmlError(faults, error.about) from error
+        if finished:
+            check_answer(trainer.model, prompt)
+        if finished or trainer.progress.step > start:
+            results.say_result(trainer)
+            results.save(adapter, meter, job.output)
+    return finished

@@ -1,0 +1,83 @@
+"""What a setting is: a field of a dataclass, with its help, range and group as metadata.
+
+help         what it does, in half a sentence
+wanted       its range, in words
+fits         its range, as a function of the value
+group        where help lists it, one of GROUPS
+common       whether short help lists it
+may_change   whether a resumed run may have another value, since no number depends on it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pyggml.errors import ConfigError, Fault
+
+GROUPS = ("model", "data", "adapter", "optimiser", "memory", "output")
+
+
+def setting(
+    default: Any,
+    help: str,
+    wanted: str = "",
+    fits: Callable[[Any], bool] = lambda value: True,
+    *,
+    group: str,
+    common: bool = False,
+    may_change: bool = False,
+) -> Any:
+    """A field of a dataclass of settings."""
+    assert group in GROUPS, f"{group} is no group of settings"
+    about = {"help": help, "wanted": wanted, "fits": fits, "group": group}
+    return field(default=default, metadata=about | {"common": common, "may_change": may_change})
+
+
+def at_least(low: int) -> tuple[str, Callable[[Any], bool]]:
+    return f"{low} or more", lambda value: value >= low
+
+
+def one_of(names: tuple[str, ...]) -> tuple[str, Callable[[Any], bool]]:
+    return f"one of {', '.join(names)}", lambda value: value in names
+
+
+SEED = ("0 to 2^64 - 1", lambda value: 0 <= value < 1 << 64)
+
+
+def is_of_kind(value: object, default: object) -> bool:
+    """Whether a value is what a setting with this default takes: whole numbers serve as floats,
+    True as no number."""
+    if default is None:
+        return True
+    if isinstance(value, bool) or isinstance(default, bool):
+        return type(value) is type(default)
+    kinds = (int, float) if isinstance(default, float) else type(default)
+    return isinstance(value, kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A dataclass whose fields are held against their ranges when it is made.
+
+    Raises ConfigError with every setting that is out of range.
+    """
+
+    def __post_init__(self) -> None:
+        faults = self._faults()
+        if faults:
+            raise ConfigError(faults)
+
+    def _faults(self) -> list[Fault]:
+        found = [(f, getattr(self, f.name)) for f in fields(self)]
+        return [
+            (f.name, f"is {value!r}, wanted {f.metadata['wanted'] or 'true or false'}")
+            for f, value in found
+            if not (is_of_kind(value, f.default) and f.metadata["fits"](value))
+        ]
+
+    def settled(self) -> Mapping[str, Any]:
+        """What a resumed run must share, by name."""
+        kept = [f.name for f in fields(self) if not f.metadata["may_change"]]
+        return {name: getattr(self, name) for name in kept}

@@ -1,0 +1,149 @@
+"""How a run trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.errors import Fault
+from pyggml.lora.config.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
+from pyggml.model import COMPUTE_TYPES
+
+SCHEDULERS = ("cosine", "linear", "constant")
+
+_BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1)
+_COUNT = ("1 to 65536", lambda n: 1 <= n <= 1 << 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Settings):
+    """How a run trains: batch · grad_accum windows make a step, which is one update."""
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    epochs: int = setting(
+        1, "times that the text is read", *at_least(1), group="optimiser", common=True
+    )
+    max_steps: int = setting(
+        0,
+        "end after this many steps (0: no limit)",
+        *at_least(0),
+        group="optimiser",
+        common=True,
+    )
+    batch: int = setting(
+        1, "windows in one pass; more need more memory", *_COUNT, group="optimiser", common=True
+    )
+    grad_accum: int = setting(1, "passes in one step", *_COUNT, group="optimiser", common=True)
+    seed: int = setting(0, "seed of the order of the windows", *SEED, group="optimiser")
+
+    # -- the learning rate ----------------------------------------------------------------------
+
+    lr: float = setting(
+        2e-4,
+        "highest learning rate",
+        "above 0, at most 10",
+        lambda x: 0 < x <= 10,
+        group="optimiser",
+        common=True,
+    )
+    lr_scheduler: str = setting(
+        "cosine",
+        "how the learning rate falls to lr_min after the warm-up",
+        *one_of(SCHEDULERS),
+        group="optimiser",
+    )
+    lr_min: float = setting(
+        0.0,
+        "learning rate at the end",
+        "0 or more",
+        lambda x: 0 <= x <= 10,
+        group="optimiser",
+    )
+    warmup_steps: int = setting(
+        10,
+        "steps in which the learning rate rises; at most half of all steps",
+        *at_least(0),
+        group="optimiser",
+    )
+
+    # -- the update -----------------------------------------------------------------------------
+
+    weight_decay: float = setting(
+        0.01, "AdamW's decay", "0 to 1", lambda x: 0 <= x <= 1, group="optimiser"
+    )
+    clip: float = setting(
+        1.0,
+        "longest gradient over all parameters (0: any)",
+        "0 or more",
+        lambda x: 0 <= x < 1e30,
+        group="optimiser",
+    )
+    beta1: float = setting(0.9, "AdamW's memory of the gradient", *_BETA, group="optimiser")
+    beta2: float = setting(0.999, "AdamW's memory of its square", *_BETA, group="optimiser")
+    eps: float = setting(
+        1e-8,
+        "AdamW's guard against a zero square",
+        "above 0, at most 1",
+        lambda x: 0 < x <= 1,
+        group="optimiser",
+    )
+
+    # -- memory and speed -----------------------------------------------------------------------
+
+    grad_checkpointing: bool = setting(
+        False,
+        "compute each layer again for its backward pass instead of keeping its inside: far less "
+        "memory, about a quarter more time, the same result bit for bit",
+        group="memory",
+        common=True,
+        may_change=True,
+    )
+    threads: int = setting(
+        0, "threads to use (0: all)", *at_least(0), group="memory", may_change=True
+    )
+    compute: str = setting(
+        "auto", "how products are computed", *one_of(COMPUTE_TYPES), group="memory"
+    )
+
+    # -- what is told and kept on the way -------------------------------------------------------
+
+    val_every: int = setting(
+        100,
+        "steps between validations (0: first and last only)",
+        *at_least(0),
+        group="output",
+        may_change=True,
+    )
+    val_windows: int = setting(
+        32,
+        "most windows that a validation reads",
+        *at_least(1),
+        group="output",
+        may_change=True,
+    )
+    checkpoint_dir: str | None = setting(
+        None,
+        "folder for checkpoints (default: none are kept)",
+        group="output",
+        common=True,
+        may_change=True,
+    )
+    checkpoint_every: int = setting(
+        100,
+        "steps between checkpoints (0: last only)",
+        *at_least(0),
+        group="output",
+        may_change=True,
+    )
+
+    def _faults(self) -> list[Fault]:
+        faults = super()._faults()
+        both = (self.lr, self.lr_min)
+        if all(is_of_kind(rate, 0.0) for rate in both) and self.lr_min > self.lr:
+            fault = f"is {self.lr_min}, wanted at most the highest rate, which is {self.lr}"
+            faults.append(("lr_min", fault))
+        return faults
+
+    @property
+    def windows_per_step(self) -> int:
+        return self.batch * self.grad_accum

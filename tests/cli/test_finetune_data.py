@@ -1,0 +1,45 @@
+"""What the command says of the data, and which settings reach it."""
+
+import pytest
+
+
+def rows(path, *lengths):
+    path.write_text("".join('{"text": "%s"}\n' % ("the path " * n) for n in lengths))
+    return path
+
+
+def test_the_share_that_is_held_out_is_one_of_the_text(finetune, tmp_path):
+    ended = finetune("--val-split", 0.1, data=rows(tmp_path / "a.jsonl", *[5] * 8, 2, 3))
+    said = ended.row("data")
+    assert ended.code == 0 and " tokens to train on in 8 documents, " in said
+    assert said.endswith("2 documents held out, 11 % of the tokens")
+
+
+@pytest.mark.parametrize(
+    "lengths, why",
+    [((20, 60), "each document has more than twice the 5 % that --val-split asks for"),
+     ((20,), "there is one document")],
+)  # fmt: skip
+def test_why_nothing_is_held_out(finetune, tmp_path, lengths, why):
+    ended = finetune(data=rows(tmp_path / "a.jsonl", *lengths))
+    assert ended.code == 0 and f"           nothing is held out: {why}\n" in ended.out
+    assert "validation" not in ended.out
+
+
+def test_completions_of_a_table_are_learned_with_their_end(finetune, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,completion\n" + "what?,that\n" * 6)
+    ended = finetune("--val-split", 0, data=path)  # "that" is th, a, t; and the end
+    assert ended.row("data").startswith("a.csv (CSV): 24 tokens to train on in 6 doc")
+    assert ended.code == 0 and "step 4 of 4" in ended.row("result")
+    refused = finetune("--ctx", 4, data=path)
+    assert refused.code == 2 and "record 1 (to line 2) has 9 tokens and 5 more" in refused.err
+
+
+def test_special_tokens_reach_the_data(finetune, tmp_path):
+    path, found = rows(tmp_path / "a.jsonl", 30), []
+    path.write_text(path.read_text().replace("path", "<|endoftext|>"))
+    for mode in ("auto", "parse", "plain"):
+        ended = finetune("--special-tokens", mode, data=path)
+        found.append(int(ended.row("data").split(" tokens")[0].split()[-1].replace(",", "")))
+    assert found[0] == found[1] < found[2]

@@ -1,0 +1,99 @@
+"""The adapter file: replaced only at the end, and not lost where a disk refuses."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import pyggml as library
+from pyggml.lora import Trainer
+
+
+def test_an_older_adapter_is_replaced_only_at_the_end(finetune, tmp_path, monkeypatch):
+    path = tmp_path / "adapter.gguf"
+    path.write_bytes(b"older")
+    whole = Trainer.run
+
+    def watched(self, report):
+        assert path.read_bytes() == b"older"
+        return whole(self, report)
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    ended = finetune()
+    assert ended.code == 0 and ended.row("output").endswith("it is replaced at the end")
+    assert path.read_bytes()[:4] == b"GGUF" and list(tmp_path.iterdir()) == [path]
+
+
+def full_disk(folder):
+    """An os.fsync for which this folder's disk is full."""
+
+    def fsync(handle):
+        if Path(f"/proc/self/fd/{handle}").readlink().is_relative_to(folder):
+            raise OSError(28, "No space left on device")
+
+    return fsync
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks /proc for a handle's path")
+@pytest.mark.parametrize("spare", [True, False], ids=["elsewhere is room", "no room at all"])
+def test_a_full_disk_leaves_the_older_file_and_saves_the_work(
+    finetune, tiny, tmp_path, tmp_path_factory, monkeypatch, spare
+):
+    path, elsewhere = tmp_path / "adapter.gguf", tmp_path_factory.mktemp("elsewhere")
+    path.write_bytes(b"older")
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    monkeypatch.setattr(os, "fsync", full_disk(tmp_path if spare else "/"))
+    ended = finetune()
+    assert ended.code == 2 and f"{path}: cannot be written: No space left on device" in ended.err
+    assert path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
+    rescued = list(elsewhere.rglob("*"))
+    if spare:
+        assert f"; the adapter of step 4 was saved as {rescued[-1]}\n" in ended.err
+        assert library.load(tiny, rescued[-1]).adapters
+    else:
+        assert rescued == []
+
+
+def test_a_disk_that_is_too_small_is_noticed_before(finetune, monkeypatch):
+    class Usage:
+        free = 4000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: Usage)
+    ended = finetune()
+    assert ended.code == 2 and "its disk has 4.0 kB left" in ended.err
+    assert "data" not in ended.out
+
+
+# -- a learning rate that is too high -----------------------------------------------------------
+
+
+def test_an_adapter_that_makes_no_numbers_is_not_written(finetune, tmp_path, monkeypatch):
+    """The last update may be what breaks it: no later step finds out."""
+    whole, older = Trainer._run, tmp_path / "adapter.gguf"
+    older.write_bytes(b"a good one")
+
+    def broken(self, report):
+        done = whole(self, report)
+        self.parameters.data[:] = float("nan")
+        return done
+
+    monkeypatch.setattr(Trainer, "_run", broken)
+    ended = finetune()
+    said = "the model's answer to the prompt is no number (nan); --lr may be too high; the adapter"
+    assert ended.code == 2 and said in ended.err and "result" not in ended.out
+    assert older.read_bytes() == b"a good one"
+
+
+def test_a_loss_that_rises_is_warned_about(finetune, monkeypatch):
+    whole = Trainer._step
+
+    def rising(self):
+        report = whole(self)
+        self.history.losses[-1] = 1.0 + self.progress.step
+        return report
+
+    monkeypatch.setattr(Trainer, "_step", rising)
+    ended = finetune("--max-steps", 12)
+    early, late = re.findall(r"\nwarning    the loss more than doubled, (\S+) → (\S+): ", ended.out)
+    assert ended.code == 0 and early == ("4.000", "9.000") and late == ("4.500", "10.500")

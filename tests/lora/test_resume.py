@@ -1,0 +1,188 @@
+"""Stopping and resuming: a resumed run is the same run, and no other run's checkpoint is taken."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyggml import gguf
+from pyggml.dtypes import F32
+from pyggml.errors import CheckpointError
+from pyggml.lora import CheckpointReport, StepReport
+
+from runs import state, steps
+
+
+def stop_at(trainer, step, how):
+    def report(event):
+        if isinstance(event, StepReport) and event.step == step:
+            if how == "flag":
+                trainer.stop()
+            else:
+                raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("how", ["flag", "interrupt"])
+@pytest.mark.parametrize("at", [3, 6])  # in the first epoch; in the second
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer_of, tmp_path, how, at):
+    settings = {"batch": 2, "grad_accum": 1, "epochs": 2, "seed": 5}
+    whole, events = trainer_of(**settings), []
+    whole.run(events.append)
+    first = trainer_of(**settings, checkpoint_dir=str(tmp_path))
+    assert not first.run(stop_at(first, at, how))
+    assert first.progress.step == at and (first.progress.epoch == 1) == (at == 6)
+    second = trainer_of(**settings, checkpoint_dir=str(tmp_path), threads=1)
+    second.parameters.data[:] = 7  # whatever was there is replaced
+    second.resume(tmp_path / f"step-{at:08d}.gguf")
+    assert second.parameters.m.any() and second.parameters.v.any()
+    rest = []
+    assert second.run(rest.append)
+    assert state(second) == state(whole)
+    assert second.history == whole.history and len(whole.history.losses) == whole.progress.step
+    assert [e.loss for e in steps(rest)] == [e.loss for e in steps(events)[at:]]
+
+
+def test_a_run_resumes_with_layers_computed_again(trainer_of, tmp_path):
+    settings = {"batch": 2, "grad_accum": 2, "epochs": 2, "seed": 5}
+    whole = trainer_of(**settings)
+    whole.run()
+    first = trainer_of(**settings, checkpoint_dir=str(tmp_path), grad_checkpointing=True)
+    first.run(stop_at(first, 2, "flag"))
+    second = trainer_of(**settings, checkpoint_dir=str(tmp_path))
+    second.resume(tmp_path / "step-00000002.gguf")
+    assert second.run()
+    assert state(second) == state(whole)
+    nodes = [len(t.passes.training.graph.nodes) for t in (first, second)]
+    assert nodes[0] > nodes[1]
+
+
+def test_ctrl_c_in_the_middle_of_a_step_goes_back_to_the_last_whole_one(trainer_of, tmp_path):
+    trainer = trainer_of(checkpoint_dir=str(tmp_path), grad_accum=2, max_steps=3)
+    trainer.run(stop_at(trainer, 1, "flag"))
+    before, train, calls = state(trainer), trainer.passes.train, []
+
+    def interrupted(batch):
+        calls.append(batch)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(batch)
+
+    trainer.passes.train = interrupted
+    assert not trainer.run()
+    assert state(trainer) == before
+    trainer.passes.train = train
+    trainer.run()
+    whole = trainer_of(grad_accum=2, max_steps=3)
+    whole.run()
+    assert state(trainer) == state(whole)
+
+
+def test_the_two_newest_checkpoints_are_kept(trainer_of, tmp_path):
+    trainer = trainer_of(max_steps=7, checkpoint_dir=str(tmp_path / "a" / "b"), checkpoint_every=2)
+    events = []
+    trainer.run(events.append)
+    saved = [e.step for e in events if isinstance(e, CheckpointReport)]
+    assert saved == [2, 4, 6, 7]
+    names = sorted(p.name for p in (tmp_path / "a" / "b").iterdir())
+    assert names == ["step-00000006.gguf", "step-00000007.gguf"]
+
+
+def test_a_new_run_does_not_write_among_another_run_s_checkpoints(trainer_of, tmp_path):
+    trainer_of(max_steps=1, checkpoint_dir=str(tmp_path)).run()
+    with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run"):
+        trainer_of(max_steps=1, checkpoint_dir=str(tmp_path)).run()
+
+
+OTHER_RUNS = [
+    ({"lr": 0.02}, "settings.lr is 0.01 there and 0.02 here"),
+    ({"seed": 9, "clip": 2.0}, "settings.clip is 1.0 .* settings.seed is 0 there and 9 here"),
+    ({"ctx": 12}, "settings.ctx is 10 there and 12 here"),  # so the text differs, too
+    ({"lora": {"rank": 2}}, "adapter.rank is 3 there and 2 here"),  # and each tensor's shape
+    ({"lora": {"alpha": 6.0}}, "adapter.alpha is 5.0 there and 6.0 here"),
+    (
+        {"lora": {"modules": ("attn_q",)}},
+        r"adapter.modules is not given there and \['attn_q'\] here",
+    ),
+    ({"path": "tiny_tied"}, "model is another model than that run's"),
+    ({"corpus": 1}, "text is another text than that run's"),
+]
+
+
+@pytest.mark.parametrize("changes, message", OTHER_RUNS)
+def test_a_checkpoint_of_another_run_is_refused(
+    trainer_of, corpus_of, request, tmp_path, changes, message
+):
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
+    if "path" in changes:
+        changes = {"path": request.getfixturevalue(changes["path"])}
+    if "corpus" in changes:
+        changes = {"corpus": corpus_of(10, seed=1)}
+    other = trainer_of(max_steps=2, **changes)
+    before = state(other)
+    with pytest.raises(CheckpointError, match=f"is of another run: {message}$"):
+        other.resume(tmp_path / "step-00000002.gguf")
+    assert state(other) == before
+
+
+def without(path, part, name):
+    """Write a checkpoint as it was before a setting existed."""
+    with gguf.open(path) as file:
+        metadata = {key: field.value for key, field in file.metadata.items()}
+        tensors = [(n, F32, t.shape, file.data(n).copy()) for n, t in file.tensors.items()]
+    run = json.loads(metadata["checkpoint.run"])
+    del run[part][name]
+    whole = {"step": np.uint64, "epoch": np.uint64, "index": np.uint64}
+    metadata |= {f"checkpoint.{k}": kind(metadata[f"checkpoint.{k}"]) for k, kind in whole.items()}
+    gguf.write(path, metadata | {"checkpoint.run": json.dumps(run)}, tensors)
+
+
+def test_a_checkpoint_that_is_older_than_a_setting_is_one_of_its_default(trainer_of, tmp_path):
+    """What it would be if `clip` had come later, and always been 1 before."""
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
+    path = tmp_path / "step-00000002.gguf"
+    without(path, "settings", "clip")
+    without(path, "adapter", "skip_layers")
+    usual = trainer_of(max_steps=2)
+    usual.resume(path)
+    assert usual.progress.step == 2
+    with pytest.raises(CheckpointError, match="settings.clip is 1.0 there and 0.5 here"):
+        trainer_of(max_steps=2, clip=0.5).resume(path)
+    with pytest.raises(CheckpointError, match="adapter.skip_layers is 0 there and 1 here"):
+        trainer_of({"skip_layers": 1}, max_steps=2).resume(path)
+
+
+def damage(path: Path, how):
+    raw = bytearray(path.read_bytes())
+    if how == "a flipped bit":
+        raw[-100] ^= 1
+    elif how == "half of it":
+        raw = raw[: len(raw) // 2]
+    else:
+        raw = bytearray(b"not a checkpoint")
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", ["a flipped bit", "half of it", "something else"])
+def test_a_damaged_checkpoint_is_refused(trainer_of, tmp_path, how):
+    trainer_of(max_steps=2, checkpoint_dir=str(tmp_path)).run()
+    path = tmp_path / "step-00000002.gguf"
+    damage(path, how)
+    other = trainer_of(max_steps=2)
+    before = state(other)
+    with pytest.raises(CheckpointError, match="damaged|wanted a checkpoint"):
+        other.resume(path)
+    assert state(other) == before
+
+
+def test_a_file_of_another_kind_is_no_checkpoint(trainer_of, tiny):
+    with pytest.raises(CheckpointError, match="general.type is missing, wanted 'checkpoint'"):
+        trainer_of().resume(tiny)
+
+
+def test_nor_is_one_whose_kind_is_no_word(trainer_of, tmp_path):
+    gguf.write(tmp_path / "a.gguf", {"general.type": np.arange(3)}, [])
+    with pytest.raises(CheckpointError, match="general.type is .*, wanted 'checkpoint'"):
+        trainer_of().resume(tmp_path / "a.gguf")

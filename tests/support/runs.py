@@ -1,0 +1,12 @@
+"""What tests of training look at: a trainer's whole state, and the steps among its reports."""
+
+from pyggml.lora import StepReport
+
+
+def state(trainer):
+    p = trainer.parameters
+    return [b.tobytes() for b in (p.data, p.m, p.v)] + [trainer.progress]
+
+
+def steps(events):
+    return [e for e in events if isinstance(e, StepReport)]
