@@ -49,6 +49,10 @@ class TokenizerError(PyggmlError):
     """A vocabulary or pre-tokenizer that is not supported."""
 
 
+class TemplateError(PyggmlError):
+    """A chat template that is faulty, does too much, or does not take these messages."""
+
+
 class ModelError(PyggmlError):
     """A model whose architecture, hyperparameters or tensors do not fit together."""
 

@@ -1,0 +1,262 @@
+"""Jinja2 as chat templates expect it and as a stranger's template may have it.
+
+What it means is settled by transformers' apply_chat_template: blocks are trimmed, loops have break
+and continue, `tojson` escapes nothing, `raise_exception` and `strftime_now` are there, and so is
+{% generation %}, which marks what the assistant writes. What it may do is listed here: filters,
+tests, functions, and methods of strings and mappings. All are measured, see `limits`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+from jinja2 import nodes, pass_context, pass_eval_context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import sync_do_join
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from pyggml.chat import limits
+from pyggml.chat.limits import SPENT
+
+FILTERS = (
+    *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float"),
+    *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject"),
+    *("rejectattr", "reverse", "safe", "select", "selectattr", "sort", "string", "title"),
+    *("unique", "upper"),
+)
+METHODS = {
+    str: {
+        *("capitalize", "count", "endswith", "find", "format", "index", "isalnum", "isalpha"),
+        *("isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle"),
+        *("isupper", "join", "lower", "lstrip", "partition", "removeprefix", "removesuffix"),
+        *("replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split", "splitlines"),
+        *("startswith", "strip", "swapcase", "title", "upper"),
+    },
+    dict: {"get", "items", "keys", "values"},
+}
+_BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range)
+OPEN, CLOSE = "\ufdd0", "\ufdd1"  # no characters of Unicode: what stands between was generated
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment of one template."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    concat = staticmethod(limits.joined)  # type: ignore[assignment]
+
+    def __init__(self, strftime_now: Callable[[str], str]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Generation, loopcontrols],
+            finalize=_weighed,
+        )
+        checked = {name: CHECKED.get(name, _check_filter) for name in (*FILTERS, *CHECKED)}
+        self.filters = {name: _measured(self.filters[name], c) for name, c in checked.items()}
+        self.filters |= {"join": _join, "tojson": limits.to_json}
+        self.filters |= {"_joined": limits.joined, "_step": _step, "_weighed": _weighed}
+        self.tests = {name: _measured(test, _check_filter) for name, test in self.tests.items()}
+        del self.globals["lipsum"]
+        self.globals |= {
+            "dict": _Dict(),
+            "namespace": _Namespace,
+            "raise_exception": _raise,
+            "strftime_now": strftime_now,
+        }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        found = super()._parse(source, name, filename)
+        changed: nodes.Template = _Measuring().visit(found)
+        return changed
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, _BUILT_IN):
+            return any(isinstance(obj, kind) and attr in METHODS[kind] for kind in METHODS)
+        return super().is_safe_attribute(obj, attr, value)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if not isinstance(argument, str | int | float | slice | None):
+            raise SecurityError(f"{type(argument).__name__} is no index")
+        return super().getitem(obj, argument)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        return limits.combined(operator, left, right, self.binop_table[operator])
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        SPENT.step()
+        limits.weighed(*args, *kwargs.values())
+        bound = getattr(__obj, "__wrapped__", __obj)
+        owner = getattr(bound, "__self__", None)
+        if isinstance(owner, str):
+            limits.check_method(owner, bound.__name__, (*args, *kwargs.values()))
+            if bound.__name__ == "join":
+                return limits.joined(*args, between=owner)
+        return SPENT.made(super().call(__context, __obj, *args, **kwargs))
+
+
+class _Measuring(NodeTransformer):
+    """A template whose loops count their passes, whose ~ and whose comparisons are measured."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        count = nodes.Filter(nodes.Const(0), "_step", [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(count).set_lineno(node.lineno))
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "_joined", [], [], None, None).set_lineno(
+            node.lineno
+        )
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _wrapped(node.expr)
+        for operand in node.ops:
+            operand.expr = _wrapped(operand.expr)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _wrapped(node.key)
+        return node
+
+
+def _wrapped(node: nodes.Expr) -> nodes.Expr:
+    if isinstance(node, nodes.Const):
+        return node
+    return nodes.Filter(node, "_weighed", [], [], None, None).set_lineno(node.lineno)
+
+
+# -- filters and functions ----------------------------------------------------------------------
+
+
+def _measured(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """A filter or test of Jinja's: one step, of arguments that pass a check."""
+    takes_context = hasattr(function, "jinja_pass_arg")
+
+    @wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        SPENT.step()
+        check(*args[takes_context:], **kwargs)
+        return SPENT.made(function(*args, **kwargs))
+
+    return measured
+
+
+def _check_filter(*args: Any, **kwargs: Any) -> None:
+    limits.weighed(*args, *kwargs.values())
+
+
+def _check_format(text: Any, *args: Any, **kwargs: Any) -> None:
+    limits.check_widths(str(text))
+    limits.weighed(*args, *kwargs.values())
+
+
+def _check_indent(text: Any, width: int | str = 4, *_: Any, **__: Any) -> None:
+    limits.SPENT.take(str(text).count("\n") * (width if isinstance(width, int) else len(width)))
+
+
+def _check_replace(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
+    limits.check_method(str(text), "replace", (str(old), str(new)))
+
+
+def _check_trim(text: Any, chars: Any = None) -> None:
+    limits.check_method(str(text), "strip", (chars,))
+
+
+CHECKED = {
+    "format": _check_format,
+    "indent": _check_indent,
+    "replace": _check_replace,
+    "trim": _check_trim,
+}
+
+
+@pass_eval_context
+def _join(context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    """Jinja's join of a list that has been measured."""
+    SPENT.step()
+    items = list(value)
+    limits.weighed(items)
+    SPENT.take(len(items) * len(d))
+    return str(SPENT.made(sync_do_join(context, items, d, attribute)))
+
+
+@pass_context  # so that it is not computed once, when the template is compiled
+def _step(context: Context, value: Any) -> Any:
+    SPENT.step()
+    return value
+
+
+def _weighed(value: Any) -> Any:
+    """The value, to be compared or written."""
+    if not isinstance(value, str):
+        limits.weighed(value)
+    return value
+
+
+def _raise(message: str) -> None:
+    raise Refusal(message)
+
+
+class Refusal(TemplateError):
+    """What the template itself says against the messages, with raise_exception."""
+
+
+class _Dict:
+    """The type dict as a function: its attributes lead to Python's inside."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """Without private names, which lead to Python's inside."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *others = args
+        attributes = dict(*others, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"{name!r} is a private name")
+
+
+class Marking(threading.local):
+    """Whether this thread marks what stands in {% generation %} with OPEN and CLOSE."""
+
+    on = False
+
+
+MARKING = Marking()
+
+
+class Generation(Extension):
+    """{% generation %} … {% endgeneration %}: what the assistant writes."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{OPEN}{caller()}{CLOSE}" if MARKING.on else caller()

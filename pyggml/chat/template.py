@@ -1,0 +1,150 @@
+"""A chat template: messages → the text that a model reads.
+
+`messages` and `tools` are as the OpenAI API has them. Names whose value is None are left out, and
+reasoning is given under all its names, as transformers does before it renders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from functools import cached_property
+from typing import Any
+
+from jinja2 import meta
+from jinja2.exceptions import TemplateSyntaxError
+
+from pyggml.chat import limits
+from pyggml.chat.sandbox import CLOSE, MARKING, OPEN, Refusal, Sandbox
+from pyggml.errors import TemplateError
+
+Message = Mapping[str, Any]
+MOST_SOURCE = 1 << 18  # characters
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_DEPTH = 64  # of lists and objects in a message
+
+
+class ChatTemplate:
+    """A template, compiled.
+
+    source      its Jinja2
+    origin      what errors call it, such as "chatml" or a path
+    names       what it reads besides messages: bos_token, eos_token, … → text, or other settings
+    today       the date that strftime_now gives; None is the day on which it is asked
+
+    Raises TemplateError for a template that is no Jinja2.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        origin: str,
+        names: Mapping[str, Any] | None = None,
+        today: date | None = None,
+    ) -> None:
+        self.source, self.origin = source, origin
+        self._names, self._today = dict(names or {}), today
+        if len(source) > MOST_SOURCE:
+            raise TemplateError(
+                f"{origin}: the chat template has {len(source)} characters, wanted at most "
+                f"{MOST_SOURCE}"
+            )
+        self._sandbox = Sandbox(self._strftime_now)
+        limits.SPENT.begin()
+        try:
+            self._compiled = self._sandbox.from_string(source)
+        except TemplateSyntaxError as error:
+            raise TemplateError(
+                f"{origin}: line {error.lineno} of the chat template: {error.message}"
+            ) from None
+        except Exception as error:  # Jinja2 raises whatever Python does
+            raise TemplateError(f"{origin}: is no chat template: {_reason(error)}") from None
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """Names that the template reads without setting them, such as messages and tools."""
+        return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self.source)))
+
+    @cached_property
+    def marks_answers(self) -> bool:
+        """Whether it has {% generation %} blocks."""
+        lexed = self._sandbox.lex(self.source)
+        return any(kind == "name" and text == "generation" for _, kind, text in lexed)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The text of the messages; add_generation_prompt: up to where an answer begins.
+
+        Raises TemplateError with what the template says against the messages, or for one that does
+        too much, or what it may not.
+        """
+        given = {
+            "messages": [_message(m) for m in messages],
+            "tools": _plain(tools) if tools else None,
+            "documents": _plain(documents) if documents else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        limits.SPENT.begin()
+        try:
+            return self._compiled.render(self._names | given)
+        except Refusal as error:
+            raise TemplateError(f"{self.origin}: the chat template says: {error}") from None
+        except OverflowError as error:
+            raise TemplateError(f"{self.origin}: the chat template was stopped: {error}") from None
+        except Exception as error:  # whatever Python raises for an operation
+            raise TemplateError(
+                f"{self.origin}: the chat template fails: {_reason(error)}"
+            ) from None
+
+    def render_marked(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and the ranges of its characters that stand in {% generation %} blocks."""
+        MARKING.on = True
+        try:
+            marked = self.render(messages, tools)
+        finally:
+            MARKING.on = False
+        text, ranges = "", list[tuple[int, int]]()
+        for i, piece in enumerate(marked.split(OPEN)):
+            inside, _, after = piece.partition(CLOSE) if i else ("", "", piece)
+            if inside:
+                ranges.append((len(text), len(text) + len(inside)))
+            text += inside + after
+        return text, ranges
+
+    def _strftime_now(self, format: str) -> str:
+        limits.check_date(format)
+        return (self._today or datetime.now()).strftime(format)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    found = {name: _plain(value) for name, value in message.items() if value is not None}
+    thought = next((found[name] for name in _REASONING if name in found), None)
+    if thought is not None:
+        found = {"thinking": thought, **found, "reasoning_content": thought}
+    return found
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """JSON's types alone: anything else has methods that no sandbox knows."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if depth > _DEPTH:
+        raise TemplateError(f"a message has lists and objects {_DEPTH} deep, wanted fewer")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    raise TemplateError(f"a message has a {type(value).__name__}, wanted what JSON can hold")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it calls itself too often"
+    return " ".join(str(error).split())[:300] or type(error).__name__
