@@ -23,7 +23,7 @@ LAYERS = [
     {"backends"},
     {"alloc"},
     {"runtime", "gemm", "tokenizer"},
-    {"schedule"},
+    {"schedule", "chat"},
     {"attention"},
     {"ops"},
     {"backward", "models"},

@@ -27,6 +27,11 @@ class Metadata:
             return value
         raise _wrong(key, value, "a string")
 
+    def variants(self, key: str) -> dict[str, str]:
+        """The strings of `key` and `key.NAME`, by NAME; "" is that of the key itself."""
+        wanted = (name for name in self._values if name == key or name.startswith(f"{key}."))
+        return {name[len(key) + 1 :]: self.text(name) or "" for name in sorted(wanted)}
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._values.get(key, default)
         if isinstance(value, bool):

@@ -7,8 +7,9 @@ search from left to right would find "xab".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SPACES = " \t\n\v\f\r"  # C's isspace
 
@@ -33,28 +34,55 @@ def in_order(specials: Iterable[Special]) -> tuple[Special, ...]:
     return tuple(sorted(specials, key=lambda special: (-len(special.text.encode()), special.id)))
 
 
-def partition(text: str, specials: Iterable[Special], parse_special: bool) -> list[str | int]:
-    """The text in order, as non-empty pieces (str) and special tokens (ids)."""
-    parts: list[str | int] = [text] if text else []
+class Part(NamedTuple):
+    """Characters [start, end) of a text: the name of a special token, or a piece of text (id None).
+
+    Spaces that a match includes are in no part.
+    """
+
+    start: int
+    end: int
+    id: int | None = None
+
+
+def partition(
+    text: str,
+    specials: Iterable[Special],
+    parse_special: bool,
+    plain: Sequence[tuple[int, int]] = (),
+) -> list[Part]:
+    """The text in order, as non-empty pieces and special tokens.
+
+    plain: ranges of characters in which hidden tokens are not looked for, not even in part.
+    """
+    parts = [Part(0, len(text))] if text else []
     for special in specials:
         if (special.hidden and not parse_special) or special.text not in text:
             continue
-        cut: list[str | int] = []
+        kept = plain if special.hidden else ()
+        cut: list[Part] = []
         for part in parts:
-            cut.extend(_cut(part, special) if isinstance(part, str) else (part,))
+            cut.extend(_cut(text, part, special, kept) if part.id is None else (part,))
         parts = cut
     return parts
 
 
-def _cut(text: str, special: Special) -> Iterator[str | int]:
-    start = 0
-    while (at := text.find(special.text, start)) >= 0:
-        left = text[start:at].rstrip(SPACES) if special.lstrip else text[start:at]
-        if left:
-            yield left
-        yield special.id
-        start = at + len(special.text)
-        while special.rstrip and start < len(text) and text[start] in SPACES:
-            start += 1
-    if start < len(text):
-        yield text[start:]
+def _cut(
+    text: str, part: Part, special: Special, plain: Sequence[tuple[int, int]]
+) -> Iterator[Part]:
+    start, at = part.start, part.start - 1
+    while (at := text.find(special.text, at + 1, part.end)) >= 0:
+        end = at + len(special.text)
+        if any(first < end and at < last for first, last in plain):
+            continue
+        left = at
+        while special.lstrip and left > start and text[left - 1] in SPACES:
+            left -= 1
+        if left > start:
+            yield Part(start, left)
+        while special.rstrip and end < part.end and text[end] in SPACES:
+            end += 1
+        yield Part(at, at + len(special.text), special.id)
+        start, at = end, end - 1
+    if start < part.end:
+        yield Part(start, part.end)

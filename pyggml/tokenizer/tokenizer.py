@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pyggml import gguf
 from pyggml.errors import TokenizerError
@@ -17,7 +19,8 @@ from pyggml.gguf.fields import shown
 from pyggml.tokenizer.codec import Codec
 from pyggml.tokenizer.kinds import KINDS, Frame, read_codec, read_frame, read_pretokenizer
 from pyggml.tokenizer.metadata import Metadata
-from pyggml.tokenizer.partition import partition
+from pyggml.tokenizer.offsets import located
+from pyggml.tokenizer.partition import Part, partition
 from pyggml.tokenizer.special import Specials, read_specials
 from pyggml.tokenizer.vocabulary import BYTE_TOKEN, Attr, Vocabulary, read_vocabulary
 
@@ -28,7 +31,7 @@ class Tokenizer:
     n_vocab                                 number of tokens
     bos_id, eos_id, eot_id, pad_id, unk_id  int, or None where the vocabulary has none
     add_bos, add_eos                        whether `encode` adds them (`bert`: [CLS] and [SEP])
-    chat_template                           Jinja2 source, or None
+    chat_templates                          name → Jinja2 source; "" is the one without a name
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Tokenizer:
         self.pad_id = specials.roles["pad"]
         self.unk_id = specials.roles["unk"]
         self.add_bos, self.add_eos = frame.adds_before, frame.adds_after
-        self.chat_template = metadata.text("tokenizer.chat_template")
+        self.chat_templates = metadata.variants("tokenizer.chat_template")
         self._before, self._after = frame.ids(specials.roles)
         self._codec = codec
         self._matched, self._ends = specials.matched, specials.ends
@@ -63,13 +66,48 @@ class Tokenizer:
         TokenizerError for text with half of a surrogate pair, which UTF-8 cannot hold.
         """
         _check_text(text)
-        parts = partition(text, self._matched, parse_special)
-        texts = [part for part in parts if isinstance(part, str)]
-        encoded = iter(self._codec.encode(texts))
         ids = list(self._before) if add_special else []
-        for part in parts:
-            ids.extend(next(encoded) if isinstance(part, str) else (part,))
+        for _, found in self._encoded(text, partition(text, self._matched, parse_special)):
+            ids += found
         return [*ids, *self._after] if add_special else ids
+
+    def encode_with_offsets(
+        self, text: str, plain: Sequence[tuple[int, int]] = ()
+    ) -> tuple[list[int], np.ndarray]:
+        """As `encode` with parse_special and nothing added, with the characters of each token.
+
+        plain: ranges of characters in which the names of control tokens are plain text.
+        Offsets are (n, 2) int64, [first, last + 1); tokens that share a character overlap, and a
+        space put before a piece of text counts as its first character. Raises TokenizerError as
+        `encode`, and where the tokens do not spell the text, as those of `bert`, which normalises.
+        """
+        _check_text(text)
+        ids, offsets = list[int](), [np.empty((0, 2), np.int64)]
+        parts = partition(text, self._matched, True, plain)
+        for part, found in self._encoded(text, parts):
+            ids += found
+            if part.id is not None:
+                offsets.append(np.array([[part.start, part.end]]))
+                continue
+            spelled = [self.token_bytes(id, special=True) for id in found]
+            offsets.append(part.start + located(text[part.start : part.end], spelled))
+        return ids, np.concatenate(offsets)
+
+    def control_names(self) -> tuple[str, ...]:
+        """The names of tokens that only parse_special finds in a text, the longest first."""
+        return tuple(special.text for special in self._matched if special.hidden)
+
+    def special_texts(self) -> dict[str, str]:
+        """The texts of BOS, EOS, padding and unknown token, as chat templates name them."""
+        roles = {"bos": self.bos_id, "eos": self.eos_id, "pad": self.pad_id, "unk": self.unk_id}
+        return {f"{role}_token": self._tokens[id] for role, id in roles.items() if id is not None}
+
+    def _encoded(self, text: str, parts: list[Part]) -> Iterator[tuple[Part, Sequence[int]]]:
+        """Each part with its ids."""
+        texts = [text[part.start : part.end] for part in parts if part.id is None]
+        encoded = iter(self._codec.encode(texts))
+        for part in parts:
+            yield part, next(encoded) if part.id is None else (part.id,)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of ids; invalid UTF-8 becomes U+FFFD.

@@ -115,13 +115,15 @@ def test_int32_scores_and_a_missing_type_array_are_taken(tiny):
 
 def test_a_file_with_a_vocabulary_and_no_weights(tiny, tmp_path):
     path = tmp_path / "v.gguf"
-    gguf.write(path, tiny("bpe") | {"tokenizer.chat_template": "{{ messages }}"}, [])
+    templates = {"": "{{ messages }}", ".tool_use": "{{ tools }}"}
+    templates = {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
+    gguf.write(path, tiny("bpe") | templates, [])
     by_path = from_gguf(path)
     with gguf.open(path) as file:
         by_file = from_gguf(file)
     assert by_path.encode("It's AB") == by_file.encode("It's AB")
-    assert by_path.chat_template == "{{ messages }}"
-    assert from_metadata(tiny("bpe")).chat_template is None
+    assert by_path.chat_templates == {"": "{{ messages }}", "tool_use": "{{ tools }}"}
+    assert from_metadata(tiny("bpe")).chat_templates == {}
 
 
 REAL = (

@@ -1,0 +1,165 @@
+"""A chat → its tokens, and which of them are learned.
+
+The rendered text is tokenised as a whole, so the tokens are those that a model reads in use. A token
+is learned if it has a character of an answer, or ends it. Control tokens are parsed where the
+template writes them; their names in a message are plain text, unless `parse` says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.chat.answers import ASSISTANT, Answer, Tools, find_answers
+from pyggml.chat.template import ChatTemplate, Message
+from pyggml.errors import TemplateError
+from pyggml.tokenizer import Tokenizer
+
+TRAIN_ON = ("assistant", "all")
+_MARK = "\ufdd2"  # no character of Unicode; stands before a name of a control token in a message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedChat:
+    """A chat as a model reads it.
+
+    text       as the template writes it
+    ids        its tokens, with BOS where the tokenizer adds one
+    offsets    (n, 2) int64, the characters of each token
+    trained    (n,) bool, whether each is learned
+    n_open     answers that are learned without a token that ends them
+    names      of control tokens that stand in messages as plain text
+    """
+
+    text: str
+    ids: list[int]
+    offsets: np.ndarray
+    trained: np.ndarray
+    n_open: int
+    names: frozenset[str]
+
+
+class ChatEncoder:
+    """A template and a tokenizer.
+
+    train_on   "assistant": its answers and the token that ends each; "all": every token
+    parse      the names of control tokens in messages are these tokens
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        train_on: str = ASSISTANT,
+        parse: bool = False,
+    ) -> None:
+        self.template, self.tokenizer = template, tokenizer
+        self.train_on, self.parse = train_on, parse
+        names = "|".join(map(re.escape, tokenizer.control_names()))
+        self._names = re.compile(names or "(?!)")
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = None,
+        read_only: Collection[int] = (),
+    ) -> EncodedChat:
+        """The tokens of a chat; read_only: numbers of the assistant's messages not to learn.
+
+        For train_on "assistant" the chat ends with its last answer: nothing is learned behind it.
+        Raises TemplateError for messages that the template does not take or has no place for, and
+        where it is not exactly known which tokens are the assistant's.
+        """
+        self._check(messages, tools)
+        answers, learned = list[Answer](), list[Answer]()
+        if self.train_on == ASSISTANT:
+            numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
+            if not set(numbers) - set(read_only):
+                raise TemplateError("has no message of the assistant that is to be learned")
+            messages = messages[: numbers[-1] + 1]
+            text, answers = find_answers(self.template, messages, tools)
+            turns = zip(numbers, answers, strict=True)
+            learned = [answer for i, answer in turns if i not in read_only]
+        else:
+            text = self.template.render(messages, tools)
+        plain, names = ([], frozenset[str]()) if self.parse else self._plain(messages, tools, text)
+        ids, offsets = self._tokens(text, plain)
+        trained = np.full(len(ids), self.train_on != ASSISTANT)
+        ended = [self._learn(answer, ids, offsets, trained) for answer in learned]
+        if not trained.any():
+            raise TemplateError("has no token to be learned")
+        return EncodedChat(text, ids, offsets, trained, ended.count(False), names)
+
+    def _check(self, messages: Sequence[Message], tools: Tools) -> None:
+        """Nothing that was given is left out without a word."""
+        if tools and "tools" not in self.template.reads:
+            raise TemplateError(f"has tools, for which {self.template.origin} has no place")
+        if any(m.get("tool_calls") for m in messages) and "tool_calls" not in self.template.source:
+            raise TemplateError(f"calls tools, for which {self.template.origin} has no place")
+
+    def _tokens(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[list[int], np.ndarray]:
+        """Tokens and their characters; BOS comes first where the tokenizer adds it, and once."""
+        ids, offsets = self.tokenizer.encode_with_offsets(text, plain)
+        bos = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
+            ids, offsets = [bos, *ids], np.concatenate([np.zeros((1, 2), np.int64), offsets])
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise TemplateError(f"{self.template.origin}: begins the text with two BOS tokens")
+        return ids, offsets
+
+    def _learn(
+        self, answer: Answer, ids: list[int], offsets: np.ndarray, trained: np.ndarray
+    ) -> bool:
+        """Enter an answer's tokens in `trained`; whether one that ends a turn is among them."""
+        inside = (offsets[:, 0] < answer.end) & (offsets[:, 1] > answer.start)
+        trained |= inside
+        if any(self.tokenizer.is_eog(ids[i]) for i in np.flatnonzero(inside)[-1:]):
+            return True
+        behind = (offsets[:, 0] >= answer.end) & (offsets[:, 1] <= answer.limit)
+        for i in np.flatnonzero(behind):
+            if self.tokenizer.is_eog(ids[i]):
+                trained[(offsets[:, 0] >= answer.end) & (offsets[:, 0] <= offsets[i, 0])] = True
+                return True
+        return False
+
+    def _plain(
+        self, messages: Sequence[Message], tools: Tools, text: str
+    ) -> tuple[list[tuple[int, int]], frozenset[str]]:
+        """Where names of control tokens stand in messages, not as the template's own; which."""
+        found = set[str]()
+
+        def mark(value: str) -> str:
+            found.update(self._names.findall(value))
+            return self._names.sub(lambda name: _MARK + name[0], value)
+
+        marked = [_mapped(mark, message) for message in messages]
+        marked_tools = [_mapped(mark, tool) for tool in tools or ()]
+        if not found:
+            return [], frozenset()
+        parts = self.template.render(marked, marked_tools).split(_MARK)
+        if "".join(parts) != text:
+            raise TemplateError(
+                f"{self.template.origin}: changes messages around {' and '.join(sorted(found))}, "
+                "which may be text there or a token"
+            )
+        ranges, at = [], 0
+        for part, following in zip(parts, parts[1:], strict=False):
+            at += len(part)
+            name = self._names.match(following)
+            ranges.append((at, at + len(name[0] if name else "")))
+        return ranges, frozenset(found)
+
+
+def _mapped(change: Callable[[str], str], value: Any) -> Any:
+    """A value in which all strings but names and roles are changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {k: v if k == "role" else _mapped(change, v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(change, item) for item in value]
+    return value

@@ -1,0 +1,66 @@
+"""Which chat template: the model's own, another of its file, a built-in one, or a file's.
+
+built-in   for
+chatml     Qwen, SmolLM, LFM2 and whatever has <|im_start|> and <|im_end|>
+llama3     Llama 3
+gemma      Gemma 1 to 3
+mistral    Mistral 7B v0.3
+phi3       Phi 3
+alpaca     base models: words for turns, no special token but the end of text
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+from pyggml.chat.template import MOST_SOURCE, ChatTemplate
+from pyggml.errors import TemplateError
+from pyggml.tokenizer import Tokenizer
+
+BUILT_IN = ("chatml", "llama3", "gemma", "mistral", "phi3", "alpaca")
+MODEL = "model"
+
+
+def find_template(
+    tokenizer: Tokenizer, wanted: str = MODEL, today: date | None = None
+) -> ChatTemplate:
+    """The template that `wanted` names: "model", the one of the model's file; one of BUILT_IN;
+    NAME, the file's tokenizer.chat_template.NAME; or a path.
+
+    Raises TemplateError if there is none, and for a template that is no Jinja2.
+    """
+    source, origin = _source(tokenizer, wanted)
+    return ChatTemplate(source, origin, tokenizer.special_texts(), today)
+
+
+def _source(tokenizer: Tokenizer, wanted: str) -> tuple[str, str]:
+    """The template's text, and what to call it."""
+    own = tokenizer.chat_templates
+    if wanted == MODEL:
+        for name in ("", "default"):
+            if name in own:
+                return own[name], "the model's chat template"
+        others = "".join(f"{name}, " for name in own)
+        raise TemplateError(
+            f"the model's file has no chat template: name one, {others}{', '.join(BUILT_IN)} or a "
+            "file of Jinja2"
+        )
+    if wanted in BUILT_IN:
+        return Path(__file__).with_name("builtin").joinpath(f"{wanted}.jinja").read_text(
+            encoding="utf-8"
+        ), f"the chat template {wanted}"
+    if wanted in own:
+        return own[wanted], f"the model's chat template {wanted}"
+    path = Path(wanted)
+    try:
+        with path.open("rb") as file:
+            return file.read(4 * MOST_SOURCE + 1).decode(), str(path)
+    except UnicodeDecodeError:
+        raise TemplateError(f"{path}: is not UTF-8, wanted a chat template") from None
+    except (OSError, ValueError) as error:
+        names = ", ".join((MODEL, *filter(None, own), *BUILT_IN))
+        raise TemplateError(
+            f"{wanted}: is no chat template, wanted one of {names}, or a file "
+            f"({getattr(error, 'strerror', None) or error})"
+        ) from None
