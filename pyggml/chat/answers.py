@@ -16,7 +16,6 @@ What the template puts before every answer, such as an empty <think> block, is n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +50,8 @@ def find_answers(
         text, ranges = template.render_marked(messages, tools)
         if len(ranges) != len(numbers):
             raise TemplateError(
-                f"{template.origin}: marks {len(ranges)} answers with {{% generation %}}, and there "
-                f"are {len(numbers)}"
+                f"{template.origin}: marks {len(ranges)} answers with {{% generation %}}, and "
+                f"there are {len(numbers)}"
             )
         return text, [Answer(start, end, end) for start, end in ranges]
     text = template.render(messages, tools)
@@ -160,4 +159,5 @@ class _Probes:
 
 def _common(a: str, b: str) -> int:
     """How many characters both begin with."""
-    return len(os.path.commonprefix((a, b)))
+    same = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(same, min(len(a), len(b)))

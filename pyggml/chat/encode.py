@@ -1,8 +1,8 @@
 """A chat → its tokens, and which of them are learned.
 
-The rendered text is tokenised as a whole, so the tokens are those that a model reads in use. A token
-is learned if it has a character of an answer, or ends it. Control tokens are parsed where the
-template writes them; their names in a message are plain text, unless `parse` says otherwise.
+The rendered text is tokenised as a whole, so the tokens are those that a model reads in use. One is
+learned if it has a character of an answer, or ends it. Control tokens are parsed where the template
+writes them; their names in a message are plain text, unless `parse` says otherwise.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from pyggml.chat.answers import ASSISTANT, Answer, Tools, find_answers
+from pyggml.chat.sandbox import MARK
 from pyggml.chat.template import ChatTemplate, Message
 from pyggml.errors import TemplateError
 from pyggml.tokenizer import Tokenizer
 
 TRAIN_ON = ("assistant", "all")
-_MARK = "\ufdd2"  # no character of Unicode; stands before a name of a control token in a message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,8 +75,8 @@ class ChatEncoder:
         Raises TemplateError for messages that the template does not take or has no place for, and
         where it is not exactly known which tokens are the assistant's.
         """
-        self._check(messages, tools)
-        answers, learned = list[Answer](), list[Answer]()
+        self._check_places(messages, tools)
+        learned = list[Answer]()
         if self.train_on == ASSISTANT:
             numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
             if not set(numbers) - set(read_only):
@@ -86,6 +87,7 @@ class ChatEncoder:
             learned = [answer for i, answer in turns if i not in read_only]
         else:
             text = self.template.render(messages, tools)
+        self._check_kept(messages, text)
         plain, names = ([], frozenset[str]()) if self.parse else self._plain(messages, tools, text)
         ids, offsets = self._tokens(text, plain)
         trained = np.full(len(ids), self.train_on != ASSISTANT)
@@ -94,12 +96,21 @@ class ChatEncoder:
             raise TemplateError("has no token to be learned")
         return EncodedChat(text, ids, offsets, trained, ended.count(False), names)
 
-    def _check(self, messages: Sequence[Message], tools: Tools) -> None:
-        """Nothing that was given is left out without a word."""
+    def _check_places(self, messages: Sequence[Message], tools: Tools) -> None:
+        """The template has a place for tools, if they are used."""
         if tools and "tools" not in self.template.reads:
             raise TemplateError(f"has tools, for which {self.template.origin} has no place")
         if any(m.get("tool_calls") for m in messages) and "tool_calls" not in self.template.source:
             raise TemplateError(f"calls tools, for which {self.template.origin} has no place")
+
+    def _check_kept(self, messages: Sequence[Message], text: str) -> None:
+        """What users and tools say is in the text; Alpaca's words are made of other names."""
+        for i, message in enumerate(messages):
+            content = message.get("content")
+            if message["role"] not in ("user", "tool") or "instruction" in message:
+                continue
+            if isinstance(content, str) and content.strip() not in text:
+                raise TemplateError(f"{self.template.origin}: leaves out message {i + 1}")
 
     def _tokens(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[list[int], np.ndarray]:
         """Tokens and their characters; BOS comes first where the tokenizer adds it, and once."""
@@ -133,21 +144,23 @@ class ChatEncoder:
         found = set[str]()
 
         def mark(value: str) -> str:
+            if MARK in value:
+                raise TemplateError("a message has U+FDD2, which is no character")
             found.update(self._names.findall(value))
-            return self._names.sub(lambda name: _MARK + name[0], value)
+            return self._names.sub(lambda name: MARK + name[0], value)
 
         marked = [_mapped(mark, message) for message in messages]
         marked_tools = [_mapped(mark, tool) for tool in tools or ()]
         if not found:
             return [], frozenset()
-        parts = self.template.render(marked, marked_tools).split(_MARK)
+        parts = self.template.render(marked, marked_tools).split(MARK)
         if "".join(parts) != text:
             raise TemplateError(
                 f"{self.template.origin}: changes messages around {' and '.join(sorted(found))}, "
                 "which may be text there or a token"
             )
         ranges, at = [], 0
-        for part, following in zip(parts, parts[1:], strict=False):
+        for part, following in pairwise(parts):
             at += len(part)
             name = self._names.match(following)
             ranges.append((at, at + len(name[0] if name else "")))

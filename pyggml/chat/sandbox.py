@@ -43,14 +43,16 @@ METHODS = {
     dict: {"get", "items", "keys", "values"},
 }
 _BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range)
-OPEN, CLOSE = "\ufdd0", "\ufdd1"  # no characters of Unicode: what stands between was generated
+# No characters of Unicode. What stands between the first two was generated; the third is for those
+# who mark what they give.
+OPEN, CLOSE, MARK = MARKS = "\ufdd0\ufdd1\ufdd2"
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one template."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
-    concat = staticmethod(limits.joined)  # type: ignore[assignment]
+    concat = staticmethod(limits.joined)
 
     def __init__(self, strftime_now: Callable[[str], str]) -> None:
         super().__init__(
@@ -59,11 +61,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             extensions=[Generation, loopcontrols],
             finalize=_weighed,
         )
-        checked = {name: CHECKED.get(name, _check_filter) for name in (*FILTERS, *CHECKED)}
-        self.filters = {name: _measured(self.filters[name], c) for name, c in checked.items()}
+        filters, tests = dict[str, Any](self.filters), dict[str, Any](self.tests)
+        checks = dict.fromkeys(FILTERS, _check_filter) | CHECKS
+        self.filters = {name: _measured(filters[name], check) for name, check in checks.items()}
         self.filters |= {"join": _join, "tojson": limits.to_json}
         self.filters |= {"_joined": limits.joined, "_step": _step, "_weighed": _weighed}
-        self.tests = {name: _measured(test, _check_filter) for name, test in self.tests.items()}
+        self.tests = {name: _measured(test, _check_filter) for name, test in tests.items()}
         del self.globals["lipsum"]
         self.globals |= {
             "dict": _Dict(),
@@ -90,7 +93,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return limits.combined(operator, left, right, self.binop_table[operator])
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         SPENT.step()
         limits.weighed(*args, *kwargs.values())
         bound = getattr(__obj, "__wrapped__", __obj)
@@ -98,7 +101,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             limits.check_method(owner, bound.__name__, (*args, *kwargs.values()))
             if bound.__name__ == "join":
-                return limits.joined(*args, between=owner)
+                (parts,) = args
+                return limits.joined(parts, owner)
         return SPENT.made(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -133,7 +137,9 @@ class _Measuring(NodeTransformer):
 def _wrapped(node: nodes.Expr) -> nodes.Expr:
     if isinstance(node, nodes.Const):
         return node
-    return nodes.Filter(node, "_weighed", [], [], None, None).set_lineno(node.lineno)
+    found = nodes.Filter(node, "_weighed", [], [], None, None)
+    found.set_lineno(node.lineno)
+    return found
 
 
 # -- filters and functions ----------------------------------------------------------------------
@@ -173,7 +179,7 @@ def _check_trim(text: Any, chars: Any = None) -> None:
     limits.check_method(str(text), "strip", (chars,))
 
 
-CHECKED = {
+CHECKS: dict[str, Callable[..., None]] = {
     "format": _check_format,
     "indent": _check_indent,
     "replace": _check_replace,
@@ -182,7 +188,9 @@ CHECKED = {
 
 
 @pass_eval_context
-def _join(context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+def _join(
+    context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None
+) -> str:
     """Jinja's join of a list that has been measured."""
     SPENT.step()
     items = list(value)

@@ -133,6 +133,8 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """JSON's types alone: anything else has methods that no sandbox knows."""
+    if isinstance(value, str) and (OPEN in value or CLOSE in value):
+        raise TemplateError("a message has U+FDD0 or U+FDD1, which are no characters")
     if value is None or type(value) in (str, int, float, bool):
         return value
     if depth > _DEPTH:

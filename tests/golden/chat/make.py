@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
-from tokenizers import Tokenizer, models
 
 HERE = Path(__file__).parent
 

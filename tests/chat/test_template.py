@@ -1,0 +1,181 @@
+"""Templates give the text that transformers gives; hostile ones are stopped."""
+
+import json
+import time
+import tracemalloc
+
+import pytest
+
+from pyggml.chat import BUILT_IN, ChatTemplate, find_template
+from pyggml.chat.sandbox import Sandbox
+from pyggml.errors import TemplateError
+
+from chats import DAY, GOLDEN, assistant, user
+
+TEXTS = json.loads((GOLDEN / "templates.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("model", TEXTS)
+def test_the_text_is_that_of_transformers(model, template, conversations):
+    for name, text in TEXTS[model].items():
+        given = conversations[name]
+        messages, rest = (
+            given["conversation"],
+            {k: given[k] for k in given.keys() - {"conversation"}},
+        )
+        if text is None:
+            with pytest.raises(TemplateError, match="the chat template says: "):
+                template(model).render(messages, **rest)
+        else:
+            assert template(model).render(messages, **rest) == text, name
+
+
+SYSTEM = {"role": "system", "content": "Be kind."}
+MESSAGES = [SYSTEM, user("Hi"), assistant("Hello"), user("Bye")]
+IN_WORDS = "Below is an instruction that describes a task"
+BUILT = {
+    "chatml": "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "gemma": "<s><start_of_turn>user\nBe kind.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
+    "Hello<end_of_turn>\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+    "mistral": "<s>[INST] Be kind.\n\nHi[/INST] Hello</s>[INST] Bye[/INST]",
+    "phi3": "<|system|>\nBe kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n"
+    "<|user|>\nBye<|end|>\n<|assistant|>\n",
+    "alpaca": "<s>Be kind.\n\n### Instruction:\nHi\n\n### Response:\nHello</s>\n\n"
+    "### Instruction:\nBye\n\n### Response:\n",
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_templates(name, vocabulary):
+    found = find_template(vocabulary(), name)
+    assert found.render(MESSAGES, add_generation_prompt=True) == BUILT[name]
+    whole = found.render(MESSAGES[:3])
+    assert BUILT[name].startswith(whole)
+
+
+def test_an_alpaca_row_has_alpaca_s_words(vocabulary):
+    found = find_template(vocabulary(), "alpaca")
+    row = {"role": "user", "content": "Add\n\n1 2", "instruction": "Add", "input": "1 2"}
+    text = found.render([row, assistant("3")])
+    assert text.startswith(f"<s>{IN_WORDS}, paired with an input that provides further context. ")
+    assert text.endswith("\n\n### Instruction:\nAdd\n\n### Input:\n1 2\n\n### Response:\n3</s>")
+    alone = found.render([user("Sing")])
+    assert alone.startswith(f"<s>{IN_WORDS}. ") and "Input" not in alone
+
+
+def test_a_template_is_found_by_its_name_or_in_a_file(vocabulary, tmp_path):
+    tokenizer = vocabulary(template="{{ messages[0].content }}!")
+    assert find_template(tokenizer).render(MESSAGES) == "Be kind.!"
+    path = tmp_path / "my.jinja"
+    path.write_text("{{ bos_token }}{{ messages|length }}")
+    assert find_template(tokenizer, str(path)).render(MESSAGES) == "<s>4"
+    with pytest.raises(TemplateError, match="has no chat template: name one, chatml, .* or a file"):
+        find_template(vocabulary())
+    with pytest.raises(TemplateError, match="chatmi: is no chat template, wanted one of model, c"):
+        find_template(tokenizer, "chatmi")
+    path.write_bytes(b"\xff")
+    with pytest.raises(TemplateError, match="is not UTF-8"):
+        find_template(tokenizer, str(path))
+
+
+def test_the_date_is_the_one_that_is_given():
+    source = "{{ strftime_now('%d %b %Y') }}"
+    assert ChatTemplate(source, "t", today=DAY).render(MESSAGES) == "31 Jan 2025"
+    assert ChatTemplate(source, "t").render(MESSAGES) == time.strftime("%d %b %Y")
+
+
+HOSTILE = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "loops in a filter": "{% for i in range(99999) if range(99999)|max %}{% endfor %}",
+    "calls": "{% macro f(n) %}{{ f(n-1) if n }}{{ f(n-1) if n }}{% endmacro %}{{ f(60) }}",
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "times": "{{ 'a' * 10**9 }}",
+    "a list times": "{{ ([0] * 10**9)|length }}",
+    "power": "{{ 2 ** (10 ** 9) }}",
+    "doubled by +": "{% set n = namespace(s='a') %}{% for i in range(99) %}"
+    "{% set n.s = n.s + n.s %}{% endfor %}",
+    "doubled by ~": "{% set n = namespace(s='a') %}{% for i in range(99) %}"
+    "{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "nested": "{% set n = namespace(s=[]) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}"
+    "{% endfor %}{{ n.s }}",
+    "nested, compared": "{% set n = namespace(s=[], t=[]) %}{% for i in range(99) %}"
+    "{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, n.t] %}{% endfor %}{{ n.s == n.t }}",
+    "nested, as a key": "{% set n = namespace(s=()) %}{% for i in range(99) %}"
+    "{% set n.s = (n.s, n.s) %}{% endfor %}{{ {n.s: 1} }}{{ messages[n.s] }}",
+    "written": "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+    "kept": "{% set x %}{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
+    "replaced": "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+    "replaced by a filter": "{{ ('a' * 99999)|replace('a', 'b' * 99999) }}",
+    "joined": "{{ (['a' * 99999] * 99999)|join }}",
+    "joined by a method": "{{ ('b' * 99999).join(['a'] * 99999) }}",
+    "as JSON": "{{ (['a' * 99999] * 99999)|tojson }}",
+    "indented": "{{ messages|tojson(indent=10**9) }}",
+    "indented lines": "{{ 'a\nb'|indent(10**9) }}",
+    "padded": "{{ '%99999d' % 1 }}",
+    "padded by an argument": "{{ '%*d' % (10**9, 1) }}",
+    "padded by format": "{{ '{:{}}'.format(1, 10**9) }}",
+    "padded date": "{{ strftime_now('%99999d') }}",
+    "stripped": "{{ ('a' * 999999).strip('b' * 999999) }}",
+    "range": "{{ range(10**9)|list }}",
+    "class": "{{ ''.__class__.__mro__ }}",
+    "class by name": "{{ messages['__class__'].__base__ }}",
+    "globals": "{{ cycler.__init__.__globals__.os }}",
+    "inside of format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "namespace": "{{ namespace(__class__=1) }}",
+    "changing a list": "{{ messages.append(1) }}",
+    "bytes": "{{ (1).to_bytes(10**9, 'big') }}",
+    "include": "{% include '/etc/passwd' %}",
+    "no such filter": "{{ messages|center }}",
+    "no Jinja2": "{% for x in messages %}",
+    "unknown": "{{ nobody.content }}",
+    "too long": "x" * (1 << 18) + "x",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_stopped_before_it_costs(name, monkeypatch):
+    monkeypatch.setattr("pyggml.chat.limits.SECONDS", 0.5)
+    began = time.thread_time()
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateError, match="^evil: "):
+            ChatTemplate(HOSTILE[name], "evil").render(MESSAGES)
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.thread_time() - began < 5
+
+
+def test_what_is_refused_is_named():
+    said = {
+        "{{ raise_exception('No system!') }}": "the chat template says: No system!",
+        "{{ 'a' * 10**9 }}": "the chat template was stopped: it makes too much text",
+        "\n{% for %}": "line 2 of the chat template: ",
+        "{{ nobody.content }}": "the chat template fails: 'nobody' is undefined",
+    }
+    for source, message in said.items():
+        with pytest.raises(TemplateError) as error:
+            ChatTemplate(source, "evil").render(MESSAGES)
+        assert str(error.value).startswith(f"evil: {message}")
+        assert "\n" not in str(error.value)
+
+
+def test_messages_are_what_json_can_hold():
+    template = ChatTemplate("{{ messages }}", "t")
+    deep = []
+    for _ in range(99):
+        deep = [deep]
+    for content in (object(), deep, "a\ufdd0b"):
+        with pytest.raises(TemplateError, match="a message has"):
+            template.render([user(content)])
+
+
+def test_every_filter_that_is_allowed_exists():
+    assert {"tojson", "trim", "join"} <= set(Sandbox(str).filters)
