@@ -21,7 +21,7 @@ from typing import Any
 
 from pyggml import load, threads
 from pyggml._jit import CACHE, JIT
-from pyggml.alloc import Plan
+from pyggml.graph import Graph
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
 from pyggml.lora.passes import Passes
@@ -29,11 +29,11 @@ from pyggml.lora.passes import Passes
 
 @contextmanager
 def helped(
-    model: Path, lora: LoraConfig, train: TrainConfig, ctx: int, plan: Plan, compute: str
+    model: Path, lora: LoraConfig, train: TrainConfig, ctx: int, graph: Graph, compute: str
 ) -> Iterator[Callable[[], None]]:
-    """Inside, a helper compiles what the plan needs, if it may be the first of its kind; what this
+    """Inside, a helper compiles what the graph needs, if it may be the first of its kind; what this
     yields is to be called after the first step."""
-    note = None if CACHE is None else CACHE / f"{_kind(plan, compute)}.compiled"
+    note = None if CACHE is None else CACHE / f"{_kind(graph, compute)}.compiled"
     alone = (train.threads or threads.most()) == 1
     helper = None
     if note is not None and JIT and not alone and not note.exists():
@@ -78,9 +78,9 @@ def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:
     return helper
 
 
-def _kind(plan: Plan, compute: str) -> str:
-    """The same for plans that need the same kernels."""
-    nodes = plan.graph.nodes
+def _kind(graph: Graph, compute: str) -> str:
+    """The same for graphs that need the same kernels."""
+    nodes = graph.nodes
     kinds = {(t.op.name, *(s.dtype.name for s in t.src)) for t in nodes if t.op is not None}
     return hashlib.sha256(repr((compute, sorted(kinds))).encode()).hexdigest()[:12]
 

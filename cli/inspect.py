@@ -80,7 +80,7 @@ def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     passes = Passes(
         adapter.model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx, keep=keep
     )
-    training = passes.training
+    (training,) = passes.training.plans.values()
     nodes = training.graph.nodes
     row("plan", f"one pass over {plural(batch, 'window')} of {ctx} tokens, rank {LoraConfig.rank}")
     row("", f"{size(training.n_bytes)} for the graph, {size(adapter.parameters.n_bytes)} for "

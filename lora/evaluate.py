@@ -100,12 +100,12 @@ class _Scorer:
         self.inputs = Inputs.empty(n_ctx)
         net = Net(parts.weights, self.inputs, model.adapters)
         hidden = parts.decoder.hidden(net)
-        self.forward, _ = model.program(hidden)
+        self.forward = model.program(hidden)
         self.hidden, self.found = zeros(hidden.shape, F32, "hidden"), hidden
         n_rows = chunk_rows(n_scored, parts.config.n_vocab)
         self.rows = zeros((n_rows,), I32, "scored rows")
         self.logits = parts.decoder.logits(net, get_rows(self.hidden, self.rows))
-        self.head, _ = model.program(self.logits)
+        self.head = model.program(self.logits)
 
     def text(self, tokens: np.ndarray) -> np.ndarray:
         """−log p of each scored token of a chunk of text, float64."""

@@ -13,7 +13,7 @@ from pyggml.backward import build_backward, round_large
 from pyggml.errors import AdapterError, DataError
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
-from pyggml.runtime import results
+from pyggml.schedule import results
 from pyggml.tensor import Tensor, leaf
 
 
@@ -41,7 +41,7 @@ def loss_and_grads(
     weights = leaf(_weights(len(ids), mask), "weights")
     loss = build_loss(model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters)
     graph = round_large(build_backward(loss, list(parameters.values())), model.kept_as)
-    value, *found = results(graph, model.backend)
+    value, *found = results(graph, model.devices)
     return float(value), dict(zip(parameters, found, strict=True))
 
 

@@ -1,46 +1,44 @@
 """AdamW over flat buffers: clip the gradient to a length, then one OPT_STEP_ADAMW over everything.
 
-g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters, summed in float64 over fixed chunks, so
-                                that the number of threads does not change a bit of it
+g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters
 """
 
 from __future__ import annotations
 
-from math import isfinite, sqrt
-
-import numpy as np
-
 from pyggml._jit import compile_for
-from pyggml.alloc import plan
-from pyggml.backends import write
+from pyggml.backends import CPU, write
 from pyggml.dtypes import F32
 from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.parameters import Parameters
-from pyggml.ops import opt_step_adamw
-from pyggml.runtime import bind
-from pyggml.tensor import leaf, zeros
-
-_CHUNK = 1 << 16  # floats of the gradient that are squared at a time
+from pyggml.ops import clip_norm, fill_inplace, opt_step_adamw
+from pyggml.schedule import Devices, bind, schedule
+from pyggml.tensor import zeros
 
 
 class AdamW:
-    """An optimiser bound to parameters; its moments are theirs."""
+    """An optimiser bound to parameters, whose moments it uses; on the CPU unless told otherwise."""
 
-    def __init__(self, parameters: Parameters, config: TrainConfig) -> None:
-        p = parameters
-        self.config, self.gradient = config, p.gradient
+    def __init__(
+        self, parameters: Parameters, config: TrainConfig, devices: Devices | None = None
+    ) -> None:
+        self.config = config
         self._settings = zeros((7,), F32, "AdamW settings")
-        data, gradient, m, v = (leaf(a) for a in (p.data, p.gradient, p.m, p.v))
-        self._update = bind(plan(Graph.of(opt_step_adamw(data, gradient, m, v, self._settings))))
-        self._squares = np.empty(_CHUNK, np.float64)
+        data, gradient, m, v = parameters.buffers.values()
+        self._norm = clip_norm(gradient, config.clip)
+        update = opt_step_adamw(data, gradient, m, v, self._settings)
+        devices = devices or Devices([CPU()])
+        graphs = (Graph.of(out) for out in (fill_inplace(gradient, 0.0), self._norm, update))
+        self._zero, self._clip, self._update = bind(*(schedule(g, devices) for g in graphs))
+
+    def zero(self) -> None:
+        """Set the gradient to 0."""
+        self._zero()
 
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; the length it had."""
-        norm = self._norm()
-        if self.config.clip and isfinite(norm) and norm > self.config.clip:
-            np.multiply(self.gradient, np.float32(self.config.clip / norm), out=self.gradient)
-        return norm
+        self._clip()
+        return float(self._clip.read(self._norm)[0])
 
     def step(self, lr: float, n: int) -> None:
         """Update the parameters with the gradient; n counts the steps from 1."""
@@ -53,13 +51,3 @@ class AdamW:
         """Have the kernel of `step` ready; nothing is updated."""
         for call in self._update.calls:
             compile_for(call.kernel, call.arguments)
-
-    def _norm(self) -> float:
-        total = 0.0
-        for first in range(0, self.gradient.size, _CHUNK):
-            g = self.gradient[first : first + _CHUNK]
-            squares = self._squares[: g.size]
-            squares[:] = g
-            np.multiply(squares, squares, out=squares)
-            total += float(squares.sum())
-        return sqrt(total)

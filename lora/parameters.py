@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.sizes import round_up
-from pyggml.tensor import Shape, Tensor, leaf
+from pyggml.tensor import Shape, leaf, window
 
 _FLOATS = 16  # of a cache line
 
@@ -23,6 +23,7 @@ class Parameters:
 
     tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
     data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written
+    buffers                   name of each of them -> F32 leaf, of which the tensors are windows
     about                     settings that made them, which a resumed run must share
     """
 
@@ -32,11 +33,14 @@ class Parameters:
         for name, shape in shapes.items():
             starts[name] = n
             n += round_up(prod(shape), _FLOATS)
-        self.data, self.gradient, self.m, self.v = (_zeros(n) for _ in range(4))
+        self.data, self.gradient, self.m, self.v = arrays = [_zeros(n) for _ in range(4)]
+        names = ("data", "gradient", "m", "v")
+        self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
+        data, gradient = self.buffers["data"], self.buffers["gradient"]
         self.tensors, self.gradients = {}, {}
         for name, shape in shapes.items():
-            self.tensors[name] = _view(self.data, starts[name], name, shape)
-            self.gradients[name] = _view(self.gradient, starts[name], f"d({name})", shape)
+            self.tensors[name] = window(data, starts[name], shape, name)
+            self.gradients[name] = window(gradient, starts[name], shape, f"d({name})")
 
     @property
     def n_trained(self) -> int:
@@ -53,7 +57,3 @@ def _zeros(n: int) -> np.ndarray:
     raw = np.zeros(n + _FLOATS, np.float32)
     start = -raw.ctypes.data % (4 * _FLOATS) // 4
     return raw[start : start + n]
-
-
-def _view(buffer: np.ndarray, start: int, name: str, shape: Shape) -> Tensor:
-    return leaf(buffer[start : start + prod(shape)].reshape(shape), name)

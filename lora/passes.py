@@ -1,6 +1,7 @@
 """The two graphs of a run: loss with its gradients, and loss alone, over the same inputs.
 
-Both are built and planned first, which takes no memory, then bound to one arena that fits either.
+Both are built and planned first, which takes no memory, then bound to one arena of each device that
+fits either.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pyggml.alloc import Plan, plan
 from pyggml.backends import write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import F32, I32
@@ -18,7 +18,8 @@ from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import Inputs, build_loss
-from pyggml.runtime import Program, bind, compile_backwards
+from pyggml.runtime import compile_backwards
+from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor, zeros
 
 
@@ -61,9 +62,8 @@ class Passes:
         )
         graph = round_large(graph, model.kept_as)
         graph = rematerialise(graph, keep)
-        self._plans = tuple(plan(g, model.backend) for g in (graph, alone))
-        self._backend = model.backend
-        self._programs: tuple[Program, ...] = ()
+        self._schedules = tuple(schedule(g, model.devices) for g in (graph, alone))
+        self._programs: tuple[ScheduledProgram, ...] = ()
 
     @classmethod
     def of(
@@ -75,30 +75,34 @@ class Passes:
 
     @property
     def n_bytes(self) -> int:
-        """The arena's size."""
-        return max(p.n_bytes for p in self._plans)
+        """Of the arenas of all devices."""
+        used = {b: None for made in self._schedules for b in made.plans}
+        return sum(
+            max(made.plans[b].n_bytes for made in self._schedules if b in made.plans) for b in used
+        )
 
     @property
-    def training(self) -> Plan:
-        """The plan of the loss and its gradients."""
-        return self._plans[0]
+    def training(self) -> Schedule:
+        """The loss and its gradients, planned."""
+        return self._schedules[0]
 
     @property
-    def programs(self) -> tuple[Program, ...]:
+    def programs(self) -> tuple[ScheduledProgram, ...]:
         """Training and validation, bound."""
         self.bind()
         return self._programs
 
     def bind(self) -> None:
-        """Take the arena and bind both graphs to it, once."""
+        """Take the arenas and bind both graphs to them, once."""
         if not self._programs:
-            arena = self._backend.alloc(self.n_bytes)
-            self._programs = tuple(bind(p, arena, release=True) for p in self._plans)
+            self._programs = bind(*self._schedules, release=True)
 
     def compile_backwards(self) -> Iterator[Tensor]:
-        """Compile what both graphs need, running nothing; see pyggml.runtime.compile_backwards."""
-        for p in self._plans:
-            yield from compile_backwards(p)
+        """Compile what both graphs need of the host, running nothing; see
+        pyggml.runtime.compile_backwards."""
+        for p in (p for made in self._schedules for p in made.plans.values()):
+            if p.backend.is_host:
+                yield from compile_backwards(p)
 
     def train(self, batch: Batch) -> float:
         """The batch's part of the loss; its gradients have been added."""
@@ -120,14 +124,12 @@ class Passes:
         for t, values in pairs:
             write(t, values)
         program()
-        return float(program.read(program.plan.graph.outputs[0]))
+        return float(program.read(program.schedule.graph.outputs[0]))
 
     def first_not_finite(self) -> str:
         """Run the last batch again and name the first node that gives NaN or infinity."""
-        program = self.programs[0]
-        for node, call in zip(program.nodes, program.calls, strict=True):
-            call()
-            if not _is_finite(program.read(node)):
+        for node, device in self.programs[0].walk():
+            if not _is_finite(device.read(node)):
                 return repr(node)
         return "no node of the graph"
 

@@ -120,11 +120,12 @@ class Trainer:
     def _run(self, report: Callback) -> bool:
         start = self.progress.step
         self._begin()
-        try:
-            self._train(report)
-        except KeyboardInterrupt:
-            if self._updating:  # the parameters may be half of one step, half of the next
-                raise
+        with self.model.devices.holding(*self.parameters.buffers.values()):
+            try:
+                self._train(report)
+            except KeyboardInterrupt:
+                if self._updating:  # the parameters may be half of one step, half of the next
+                    raise
         if self.progress.step > start:
             self._save(report)
         return self.is_done
@@ -140,7 +141,7 @@ class Trainer:
         threads.set(self.config.threads)
         self.passes.bind()
         if self._optimiser is None:
-            self._optimiser = AdamW(self.parameters, self.config)
+            self._optimiser = AdamW(self.parameters, self.config, self.model.devices)
 
     def _train(self, report: Callback) -> None:
         c = self.config
@@ -158,9 +159,9 @@ class Trainer:
         began = perf_counter()
         at, train = self.progress, self.corpus.train
         windows = self._windows()
-        self.parameters.gradient[:] = 0
-        loss = sum(self.passes.train(b) for b in train.batches(windows, self.config.batch))
         assert self._optimiser is not None
+        self._optimiser.zero()
+        loss = sum(self.passes.train(b) for b in train.batches(windows, self.config.batch))
         norm, lr = self._optimiser.clip(), self.schedule(at.step)
         if not isfinite(loss) or not isfinite(norm):
             where = self.passes.first_not_finite()
@@ -201,7 +202,13 @@ class Trainer:
                 [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
             )
         self.history.validations.append(ValidationReport(step, loss, held_out.n_targets(windows)))
+        self._gather()
         report(self.history.validations[-1])
+
+    def _gather(self) -> None:
+        """Have parameters and moments in the host's arrays, whatever device they are on."""
+        p = self.parameters.buffers
+        self.model.devices.gather(p["data"], p["m"], p["v"])
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -222,6 +229,7 @@ class Trainer:
             return
         folder = Path(self.config.checkpoint_dir)
         path = checkpoint.path_of(folder, step)
+        self._gather()
         checkpoint.save(path, self.parameters, self.progress, self.history, self._identity)
         checkpoint.prune(folder, step)
         self._saved = step

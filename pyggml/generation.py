@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.model import Model, fill
 from pyggml.models import Cache, Inputs, build
-from pyggml.runtime import Program
+from pyggml.schedule import ScheduledProgram
 from pyggml.tensor import Tensor
 
 PROMPT_BATCH = 512  # prompt tokens in one pass, llama.cpp's ubatch
@@ -79,7 +79,8 @@ class Session:
         self.model, self.n_ctx, self.n_past = model, n_ctx, 0
         state = model.parts.decoder.state(n_ctx)
         self.cache = Cache.empty(state, n_ctx, exact=model.compute == "f32")
-        self._programs: dict[int, tuple[Program, Inputs, Tensor]] = {}
+        model.devices.hold(*self.cache.state.values())
+        self._programs: dict[int, tuple[ScheduledProgram, Inputs, Tensor]] = {}
 
     def feed(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append tokens to the context; returns the logits after the last, float32 (n_vocab,).
@@ -100,7 +101,7 @@ class Session:
         logits: np.ndarray = program.read(out)[0]
         return logits
 
-    def _program(self, n_tokens: int) -> tuple[Program, Inputs, Tensor]:
+    def _program(self, n_tokens: int) -> tuple[ScheduledProgram, Inputs, Tensor]:
         """The program for n_tokens tokens, its inputs and its logits (1, n_vocab).
 
         A program is bound once; later calls change only the values of its inputs. Programs of one
@@ -112,8 +113,7 @@ class Session:
             inputs = Inputs.empty(n_tokens)
             parts = self.model.parts
             out = build(parts, inputs, self.model.adapters, self.cache, last_only=True)
-            program, _ = self.model.program(out)
-            self._programs[n_tokens] = (program, inputs, out)
+            self._programs[n_tokens] = (self.model.program(out), inputs, out)
         return self._programs[n_tokens]
 
 

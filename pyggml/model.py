@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pyggml import gguf, tokenizer
-from pyggml.alloc import plan
-from pyggml.backends import CPU, write
+from pyggml.backends import CPU, Backend, write
 from pyggml.backends.cpu import Compute
 from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import ConfigError, DataError, TokenizerError
@@ -22,7 +21,7 @@ from pyggml.gguf.fields import shown
 from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
 from pyggml.models.adapter import read_adapter
-from pyggml.runtime import Program, bind
+from pyggml.schedule import Devices, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor
 
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
@@ -32,13 +31,20 @@ class Model:
     """A model whose weights stay quantised and mapped. Make one with `pyggml.load`.
 
     `adapters` are the low-rank updates that its graphs are built with. They never change:
-    `with_adapters` gives another model over the same weights.
+    `with_adapters` gives another model over the same weights. `devices` run its graphs: `backends`,
+    and the CPU for what they leave.
     """
 
     def __init__(
-        self, file: gguf.GGUFFile, parts: Parts, compute: Compute | Literal["auto"]
+        self,
+        file: gguf.GGUFFile,
+        parts: Parts,
+        compute: Compute | Literal["auto"],
+        backends: Sequence[Backend] = (),
     ) -> None:
         self.file, self.parts, self.compute = file, parts, compute
+        self.backend = CPU(FASTEST if compute == "auto" else compute)
+        self.devices = Devices([*backends, self.backend])
         self.adapters: tuple[LoraPairs, ...] = ()
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
@@ -62,11 +68,6 @@ class Model:
             f"<Model {name}: {c.architecture}, {c.n_layer} blocks, {n:,} parameters, {types}, "
             f"context {c.n_ctx}{adapters if self.adapters else ''}>"
         )
-
-    @property
-    def backend(self) -> CPU:
-        """Where this model's graphs run, and how they multiply."""
-        return CPU(FASTEST if self.compute == "auto" else self.compute)
 
     @property
     def kept_as(self) -> DType:
@@ -105,13 +106,15 @@ class Model:
             )
         inputs = Inputs.empty(len(ids))
         fill(inputs, ids)
-        program, out = self.program(build(self.parts, inputs, self.adapters))
+        out = build(self.parts, inputs, self.adapters)
+        program = self.program(out)
         program()
         return program.read(out)
 
-    def program(self, out: Tensor) -> tuple[Program, Tensor]:
+    def program(self, out: Tensor) -> ScheduledProgram:
         """A graph of this model, planned and bound to memory of its own."""
-        return bind(plan(Graph.of(out), self.backend)), out
+        (program,) = bind(schedule(Graph.of(out), self.devices))
+        return program
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary."""
@@ -140,16 +143,21 @@ def load(
     path: str | os.PathLike[str],
     adapter: str | os.PathLike[str] | None = None,
     compute: str = "auto",
+    backends: Sequence[Backend] = (),
 ) -> Model:
     """Open a GGUF model, and a LoRA adapter for it.
 
     compute: how packed weights are multiplied, see pyggml.gemm. "f32" is exact; "bf16" and "int8"
     round, and are slow where the CPU has no such instructions; "auto" takes the fastest of them.
+    backends: devices that compute, train and generate for it, in this order; what they lack, which
+    a warning says, runs on the CPU, as everything does if there are none.
     Raises GGUFError, ModelError, AdapterError or ConfigError: one sentence that names the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:
         raise ConfigError(f"compute is {compute!r}, known are {', '.join(COMPUTE_TYPES)}")
+    if any(b.is_host for b in backends):
+        raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)
-    model = Model(file, read(file), known)
+    model = Model(file, read(file), known, backends)
     return model if adapter is None else model.with_adapters(read_adapter(adapter, model.parts))

@@ -75,6 +75,7 @@ class Op:
     saved     (*src, **params) -> what else a kernel writes, for the gradient rule
     costly    far more than a few operations for each number read or written
     fuses     the ops that it stands for, if it is a fusion
+    changes   positions of further sources, leaves, that the kernel changes
     """
 
     name: str
@@ -89,6 +90,7 @@ class Op:
     saved: Callable[..., tuple[Spec, ...]] = _nothing_saved
     costly: bool = False
     fuses: tuple[str, ...] = ()
+    changes: tuple[int, ...] = ()
 
     @property
     def is_view(self) -> bool:
@@ -159,3 +161,9 @@ SHARED = replace(
 def has_kernel(node: Tensor) -> bool:
     """Whether a device computes the node itself: it is no view, and no other writes it."""
     return node.op not in (None, SAVED, COPIED) and not node.is_view
+
+
+def changed_by(node: Tensor) -> list[Tensor]:
+    """The owners of the memory that the node's kernel changes, its own result's not counted."""
+    further = node.op.changes if node.op is not None else ()
+    return [*([node.root] if node.is_write else []), *(node.src[i].root for i in further)]

@@ -24,12 +24,13 @@ MAX_AXES = 4  # GGML_MAX_DIMS
 _BY_NUMPY = {d.numpy: d for d in (F32, F16, F64, I8, I16, I32, I64, BF16)}
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Tensor:
     """A leaf (weight, input, constant: `op` is None) or the result of `op` on `src`.
 
     `shape` is NumPy's, outermost axis first; `ne` and `nb` give ggml's order. `strides` are bytes.
-    A view has a `base`, the tensor whose memory it looks into from byte `offset` on.
+    A view has a `base`, the tensor whose memory it looks into from byte `offset` on; a leaf with a
+    base is a window of another leaf.
     """
 
     shape: Shape
@@ -92,7 +93,7 @@ class Tensor:
     @property
     def is_write(self) -> bool:
         """Whether its kernel changes the memory of its base."""
-        return self.base is not None and not self.is_view
+        return self.op is not None and self.base is not None and not self.is_view
 
     @property
     def root(self) -> Tensor:
@@ -151,3 +152,9 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
 def zeros(shape: Shape, dtype: DType = F32, name: str = "") -> Tensor:
     """A leaf over fresh zeroed memory: an input to fill, a cache, a gradient accumulator."""
     return leaf(np.zeros(shape, dtype.numpy), name, dtype)
+
+
+def window(of: Tensor, first: int, shape: Shape, name: str = "") -> Tensor:
+    """A leaf over a part of another leaf's memory, which is flat: from its number `first` on."""
+    data = of.data[first : first + prod(shape)].reshape(shape)
+    return Tensor(shape, of.dtype, name=name, base=of, offset=first * of.strides[0], data=data)

@@ -60,11 +60,11 @@ def _run(job: Job, resumed: Callable[[Path], str]) -> int:
 def _train(job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray) -> bool:
     """Train and write the adapter; whether that went to the end."""
     start, meter = trainer.progress.step, Meter(trainer.history)
-    plan, compute = trainer.passes.training, trainer.model.backend.compute
+    graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
     with stopping(trainer.stop):
         with (
             ahead.helped(
-                job.model, adapter.config, job.train, job.reading.ctx, plan, compute
+                job.model, adapter.config, job.train, job.reading.ctx, graph, compute
             ) as compiled,
             display(meter, trainer.n_steps, start) as shown,
         ):

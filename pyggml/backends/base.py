@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ class Backend(ABC):
 
     A buffer is whatever the device addresses memory with; only the device looks inside. It keeps
     the buffer of a tensor in `Tensor.data`. `is_host`: it computes in the memory of leaves, as that
-    lies; what any other device reads is copied to it.
+    lies; any other device has copies of them.
     """
 
     name: str
@@ -61,6 +61,11 @@ class Backend(ABC):
         """Bytes of scratch that its kernel makes of its last source alone, 0 if none, and what it
         makes: nodes with the same last source for which this is equal can share it."""
         return 0, None
+
+    def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """The calls of nodes that run one after the other, as the device starts them: as they are,
+        or fewer that do the same, such as one captured launch of all."""
+        return calls
 
     def release(self, leaf: Tensor) -> Call | None:
         """What lets go of a leaf's memory until it is read again, or None if there is no need."""

@@ -40,7 +40,7 @@ from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.narrow import concat, halves, narrow, split
 from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
-from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
+from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_sgd
 from pyggml.ops.pad import pad, pad_reflect_1d, roll
 from pyggml.ops.pool import pool_1d, pool_2d
 from pyggml.ops.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
@@ -54,7 +54,7 @@ from pyggml.ops.span import window_span
 from pyggml.ops.ssm_conv import ssm_conv
 from pyggml.ops.ssm_scan import ssm_scan
 from pyggml.ops.temperature import log_temperature
-from pyggml.ops.triangular import diag, fill, solve_tri, tri
+from pyggml.ops.triangular import diag, fill, fill_inplace, solve_tri, tri
 from pyggml.ops.unary import (
     abs_,
     ceil,
@@ -91,6 +91,7 @@ __all__ = [
     "argsort",
     "ceil",
     "clamp",
+    "clip_norm",
     "concat",
     "cont",
     "conv_1d",
@@ -116,6 +117,7 @@ __all__ = [
     "exp",
     "expm1",
     "fill",
+    "fill_inplace",
     "flash_attn_ext",
     "floor",
     "gated_delta_net",

@@ -1,5 +1,7 @@
-"""One step of an optimiser on one parameter, in place, as ggml's OPT_STEP ops take it.
+"""One step of an optimiser on one parameter, in place, as ggml's OPT_STEP ops take it, and what
+comes before it.
 
+clip_norm        n = ‖g‖,  g = g·min(1, limit / n)
 opt_step_adamw   m = β1·m + (1 − β1)·g,  v = β2·v + (1 − β2)·g²
                  p = p·(1 − α·wd) − α·(m·β1h) / (√(v·β2h) + ε)      (Loshchilov, Hutter 2019)
 opt_step_sgd     p = p·(1 − α·wd) − α·g
@@ -11,19 +13,30 @@ The settings are data, not parameters of the node, so that one plan serves every
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite, sqrt
 
 import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
-from pyggml.backends.cpu import cpu_kernel, flat
+from pyggml.backends.cpu import Site, cpu_kernel, flat
+from pyggml.call import Call
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
-from pyggml.ops.expect import expect, expect_gapless, expect_type
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_gapless, expect_number, expect_type
 from pyggml.tensor import Tensor
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
 _ONE = np.float32(1)
 _CHUNK = 4096  # elements that one thread takes at a time
+_SQUARED = 1 << 16  # elements that are squared at a time
+
+
+def clip_norm(g: Tensor, limit: float) -> Tensor:
+    """The Euclidean norm of g, F32 (1,); g is shortened to `limit` in place if it is longer, unless
+    the limit is 0 or the norm not finite. g F32 without gaps.
+    """
+    expect_gapless("clip_norm", "g", g)
+    return CLIP_NORM(g, limit=float(limit))
 
 
 def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) -> Tensor:
@@ -44,6 +57,53 @@ def opt_step_sgd(p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
     expect_gapless("opt_step_sgd", "p", p)
     return OPT_STEP_SGD(p, g, settings)
 
+
+# -- clip_norm ----------------------------------------------------------------------------------
+
+
+def _clip_spec(g: Tensor, limit: float) -> Spec:
+    expect_type("clip_norm", "g", g)
+    expect_number("clip_norm", "limit", limit)
+    return Spec((1,))
+
+
+def _clip(out: np.ndarray, g: np.ndarray, squares: np.ndarray, limit: float) -> None:
+    """Sums are float64 and over fixed chunks, so that threads do not change a bit of them."""
+    total = 0.0
+    for first in range(0, g.size, _SQUARED):
+        some = g[first : first + _SQUARED]
+        squared = squares[: some.size]
+        squared[:] = some
+        np.multiply(squared, squared, out=squared)
+        total += float(squared.sum())
+    norm = sqrt(total)
+    out[0] = norm
+    if limit and isfinite(norm) and norm > limit:
+        np.multiply(g, np.float32(limit / norm), out=g)
+
+
+def _run_clip(site: Site) -> Call:
+    squares = site.scratch.view(np.float64)
+    return Call(_clip, site.out, site.src[0].reshape(-1), squares, site.node.params["limit"])
+
+
+def _clip_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, limit in [((1,), 0.0), ((5, 33), 0.5), ((70000,), 1e9)]:
+        yield Sample((rng.standard_normal(shape),), {"limit": limit})
+
+
+CLIP_NORM = op(
+    name="clip_norm",
+    ggml=GGMLOp.CUSTOM,
+    spec=_clip_spec,
+    ref=lambda g, limit: np.array([np.linalg.norm(g)]),
+    grad=_NO_LOSS,
+    samples=_clip_samples,
+    refuses={"limit": NONE_FROM_ZERO},
+    memory=Memory.FRESH,
+    changes=(0,),
+)
+cpu_kernel(CLIP_NORM, _run_clip, scratch=lambda node, compute: 8 * _SQUARED)
 
 # -- opt_step_adamw -----------------------------------------------------------------------------
 
@@ -101,6 +161,7 @@ OPT_STEP_ADAMW = op(
     samples=_adamw_samples,
     refuses=NO_SETTINGS,
     memory=Memory.ALIAS,
+    changes=(2, 3),
 )
 cpu_kernel(OPT_STEP_ADAMW, flat(_adamw))
 

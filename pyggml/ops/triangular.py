@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pyggml._jit import kernel
-from pyggml.backends.cpu import Site, as_rows, cpu_kernel, flat
+from pyggml.backends.cpu import Site, as_rows, cpu_kernel
 from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import neg
-from pyggml.ops.expect import expect_type
+from pyggml.ops.expect import expect_gapless, expect_type
 from pyggml.ops.matmul import mul_mat
 from pyggml.tensor import Tensor
 
@@ -59,6 +59,17 @@ def diag(x: Tensor) -> Tensor:
 def fill(x: Tensor, value: float) -> Tensor:
     """A tensor of x's shape, F32, with one value in it (ggml's FILL)."""
     return FILL(x, value=float(value))
+
+
+def fill_inplace(x: Tensor, value: float) -> Tensor:
+    """One value written over x; returns the view of x that holds it (ggml_fill_inplace).
+
+    Raises ShapeError if x is a view with gaps.
+    """
+    expect_gapless("fill_inplace", "x", x)
+    node = FILL(x, value=float(value))
+    node.base, node.offset = x.root, x.offset
+    return node
 
 
 def _square(name: str, x: Tensor) -> None:
@@ -311,10 +322,8 @@ cpu_kernel(DIAG_BACK, _diag_back_run)
 # -- fill ---------------------------------------------------------------------------------------
 
 
-@kernel
-def _fill(out, x, value):
-    for i in range(out.size):
-        out[i] = value
+def _run_fill(site: Site) -> Call:
+    return Call(site.out.fill, *site.scalars)
 
 
 def _fill_spec(x: Tensor, value: float) -> Spec:
@@ -337,4 +346,4 @@ FILL = op(
     refuses={"value": ()},
     memory=Memory.INPLACE,
 )
-cpu_kernel(FILL, flat(_fill))
+cpu_kernel(FILL, _run_fill)

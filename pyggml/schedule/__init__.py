@@ -1,22 +1,25 @@
-"""Graph, backends -> Schedule: which device computes which node, and what is copied between them.
+"""Graph, devices -> Schedule: which device computes which node, and what is copied between them.
 
 assign -> split -> plan (each device's part of the graph in an arena of its own) -> bind -> run.
 """
 
 from pyggml.schedule.assign import Assignment, assign
-from pyggml.schedule.program import ScheduledProgram, bind
+from pyggml.schedule.devices import Devices
+from pyggml.schedule.program import ScheduledProgram, bind, results
 from pyggml.schedule.schedule import Schedule, schedule
 from pyggml.schedule.split import Copy, Part, Split, split
 
 __all__ = [
     "Assignment",
     "Copy",
+    "Devices",
     "Part",
     "Schedule",
     "ScheduledProgram",
     "Split",
     "assign",
     "bind",
+    "results",
     "schedule",
     "split",
 ]

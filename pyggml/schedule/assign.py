@@ -1,7 +1,7 @@
 """Which device computes each node: the first of the backends, in their order, that supports it.
 
-Views and writers go with the memory that they look at or change. Leaves lie in the host's memory,
-so a node that changes a leaf is the host's.
+Views and writers go with the memory that they look at or change. All that change one leaf run on
+one device, the first that can, so that the leaf does not go to and fro.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pyggml.backends import Backend
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.op import SAVED, has_kernel
+from pyggml.op import SAVED, changed_by, has_kernel
 from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """backends: node -> the device in whose memory it lies, None for views of leaves.
+    """backends: node -> the device that computes it, None for views of leaves.
 
     fallbacks: (device, op) -> why that device left nodes of this op to a later one.
     """
@@ -35,8 +35,8 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
     """
     writers: dict[Tensor, list[Tensor]] = defaultdict(list)
     for t in graph.nodes:
-        if t.base is not None and not t.is_view:
-            writers[t.root].append(t)
+        for written in changed_by(t):
+            writers[written].append(t)
     found: dict[Tensor, Backend | None] = {}
     fallbacks: dict[tuple[str, str], str] = {}
     for t in graph.nodes:
@@ -45,7 +45,7 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
         elif t.root.op is not None and t.root is not t:
             found[t] = found[t.root]
         elif has_kernel(t):
-            into = [w for written in (t.root, *t.saved) for w in writers[written]]
+            into = [w for written in (t, *t.saved, *changed_by(t)) for w in writers[written]]
             found[t] = _first(t, into, backends, fallbacks)
         else:
             found[t] = None
@@ -72,8 +72,6 @@ def _first(
 
 
 def _fault(t: Tensor, writers: Sequence[Tensor], backend: Backend) -> tuple[Tensor, str] | None:
-    if t.root.op is None and not backend.is_host:
-        return t, f"it writes into {t.root!r}, which lies in the host's memory"
     for node in {t: None, **dict.fromkeys(writers)}:
         reason = backend.unsupported(node)
         if reason is not None:

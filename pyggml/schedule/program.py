@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pyggml import runtime
-from pyggml.backends import Backend, read
+from pyggml.backends import Backend, is_constant, read
 from pyggml.call import Call
-from pyggml.schedule.schedule import Schedule
-from pyggml.schedule.split import Copy
+from pyggml.graph import Graph
+from pyggml.schedule.devices import Devices
+from pyggml.schedule.schedule import Schedule, schedule
+from pyggml.schedule.split import Copy, Part
 from pyggml.tensor import Tensor
 
 
@@ -30,28 +32,106 @@ class ScheduledProgram:
 
     def read(self, t: Tensor) -> np.ndarray:
         """A copy of an output's numbers, from the device that computed it."""
+        if t.root.op is None:
+            self.schedule.devices.gather(t.root)
+            return read(t)
         twin = self.schedule.twins.get(t, t)
-        if twin.root.op is None:
-            return read(twin)
         home = next(b for b, p in self.schedule.plans.items() if twin.root in p.offsets)
         return home.read(twin)
 
+    def walk(self) -> Iterator[tuple[Tensor, Backend]]:
+        """Run node by node; yields each node when it has run, and the device that has its result.
 
-def bind(schedule: Schedule) -> ScheduledProgram:
-    """Take memory on every device, bind every kernel call, and make the copies of constants."""
-    programs = {backend: runtime.bind(p) for backend, p in schedule.plans.items()}
-    calls = {
+        For looking inside: what a kernel wrote is there until its memory is used again.
+        """
+        calls = _calls(self.programs)
+        for part in self.schedule.parts:
+            for call in _before(self.schedule, part):
+                call()
+            for node in part.nodes:
+                if node in calls:
+                    calls[node]()
+                    yield node, part.backend
+            for call in _after(self.schedule, part):
+                call()
+
+
+def bind(*schedules: Schedule, release: bool = False) -> tuple[ScheduledProgram, ...]:
+    """Take memory on every device, bind every kernel call, and make the copies of constants.
+
+    Several programs share the memory, each of which then leaves its outputs until the next one
+    runs. release: see pyggml.runtime.bind.
+    """
+    arenas = {}
+    for backend in {b: None for made in schedules for b in made.plans}:
+        n_bytes = max(made.plans[backend].n_bytes for made in schedules if backend in made.plans)
+        arenas[backend] = backend.alloc(n_bytes)
+    return tuple(_bound(made, arenas, release) for made in schedules)
+
+
+def results(graph: Graph, devices: Devices) -> list[np.ndarray]:
+    """Schedule, bind and run a graph; copies of the values of its outputs."""
+    (program,) = bind(schedule(graph, devices))
+    program()
+    return [program.read(t) for t in graph.outputs]
+
+
+def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> ScheduledProgram:
+    _copy_constants(made)
+    programs = {
+        backend: runtime.bind(p, arenas[backend], release and backend.is_host)
+        for backend, p in made.plans.items()
+    }
+    if _is_alone(made):
+        (only,) = programs.values()
+        return ScheduledProgram(made, programs, only.calls)
+    calls, devices = _calls(programs), made.devices
+    steps = [Call(devices.begin, _leaves(made))]
+    for part in made.parts:
+        steps += _before(made, part)
+        steps += part.backend.joined([calls[node] for node in part.nodes if node in calls])
+        steps += _after(made, part)
+    steps.append(Call(devices.end, [t for part in made.parts for t in part.changed]))
+    return ScheduledProgram(made, programs, tuple(steps))
+
+
+def _is_alone(made: Schedule) -> bool:
+    """Whether there is no device but one host, so that leaves lie nowhere else."""
+    return all(b.is_host for b in made.devices.backends) and len(made.plans) == 1
+
+
+def _calls(programs: Mapping[Backend, runtime.Program]) -> Mapping[Tensor, Call]:
+    return {
         node: call
         for program in programs.values()
         for node, call in zip(program.nodes, program.calls, strict=True)
     }
-    for copy in schedule.constants:
-        _transfer(copy)
-    steps: list[Call] = []
-    for part in schedule.parts:
-        steps += (Call(_transfer, copy) for copy in part.copies)
-        steps += (calls[node] for node in part.nodes if node in calls)
-    return ScheduledProgram(schedule, programs, tuple(steps))
+
+
+def _copy_constants(made: Schedule) -> None:
+    for part in made.parts:
+        for leaf in part.leaves:
+            if is_constant(leaf):
+                made.devices.fetch(leaf, part.backend)
+
+
+def _leaves(made: Schedule) -> Sequence[Tensor]:
+    """All that may change."""
+    found = {t: None for part in made.parts for t in part.leaves}
+    return [t for t in found if not is_constant(t)]
+
+
+def _before(made: Schedule, part: Part) -> Iterator[Call]:
+    for leaf in part.leaves:
+        if not is_constant(leaf):
+            yield Call(made.devices.fetch, leaf, part.backend)
+    for copy in part.copies:
+        yield Call(_transfer, copy)
+
+
+def _after(made: Schedule, part: Part) -> Iterator[Call]:
+    for leaf in part.changed:
+        yield Call(made.devices.changed, leaf, part.backend)
 
 
 def _transfer(copy: Copy) -> None:

@@ -8,32 +8,38 @@ from dataclasses import dataclass
 from pyggml.alloc import Plan, plan
 from pyggml.backends import Backend
 from pyggml.graph import Graph
-from pyggml.op import has_kernel
+from pyggml.op import changed_by, has_kernel
 from pyggml.schedule.assign import assign
+from pyggml.schedule.devices import Devices
 from pyggml.schedule.split import Copy, Part, Split, split
 from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Parts in the order in which they run, and a plan of each device's memory.
+    """Parts of a graph in the order in which they run, and a plan of each device's memory.
 
     plans       of each device, one arena for all its parts
-    constants   copies that are made once, when the schedule is bound
     twins       node -> the node that computes it, where that is another
     fallbacks   (device, op) -> why that device left nodes of this op to a later one
     """
 
+    graph: Graph
+    devices: Devices
     parts: Sequence[Part]
     plans: Mapping[Backend, Plan]
-    constants: Sequence[Copy]
     twins: Mapping[Tensor, Tensor]
     fallbacks: Mapping[tuple[str, str], str]
 
     @property
     def copies(self) -> tuple[Copy, ...]:
-        """Those of every run, in order."""
+        """Of results of nodes, in every run, in order."""
         return tuple(copy for part in self.parts for copy in part.copies)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the arenas of all devices."""
+        return sum(p.n_bytes for p in self.plans.values())
 
     def report(self) -> str:
         """What runs where: devices with their bytes, parts, copies, and what was left to others."""
@@ -42,24 +48,30 @@ class Schedule:
             sizes = [len(part.nodes) for part in self.parts if part.backend is backend]
             about = f"{sum(sizes)} nodes in {len(sizes)} parts, {found.n_bytes:,} bytes"
             lines.append(f"{backend.name}: {about}")
-        lines.append(f"{len(self.copies)} copies a run, {len(self.constants)} made once")
+        lines.append(f"{len(self.copies)} results are copied in every run")
         lines += [f"{device} leaves {op}: {why}" for (device, op), why in self.fallbacks.items()]
         return "\n".join(lines)
 
 
-def schedule(graph: Graph, backends: Sequence[Backend]) -> Schedule:
-    """Assign, split and plan; earlier backends are preferred.
+def schedule(graph: Graph, devices: Devices) -> Schedule:
+    """Assign, split and plan; warns, once for each op, of what a device leaves to a later one.
 
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """
-    assignment = assign(graph, backends)
+    assignment = assign(graph, devices.backends)
+    devices.say_fallbacks(assignment.fallbacks)
     used = {b for b in assignment.backends.values() if b is not None}
-    hosts = [b for b in backends if b.is_host]
-    if hosts and len(used) <= 1 and used <= set(hosts):
-        only = next(iter(used), hosts[0])
-        nodes = [t for t in graph.nodes if has_kernel(t)]
-        found = Split([Part(only, [], nodes)] if nodes else [], {only: graph}, [], {})
+    if len(used) <= 1 and all(b.is_host for b in used):
+        found = _whole(graph, next(iter(used), devices.host))
     else:
-        found = split(graph, assignment, hosts[0] if hosts else None)
+        found = split(graph, assignment, devices)
     plans = {backend: plan(part, backend) for backend, part in found.graphs.items()}
-    return Schedule(found.parts, plans, found.constants, found.twins, assignment.fallbacks)
+    return Schedule(graph, devices, found.parts, plans, found.twins, assignment.fallbacks)
+
+
+def _whole(graph: Graph, host: Backend) -> Split:
+    """One part, whose leaves may still have newer numbers elsewhere than with the host."""
+    nodes = [t for t in graph.nodes if has_kernel(t)]
+    leaves = {s.root: None for t in nodes for s in t.src if s.root.op is None}
+    changed = {root: None for t in nodes for root in changed_by(t) if root.op is None}
+    return Split([Part(host, [], nodes, leaves, changed)], {host: graph}, {})

@@ -7,7 +7,7 @@ device's tensor is replaced by a twin that reads a copy:
                                    │   ->              ╎ copy
     device            w ─ mul_mat ─┘         device  norm' ─ mul_mat', w'
 
-A copy is made once per run; of a leaf over a read-only array, such as a mapped weight, once at all.
+The result of a node is copied once in every run. For a leaf, `Devices` keeps the copy.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from pyggml.backends import CPU, Backend, is_constant
+from pyggml.backends import Backend
 from pyggml.graph import Graph
-from pyggml.op import COPIED, SAVED, SEEN, has_kernel
+from pyggml.op import COPIED, SAVED, SEEN, changed_by, has_kernel
 from pyggml.schedule.assign import Assignment
+from pyggml.schedule.devices import Devices
 from pyggml.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """`source`, which lies with one device, is copied to `target`, which lies with another."""
+    """`source`, which one device computes, is copied to `target`, which lies with another."""
 
     source: Tensor
     target: Tensor
@@ -36,11 +37,17 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Nodes that run on one device, after the copies that they read have been made."""
+    """Nodes that run on one device, after the copies that they read have been made.
+
+    leaves    that they read or change, in whatever window
+    changed   those of them that they change
+    """
 
     backend: Backend
     copies: list[Copy] = field(default_factory=list)
     nodes: list[Tensor] = field(default_factory=list)
+    leaves: dict[Tensor, None] = field(default_factory=dict)
+    changed: dict[Tensor, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,58 +55,53 @@ class Split:
     """A graph in parts.
 
     graphs      of each device: the nodes of all its parts, what it is sent and what it sends
-    constants   copies made once, before the first run
     twins       node of the whole graph -> the node that computes it
     """
 
     parts: Sequence[Part]
     graphs: Mapping[Backend, Graph]
-    constants: Sequence[Copy]
     twins: Mapping[Tensor, Tensor]
 
 
-def split(graph: Graph, assignment: Assignment, host: Backend | None = None) -> Split:
-    """The parts of a graph whose nodes have devices; the graph itself stays as it is.
-
-    `host` reads leaves, the CPU if it is not given.
-    """
-    return _Splitter(graph, assignment, host or CPU()).run()
+def split(graph: Graph, assignment: Assignment, devices: Devices) -> Split:
+    """The parts of a graph whose nodes have devices; the graph itself stays as it is."""
+    return _Splitter(graph, assignment, devices).run()
 
 
 class _Splitter:
-    def __init__(self, graph: Graph, assignment: Assignment, host: Backend) -> None:
-        self.graph, self.backends, self.host = graph, assignment.backends, host
+    def __init__(self, graph: Graph, assignment: Assignment, devices: Devices) -> None:
+        self.graph, self.backends, self.devices = graph, assignment.backends, devices
         self.parts: list[Part] = []
-        self.constants: list[Copy] = []
         self.twins: dict[Tensor, Tensor] = {}
         self.order: dict[Backend, list[list[Tensor]]] = defaultdict(lambda: [[]])  # for graphs
         self.copies: dict[tuple[Tensor, Backend], Tensor] = {}
-        self.changed = {t.root for t in graph.nodes if t.base is not None and not t.is_view}
 
     def run(self) -> Split:
         for t in self.graph.nodes:
             if t.op is not SAVED:
                 self._add(t)
-        for t in self.graph.outputs:
-            if t not in self.twins:
-                self.twins[t] = t  # a leaf
-        return Split(self.parts, self._graphs(), self.constants, self.twins)
+        return Split(self.parts, self._graphs(), self.twins)
 
     def _add(self, t: Tensor) -> None:
         """Append t's twin to the last part, or to a new one if that is another device's."""
-        backend = self.backends[t] or self.host
+        backend = self.backends[t]
         if not has_kernel(t):  # nothing runs, so it cuts no part in two
-            twin = self._twin(t, tuple(self.twins.get(s, s) for s in t.src))
-        else:
-            if not self.parts or self.parts[-1].backend is not backend:
-                self.parts.append(Part(backend))
-                self.order[backend] += [], []  # copies, which come first, and nodes
-            twin = self._twin(t, tuple(self._here(s, backend) for s in t.src))
-            self.parts[-1].nodes.append(twin)
+            if backend is not None:
+                twin = self._twin(t, tuple(self.twins.get(s, s) for s in t.src))
+                self.order[backend][-1].append(twin)
+            return
+        assert backend is not None
+        if not self.parts or self.parts[-1].backend is not backend:
+            self.parts.append(Part(backend))
+            self.order[backend] += [], []  # copies, which come first, and nodes
+        part = self.parts[-1]
+        twin = self._twin(t, tuple(self._here(s, backend) for s in t.src))
+        part.nodes.append(twin)
+        part.changed |= dict.fromkeys(root for root in changed_by(t) if root.op is None)
         self.order[backend][-1] += twin, *twin.saved
 
     def _twin(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
-        base = None if t.base is None else self.twins.get(t.base, t.base)
+        base = None if t.base is None else src[0].root
         twin = replace(t, src=src, base=base, saved=(), data=None)
         twin.saved = tuple(replace(s, src=(twin,), data=None) for s in t.saved)
         self.twins[t] = twin
@@ -108,40 +110,35 @@ class _Splitter:
 
     def _here(self, s: Tensor, backend: Backend) -> Tensor:
         """What a node of this device reads for s, which has the same numbers for all readers."""
-        giver = self.backends.get(s) or self.host
-        if giver is backend or (s.root.op is None and backend.is_host):
-            return self.twins.get(s, s)
+        if s.root.op is None:
+            self.parts[-1].leaves[s.root] = None
+            return self.devices.copy_of(s, backend)
+        giver = self.backends[s]
+        assert giver is not None
+        if giver is backend:
+            return self.twins[s]
         if (s, backend) not in self.copies:
             self.copies[s, backend] = self._copy(s, giver, backend)
         return self.copies[s, backend]
 
     def _copy(self, s: Tensor, giver: Backend, taker: Backend) -> Tensor:
-        source = self.twins.get(s, s)
-        target = _without_gaps(s)
-        copy = Copy(source, target, giver, taker)
-        if self._is_constant(s):
-            self.constants.append(copy)
-            return target
-        self.parts[-1].copies.append(copy)
+        """Memory for a copy, made before the last part; the source keeps its memory until then."""
+        source, target = self.twins[s], _without_gaps(s)
+        self.parts[-1].copies.append(Copy(source, target, giver, taker))
         self.order[taker][-2].append(target.root)
-        if source.root.op is not None:  # keeps its memory until here
-            seen = Tensor(source.shape, source.dtype, SEEN, (source,), base=source.root)
-            self.order[giver][-1].append(seen)
+        seen = Tensor(source.shape, source.dtype, SEEN, (source,), base=source.root)
+        self.order[giver][-1].append(seen)
         return target
 
-    def _is_constant(self, s: Tensor) -> bool:
-        return s.root.op is None and s.root not in self.changed and is_constant(s.root)
-
     def _graphs(self) -> dict[Backend, Graph]:
-        """Constants come first and are outputs, so that their memory is used for nothing else."""
-        kept: dict[Backend, list[Tensor]] = defaultdict(list)
-        for copy in self.constants:
-            kept[copy.taker].append(copy.target.root)
         outputs: dict[Backend, list[Tensor]] = defaultdict(list)
         for t in self.graph.outputs:
-            outputs[self.backends.get(t) or self.host].append(self.twins[t])
+            if t.root.op is not None:
+                home = self.backends[t]
+                assert home is not None
+                outputs[home].append(self.twins[t])
         return {
-            backend: _graph([*kept[backend], *chain(*lists)], outputs[backend], kept[backend])
+            backend: _graph(list(chain(*lists)), outputs[backend])
             for backend, lists in self.order.items()
         }
 
@@ -156,6 +153,6 @@ def _without_gaps(s: Tensor) -> Tensor:
     return Tensor(s.shape, s.dtype, SEEN, (owner,), name=s.name, strides=strides, base=owner)
 
 
-def _graph(nodes: list[Tensor], outputs: list[Tensor], kept: list[Tensor]) -> Graph:
+def _graph(nodes: list[Tensor], outputs: list[Tensor]) -> Graph:
     leaves = {s: None for t in nodes for s in t.src if s.op is None}
-    return Graph(tuple(nodes), tuple(leaves), (*outputs, *kept))
+    return Graph(tuple(nodes), tuple(leaves), tuple(outputs))

@@ -40,7 +40,7 @@ def helpers(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def plan(tiny):
     adapter = attach(load(tiny), LORA)
-    return Passes.of(adapter.model, adapter.parameters, TRAIN, CTX).training
+    return Passes.of(adapter.model, adapter.parameters, TRAIN, CTX).training.graph
 
 
 def notes(folder):

@@ -121,7 +121,8 @@ def test_rounding_halves_the_inside_of_a_layer(tiny, keep_as):
     for kind in (F32, BF16):
         keep_as(kind)
         passes, _ = passes_of(tiny("qwen3", n_layer=3), Keep.COSTLY)
-        sizes.append(kept(passes.training))
+        (p,) = passes.training.plans.values()
+        sizes.append(kept(p))
     q, k, v, o, gate, up = 16, 8, 8, 16, 24, 24
     assert sizes[0] - sizes[1] == 3 * 2 * CTX * 2 * (q + k + v + o + gate + up)
 
@@ -130,7 +131,7 @@ def test_rounding_halves_the_inside_of_a_layer(tiny, keep_as):
 def test_validation_keeps_nothing(kind, tiny, keep_as):
     keep_as(kind)
     passes, _ = passes_of(tiny("qwen3"), Keep.COSTLY)
-    training, validation = (p.graph.nodes for p in (passes.training, passes.programs[1].plan))
+    training, validation = (p.graph.nodes for p in (passes.training, passes.programs[1].schedule))
     assert any(t.dtype is BF16 for t in training) is (kind is BF16)
     assert not any(t.dtype is BF16 for t in validation)
 
