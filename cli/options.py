@@ -13,6 +13,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
 
+from pyggml.cli.grouped import GroupedOption
+
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
@@ -43,7 +45,7 @@ def threads_option(function: F) -> F:
     return _threads(function)
 
 
-class _Names(click.ParamType):
+class Names(click.ParamType):
     """Words separated by commas."""
 
     name = "names"
@@ -56,33 +58,33 @@ class _Names(click.ParamType):
 
 def settings_options(
     config: type, flags: Mapping[str, str], without: Iterable[str] = ()
-) -> list[click.Option]:
+) -> list[GroupedOption]:
     """An option for every field; `flags` renames some: field -> parameter, such as lora_rank."""
     hints = get_type_hints(config)
     wanted = [f for f in fields(config) if f.name not in set(without)]
     return [_option(f, hints[f.name], flags.get(f.name, f.name)) for f in wanted]
 
 
-def _option(field: Field[Any], hint: Any, parameter: str) -> click.Option:
+def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     kind = next((k for k in (get_args(hint) or (hint,)) if k in (int, float, str)), None)
     notes = []
     if field.metadata["wanted"]:
         notes.append(field.metadata["wanted"])
     if field.default is not None:
         notes.append(f"default: {field.default}")
+    name = parameter.replace("_", "-")
+    place = {"group": field.metadata["group"], "common": field.metadata["common"]}
     if hint is bool:
-        return click.Option(
-            ["--" + parameter.replace("_", "-"), parameter],
-            is_flag=True,
-            default=None,
-            help=field.metadata["help"],
-        )
+        switch = f"--{name}/--no-{name}"
+        about = field.metadata["help"]
+        return GroupedOption([switch, parameter], default=None, help=about, **place)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
-    return click.Option(
-        ["--" + parameter.replace("_", "-"), parameter],
-        type=kind or _Names(),
+    return GroupedOption(
+        [f"--{name}", parameter],
+        type=kind or Names(),
         metavar="FOLDER" if parameter.endswith("_dir") else _METAVARS[kind],
         help=about,
+        **place,
     )
 
 
@@ -95,13 +97,13 @@ def given_settings(
 
 
 def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[str]:
-    """The arguments of a command line that gives these parameters."""
+    """The arguments of a command line that gives these parameters; None is not given."""
     found: list[str] = []
     for option in options:
         value = given.get(option.name or "")
-        if value is True:
-            found.append(option.opts[-1])
-        elif value is not None and value is not False:
+        if isinstance(value, bool):
+            found += option.opts[-1:] if value else option.secondary_opts[-1:]
+        elif value is not None:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             found += [option.opts[0], text]
     return found

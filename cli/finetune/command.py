@@ -6,58 +6,91 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import click
-
-from pyggml.cli.finetune.job import LORA_FLAGS, job_of
+from pyggml.cli.finetune import config_file
+from pyggml.cli.finetune.job import LORA_FLAGS, Job, job_of
 from pyggml.cli.finetune.run import run
+from pyggml.cli.grouped import TITLES, GroupedCommand, GroupedOption
 from pyggml.cli.options import PATH, SETTINGS, settings_options, words
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 
 
-def _finetune(**given: Any) -> int:
+def _finetune(config: Path | None, **given: Any) -> int:
+    """The exit code. What the command line gives goes over the file."""
+    found = config_file.Given({}, {}, ()) if config is None else config_file.read(config, _IN_FILES)
+    asked = {name: found.values.get(name) if v is None else v for name, v in given.items()}
+    places = {name: place for name, place in found.places.items() if given[name] is None}
+    job = job_of(asked, places, found.faults)
+
     def resumed(folder: Path) -> str:
-        again = words(command.params, given | {"resume": folder})
+        again = words(command.params, {"config": config, **given, "resume": folder})
         return shlex.join(["pyggml-finetune", *again])
 
-    return run(job_of(given), resumed)
+    def save_settings(job: Job) -> None:
+        config_file.write(config_file.path_beside(job.output), job.settled(), command.params)
+
+    return run(job, resumed, save_settings)
 
 
-command = click.Command(
+def _path(*names: str, group: str, help: str) -> GroupedOption:
+    return GroupedOption(names, type=PATH, group=group, common=True, help=help)
+
+
+_OPTIONS = [
+    _path("-m", "--model", group="model", help="GGUF model to adapt"),
+    _path(
+        "--init",
+        group="model",
+        help="adapter to train further; rank, alpha and modules are its file's",
+    ),
+    _path(
+        *("-f", "--file", "data"),
+        group="data",
+        help="UTF-8 text; or rows (JSON Lines, JSON, CSV) with text, or with prompt and "
+        "completion, of which the completion is learned",
+    ),
+    _path(
+        *("-o", "--output"),
+        group="output",
+        help="adapter to write, replaced only at the end; its settings go beside it, as .yaml",
+    ),
+    *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
+    *settings_options(DataConfig, {}),
+    *settings_options(TrainConfig, {}),
+    _path(
+        "--resume",
+        group="output",
+        help="checkpoint, or folder of them, to continue from; a folder gets the next ones too",
+    ),
+    GroupedOption(
+        ["--prompt"],
+        group="output",
+        help="answered before and after training; \\n is a new line "
+        "(default: a line of the held-out text)",
+    ),
+    _path(
+        "--config",
+        group="help",
+        help="YAML file of settings: the long options' names without dashes, such as "
+        "`lora_rank: 16`; options given here go over it",
+    ),
+    GroupedOption(
+        ["--demo"],
+        is_flag=True,
+        default=None,
+        group="help",
+        common=True,
+        help="a small run that needs no other option",
+    ),
+]
+
+command = GroupedCommand(
     "finetune",
     context_settings=SETTINGS,
     callback=_finetune,
     help="Train a LoRA adapter for a GGUF model; its weights stay as they are, quantised.\n\n"
     "Ctrl-C, SIGTERM or a closed terminal or pipe ends the run after the step under way, and saves "
     "adapter and checkpoint; before the first step nothing is written.",
-    params=[
-        click.Option(["-m", "--model"], type=PATH, help="GGUF model to adapt"),
-        click.Option(
-            ["-f", "--file", "data"],
-            type=PATH,
-            help="UTF-8 text; or rows (JSON Lines, JSON, CSV) with text, or with prompt and "
-            "completion, of which the completion is learned",
-        ),
-        click.Option(
-            ["-o", "--output"], type=PATH, help="adapter to write, replaced only at the end"
-        ),
-        click.Option(["--demo"], is_flag=True, help="a small run that needs no other option"),
-        click.Option(
-            ["--init"],
-            type=PATH,
-            help="adapter to train further; rank, alpha and modules are its file's",
-        ),
-        *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
-        *settings_options(DataConfig, {}),
-        *settings_options(TrainConfig, {}),
-        click.Option(
-            ["--resume"],
-            type=PATH,
-            help="checkpoint, or folder of them, to continue from; a folder gets the next ones too",
-        ),
-        click.Option(
-            ["--prompt"],
-            help="answered before and after training; \\n is a new line "
-            "(default: a line of the held-out text)",
-        ),
-    ],
+    params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
 )
+# What a file of settings may hold: all but what names such a file, or asks for help.
+_IN_FILES = [o for o in command.params if o.expose_value and o.name != "config"]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from pyggml.cli import demo
+from pyggml.cli.finetune import config_file
 from pyggml.cli.options import given_settings
 from pyggml.cli.paths import check_output, check_space
-from pyggml.errors import CheckpointError, ConfigError
+from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.checkpoint import KEPT, existing, held
 
 LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
+SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
+    DataConfig: {},
+    LoraConfig: LORA_FLAGS,
+    TrainConfig: {},
+}
+_NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
+_OWN = (*_NEEDED, "init", "prompt")  # a job's own, which are no settings
+_CHECKPOINTS = ("checkpoint_dir", "checkpoint_every")
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
 
@@ -32,50 +41,81 @@ class Job:
     reading: DataConfig
     train: TrainConfig
 
+    def settled(self) -> dict[str, Any]:
+        """Every parameter that makes the run what it is: another with these is the same run.
 
-def job_of(given: Mapping[str, Any]) -> Job:
-    """The job that these parameters ask for; None is what the user did not give."""
+        Not where checkpoints go, since those of this run lie there.
+        """
+        found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
+        for config in (
+            (self.reading, self.train) if self.init else (self.reading, self.lora, self.train)
+        ):
+            flags = SETTINGS_FLAGS[type(config)]
+            found |= {flags.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+        return {name: value for name, value in found.items() if name not in _CHECKPOINTS}
+
+
+def job_of(
+    given: Mapping[str, Any], places: Mapping[str, str] | None = None, faults: Sequence[str] = ()
+) -> Job:
+    """The job that these parameters ask for; None is one that the user did not give.
+
+    places: where parameters stand that are from a file; faults: what is wrong with that file.
+    Raises ConfigError with all that is wrong.
+    """
+    places = places or {}
+    given = _completed(given)
+    found: list[Fault] = [*faults, *_clashes(given)]
+    made = []
+    for kind, flags in SETTINGS_FLAGS.items():
+        try:
+            made.append(kind(**given_settings(kind, flags, given)))
+        except ConfigError as error:
+            named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
+            found += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
+    if found:
+        raise ConfigError(found)
+    reading, lora, train = made
+    own = {name: given[name] for name in _OWN}
+    return Job(**own, resume=given["resume"], reading=reading, lora=lora, train=train)
+
+
+def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """With what the demo brings, and a resumed run's folder for its next checkpoints."""
     given = dict(given)
-    if given["init"] is not None:
-        _check_init(given)
     if given["demo"]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
         defaults |= {"prompt": demo.PROMPT, **demo.SETTINGS}
         of_file = LORA_FLAGS.values() if given["init"] is not None else ()
-        given = given | {
-            name: value
-            for name, value in defaults.items()
-            if given[name] is None and name not in of_file
-        }
-    flags = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
-    missing = [flag for name, flag in flags.items() if given[name] is None]
-    if missing:
-        raise ConfigError(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+        for name, value in defaults.items():
+            if given[name] is None and name not in of_file:
+                given[name] = value
     if given["checkpoint_dir"] is None and given["resume"] is not None and given["resume"].is_dir():
-        given = given | {"checkpoint_dir": str(given["resume"])}  # it goes on where it was
+        given["checkpoint_dir"] = str(given["resume"])
+    return given
+
+
+def _clashes(given: Mapping[str, Any]) -> list[str]:
+    """What is missing, or excludes each other."""
+    found = []
+    missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
+    if missing:
+        found.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+    if given["init"] is not None:
+        settled = [LORA_FLAGS.get(f.name, f.name) for f in fields(LoraConfig) if f.name != "seed"]
+        clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
+        if clash:
+            file = "--init takes rank, alpha and modules from its file"
+            found.append(f"{file}: leave out {', '.join(clash)}")
     if given["checkpoint_every"] is not None and given["checkpoint_dir"] is None:
-        raise ConfigError("--checkpoint-every wants --checkpoint-dir, a folder for checkpoints")
-    return Job(
-        **{name: given[name] for name in (*flags, "init", "resume", "prompt")},
-        lora=LoraConfig(**given_settings(LoraConfig, LORA_FLAGS, given)),
-        reading=DataConfig(**given_settings(DataConfig, {}, given)),
-        train=TrainConfig(**given_settings(TrainConfig, {}, given)),
-    )
-
-
-def _check_init(given: Mapping[str, Any]) -> None:
-    """The file settles what the adapter is."""
-    settled = [LORA_FLAGS.get(f.name, f.name) for f in fields(LoraConfig) if f.name != "seed"]
-    clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
-    if clash:
-        raise ConfigError(
-            f"--init takes rank, alpha and modules from its file: leave out {', '.join(clash)}"
-        )
+        found.append("--checkpoint-every wants --checkpoint-dir, a folder for checkpoints")
+    return found
 
 
 def check_places(job: Job) -> None:
     """What would fail after hours fails now."""
+    config_file.check_place(config_file.path_beside(job.output))
     check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():

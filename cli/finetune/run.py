@@ -21,14 +21,18 @@ from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, Trainer, attach, lock, read_corpus, unfreeze
 
 
-def run(job: Job, resumed: Callable[[Path], str]) -> int:
-    """Do the job; the exit code. `resumed` gives the command line that goes on from a folder."""
+def run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job], None]) -> int:
+    """Do the job; the exit code.
+
+    resumed         the command line that goes on from a folder of checkpoints
+    save_settings   writes the job's settings beside its adapter
+    """
     check_places(job)
     with lock.held(job.output):
-        return _run(job, resumed)
+        return _run(job, resumed, save_settings)
 
 
-def _run(job: Job, resumed: Callable[[Path], str]) -> int:
+def _run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job], None]) -> int:
     model = load(job.model, job.init, job.train.compute)
     overview.say_model(model)
     adapter = attach(model, job.lora) if job.init is None else unfreeze(model)
@@ -49,6 +53,8 @@ def _run(job: Job, resumed: Callable[[Path], str]) -> int:
     before = load(job.model, job.init, job.train.compute)  # as it is now: -o may replace it
     start = trainer.progress.step
     finished = _train(job, trainer, adapter, prompt)
+    if finished or trainer.progress.step > start:
+        save_settings(job)
     if not finished:
         results.say_how_to_resume(trainer, start, resumed)
         return STOPPED

@@ -131,13 +131,13 @@ def test_the_demo_needs_nothing_and_what_is_given_wins(pyggml, planted_demo, tmp
     ended = pyggml("finetune", "--demo", "--max-steps", 2)
     assert ended.code == 0 and ended.row("steps").startswith("2, 4 windows each;")
     assert ended.out.count("ROMEO:") == 2
-    assert [p.name for p in tmp_path.iterdir()] == ["demo-adapter.gguf"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo-adapter.gguf", "demo-adapter.yaml"]
 
 
 def test_a_stopped_demo_is_resumed_as_it_was_begun(pyggml, planted_demo, signal_after, tmp_path):
     signal_after(1)
     ended = pyggml("finetune", "--demo", "--checkpoint-dir", "points")
-    words = "--demo --checkpoint-dir points --resume points"
+    words = "--checkpoint-dir points --resume points --demo"
     assert (ended.code, ended.row("resume")) == (130, f"pyggml-finetune {words}")
 
 

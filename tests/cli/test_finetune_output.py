@@ -22,7 +22,10 @@ def test_an_older_adapter_is_replaced_only_at_the_end(finetune, tmp_path, monkey
     monkeypatch.setattr(Trainer, "run", watched)
     ended = finetune()
     assert ended.code == 0 and ended.row("output").endswith("it is replaced at the end")
-    assert path.read_bytes()[:4] == b"GGUF" and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes()[:4] == b"GGUF" and sorted(tmp_path.iterdir()) == [
+        path,
+        path.with_suffix(".yaml"),
+    ]
 
 
 def full_disk(folder):

@@ -11,8 +11,10 @@ import pytest
 
 from pyggml.cli import __main__ as cli
 from pyggml.cli.finetune.job import LORA_FLAGS
+from pyggml.cli.grouped import TITLES
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora.config import GROUPS
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +70,50 @@ def test_every_setting_has_one_option_with_its_help_and_default():
             assert said or f.default is None or (option.is_flag and f.default is False)
             if (config, f.name) != (LoraConfig, "seed"):  # one --seed for both
                 assert option.help.startswith(f.metadata["help"])
+
+
+@pytest.fixture
+def help_of(pyggml, monkeypatch):
+    """The lines of help on a terminal of 80 columns."""
+
+    def call(option):
+        monkeypatch.setenv("COLUMNS", "80")
+        return pyggml("finetune", option).out.splitlines()
+
+    return call
+
+
+def listed(lines):
+    """The long options of help, by the title of their group."""
+    found, group = {}, ""
+    for line in lines:
+        group = line.rstrip(":") if line.endswith(":") and line[0] != " " else group
+        if line.startswith("  -"):
+            name = next(w for w in line.split() if w.startswith("--"))
+            found.setdefault(group, []).append(name.replace("[no-]", ""))
+    return found
+
+
+def test_help_lists_the_common_options_and_help_all_every_one(help_of):
+    common, every = listed(help_of("--help")), listed(help_of("--help-all"))
+    assert list(common) == list(every) == list(TITLES.values())
+    for group, names in common.items():
+        assert names == [name for name in every[group] if name in names]
+    options = cli.command("finetune").params
+    assert sorted(name for names in every.values() for name in names) == sorted(
+        next(x for x in o.opts if x.startswith("--")) for o in options
+    )
+    assert set(GROUPS) <= TITLES.keys() and "--lr" in common["Optimiser"]
+    assert "--beta1" in every["Optimiser"] and "--beta1" not in common["Optimiser"]
+    assert len(help_of("--help")) < 80
+
+
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_is_readable_on_80_columns(help_of, option):
+    lines = help_of(option)
+    assert max(map(len, lines)) <= 80
+    starts = {len(line) - len(line.lstrip()) for line in lines if line.startswith("   ")}
+    assert starts == {29}, "all explanations start in one column"
 
 
 def test_the_seed_is_that_of_windows_and_adapter(finetune, tmp_path):
