@@ -13,6 +13,7 @@ from pyggml import gguf, load
 from pyggml.alloc import Plan
 from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
+from pyggml.cli.machine import say_machine
 from pyggml.cli.options import PATH, SETTINGS
 from pyggml.cli.show import count, plural, printable, row, say, size
 from pyggml.errors import ConfigError
@@ -24,16 +25,29 @@ _KINDS = 20  # of tensors at the peak
 
 
 @click.command("inspect", context_settings=SETTINGS)
-@click.option("-m", "--model", type=PATH, required=True, help="any GGUF file")
+@click.option("-m", "--model", type=PATH, help="any GGUF file")
+@click.option("--machine", is_flag=True, help="what computes on this machine, and why")
 @click.option("--tensors", is_flag=True, help="list the tensors")
 @click.option("--plan", is_flag=True, help="plan one pass of LoRA training, without running it")
 @click.option("--ctx", type=click.IntRange(min=2), default=DataConfig.ctx, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=TrainConfig.batch, show_default=True)
 @click.option("--grad-checkpointing", is_flag=True, help="with layers computed again")
 def command(
-    model: Path, tensors: bool, plan: bool, ctx: int, batch: int, grad_checkpointing: bool
+    model: Path | None,
+    machine: bool,
+    tensors: bool,
+    plan: bool,
+    ctx: int,
+    batch: int,
+    grad_checkpointing: bool,
 ) -> None:
     """What is in a GGUF file, and with --plan what training it would take."""
+    if machine:
+        say_machine()
+    if model is None:
+        if not machine:
+            raise ConfigError("wanted -m MODEL.gguf or --machine")
+        return
     with gguf.open(model) as file:
         _say_file(file)
         if tensors:

@@ -3,6 +3,7 @@
 general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
+checkpoint.compute, .vectors        what computed it: pyggml.lora.computed.Computed
 checkpoint.digest SHA-256 of the tensors
 checkpoint.history.losses, .validation.steps, .losses, .tokens      pyggml.lora.reports.History
 parameters, adamw.m, adamw.v        the flat float32 buffers
@@ -29,6 +30,7 @@ from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError, Fault, GGUFError
 from pyggml.gguf.fields import shown
 from pyggml.lora import lock
+from pyggml.lora.computed import Computed
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.reports import History
 
@@ -95,6 +97,7 @@ def save(
     progress: Progress,
     history: History,
     run: Run,
+    computed: Computed,
 ) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
     buffers = _buffers(parameters)
@@ -104,6 +107,7 @@ def save(
         "checkpoint.epoch": np.uint64(progress.epoch),
         "checkpoint.index": np.uint64(progress.index),
         "checkpoint.run": json.dumps(run, sort_keys=True),
+        **computed.metadata(),
         "checkpoint.digest": _digest(buffers),
         **{f"{_HISTORY}{name}": array for name, array in history.arrays().items()},
     }
@@ -111,7 +115,11 @@ def save(
 
 
 def load(
-    path: Path, parameters: Parameters, run: Run, usual: Run | None = None
+    path: Path,
+    parameters: Parameters,
+    run: Run,
+    computed: Computed,
+    usual: Run | None = None,
 ) -> tuple[Progress, History]:
     """Put a checkpoint's numbers into the parameters; where the run stood, and what came before.
 
@@ -119,17 +127,17 @@ def load(
     older than a setting is one of its default.
 
     Raises CheckpointError, and changes nothing, if the file is damaged or of another run: the
-    sentence names the settings that differ.
+    sentence names the settings that differ. Warns if its run computed with another vector unit.
     """
     try:
         with gguf.open(path) as file:
-            return _load(file, parameters, run, usual or {})
+            return _load(file, parameters, run, computed, usual or {})
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
 def _load(
-    file: gguf.GGUFFile, parameters: Parameters, run: Run, usual: Run
+    file: gguf.GGUFFile, parameters: Parameters, run: Run, computed: Computed, usual: Run
 ) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
@@ -139,6 +147,7 @@ def _load(
     differences = _differences(stored_run, wanted)
     if differences:
         raise CheckpointError(differences, f"{file.path}: is of another run: ")
+    computed.check(file)
     buffers = _buffers(parameters)
     stored = {}
     for name, buffer in buffers.items():

@@ -21,6 +21,7 @@ from pyggml import threads
 from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
+from pyggml.lora.computed import Computed
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.optim import AdamW
@@ -215,9 +216,13 @@ class Trainer:
     def resume(self, path: str | Path) -> None:
         """Continue where a checkpoint stands; all that follows is bit for bit as without a break.
 
-        Raises CheckpointError if the file is damaged or of another run.
+        Raises CheckpointError if the file is damaged, of another run, or of one that computed with
+        another compute type. Warns if it did with another vector unit: bits then differ.
         """
-        progress, history = checkpoint.load(Path(path), self.parameters, self._identity, _USUAL)
+        here = Computed.by(self.model)
+        progress, history = checkpoint.load(
+            Path(path), self.parameters, self._identity, here, _USUAL
+        )
         if progress.step > self.n_steps or progress.index >= len(self.corpus.train):
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
         self.progress, self.history = progress, history
@@ -230,7 +235,8 @@ class Trainer:
         folder = Path(self.config.checkpoint_dir)
         path = checkpoint.path_of(folder, step)
         self._gather()
-        checkpoint.save(path, self.parameters, self.progress, self.history, self._identity)
+        made_by = Computed.by(self.model)
+        checkpoint.save(path, self.parameters, self.progress, self.history, self._identity, made_by)
         checkpoint.prune(folder, step)
         self._saved = step
         report(CheckpointReport(step, path))
@@ -256,7 +262,7 @@ def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
     ctx = corpus.train.ctx
     if ctx > model.config.n_ctx:
         faults.append(("ctx", f"is {ctx}, wanted at most the model's {model.config.n_ctx}"))
-    if config.compute != model.compute:
+    if config.compute not in ("auto", model.compute):
         fault = f"is {config.compute}, but the model was loaded with {model.compute}"
         faults.append(("compute", fault))
     parts = [part for part in (corpus.train, corpus.validation) if part is not None]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 
 import llvmlite.binding as llvm
 
@@ -78,11 +79,25 @@ ISAS: dict[str, ISA] = {
 _FAST_BF16 = ("znver",)
 
 
+def cpu_name() -> str:
+    """The CPU's family, as LLVM calls it: "znver4"."""
+    return str(llvm.get_host_cpu_name())
+
+
 def _is_worth_it(isa: ISA) -> bool:
     """Whether what this CPU has of an ISA is also faster than doing without."""
-    return not isa.bf16 or llvm.get_host_cpu_name().startswith(_FAST_BF16)
+    return not isa.bf16 or cpu_name().startswith(_FAST_BF16)
 
 
+def why_not(isa: ISA) -> str:
+    """What keeps this process from an instruction set, "" if nothing does."""
+    missing = sorted(isa.needs - _features())
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    return "" if _is_worth_it(isa) else "pairs of bfloat16 are slower than float32 on this CPU"
+
+
+@cache
 def _features() -> frozenset[str]:
     """The CPU's features, as LLVM lists them, without those this process may not use. Every 64-bit
     ARM has NEON, even if LLVM does not list it."""
@@ -110,15 +125,14 @@ def choose() -> ISA:
     when it is off.
     """
     wanted = os.environ.get(ENVIRONMENT)
-    have = _features()
     if not JIT:
         wanted = wanted or "numpy"
     if wanted is None:
-        return next(isa for isa in ISAS.values() if isa.needs <= have and _is_worth_it(isa))
+        return next(isa for isa in ISAS.values() if not why_not(isa))
     if wanted not in ISAS:
         raise ConfigError(f"{ENVIRONMENT}={wanted}: known are {', '.join(ISAS)}")
     isa = ISAS[wanted]
-    missing = sorted(isa.needs - have)
+    missing = sorted(isa.needs - _features())
     if missing:
         raise ConfigError(f"{ENVIRONMENT}={wanted}: this machine lacks {', '.join(missing)}")
     if not JIT and wanted != "numpy":

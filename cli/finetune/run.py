@@ -18,7 +18,9 @@ from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import check_answer, compare, prompt_ids
 from pyggml.cli.show import row, say, unescaped
 from pyggml.errors import PyggmlError
+from pyggml.gemm import FASTEST
 from pyggml.lora import Adapter, Trainer, attach, lock, read_corpus, unfreeze
+from pyggml.lora.computed import stored_compute
 
 
 def run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job], None]) -> int:
@@ -33,7 +35,8 @@ def run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job],
 
 
 def _run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job], None]) -> int:
-    model = load(job.model, job.init, job.train.compute)
+    compute = _compute(job)
+    model = load(job.model, job.init, compute)
     overview.say_model(model)
     adapter = attach(model, job.lora) if job.init is None else unfreeze(model)
     model = adapter.model
@@ -50,7 +53,7 @@ def _run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job]
     if job.output.exists():
         row("output", f"{job.output} exists; it is replaced at the end")
     say()
-    before = load(job.model, job.init, job.train.compute)  # as it is now: -o may replace it
+    before = load(job.model, job.init, compute)  # as it is now: -o may replace it
     start = trainer.progress.step
     finished = _train(job, trainer, adapter, prompt)
     if finished or trainer.progress.step > start:
@@ -61,6 +64,16 @@ def _run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job]
     compare(before, model, prompt)
     results.say_how_to_use(job.model, job.output)
     return 0
+
+
+def _compute(job: Job) -> str:
+    """How products are computed: as the run did that is continued, or as the user says."""
+    if job.resume is None or job.train.compute != "auto":
+        return job.train.compute
+    found = stored_compute(checkpoint_of(job.resume))
+    if found not in (None, FASTEST):
+        row("compute", f"{found}, as the run that is continued; auto is {FASTEST} here")
+    return found or "auto"
 
 
 def _train(job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray) -> bool:

@@ -1,0 +1,41 @@
+"""`pyggml inspect --machine`: what computes here."""
+
+from pyggml._isa import ISAS
+from pyggml.gemm import CHOSEN, FASTEST, PATHS
+
+
+def test_inspect_says_what_computes_on_this_machine(pyggml):
+    ended = pyggml("inspect", "--machine")
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert any(line.startswith(f"vectors    {CHOSEN.name}") for line in lines)
+    assert f"auto is {FASTEST};" in ended.out
+    product = next(line for line in lines if line.startswith("  Q8_0 · x"))
+    named = [cell.strip() for cell in product.split("Q8_0 · x", 1)[1].split("  ") if cell.strip()]
+    assert len(named) == 5 and set(named) <= {path.name for path in PATHS}
+
+
+def test_a_vector_unit_that_was_asked_for_is_named_as_such(pyggml, monkeypatch):
+    monkeypatch.setenv("PYGGML_ISA", "generic")
+    monkeypatch.setattr("pyggml.cli.machine.CHOSEN", ISAS["generic"])
+    ended = pyggml("inspect", "--machine")
+    assert "vectors    generic, which PYGGML_ISA asks for: 4 float32" in ended.out
+    assert "not avx" not in ended.out
+
+
+def test_inspect_wants_a_file_or_the_machine(pyggml):
+    ended = pyggml("inspect")
+    assert ended.code == 2 and ended.err == "pyggml: wanted -m MODEL.gguf or --machine\n"
+
+
+def test_a_resumed_run_computes_as_the_one_that_it_continues(
+    finetune, signal_after, tmp_path, monkeypatch
+):
+    other = "bf16" if FASTEST != "bf16" else "f32"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("pyggml.model.FASTEST", other)
+        signal_after(2)
+        assert finetune("--checkpoint-dir", tmp_path / "c").code == 130
+    ended = finetune("--resume", tmp_path / "c")
+    assert ended.code == 0
+    assert ended.row("compute") == f"{other}, as the run that is continued; auto is {FASTEST} here"
