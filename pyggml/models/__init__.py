@@ -2,7 +2,7 @@
 
 from pyggml.models.architecture import Architecture
 from pyggml.models.architectures import ARCHITECTURES
-from pyggml.models.build import Parts, build, build_loss, compose, read
+from pyggml.models.build import Parts, build, build_loss, compose, read, token_losses
 from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
 from pyggml.models.net import Cache, Inputs, LoraPair, LoraPairs, Net
@@ -28,4 +28,5 @@ __all__ = [
     "read",
     "small_metadata",
     "tensors_of",
+    "token_losses",
 ]

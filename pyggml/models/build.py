@@ -15,7 +15,13 @@ from pyggml.models.config import ModelConfig, Reader, short
 from pyggml.models.decoder import Decoder, output_name
 from pyggml.models.net import Cache, Inputs, LoraPairs, Net
 from pyggml.models.weights import Weights, read_weights
-from pyggml.ops import cross_entropy_rows, get_rows, linear_cross_entropy
+from pyggml.ops import (
+    cross_entropy_by_row,
+    cross_entropy_rows,
+    get_rows,
+    linear_cross_entropy,
+    linear_cross_entropy_by_row,
+)
 from pyggml.tensor import Shape, Tensor, leaf
 
 
@@ -100,13 +106,32 @@ def build_loss(
     The fused loss never forms the matrix of logits. It cannot serve an output matrix with an
     adapter or a bias; then, or with fused=False, logits and loss are separate ops.
     """
-    decoder, net = parts.decoder, Net(parts.weights, inputs, adapters)
-    h = decoder.hidden(net)
-    full = f"{parts.output_name}.weight"
-    plain = "output.bias" not in parts.weights
-    if fused and plain and not any(full in pairs for pairs in adapters):
-        w, cap = parts.weights[full], decoder.logit_softcap
+    net = Net(parts.weights, inputs, adapters)
+    h = parts.decoder.hidden(net)
+    if fused and _is_plain(parts, adapters):
+        w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         loss = linear_cross_entropy(h, w, targets, weights, gradient, cap)
     else:
-        loss = cross_entropy_rows(decoder.logits(net, h), targets, weights)
+        loss = cross_entropy_rows(parts.decoder.logits(net, h), targets, weights)
     return net.graph(loss.named("loss"))
+
+
+def token_losses(
+    parts: Parts, net: Net, targets: Tensor, weights: Tensor, gradient: bool = True
+) -> Tensor:
+    """weights_t · cross_entropy(logits_t, targets_t) for each token of a net's inputs, (T,).
+
+    For losses that are no plain sum over tokens; as `build_loss`, of which they are the terms, it
+    never forms the matrix of logits where the output matrix has neither adapter nor bias.
+    """
+    h = parts.decoder.hidden(net)
+    if _is_plain(parts, net.adapters):
+        w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
+        return linear_cross_entropy_by_row(h, w, targets, weights, gradient, cap)
+    return cross_entropy_by_row(parts.decoder.logits(net, h), targets, weights)
+
+
+def _is_plain(parts: Parts, adapters: Sequence[LoraPairs]) -> bool:
+    """Whether the logits are a product with the output matrix and nothing more but a cap."""
+    full = f"{parts.output_name}.weight"
+    return "output.bias" not in parts.weights and not any(full in pairs for pairs in adapters)

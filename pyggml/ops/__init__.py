@@ -26,7 +26,7 @@ from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
 from pyggml.ops.glu_clipped import swiglu_clamp, swiglu_oai
 from pyggml.ops.group_norm import group_norm, group_norm_back
 from pyggml.ops.hard import hardsigmoid, hardswish
-from pyggml.ops.head import linear_cross_entropy
+from pyggml.ops.head import linear_cross_entropy, linear_cross_entropy_by_row
 from pyggml.ops.im2col import conv_1d, conv_2d, im2col
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
 from pyggml.ops.loss import (
@@ -35,6 +35,7 @@ from pyggml.ops.loss import (
     cross_entropy_rows,
     cross_entropy_rows_back,
 )
+from pyggml.ops.loss_by_row import cross_entropy_by_row
 from pyggml.ops.mask import diag_mask_inf, diag_mask_zero
 from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.narrow import concat, halves, narrow, split
@@ -103,6 +104,7 @@ __all__ = [
     "cos",
     "count_equal",
     "cpy",
+    "cross_entropy_by_row",
     "cross_entropy_loss",
     "cross_entropy_loss_back",
     "cross_entropy_rows",
@@ -141,6 +143,7 @@ __all__ = [
     "l2_norm_back",
     "leaky_relu",
     "linear_cross_entropy",
+    "linear_cross_entropy_by_row",
     "log",
     "log_temperature",
     "mean",

@@ -1,17 +1,21 @@
 """The output layer and the loss in one op: logits exist for a few trained positions at a time.
 
-linear_cross_entropy(h, w, targets, weights)   L = Σ_t weights_t · (log Σ_v exp z_tv − z_t,target)
-with z = h·wᵀ, and at once L's gradient with respect to h: dh = (weights · (softmax z − onehot))·w
+linear_cross_entropy_by_row   L_t = weights_t · (log Σ_v exp z_tv − z_t,target),  z = h·wᵀ
+linear_cross_entropy          L = Σ_t L_t
+
+Both make at once dL_t/dh_t = weights_t · (softmax z_t − onehot)·w. A row's loss depends on that
+row of h alone, so that what comes from above, a number or one for each row, only scales rows.
 With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
-The full (n_tokens, n_vocab) matrix never exists. The unfused twin is mul_mat, then
-cross_entropy_rows, which also has a gradient for w.
+The full (n_tokens, n_vocab) matrix never exists. The unfused twins are mul_mat, then
+cross_entropy_by_row or cross_entropy_rows, which also have a gradient for w.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +30,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
+from pyggml.ops.layout import reshape
 from pyggml.quants import QUANTS
 from pyggml.scratch import Array, Layout
 from pyggml.tensor import Tensor
@@ -53,6 +58,20 @@ def linear_cross_entropy(
     return LINEAR_CROSS_ENTROPY(h, w, targets, weights, gradient=gradient, softcap=float(softcap))
 
 
+def linear_cross_entropy_by_row(
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    gradient: bool = True,
+    softcap: float = 0.0,
+) -> Tensor:
+    """The terms of `linear_cross_entropy`, (T,) float32: arguments and errors are the same."""
+    return LINEAR_CROSS_ENTROPY_BY_ROW(
+        h, w, targets, weights, gradient=gradient, softcap=float(softcap)
+    )
+
+
 def _spec(
     h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool, softcap: float
 ) -> Spec:
@@ -72,6 +91,11 @@ def _spec(
     if not h.dtype is weights.dtype is F32 or targets.dtype is not I32:
         raise ShapeError("linear_cross_entropy: wanted h and weights in F32, targets in I32")
     return Spec(())
+
+
+def _spec_by_row(h: Tensor, *others: Tensor, gradient: bool, softcap: float) -> Spec:
+    _spec(h, *others, gradient=gradient, softcap=softcap)
+    return Spec(h.shape[:1])
 
 
 @parallel
@@ -123,8 +147,10 @@ class _Head:
     scratch: np.ndarray
     softcap: np.float32
 
-    def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> float:
-        """Loss of the first n gathered rows, summed in float64; fills dh."""
+    def chunk(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> np.ndarray:
+        """Losses of the first n gathered rows, float32; fills dh."""
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
         gemm.mul_mat(z, h, self.w, self.scratch, False)()
@@ -137,31 +163,41 @@ class _Head:
             rows = slice(v, v + SLICE)
             w = replace(self.w, data=self.w.data[rows])
             gemm.out_prod(self.dh[:n], z[:, rows], w, self.scratch, v > 0)()
-        return float(losses.sum(dtype=np.float64))
+        return losses
 
 
-def _compute(
-    out: np.ndarray,
+def _by_chunk(
     dh: np.ndarray | None,
     h: np.ndarray,
     targets: np.ndarray,
     weights: np.ndarray,
     head: _Head,
-) -> None:
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows of each chunk and their losses, once the chunk is done; dh is filled on the way."""
     rows = np.flatnonzero(weights)
     n_vocab = len(head.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
         raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
     if dh is not None:
         dh[:] = 0
-    total = 0.0
     for first in range(0, rows.size, head.h.shape[0]):
         some = rows[first : first + head.h.shape[0]]
         np.take(h, some, axis=0, out=head.h[: some.size])
-        total += head.chunk(some.size, targets[some], weights[some], dh is not None)
+        losses = head.chunk(some.size, targets[some], weights[some], dh is not None)
         if dh is not None:
             dh[some] = head.dh[: some.size]
-    out[...] = total
+        yield some, losses
+
+
+def _sum_up(out: np.ndarray, *arguments: Any) -> None:
+    """Sums in float64."""
+    out[...] = sum(float(losses.sum(dtype=np.float64)) for _, losses in _by_chunk(*arguments))
+
+
+def _put_by_row(out: np.ndarray, *arguments: Any) -> None:
+    out[:] = 0
+    for rows, losses in _by_chunk(*arguments):
+        out[rows] = losses
 
 
 def chunk_rows(n_rows: int, n_vocab: int) -> int:
@@ -200,10 +236,11 @@ def _run(site: Site) -> Call:
     cap = np.float32(site.node.params["softcap"])
     head = _Head(weight, gathered, dh_chunk, logits, site.scratch[layout.n_bytes :], cap)
     dh = site.saved[0] if site.saved else None
-    return Call(_compute, site.out, dh, h, targets, weights, head)
+    kernel = _put_by_row if site.out.ndim else _sum_up
+    return Call(kernel, site.out, dh, h, targets, weights, head)
 
 
-def _ref(
+def _ref_by_row(
     h: np.ndarray,
     w: np.ndarray,
     targets: np.ndarray,
@@ -217,7 +254,11 @@ def _ref(
     top = z.max(-1, keepdims=True)
     log_sum = np.log(np.exp(z - top).sum(-1)) + top[:, 0]
     rows = np.arange(len(z))
-    return np.asarray(np.sum(weights * (log_sum - z[rows, targets.astype(np.int64)])))
+    return np.asarray(weights * (log_sum - z[rows, targets.astype(np.int64)]))
+
+
+def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
+    return np.asarray(np.sum(_ref_by_row(*arrays, gradient=gradient, softcap=softcap)))
 
 
 def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
@@ -230,7 +271,8 @@ def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
         raise NoGradientError(
             f"linear_cross_entropy at {node!r} was built with gradient=False, wanted True"
         )
-    return mul(node.saved[0], dy), None, None, None
+    by_row = reshape(dy, (-1, 1)) if dy.shape else dy
+    return mul(node.saved[0], by_row), None, None, None
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -241,17 +283,28 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample((h, w, targets, weights), {"gradient": True, "softcap": cap})
 
 
+_BOTH: dict[str, Any] = {
+    "ggml": GGMLOp.CUSTOM,
+    "grad": _grad,
+    "samples": _samples,
+    "refuses": {"gradient": (), "softcap": NONE_FROM_ZERO},
+    "memory": Memory.FRESH,
+    "saved": _saved,
+    "costly": True,
+}
 LINEAR_CROSS_ENTROPY = op(
     name="linear_cross_entropy",
-    ggml=GGMLOp.CUSTOM,
     spec=_spec,
     ref=_ref,
-    grad=_grad,
-    samples=_samples,
-    refuses={"gradient": (), "softcap": NONE_FROM_ZERO},
-    memory=Memory.FRESH,
-    saved=_saved,
-    costly=True,
     fuses=("mul_mat", "cross_entropy_rows", "cross_entropy_rows_back", "out_prod"),
+    **_BOTH,
 )
-cpu_kernel(LINEAR_CROSS_ENTROPY, _run, scratch=_scratch)
+LINEAR_CROSS_ENTROPY_BY_ROW = op(
+    name="linear_cross_entropy_by_row",
+    spec=_spec_by_row,
+    ref=_ref_by_row,
+    fuses=("mul_mat", "cross_entropy_by_row", "cross_entropy_rows_back", "out_prod"),
+    **_BOTH,
+)
+for _op in (LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_BY_ROW):
+    cpu_kernel(_op, _run, scratch=_scratch)

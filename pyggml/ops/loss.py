@@ -94,7 +94,7 @@ def _row_sums(node: Tensor, compute: Compute) -> int:
     return int(np.prod(node.src[0].shape[:-1])) * F64.block_bytes
 
 
-def _log_softmax(x: np.ndarray) -> np.ndarray:
+def log_softmax(x: np.ndarray) -> np.ndarray:
     top = x.max(axis=-1, keepdims=True)
     return np.asarray(x - top - np.log(np.exp(x - top).sum(axis=-1, keepdims=True)))
 
@@ -163,7 +163,7 @@ def _cross_entropy_loss_run(site: Site) -> Call:
 def _cross_entropy_loss_ref(
     logits: np.ndarray, labels: np.ndarray, *mask: np.ndarray
 ) -> np.ndarray:
-    losses = -np.sum(labels * _log_softmax(logits), axis=-1)
+    losses = -np.sum(labels * log_softmax(logits), axis=-1)
     return np.asarray(np.sum(_counting(logits, *mask) * losses))
 
 
@@ -228,7 +228,7 @@ def _cross_entropy_loss_back_run(site: Site) -> Call:
 def _cross_entropy_loss_back_ref(
     d: np.ndarray, logits: np.ndarray, labels: np.ndarray, *mask: np.ndarray
 ) -> np.ndarray:
-    slope = np.exp(_log_softmax(logits)) * labels.sum(axis=-1, keepdims=True) - labels
+    slope = np.exp(log_softmax(logits)) * labels.sum(axis=-1, keepdims=True) - labels
     return np.asarray(d * _counting(logits, *mask)[..., None] * slope)
 
 
@@ -259,7 +259,7 @@ cpu_kernel(CROSS_ENTROPY_LOSS_BACK, _cross_entropy_loss_back_run)
 # -- cross_entropy_rows -------------------------------------------------------------------------
 
 
-def _rows_fit(name: str, logits: Tensor, targets: Tensor, weights: Tensor) -> None:
+def rows_fit(name: str, logits: Tensor, targets: Tensor, weights: Tensor) -> None:
     expect_type(name, "logits", logits)
     expect_axes(name, "logits", logits, 2)
     expect(name, "targets", targets, logits.shape[:1], I32)
@@ -267,7 +267,7 @@ def _rows_fit(name: str, logits: Tensor, targets: Tensor, weights: Tensor) -> No
 
 
 def _cross_entropy_rows_spec(logits: Tensor, targets: Tensor, weights: Tensor) -> Spec:
-    _rows_fit("cross_entropy_rows", logits, targets, weights)
+    rows_fit("cross_entropy_rows", logits, targets, weights)
     return Spec(())
 
 
@@ -292,8 +292,8 @@ def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return found
 
 
-def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
-    """Run a kernel that indexes by targets once these are known to be inside the vocabulary."""
+def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
+    """Raise PyggmlError for the first that is outside the vocabulary."""
     wrong = np.flatnonzero((targets < 0) | (targets >= n_vocab))
     if wrong.size:
         i = wrong[0]
@@ -301,6 +301,11 @@ def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
             f"cross_entropy_rows: target {targets[i]} of row {i} is outside the vocabulary of "
             f"{n_vocab} tokens"
         )
+
+
+def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
+    """Run a kernel that indexes by targets once these are known to be inside the vocabulary."""
+    expect_targets(targets, n_vocab)
     call()
 
 
@@ -313,7 +318,7 @@ def _cross_entropy_rows_run(site: Site) -> Call:
 def _cross_entropy_rows_ref(
     logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    losses = -_log_softmax(logits)[np.arange(len(targets)), targets]
+    losses = -log_softmax(logits)[np.arange(len(targets)), targets]
     return np.asarray(np.sum(weights * losses))
 
 
@@ -321,7 +326,7 @@ def _cross_entropy_rows_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ..
     return cross_entropy_rows_back(d, *node.src), None, None
 
 
-def _cross_entropy_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def cross_entropy_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for n, n_vocab in [(1, 2), (4, 50), (7, 33)]:
         targets = rng.integers(0, n_vocab, n, np.int32)
         weights = rng.uniform(0, 1, n) * (rng.uniform(0, 1, n) < 0.8)  # some rows do not count
@@ -334,7 +339,7 @@ CROSS_ENTROPY_ROWS = op(
     spec=_cross_entropy_rows_spec,
     ref=_cross_entropy_rows_ref,
     grad=_cross_entropy_rows_grad,
-    samples=_cross_entropy_rows_samples,
+    samples=cross_entropy_rows_samples,
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
     costly=True,
@@ -348,7 +353,7 @@ def _cross_entropy_rows_back_spec(
     d: Tensor, logits: Tensor, targets: Tensor, weights: Tensor
 ) -> Spec:
     expect("cross_entropy_rows_back", "d", d, ())
-    _rows_fit("cross_entropy_rows_back", logits, targets, weights)
+    rows_fit("cross_entropy_rows_back", logits, targets, weights)
     return Spec(logits.shape)
 
 
@@ -369,7 +374,7 @@ def _cross_entropy_rows_back_run(site: Site) -> Call:
 def _cross_entropy_rows_back_ref(
     d: np.ndarray, logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    dx = np.exp(_log_softmax(logits))
+    dx = np.exp(log_softmax(logits))
     dx[np.arange(len(targets)), targets] -= 1
     return np.asarray(d * weights[:, None] * dx)
 
@@ -380,7 +385,7 @@ CROSS_ENTROPY_ROWS_BACK = op(
     spec=_cross_entropy_rows_back_spec,
     ref=_cross_entropy_rows_back_ref,
     grad=_SECOND_ORDER,
-    samples=_with_d(_cross_entropy_rows_samples),
+    samples=_with_d(cross_entropy_rows_samples),
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
 )

@@ -20,6 +20,7 @@ def test_what_is_fused_are_ops():
         "out_prod_add",
         "flash_attn_ext",
         "linear_cross_entropy",
+        "linear_cross_entropy_by_row",
     } <= set(fused)
     assert all(len(parts) > 1 and set(parts) <= set(OPS) for parts in fused.values())
 
@@ -49,6 +50,14 @@ def loss_apart(h, w):
     return ops.cross_entropy_rows(ops.mul_mat(w, h), leaf(IDS), leaf(SHARE))
 
 
+def losses(h, w):
+    return ops.linear_cross_entropy_by_row(h, w, leaf(IDS), leaf(SHARE))
+
+
+def losses_apart(h, w):
+    return ops.cross_entropy_by_row(ops.mul_mat(w, h), leaf(IDS), leaf(SHARE))
+
+
 CASES = {
     "rms_norm_mul": (
         [(T, N), (N,)],
@@ -67,6 +76,7 @@ CASES = {
     ),
     "flash_attn_ext": ([(T, 4, 16), (T, 2, 16), (T, 2, 16)], attention, attention_apart),
     "linear_cross_entropy": ([(T, K), (N_VOCAB, K)], loss, loss_apart),
+    "linear_cross_entropy_by_row": ([(T, K), (N_VOCAB, K)], losses, losses_apart),
 }
 
 
@@ -78,7 +88,7 @@ def test_fused_and_apart(name):
         rng = np.random.default_rng(5)
         sources = [leaf(rng.standard_normal(s).astype(np.float32)) for s in shapes]
         y = build(*sources)
-        trained = sources[:1] if name == "linear_cross_entropy" else sources  # its w is frozen
+        trained = sources[:1] if "cross_entropy" in name else sources  # w is frozen
         seed = leaf(np.random.default_rng(6).standard_normal(y.shape).astype(np.float32))
         found.append(run(y, *gradients_of(y, trained, seed=seed)))
     for a, b in zip(*found, strict=True):
