@@ -156,10 +156,10 @@ class Net:
         self._large.append(x)
         return x
 
-    def graph(self, out: Tensor) -> Graph:
-        """The graph of `out`, with the notes."""
+    def graph(self, *outputs: Tensor) -> Graph:
+        """The graph of these outputs, with the notes."""
         notes = Notes(frozenset(self._boundaries), frozenset(self._large))
-        return Graph.of(out, steps=self._steps).noted(notes)
+        return Graph.of(*outputs, steps=self._steps).noted(notes)
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """make(), called once for each key; later calls with the key share its tensor."""

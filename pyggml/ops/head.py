@@ -147,9 +147,7 @@ class _Head:
     scratch: np.ndarray
     softcap: np.float32
 
-    def chunk(
-        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
-    ) -> np.ndarray:
+    def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> np.ndarray:
         """Losses of the first n gathered rows, float32; fills dh."""
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
