@@ -11,10 +11,11 @@ In short:
 
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.attach import attach, unfreeze
-from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
 from pyggml.lora.gradients import loss_and_grads
+from pyggml.lora.objective import NextToken
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.reports import (
     CheckpointReport,
@@ -34,8 +35,10 @@ __all__ = [
     "Dataset",
     "History",
     "LoraConfig",
+    "NextToken",
     "Parameters",
     "Perplexity",
+    "PreferenceConfig",
     "Report",
     "Reserved",
     "StepReport",

@@ -1,18 +1,21 @@
-"""The two graphs of a run: loss with its gradients, and loss alone, over the same inputs.
+"""The graphs of a run: loss with its gradients, and loss alone, over the same inputs.
 
-Both are built and planned first, which takes no memory, then bound to one arena of each device that
-fits either.
+What the loss is, a `Loss` says. All graphs are built and planned first, which takes no memory, then
+bound to one arena of each device that fits each of them: they run one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from pyggml.backends import write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import F32, I32
+from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
@@ -23,12 +26,46 @@ from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor, zeros
 
 
+class Loss(Protocol):
+    """What a run minimises: leaves that every batch fills, and a loss that is made of them."""
+
+    def build(self, model: Model, inputs: Inputs, gradient: bool) -> Graph:
+        """A graph over these inputs; outputs: the loss (), then what is to be read beside it."""
+
+    def write(self, batch: Any) -> None:
+        """Put a batch's numbers into the leaves; those of the inputs are not this one's."""
+
+
+class TokenLoss:
+    """Σ weight · cross entropy of the next token: that of text, and of learned answers.
+
+    fused=False makes whole logits, as needed when the output matrix itself is trained.
+    """
+
+    def __init__(self, n_tokens: int, fused: bool = True) -> None:
+        self._targets = zeros((n_tokens,), I32, "targets")
+        self._weights = zeros((n_tokens,), F32, "weights")
+        self._fused = fused
+
+    def build(self, model: Model, inputs: Inputs, gradient: bool) -> Graph:
+        leaves = (inputs, self._targets, self._weights)
+        return build_loss(
+            model.parts, *leaves, model.adapters, gradient=gradient, fused=self._fused
+        )
+
+    def write(self, batch: Batch) -> None:
+        write(self._targets, batch.targets)
+        write(self._weights, batch.weights)
+
+
 class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
-    n_ctx is the length of a sequence, n_tokens unless it is given.
-    fused=False makes whole logits, as needed when the output matrix itself is trained. Raises
-    NoGradientError if a parameter cannot be trained.
+    n_ctx     length of a sequence, n_tokens unless it is given
+    fused     see TokenLoss, which is the loss unless one is given
+    others    further graphs that run in the same memory: `programs` after the first two
+
+    Raises NoGradientError if a parameter cannot be trained.
     """
 
     def __init__(
@@ -39,39 +76,39 @@ class Passes:
         fused: bool,
         n_ctx: int | None = None,
         keep: Keep = Keep.COSTLY,
+        loss: Loss | None = None,
+        others: Sequence[Graph] = (),
     ) -> None:
         self._inputs = Inputs.empty(n_tokens, n_ctx)
-        self._targets = zeros((n_tokens,), I32, "targets")
-        self._weights = zeros((n_tokens,), F32, "weights")
-        forward, alone = (
-            build_loss(
-                model.parts,
-                self._inputs,
-                self._targets,
-                self._weights,
-                model.adapters,
-                gradient=gradient,
-                fused=fused,
-            )
-            for gradient in (True, False)
-        )
+        self._loss = loss or TokenLoss(n_tokens, fused)
+        forward, alone = (self._loss.build(model, self._inputs, g) for g in (True, False))
         graph = build_backward(
-            forward,
+            replace(forward, outputs=forward.outputs[:1]),
             list(parameters.tensors.values()),
             accumulators=list(parameters.gradients.values()),
         )
+        graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
         graph = round_large(graph, model.kept_as)
         graph = rematerialise(graph, keep)
-        self._schedules = tuple(schedule(g, model.devices) for g in (graph, alone))
+        self._n_watched = len(forward.outputs) - 1
+        self._schedules = tuple(schedule(g, model.devices) for g in (graph, alone, *others))
         self._programs: tuple[ScheduledProgram, ...] = ()
+        self.watched: tuple[np.ndarray, ...] = ()  # of the last batch: what the loss has read
 
     @classmethod
     def of(
-        cls, model: Model, parameters: Parameters, config: TrainConfig, ctx: int, fused: bool = True
+        cls,
+        model: Model,
+        parameters: Parameters,
+        config: TrainConfig,
+        ctx: int,
+        fused: bool = True,
+        loss: Loss | None = None,
+        others: Sequence[Graph] = (),
     ) -> Passes:
         """The graphs that a run with these settings needs, over windows of `ctx` tokens."""
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
-        return cls(model, parameters, config.batch * ctx, fused, ctx, keep)
+        return cls(model, parameters, config.batch * ctx, fused, ctx, keep, loss, others)
 
     @property
     def n_bytes(self) -> int:
@@ -88,17 +125,17 @@ class Passes:
 
     @property
     def programs(self) -> tuple[ScheduledProgram, ...]:
-        """Training and validation, bound."""
+        """Training, validation and the others, bound."""
         self.bind()
         return self._programs
 
     def bind(self) -> None:
-        """Take the arenas and bind both graphs to them, once."""
+        """Take the arenas and bind all graphs to them, once."""
         if not self._programs:
             self._programs = bind(*self._schedules, release=True)
 
     def compile_backwards(self) -> Iterator[Tensor]:
-        """Compile what both graphs need of the host, running nothing; see
+        """Compile what the graphs need of the host, running nothing; see
         pyggml.runtime.compile_backwards."""
         for p in (p for made in self._schedules for p in made.plans.values()):
             if p.backend.is_host:
@@ -114,17 +151,14 @@ class Passes:
 
     def _run(self, which: int, batch: Batch) -> float:
         program = self.programs[which]
-        pairs = (
-            (self._inputs.tokens, batch.tokens),
-            (self._inputs.positions, batch.positions),
-            (self._inputs.span, batch.span),
-            (self._targets, batch.targets),
-            (self._weights, batch.weights),
-        )
-        for t, values in pairs:
-            write(t, values)
+        for name in ("tokens", "positions", "span"):
+            write(getattr(self._inputs, name), getattr(batch, name))
+        self._loss.write(batch)
         program()
-        return float(program.read(program.schedule.graph.outputs[0]))
+        outputs = program.schedule.graph.outputs
+        first = len(outputs) - self._n_watched
+        self.watched = tuple(program.read(t) for t in outputs[first:])
+        return float(program.read(outputs[0]))
 
     def first_not_finite(self) -> str:
         """Run the last batch again and name the first node that gives NaN or infinity."""

@@ -16,6 +16,45 @@ _ENOUGH = 5  # of them, before a rise of their mean is no noise
 
 
 @dataclass(frozen=True, slots=True)
+class Rewards:
+    """What answers earned: β times how much likelier they are now than by the reference, ln p each.
+
+    ORPO has no reference: there it is β times the mean log-probability of an answer's tokens. Right
+    is a chosen answer that earned more than its rejected one; of KTO, an answer that lies on its
+    side of the KL. Rewards of several batches add up.
+    """
+
+    chosen_sum: float = 0.0
+    rejected_sum: float = 0.0
+    n_chosen: int = 0
+    n_rejected: int = 0
+    n_right: int = 0
+    n_compared: int = 0
+
+    def __add__(self, other: Rewards) -> Rewards:
+        return Rewards(*(getattr(self, n) + getattr(other, n) for n in self.__slots__))
+
+    @property
+    def chosen(self) -> float:
+        """The mean of chosen, or wanted, answers; 0 if there was none."""
+        return self.chosen_sum / max(self.n_chosen, 1)
+
+    @property
+    def rejected(self) -> float:
+        """The mean of rejected, or unwanted, answers; 0 if there was none."""
+        return self.rejected_sum / max(self.n_rejected, 1)
+
+    @property
+    def margin(self) -> float:
+        return self.chosen - self.rejected
+
+    @property
+    def accuracy(self) -> float:
+        """The share that is right, 0 to 1."""
+        return self.n_right / max(self.n_compared, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """One step: mean loss before the update, the gradient's length before it was clipped."""
 
@@ -27,6 +66,7 @@ class StepReport:
     grad_norm: float
     n_tokens: int  # trained
     seconds: float
+    rewards: Rewards | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -40,6 +80,7 @@ class ValidationReport:
     step: int
     loss: float
     n_tokens: int
+    rewards: Rewards | None = field(default=None, compare=False)  # not in checkpoints
 
 
 @dataclass(frozen=True, slots=True)

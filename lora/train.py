@@ -22,8 +22,9 @@ from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
 from pyggml.lora.computed import Computed
-from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus
+from pyggml.lora.objective import Minimised, NextToken, Objective
 from pyggml.lora.optim import AdamW
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
@@ -40,7 +41,11 @@ from pyggml.model import Model
 # What held in runs that are older than a setting.
 _USUAL = {
     "adapter": LoraConfig().settled(),
-    "settings": {**DataConfig().settled(), **TrainConfig().settled()},
+    "settings": {
+        **DataConfig().settled(),
+        **TrainConfig().settled(),
+        **PreferenceConfig().settled(),
+    },
 }
 
 
@@ -58,7 +63,8 @@ class Trainer:
     """A run: a model, what of it is trained, on what, and how.
 
     `parameters` are leaves of the graphs that `model` builds: an adapter's, or the model's own
-    weights; fused=False if its output matrix is among them. Memory is taken by `run`, not before.
+    weights; objective=NextToken(fused=False) if its output matrix is among them. Memory is taken by
+    `run`, not before.
     Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
     """
 
@@ -68,7 +74,7 @@ class Trainer:
         parameters: Parameters,
         corpus: Corpus,
         config: TrainConfig,
-        fused: bool = True,
+        objective: Objective | None = None,
     ) -> None:
         _check(model, corpus, config)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
@@ -76,8 +82,8 @@ class Trainer:
         steps = config.epochs * ceil(len(corpus.train) / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
         self.schedule = Schedule(config, self.n_steps)
-        self._fused = fused
-        self._passes: Passes | None = None
+        self.objective = objective or NextToken()
+        self._minimised: Minimised | None = None
         self._optimiser: AdamW | None = None
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self._stopping = False
@@ -92,11 +98,16 @@ class Trainer:
     @property
     def passes(self) -> Passes:
         """The graphs of the run, planned."""
-        if self._passes is None:
-            self._passes = Passes.of(
-                self.model, self.parameters, self.config, self.corpus.train.ctx, self._fused
+        return self.minimised.passes
+
+    @property
+    def minimised(self) -> Minimised:
+        """The objective, with the graphs of this run."""
+        if self._minimised is None:
+            self._minimised = self.objective.of(
+                self.model, self.parameters, self.corpus, self.config
             )
-        return self._passes
+        return self._minimised
 
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""
@@ -162,7 +173,8 @@ class Trainer:
         windows = self._windows()
         assert self._optimiser is not None
         self._optimiser.zero()
-        loss = sum(self.passes.train(b) for b in train.batches(windows, self.config.batch))
+        outcome = self.minimised.train(train, windows)
+        loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.schedule(at.step)
         if not isfinite(loss) or not isfinite(norm):
             where = self.passes.first_not_finite()
@@ -180,7 +192,17 @@ class Trainer:
         self._updating = False
         seconds = perf_counter() - began
         n_tokens = train.n_targets(windows)
-        return StepReport(at.step + 1, self.n_steps, at.epoch, loss, lr, norm, n_tokens, seconds)
+        return StepReport(
+            at.step + 1,
+            self.n_steps,
+            at.epoch,
+            loss,
+            lr,
+            norm,
+            n_tokens,
+            seconds,
+            outcome.rewards,
+        )
 
     def _windows(self) -> np.ndarray:
         """The windows of the next step."""
@@ -196,13 +218,14 @@ class Trainer:
         if held_out is None:
             return
         windows = range(min(len(held_out), self.config.val_windows))
-        loss = sum(self.passes.evaluate(b) for b in held_out.batches(windows, self.config.batch))
-        step = self.progress.step
+        outcome = self.minimised.evaluate(held_out, windows)
+        step, loss = self.progress.step, outcome.loss
         if not isfinite(loss):
             raise PyggmlError(
                 [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
             )
-        self.history.validations.append(ValidationReport(step, loss, held_out.n_targets(windows)))
+        n_tokens = held_out.n_targets(windows)
+        self.history.validations.append(ValidationReport(step, loss, n_tokens, outcome.rewards))
         self._gather()
         report(self.history.validations[-1])
 
@@ -252,6 +275,7 @@ class Trainer:
                 **self.corpus.about,
                 "ctx": self.corpus.train.ctx,
                 **self.config.settled(),
+                **self.objective.settled(),
             },
             "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
         }

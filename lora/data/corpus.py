@@ -43,10 +43,10 @@ def read_corpus(
     if kind == "text":
         train, validation, n_held_out = *_split_windows(pack(documents, c.ctx), c.val_split), 0
     else:
-        held_out = set(_held_out([len(d) for d in documents], c.val_split))
-        parts = [[d for i, d in enumerate(documents) if (i in held_out) == out] for out in (0, 1)]
+        out_there = set(held_out([len(d) for d in documents], c.val_split))
+        parts = [[d for i, d in enumerate(documents) if (i in out_there) == out] for out in (0, 1)]
         train, validation = (pack(part, c.ctx, whole) for part in parts)
-        n_held_out = len(held_out)
+        n_held_out = len(out_there)
     if not len(train) or (n_tokens < c.ctx + 1 and not whole):
         raise DataError(
             f"{path}: holds {n_tokens} tokens, wanted at least {c.ctx + 1} for one window of "
@@ -86,7 +86,7 @@ def _check_lengths(
         )
 
 
-def _held_out(lengths: Sequence[int], share: float) -> list[int]:
+def held_out(lengths: Sequence[int], share: float) -> list[int]:
     """Documents whose tokens come nearest to this share of all, found from the last to the first.
 
     They never have more than half of all, so one document at least is left.
