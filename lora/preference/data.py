@@ -1,0 +1,214 @@
+"""Rows → answers → windows of whole answers.
+
+A window holds whole pairs, a chosen answer and then its rejected one, or (KTO) whole answers, each
+after a copy of its prompt: they are documents, which do not see each other. A document's number is
+even if the answer is wanted, else odd; a window's answers are counted from its start.
+
+Of KTO a second dataset has the same prompts, each with the completion of another answer of the
+same window: what these gain over the reference tells how far the model has moved at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.errors import DataError
+from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora.data.corpus import held_out
+from pyggml.lora.data.encode import Encoding, encode
+from pyggml.lora.data.rows import (
+    ChatRow,
+    CompletionRow,
+    KtoRow,
+    Messages,
+    Place,
+    PreferenceRow,
+    Row,
+)
+from pyggml.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A prompt and a completion, of which the trained tokens count, and whether it is wanted."""
+
+    ids: Sequence[int]
+    trained: np.ndarray
+    wanted: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def after_prompt_of(self, other: Answer) -> Answer:
+        """This completion where another answer has its own."""
+        mine, theirs = int(np.argmax(self.trained)), int(np.argmax(other.trained))
+        return Answer(
+            [*other.ids[:theirs], *self.ids[mine:]],
+            np.concatenate([other.trained[:theirs], self.trained[mine:]]),
+            self.wanted,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preferences(Dataset):
+    """Windows of whole answers, and (KTO) of the same prompts with other answers' completions."""
+
+    mismatched: Dataset | None = None
+
+    @property
+    def room(self) -> int:
+        """The most answers that a window holds."""
+        return int(slots(self.documents).max(initial=-1)) + 1
+
+
+def slots(documents: np.ndarray) -> np.ndarray:
+    """Documents (n, width), counted from each window's start; −1 where there is none."""
+    is_first = np.diff(documents, axis=1, prepend=-1 - documents[:, :1]) != 0
+    found = np.cumsum(is_first & (documents >= 0), axis=1) - 1
+    return np.where(documents >= 0, found, -1).astype(np.int32)
+
+
+# -- rows ---------------------------------------------------------------------------------------
+
+
+def answers_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Answer]:
+    """Chosen and rejected of a preference row; the one answer of a KTO row.
+
+    Raises DataError for a row of another kind.
+    """
+    if isinstance(row, KtoRow):
+        return [_answer(row, row.completion, row.label, tokenizer, encoding)]
+    if not isinstance(row, PreferenceRow):
+        raise DataError(
+            f"{row.place.file}: {row.place} has no preference: wanted prompt, chosen and rejected, "
+            "or (KTO) prompt, completion and label"
+        )
+    return [
+        _answer(row, row.chosen, True, tokenizer, encoding),
+        _answer(row, row.rejected, False, tokenizer, encoding),
+    ]
+
+
+def _answer(
+    row: PreferenceRow | KtoRow,
+    completion: str | Messages,
+    wanted: bool,
+    tokenizer: Tokenizer,
+    encoding: Encoding,
+) -> Answer:
+    document = encode(_whole(row, completion), tokenizer, encoding)
+    trained = np.ones(len(document), np.bool_) if document.trained is None else document.trained
+    return Answer(document.ids, trained, wanted)
+
+
+def _whole(row: PreferenceRow | KtoRow, completion: str | Messages) -> Row:
+    """Prompt and completion as one row, of which the completion is learned."""
+    if isinstance(row.prompt, str) or isinstance(completion, str):
+        return CompletionRow(row.place, str(row.prompt), str(completion))
+    read_only = frozenset(range(len(row.prompt)))
+    return ChatRow(row.place, (*row.prompt, *completion), row.tools, read_only)
+
+
+def preference_corpus(
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    ctx: int,
+    val_split: float,
+    objective: str,
+    encoding: Encoding | None = None,
+) -> Corpus:
+    """Windows of pairs (dpo, orpo) or of single answers (kto), and those held out.
+
+    Pairs serve KTO too, as a wanted and an unwanted answer. Raises DataError for rows that have no
+    preference, do not fit into a window, or (KTO) are fewer than two.
+    """
+    encoding, alone = encoding or Encoding(), objective == "kto"
+    units, places = list[list[Answer]](), list[Place]()
+    for row in rows:
+        answers = answers_of(row, tokenizer, encoding)
+        if len(answers) == 1 and not alone:
+            raise DataError(
+                f"{row.place.file}: {row.place} has a label, which {objective} cannot use: wanted "
+                "prompt, chosen and rejected"
+            )
+        found = [[answer] for answer in answers] if alone else [answers]
+        units += found
+        places += [row.place] * len(found)
+    lengths = [sum(map(len, unit)) for unit in units]
+    _check_lengths(lengths, places, ctx)
+    out = set(held_out(lengths, val_split))
+    parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
+    train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
+    return Corpus(train, validation if len(validation) else None, len(units), len(out), objective)
+
+
+def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) -> None:
+    """No answer is cut without a word."""
+    long = [i for i, n in enumerate(lengths) if n > ctx + 1]
+    if long:
+        i = max(long, key=lengths.__getitem__)
+        others = f" and {len(long) - 1} more are too long" if len(long) > 1 else ""
+        raise DataError(
+            f"{places[i].file}: {places[i]} has {lengths[i]} tokens, prompts included{others}, "
+            f"wanted at most {ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter "
+            "rows"
+        )
+
+
+# -- windows ------------------------------------------------------------------------------------
+
+
+def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> Preferences:
+    """Windows of units, each of which lies whole in one and has at most ctx + 1 tokens.
+
+    mismatch: with the completions of a window's answers moved on by one, to the next one's prompt,
+    which takes no more room. Raises DataError if there are none to exchange.
+    """
+    windows = [[a for unit in w for a in unit] for w in _placed(units, ctx + 1)]
+    matched = filled(windows, ctx)
+    if not mismatch:
+        return Preferences(matched.tokens, matched.documents, matched.trained)
+    if len(units) == 1:
+        raise DataError("kto compares answers with one another: there is one, wanted two or more")
+    others = filled([_moved_on(windows, i) for i in range(len(windows))], ctx)
+    return Preferences(matched.tokens, matched.documents, matched.trained, mismatched=others)
+
+
+def _placed(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence[Answer]]]:
+    """The units of each window, in their order."""
+    windows, room = list[list[Sequence[Answer]]](), 0
+    for unit in units:
+        n = sum(map(len, unit))
+        if n > room:
+            windows.append([])
+            room = width
+        windows[-1].append(unit)
+        room -= n
+    return windows
+
+
+def _moved_on(windows: Sequence[Sequence[Answer]], i: int) -> list[Answer]:
+    """A window's answers, each with the completion of the one before it; where there is one alone,
+    the last one's of the window before."""
+    window = windows[i]
+    before = [window[-1] if len(window) > 1 else windows[i - 1][-1], *window[:-1]]
+    return [other.after_prompt_of(a) for a, other in zip(window, before, strict=True)]
+
+
+def filled(windows: Sequence[Sequence[Answer]], ctx: int) -> Dataset:
+    """Windows of these answers; what is longer than a window is cut."""
+    shape = (len(windows), ctx + 1)
+    tokens, trained = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+    documents, number = np.tile(-1 - np.arange(ctx + 1, dtype=np.int32), (len(windows), 1)), 0
+    for row, window in enumerate(windows):
+        first = 0
+        for answer in window:
+            n = min(len(answer), ctx + 1 - first)
+            at = (row, slice(first, first + n))
+            tokens[at], trained[at] = answer.ids[:n], answer.trained[:n]
+            documents[at] = 2 * number + (not answer.wanted)
+            first, number = first + n, number + 1
+    return Dataset(tokens, documents, trained)

@@ -1,0 +1,155 @@
+"""Preferences as the training loop sees them: windows in, loss and rewards of a step out.
+
+What the reference thinks of an answer never changes, so each window is scored once, when it is
+first read, and its numbers are kept: one float for each answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends import read
+from pyggml.errors import ConfigError
+from pyggml.lora.config import PreferenceConfig, TrainConfig
+from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora.objective import Outcome, Windows
+from pyggml.lora.parameters import Parameters
+from pyggml.lora.passes import Passes
+from pyggml.lora.preference.batch import AnswerBatch, Answers, batches
+from pyggml.lora.preference.data import Preferences
+from pyggml.lora.preference.losses import PreferenceLoss
+from pyggml.lora.preference.scorer import Scorer
+from pyggml.lora.reports import Rewards
+from pyggml.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """DPO, ORPO or KTO. reference: the model that answers are compared with, as it is to stay: the
+    base, or the base with an adapter that training starts from. ORPO has none."""
+
+    config: PreferenceConfig
+    reference: Model
+
+    def settled(self) -> Mapping[str, Any]:
+        found = dict(self.config.settled())
+        if self.config.objective != "orpo" and self.reference.adapters:
+            found["reference"] = _digest(self.reference)
+        return found
+
+    def of(
+        self, model: Model, parameters: Parameters, corpus: Corpus, config: TrainConfig
+    ) -> _Preference:
+        """Raises ConfigError if the corpus has no preferences of this kind."""
+        for part in (corpus.train, corpus.validation):
+            if part is not None and not isinstance(part, Preferences):
+                fault = f"is {self.config.objective}, but the corpus has no preferences"
+                raise ConfigError([("objective", fault)])
+        return _Preference(self, model, parameters, corpus, config)
+
+
+def _digest(model: Model) -> str:
+    """SHA-256 of a model's adapters."""
+    digest = hashlib.sha256()
+    for pairs in model.adapters:
+        for name, pair in pairs.items():
+            digest.update(f"{name} {pair.scale!r}".encode())
+            for t in (pair.a, pair.b):
+                digest.update(read(t).tobytes())
+    return digest.hexdigest()[:32]
+
+
+class _Preference:
+    """The graphs of one run, and what the reference has said so far."""
+
+    def __init__(
+        self,
+        objective: Preference,
+        model: Model,
+        parameters: Parameters,
+        corpus: Corpus,
+        config: TrainConfig,
+    ) -> None:
+        parts = [p for p in (corpus.train, corpus.validation) if isinstance(p, Preferences)]
+        ctx, room = corpus.train.ctx, max(p.room for p in parts)
+        self._config, self._batch, self._room = objective.config, config.batch, room
+        loss = PreferenceLoss(self._config, config.batch * ctx, config.batch * room)
+        kind, scorers = self._config.objective, list[Scorer]()
+        if kind != "orpo":
+            scorers.append(Scorer(objective.reference, ctx, room))
+        if kind == "kto":
+            scorers.append(Scorer(model, ctx, room))
+        self._scorers = scorers
+        self.passes = Passes.of(
+            model, parameters, config, ctx, loss=loss, others=[s.graph for s in scorers]
+        )
+        self._known: dict[tuple[int, int], np.ndarray] = {}  # dataset, window -> (room,)
+
+    def train(self, data: Dataset, windows: Windows) -> Outcome:
+        return self._outcome(data, windows, training=True)
+
+    def evaluate(self, data: Dataset, windows: Windows) -> Outcome:
+        return self._outcome(data, windows, training=False)
+
+    def _outcome(self, data: Dataset, windows: Windows, training: bool) -> Outcome:
+        assert isinstance(data, Preferences)
+        run = self.passes.train if training else self.passes.evaluate
+        reference, kl = self._references(data, windows), self._kl(data, windows)
+        loss, rewards = 0.0, list[Rewards]()
+        kind, beta = self._config.objective, self._config.beta
+        for batch in batches(
+            data, windows, self._batch, self._room, self._config, reference + np.float32(kl)
+        ):
+            loss += run(batch)
+            (found,) = self.passes.watched
+            above = beta * (found - batch.reference)
+            rewards.append(_rewards(batch, above, beta * kl, kind))
+        return Outcome(loss, sum(rewards, Rewards()))
+
+    def _kl(self, data: Preferences, windows: Windows) -> float:
+        """How far the model has moved from the reference, by answers to other prompts; never
+        below 0."""
+        if self._config.objective != "kto":
+            return 0.0
+        assert data.mismatched is not None
+        moved = self._scores(1, data.mismatched, windows)
+        moved = moved - self._references(data.mismatched, windows)
+        n = Answers.in_windows(data.mismatched.part(np.asarray(windows, np.int64)), self._room).n
+        return max(float(moved.sum(dtype=np.float64)) / n, 0.0)
+
+    def _references(self, data: Dataset, windows: Windows) -> np.ndarray:
+        """(n, room) float32: what the reference says, 0 if there is none."""
+        if self._config.objective == "orpo":
+            return np.zeros((len(windows), self._room), np.float32)
+        for window in windows:
+            if (id(data), int(window)) not in self._known:
+                self._known[id(data), int(window)] = self._score(0, data, int(window))
+        return np.stack([self._known[id(data), int(window)] for window in windows])
+
+    def _scores(self, which: int, data: Dataset, windows: Windows) -> np.ndarray:
+        return np.stack([self._score(which, data, int(window)) for window in windows])
+
+    def _score(self, which: int, data: Dataset, window: int) -> np.ndarray:
+        return self._scorers[which].score(self.passes.programs[2 + which], data, window)
+
+
+def _rewards(batch: AnswerBatch, above: np.ndarray, kl: float, kind: str) -> Rewards:
+    """above (S,): β times how far each answer is above the reference, and above the KL."""
+    wanted, unwanted = batch.sign > 0, batch.sign < 0
+    if kind == "kto":  # each on its side of the KL
+        right = (above * batch.sign)[wanted | unwanted] > 0
+    else:
+        right = (above[0::2] > above[1::2])[wanted[0::2]]
+    return Rewards(
+        chosen_sum=float((above[wanted] + kl).sum(dtype=np.float64)),
+        rejected_sum=float((above[unwanted] + kl).sum(dtype=np.float64)),
+        n_chosen=int(wanted.sum()),
+        n_rejected=int(unwanted.sum()),
+        n_right=int(right.sum()),
+        n_compared=right.size,
+    )

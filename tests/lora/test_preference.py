@@ -1,0 +1,311 @@
+"""Preferences: what is in a window, the formulas, and that such runs are runs like any other."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import ConfigError, DataError
+from pyggml.lora import (
+    LoraConfig,
+    PreferenceConfig,
+    StepReport,
+    TrainConfig,
+    Trainer,
+    ValidationReport,
+    attach,
+)
+from pyggml.lora.data import Corpus
+from pyggml.lora.data.rows import KtoRow, Place, PreferenceRow, TextRow
+from pyggml.lora.preference import Answer, Preference, preference_corpus
+from pyggml.lora.preference.data import preferences
+
+from runs import state, steps
+
+CTX = 40
+RNG = np.random.default_rng(4)
+
+
+class Letters:
+    """A tokenizer of 40 letters, of which the first ends a text."""
+
+    eos_id, eot_id, bos_id, add_bos, add_eos = 0, None, None, False, False
+
+    def encode(self, text, parse_special=False):
+        return [ord(c) - ord("@") for c in text]
+
+
+def answer(n_prompt, n, wanted):
+    ids = RNG.integers(1, 48, n_prompt + n)
+    return Answer([int(i) for i in ids], np.arange(n_prompt + n) >= n_prompt, wanted)
+
+
+def pairs(n):
+    found = []
+    for i in range(n):
+        chosen, rejected = answer(3, 3 + i % 5, True), answer(3, 4 + i % 3, False)
+        found.append([chosen, rejected])
+    return found
+
+
+def corpus_for(kind, n=12, n_held_out=3):
+    units = pairs(n)
+    if kind == "kto":
+        units = [[a] for pair in units for a in pair]
+    cut = len(units) - n_held_out
+    parts = [preferences(u, CTX, mismatch=kind == "kto") for u in (units[:cut], units[cut:])]
+    return Corpus(*parts)
+
+
+CORPORA = {kind: corpus_for(kind) for kind in ("dpo", "orpo", "kto")}
+
+
+@pytest.fixture
+def trainer_of(tiny):
+    """(kind, lora settings, **train settings) -> a trainer whose adapter changes something."""
+
+    def make(kind, preference=None, corpus=None, fused=True, **settings):
+        settings = {"lr": 0.02, "warmup_steps": 1, "batch": 2, "compute": "f32", **settings}
+        model = pyggml.load(tiny, compute="f32")
+        modules = None if fused else ("attn_q", "output")
+        adapter = attach(model, LoraConfig(rank=3, alpha=5.0, modules=modules))
+        for pair in adapter.pairs.values():
+            pair.b.data[:] = np.random.default_rng(1).normal(0, 0.1, pair.b.shape)
+        config = PreferenceConfig(objective=kind, **(preference or {"beta": 0.3}))
+        return Trainer(
+            adapter.model,
+            adapter.parameters,
+            corpus or CORPORA[kind],
+            TrainConfig(**settings),
+            Preference(config, model),
+        )
+
+    return make
+
+
+# -- data ---------------------------------------------------------------------------------------
+
+
+def test_pairs_lie_whole_in_windows_and_only_completions_are_learned():
+    units = pairs(9)
+    data = preferences(units, CTX, mismatch=False)
+    found, learned = {}, {}
+    for tokens, documents, trained in zip(data.tokens, data.documents, data.trained, strict=True):
+        for number in np.unique(documents[documents >= 0]):
+            assert number not in found, "an answer is in one window"
+            found[number] = list(tokens[documents == number])
+            learned[number] = list(trained[documents == number])
+        numbers = np.unique(documents[documents >= 0])
+        assert len(numbers) % 2 == 0 and (numbers[0::2] % 2 == 0).all()
+    assert len(found) == 18
+    in_order = [a for unit in units for a in unit]
+    for number, a in zip(sorted(found, key=lambda n: n // 2), in_order, strict=True):
+        assert found[number] == a.ids and learned[number] == list(a.trained)
+
+
+def test_kto_moves_completions_on_within_a_window():
+    units = [[answer(2 + i, 3 + i % 4, i % 2 == 0)] for i in range(7)]
+    data = preferences(units, 30, mismatch=True)
+    assert len(data) == len(data.mismatched) > 1
+    for window in range(len(data)):
+        both = [
+            [d.tokens[window][d.documents[window] == n] for n in unique_in_order(d, window)]
+            for d in (data, data.mismatched)
+        ]
+        assert len(both[0]) == len(both[1])
+        if len(both[0]) > 1:
+            assert sum(map(len, both[0])) == sum(map(len, both[1])), "as many tokens"
+    (first, second) = (unit[0] for unit in units[:2])
+    row = data.mismatched
+    moved = row.tokens[0][row.documents[0] == unique_in_order(row, 0)[1]]
+    assert list(moved) == [*second.ids[:3], *first.ids[2:]]
+
+
+def unique_in_order(data, window):
+    documents = data.documents[window]
+    return list(dict.fromkeys(documents[documents >= 0]))
+
+
+def test_rows_become_answers():
+    place = Place("a.jsonl", "line", 1)
+    rows = [
+        PreferenceRow(place, "AB", "CD", "E"),
+        PreferenceRow(place, "BC", "DA", "EF"),
+        KtoRow(place, "AB", "CC", False),
+    ]
+    corpus = preference_corpus(rows[:2], Letters(), 16, 0.5, "dpo")
+    assert corpus.n_documents == 2 and corpus.n_held_out == 1 and corpus.kind == "dpo"
+    assert list(corpus.train.tokens[0, :10]) == [2, 3, 4, 1, 0, 2, 3, 5, 6, 0]
+    assert corpus.train.n_targets() == 6  # two letters and an end, twice
+    kto = preference_corpus(rows, Letters(), 16, 0.0, "kto")
+    assert kto.n_documents == 5  # a pair is two answers
+    with pytest.raises(DataError, match="a.jsonl: line 1 has a label, which dpo cannot use"):
+        preference_corpus(rows, Letters(), 16, 0.0, "dpo")
+    with pytest.raises(DataError, match="line 1 has 10 tokens, prompts included and 1 more"):
+        preference_corpus(rows[:2], Letters(), 6, 0.0, "dpo")
+    with pytest.raises(DataError, match="line 1 has no preference: wanted prompt, chosen"):
+        preference_corpus([TextRow(place, "A")], Letters(), 16, 0.0, "dpo")
+    with pytest.raises(DataError, match="there is one, wanted two"):
+        preference_corpus(rows[2:], Letters(), 16, 0.0, "kto")
+
+
+# -- losses -------------------------------------------------------------------------------------
+
+
+def scores(model, data, window):
+    """Sum of log-probabilities and number of learned tokens of each answer, from whole logits."""
+    found = []
+    for number in unique_in_order(data, window):
+        at = data.documents[window] == number
+        ids, trained = data.tokens[window][at], data.trained[window][at]
+        z = model.logits(ids).astype(np.float64)
+        p = z - np.log(np.exp(z).sum(-1, keepdims=True))
+        each = p[np.arange(len(ids) - 1), ids[1:]]
+        found.append((each[trained[1:]].sum(), trained[1:].sum(), each.sum(), len(ids) - 1))
+    return np.array(found)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def expected(kind, trainer, windows):
+    data, config = trainer.corpus.train, trainer.objective.config
+    now = np.concatenate([scores(trainer.model, data, w) for w in windows])
+    base = np.concatenate([scores(trainer.objective.reference, data, w) for w in windows])
+    above = now[:, 0] - base[:, 0]
+    if kind == "dpo":
+        x, e = config.beta * (above[0::2] - above[1::2]), config.label_smoothing
+        return np.mean(-(1 - e) * np.log(sigmoid(x)) - e * np.log(sigmoid(-x)))
+    if kind == "orpo":
+        mean = now[:, 0] / now[:, 1]
+        odds = mean - np.log(1 - np.exp(mean))
+        ratio = np.mean(np.log(sigmoid(odds[0::2] - odds[1::2])))
+        return -now[0::2, 2].sum() / now[0::2, 3].sum() - config.beta * ratio
+    others = [
+        scores(m, data.mismatched, w)[:, 0]
+        for w in windows
+        for m in (trainer.model, trainer.objective.reference)
+    ]
+    kl = max(np.concatenate(others[0::2]).mean() - np.concatenate(others[1::2]).mean(), 0)
+    numbers = np.concatenate([unique_in_order(data, w) for w in windows])
+    sign = np.where(numbers % 2 == 0, 1, -1)
+    weight = np.where(sign > 0, config.desirable_weight, config.undesirable_weight)
+    return np.mean(weight * (1 - sigmoid(sign * config.beta * (above - kl))))
+
+
+SETTINGS = {
+    "dpo": {"beta": 0.4, "label_smoothing": 0.2},
+    "orpo": {"beta": 0.7},
+    "kto": {"beta": 0.3, "desirable_weight": 1.3, "undesirable_weight": 0.6},
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", list(SETTINGS))
+def test_losses_are_the_formulas(kind, fused, trainer_of):
+    """Also over two batches, and where an adapter of the output matrix forbids the fused head."""
+    trainer = trainer_of(kind, SETTINGS[kind], fused=fused, grad_accum=2, max_steps=1)
+    windows = trainer.corpus.train.order(0, 0)[:4]
+    assert len(windows) in (3, 4)
+    wanted = expected(kind, trainer, windows)
+    (step,) = run(trainer)
+    assert step.loss == pytest.approx(wanted, rel=2e-5)
+
+
+def run(trainer):
+    events = []
+    trainer.run(events.append)
+    return steps(events)
+
+
+@pytest.mark.parametrize("kind", list(SETTINGS))
+def test_gradients_are_slopes(kind, trainer_of):
+    trainer = trainer_of(kind, SETTINGS[kind], max_steps=1, grad_accum=2, lr=1e-9, clip=0.0)
+    p, train = trainer.parameters, trainer.corpus.train
+    windows = train.order(0, 0)[:4]
+    trainer.passes.bind()
+    along = np.random.default_rng(8).standard_normal(p.data.size).astype(np.float32)
+    p.gradient[:] = 0
+    trainer.minimised.train(train, windows)
+    slope, start, values = float(p.gradient @ along), p.data.copy(), []
+    kl = trainer.minimised._kl(train, windows)
+    trainer.minimised._kl = lambda *_: kl  # a constant
+    for step in (1e-3, -1e-3):
+        p.data[:] = start + np.float32(step) * along
+        values.append(trainer.minimised.evaluate(train, windows).loss)
+    assert (values[0] - values[1]) / 2e-3 == pytest.approx(slope, rel=0.02)
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(SETTINGS))
+def test_what_is_preferred_becomes_likelier(kind, trainer_of):
+    trainer = trainer_of(kind, epochs=8, lr=0.01, grad_accum=2, val_every=5)
+    events = []
+    trainer.run(events.append)
+    made = [e for e in events if isinstance(e, StepReport)]
+    assert made[-1].loss < 0.9 * made[0].loss
+    assert made[-1].rewards.margin > made[0].rewards.margin
+    assert made[-1].rewards.accuracy > 0.9
+    held_out = [e for e in events if isinstance(e, ValidationReport)]
+    assert all(e.rewards.n_chosen > 0 and e.rewards.n_rejected > 0 for e in held_out)
+
+
+def test_before_training_nothing_is_preferred(tiny):
+    model = pyggml.load(tiny, compute="f32")
+    adapter = attach(model, LoraConfig(rank=3))
+    objective = Preference(PreferenceConfig(objective="dpo"), model)
+    config = TrainConfig(max_steps=1, compute="f32")
+    events = run(Trainer(adapter.model, adapter.parameters, CORPORA["dpo"], config, objective))
+    assert events[0].loss == pytest.approx(np.log(2), abs=1e-6)
+    assert events[0].rewards.margin == 0 and events[0].rewards.accuracy == 0
+
+
+@pytest.mark.parametrize("kind", list(SETTINGS))
+def test_a_resumed_run_and_one_of_other_threads_are_the_same_run(kind, trainer_of, tmp_path):
+    settings = {"epochs": 3, "grad_accum": 1, "batch": 2, "seed": 5}
+    whole = trainer_of(kind, **settings)
+    whole.run()
+    first = trainer_of(kind, **settings, checkpoint_dir=str(tmp_path))
+    first.run(lambda e: first.stop() if isinstance(e, StepReport) and e.step == 3 else None)
+    second = trainer_of(kind, **settings, checkpoint_dir=str(tmp_path), threads=1)
+    second.resume(tmp_path / "step-00000003.gguf")
+    assert second.run()
+    assert state(second) == state(whole)
+    assert second.history == whole.history
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_accumulation_is_the_large_batch(kind, trainer_of):
+    one, many = (
+        trainer_of(kind, batch=b, grad_accum=a, max_steps=1, clip=0.0) for b, a in ((1, 3), (3, 1))
+    )
+    losses = [run(t)[0].loss for t in (one, many)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_allclose(
+        one.parameters.gradient, many.parameters.gradient, rtol=1e-3, atol=1e-6
+    )
+
+
+def test_another_objective_is_another_run(trainer_of, tmp_path):
+    trainer_of("dpo", max_steps=2, checkpoint_dir=str(tmp_path)).run()
+    other = trainer_of("dpo", {"beta": 0.2}, max_steps=2)
+    with pytest.raises(pyggml.errors.CheckpointError, match="beta is 0.3 there and 0.2 here"):
+        other.resume(tmp_path / "step-00000002.gguf")
+
+
+def test_text_is_no_preference(trainer_of, corpus_of):
+    trainer = trainer_of("dpo", corpus=corpus_of(CTX))
+    with pytest.raises(ConfigError, match="objective is dpo, but the corpus has no preferences"):
+        trainer.reserve()
+
+
+def test_settings_of_another_objective_are_refused():
+    with pytest.raises(ConfigError, match="label_smoothing is for dpo, not for kto"):
+        PreferenceConfig(objective="kto", label_smoothing=0.1)
+    with pytest.raises(ConfigError, match="beta is for dpo and orpo and kto, not for sft"):
+        PreferenceConfig(beta=0.2)
+    assert dataclasses.replace(PreferenceConfig(), objective="dpo", beta=0.2).is_preference
