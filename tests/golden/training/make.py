@@ -1,0 +1,387 @@
+"""Train tests/golden/models/qwen3 with PyTorch, PEFT and TRL; write the data and every loss.
+
+One folder of arrays for each objective, `sft`, `dpo`, `orpo` and `kto`:
+
+settings   JSON: those of `pyggml.lora.TrainConfig`, and the objective's own
+ids, lengths, prompts        documents, one after the other; tokens of each, and of its prompt
+windows                      number of documents in each window, in the order of training
+order                        the documents of the windows
+losses                       of every step, before its update
+chosen, rejected, margins    rewards of every step, of preferences
+
+Documents with even numbers are wanted answers, those with odd ones are not.
+
+Everything is float32 on the CPU. A and B start as in qwen3-lora.gguf, whose alpha is not its rank
+and whose B is not zero; the reference is the model without them. The learning rate follows
+`pyggml.lora.schedule`: its warm-up starts at lr / n, where transformers' starts at 0.
+
+    python make.py [OBJECTIVE ...]     in an environment with torch, transformers, peft, trl, gguf
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from itertools import chain
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import SequentialSampler
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Trainer
+from transformers import TrainingArguments as Arguments
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+HERE = Path(__file__).parent
+MODELS = HERE.parent / "models"
+EOS, N_VOCAB = 2, 512
+REWARDS = ("chosen", "rejected", "margins")
+COMMON = {"ctx": 48, "weight_decay": 0.1, "clip": 0.5, "lr_min": 0.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sft": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 2e-3, "warmup_steps": 10},
+    "dpo": {"max_steps": 100, "batch": 2, "grad_accum": 2, "lr": 5e-4, "warmup_steps": 10}
+    | {"beta": 0.3},
+    "orpo": {"max_steps": 20, "batch": 2, "grad_accum": 1, "lr": 2e-3, "warmup_steps": 5}
+    | {"beta": 0.25},
+    "kto": {"max_steps": 20, "batch": 2, "grad_accum": 1, "lr": 1e-3, "warmup_steps": 5}
+    | {"beta": 0.2, "desirable_weight": 1.2, "undesirable_weight": 0.9},
+}
+# module in the GGUF file -> in transformers
+MODULES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+# -- model and adapter --------------------------------------------------------------------------
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    return {
+        t.name: torch.from_numpy(t.data.astype(np.float32)) for t in gguf.GGUFReader(path).tensors
+    }
+
+
+def named(name: str) -> str:
+    """A tensor's name in transformers."""
+    outer = {"token_embd": "embed_tokens", "output_norm": "norm"}
+    first, *rest = name.removesuffix(".weight").split(".")
+    inner = outer[first] if not rest else f"layers.{rest[0]}.{MODULES[rest[1]]}"
+    return f"model.{inner}.weight"
+
+
+def base_model() -> Qwen3ForCausalLM:
+    path = MODELS / "qwen3-F16.gguf"
+    fields = gguf.GGUFReader(path).fields
+    keys = {
+        "num_hidden_layers": "block_count",
+        "max_position_embeddings": "context_length",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "rope_theta": "rope.freq_base",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "head_dim": "attention.key_length",
+    }
+    found = {name: fields[f"qwen3.{key}"].contents() for name, key in keys.items()}
+    found["rope_parameters"] = {"rope_type": "default", "rope_theta": found.pop("rope_theta")}
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=N_VOCAB, tie_word_embeddings=True, eos_token_id=EOS, **found)
+    ).float()
+    weights = {named(name): t for name, t in tensors(path).items()}
+    missing, unknown = model.load_state_dict(weights, strict=False)
+    assert not unknown and missing in ([], ["lm_head.weight"]), (missing, unknown)
+    return model
+
+
+def lora_config() -> LoraConfig:
+    linear = [m.rsplit(".", 1)[1] for m in MODULES.values() if m.endswith("proj")]
+    return LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=linear)
+
+
+def start(model: Any) -> None:
+    """Give PEFT's A and B the adapter file's numbers."""
+    found, at = dict(model.named_parameters()), tensors(MODELS / "qwen3-lora.gguf")
+    for name, t in at.items():
+        base, side = name.rsplit(".lora_", 1)
+        inner = named(base).removesuffix(".weight")
+        found[f"base_model.model.{inner}.lora_{side.upper()}.default.weight"].data.copy_(t)
+    trained = sum(p.requires_grad for p in model.parameters())
+    assert trained == len(at), f"{trained} trained tensors, {len(at)} in the file"
+
+
+# -- data ---------------------------------------------------------------------------------------
+
+
+class Data:
+    """Documents with prompts, and windows of them in the order of training."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.documents: list[list[int]] = []
+        self.prompts: list[int] = []
+        self.windows: list[list[int]] = []
+
+    def prompt(self, low: int, high: int) -> list[int]:
+        return [int(t) for t in self.rng.integers(3, N_VOCAB, self.rng.integers(low, high))]
+
+    def add(self, prompt: list[int], low: int, high: int, rising: bool) -> int:
+        """A document whose completion rises by one from token to token, or is random."""
+        n = int(self.rng.integers(low, high))
+        rise = [(prompt[-1] + i - 3) % (N_VOCAB - 3) + 3 for i in range(1, n)]
+        completion = rise if rising else self.prompt(n - 1, n)
+        self.documents.append([*prompt, *completion, EOS])
+        self.prompts.append(len(prompt))
+        return len(self.documents) - 1
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "ids": np.concatenate(self.documents).astype(np.int16),
+            "lengths": np.array([len(d) for d in self.documents], np.int16),
+            "prompts": np.array(self.prompts, np.int16),
+            "windows": np.array([len(w) for w in self.windows], np.int8),
+            "order": np.concatenate(self.windows).astype(np.int16),
+        }
+
+
+def sft_data(n_windows: int) -> Data:
+    """Windows of as many documents as fit, so that none has as many targets as another."""
+    data = Data(np.random.default_rng(1))
+    for i in range(40):
+        data.add(data.prompt(2, 9), 3, 14, rising=i % 4 > 0)
+    for _ in range(n_windows):
+        window, room = list[int](), COMMON["ctx"] + 1
+        for i in data.rng.permutation(40):
+            if len(data.documents[i]) > room:
+                break
+            window.append(int(i))
+            room -= len(data.documents[i])
+        data.windows.append(window)
+    return data
+
+
+def pair_data(n_windows: int) -> Data:
+    """Two pairs in a window; documents 2i and 2i + 1 are chosen and rejected of pair i."""
+    data = Data(np.random.default_rng(2))
+    for _ in range(40):
+        prompt = data.prompt(2, 7)
+        for rising in (True, False):
+            data.add(prompt, 3, 7, rising)
+    for _ in range(n_windows):
+        pairs = data.rng.choice(40, 2, replace=False)
+        data.windows.append([int(2 * i + side) for i in pairs for side in (0, 1)])
+    return data
+
+
+def label_data(n_windows: int) -> Data:
+    """Two documents in a window; those with even numbers are good."""
+    data = Data(np.random.default_rng(3))
+    for i in range(40):
+        data.add(data.prompt(2, 7), 3, 7, rising=i % 2 == 0)
+    for _ in range(n_windows):
+        data.windows.append([int(i) for i in data.rng.choice(40, 2, replace=False)])
+    return data
+
+
+# -- training -----------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Of a trainer: rows in their order, pyggml's learning rate, losses and rewards of batches."""
+
+    losses: list[float]
+    rewards: list[list[float]]
+
+    def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(dataset or self.train_dataset)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        optimizer = optimizer or self.optimizer
+        n_warmup = int(self.args.warmup_steps)
+
+        def rate(step: int) -> float:
+            if step < n_warmup:
+                return (step + 1) / n_warmup
+            return (1 + cos(pi * (step - n_warmup) / (num_training_steps - n_warmup))) / 2
+
+        self.lr_scheduler = LambdaLR(optimizer, rate)
+        return self.lr_scheduler
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.losses.append(float(loss))
+        logged = getattr(self, "_metrics", None) or getattr(self, "_stored_metrics", None)
+        if logged is not None:  # of each batch, until they are told
+            self.rewards.append([logged["train"][f"rewards/{name}"][-1] for name in REWARDS])
+        return loss
+
+
+class Sft(Recorded, Trainer):
+    """transformers' trainer, which weighs by tokens over all batches of a step."""
+
+
+class Dpo(Recorded, DPOTrainer): ...
+
+
+class Orpo(Recorded, ORPOTrainer): ...
+
+
+class Kto(Recorded, KTOTrainer): ...
+
+
+def arguments(kind: type, settings: dict[str, Any], folder: str, per_batch: int) -> Any:
+    own = {
+        name: settings[name]
+        for name in ("beta", "desirable_weight", "undesirable_weight")
+        if name in settings
+    }
+    return kind(
+        folder,
+        **own,
+        **({} if kind is Arguments else {"max_length": 512}),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=per_batch,
+        gradient_accumulation_steps=settings["grad_accum"],
+        max_steps=settings["max_steps"],
+        learning_rate=settings["lr"],
+        warmup_steps=settings["warmup_steps"],
+        weight_decay=settings["weight_decay"],
+        max_grad_norm=settings["clip"],
+        lr_scheduler_type="cosine",
+        optim="adamw_torch",
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+
+
+def train_sft(data: Data, settings: dict[str, Any], folder: str) -> Recorded:
+    """One item of the dataset is one micro-batch: the documents of `batch` windows."""
+    model, size = get_peft_model(base_model(), lora_config()), settings["batch"]
+    starts = range(0, len(data.windows), size)
+    batches = [list(chain(*data.windows[s : s + size])) for s in starts]
+
+    def collate(items: list[list[int]]) -> dict[str, torch.Tensor]:
+        (numbers,) = items
+        width = max(len(data.documents[i]) for i in numbers)
+        ids = torch.full((len(numbers), width), EOS)
+        mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
+        for row, i in enumerate(numbers):
+            document, first = torch.tensor(data.documents[i]), data.prompts[i]
+            ids[row, : len(document)] = document
+            mask[row, : len(document)] = 1
+            labels[row, first : len(document)] = document[first:]
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+    start(model)
+    return Sft(
+        model=model,
+        args=arguments(Arguments, settings, folder, 1),
+        train_dataset=batches,
+        data_collator=collate,
+    )
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words "w3", "w4", … and </s>, by number."""
+    words = {"</s>" if i == EOS else f"w{i}": i for i in range(N_VOCAB)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="</s>")
+
+
+def text(ids: list[int]) -> str:
+    return " ".join("</s>" if i == EOS else f"w{i}" for i in ids)
+
+
+def train_pairs(kind: type, config: type, data: Data, settings: Any, folder: str) -> Recorded:
+    rows = []
+    for number in (i for window in data.windows for i in window if i % 2 == 0):
+        n, (chosen, rejected) = data.prompts[number], data.documents[number : number + 2]
+        answers = {"chosen": " " + text(chosen[n:]), "rejected": " " + text(rejected[n:])}
+        rows.append({"prompt": text(chosen[:n]), **answers})
+    return trainer(kind, config, rows, settings, folder)
+
+
+def train_labels(data: Data, settings: Any, folder: str) -> Recorded:
+    rows = []
+    for i in (i for window in data.windows for i in window):
+        document, n = data.documents[i], data.prompts[i]
+        row = {"prompt": text(document[:n]), "completion": " " + text(document[n:])}
+        rows.append(row | {"label": i % 2 == 0})
+    return trainer(Kto, KTOConfig, rows, settings, folder)
+
+
+def trainer(kind: type, config: type, rows: list[Any], settings: Any, folder: str) -> Recorded:
+    found = kind(
+        model=base_model(),
+        args=arguments(config, settings, folder, 2 * settings["batch"]),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer(),
+        peft_config=lora_config(),
+    )
+    start(found.model)
+    return found
+
+
+def made(objective: str) -> dict[str, np.ndarray]:
+    """The arrays of one objective."""
+    settings = COMMON | SETTINGS[objective]
+    n_windows = settings["max_steps"] * settings["batch"] * settings["grad_accum"]
+    with tempfile.TemporaryDirectory() as folder:
+        if objective == "sft":
+            data = sft_data(n_windows)
+            trained = train_sft(data, settings, folder)
+        elif objective == "kto":
+            data = label_data(n_windows)
+            trained = train_labels(data, settings, folder)
+        else:
+            data = pair_data(n_windows)
+            kinds = {"dpo": (Dpo, DPOConfig), "orpo": (Orpo, ORPOConfig)}[objective]
+            trained = train_pairs(*kinds, data, settings, folder)
+        trained.losses, trained.rewards = [], []
+        trained.train()
+    steps = np.reshape(trained.losses, (settings["max_steps"], -1))
+    rewards = np.reshape(trained.rewards, (*steps.shape, -1)).mean(axis=1)
+    return {
+        "settings": np.array(json.dumps(settings)),
+        **data.arrays(),
+        "losses": steps.sum(axis=1),
+        **dict(zip(REWARDS, rewards.T, strict=False)),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)  # so small, threads only wait for each other
+    for objective in sys.argv[1:] or SETTINGS:
+        arrays = made(objective)
+        np.savez_compressed(HERE / f"{objective}.npz", **arrays)
+        losses = arrays["losses"]
+        print(objective, losses[:3], "…", losses[-3:])
+
+
+if __name__ == "__main__":
+    main()
