@@ -25,35 +25,35 @@ from pyggml.backends import CPU
 from pyggml.backends.cpu import Compute
 from pyggml.call import Call
 from pyggml.dtypes import dtype
-from pyggml.gemm.activations import QUADS
-from pyggml.gemm.int8_tile import BYTE_PANEL, byte_product
-from pyggml.gemm.panels import MR, PANEL, pair_product, tile_product
+from pyggml.gemm.activations import BLOCK_SLOTS
+from pyggml.gemm.int8_tile import byte_product
+from pyggml.gemm.panels import float_product, pair_product
+from pyggml.gemm.tile import BYTE_TILE, FLOAT_TILE, PAIR_TILE, Tile
 from pyggml.quants import quantize
 
 from machine import about
 
 REPEATS = 4000
 SLOTS: dict[Compute, int] = {"f32": 128, "bf16": 128, "int8": 64}  # depth of the limit's tile
-PAIRS, BYTES = 1, 2
-NUMBERS: dict[Compute, int] = {"f32": 1, "bf16": 2, "int8": 4}  # in a slot
+TILES: dict[Compute, Tile] = {"f32": FLOAT_TILE, "bf16": PAIR_TILE, "int8": BYTE_TILE}
 
 
 @kernel
-def _repeat(a, b, c, k, form, n):
-    a, b, c = a.ctypes.data, b.ctypes.data, c.ctypes.data
+def _repeat(a, b, c, k, tile, n):
+    a, b, c, ld = a.ctypes.data, b.ctypes.data, c.ctypes.data, tile.panel
     for _ in range(n):
-        if form == BYTES:
-            byte_product(a, a, b, b, c, PANEL, k // QUADS, 0, 1)
-        elif form == PAIRS:
-            pair_product(a, b, PANEL, c, PANEL, k, 1)
+        if tile.per_slot == 4:
+            byte_product(a, a, b, b, c, ld, k // BLOCK_SLOTS, 0, 1)
+        elif tile.per_slot == 2:
+            pair_product(a, b, ld, c, ld, k, 1)
         else:
-            tile_product(a, b, PANEL, c, PANEL, k, 1)
+            float_product(a, b, ld, c, ld, k, 1)
 
 
 @parallel
-def _on_every_thread(a, b, c, k, form, n):
+def _on_every_thread(a, b, c, k, tile, n):
     for i in prange(len(a)):
-        _repeat(a[i], b[i], c[i], k, form, n)
+        _repeat(a[i], b[i], c[i], k, tile, n)
 
 
 def _zeros(n: int, m: int) -> np.ndarray:
@@ -65,15 +65,15 @@ def _zeros(n: int, m: int) -> np.ndarray:
 
 def limit(compute: Compute) -> Call:
     """The microkernel alone, REPEATS times on every thread; bytes with their scales."""
-    n, form = threads.most(), ("f32", "bf16", "int8").index(compute)
-    k = SLOTS[compute]
-    a, b, c = (_zeros(n, m) for m in (k * MR, k * PANEL, MR * PANEL))
-    return Call(_on_every_thread, a, b, c, k, form, REPEATS)
+    n, k, tile = threads.most(), SLOTS[compute], TILES[compute]
+    a, b, c = (_zeros(n, m) for m in (k * tile.mr, k * tile.panel, tile.mr * tile.panel))
+    return Call(_on_every_thread, a, b, c, k, tile.shape, REPEATS)
 
 
 def limit_flop(compute: Compute) -> int:
-    panel = BYTE_PANEL if compute == "int8" else PANEL
-    return 2 * MR * panel * SLOTS[compute] * NUMBERS[compute] * REPEATS * threads.most()
+    tile = TILES[compute]
+    per_call = 2 * tile.mr * tile.panel * SLOTS[compute] * tile.per_slot
+    return per_call * REPEATS * threads.most()
 
 
 def product(

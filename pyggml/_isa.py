@@ -1,12 +1,11 @@
-"""The instruction set of this process, chosen once, and the register tile of its micro-kernel.
+"""The instruction set of this process, chosen once: which vectors the CPU has.
 
-lanes    float32 numbers in one vector register
-mr, nv   the micro-kernel keeps mr × nv vectors of sums: mr broadcast rows by nv vectors
-panel    nv · lanes, the columns of one register tile
-bf16     the CPU multiplies bf16 pairs, at twice the rate of float32
-vnni     it multiplies bytes, four to a 32-bit lane, at four times the rate of float32
-tiles    it multiplies bfloat16 tiles (AMX), at up to 16 times the rate of float32; then bf16 is not
-         set, as such CPUs multiply bf16 pairs at half the rate of float32
+lanes       float32 numbers in one vector register
+registers   of them
+bf16        the CPU multiplies bf16 pairs, at twice the rate of float32
+vnni        it multiplies bytes, four to a 32-bit lane, at four times the rate of float32
+tiles       it multiplies bfloat16 tiles (AMX), at up to 16 times the rate of float32; then bf16 is
+            not set, as such CPUs multiply bf16 pairs at half the rate of float32
 
 PYGGML_ISA=amx|avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces one; it is refused if the
 machine lacks it. `generic` runs on any CPU. `numpy` unpacks whole matrices and multiplies with
@@ -21,11 +20,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import llvmlite.binding as llvm
+from numba.core import config
 
-from pyggml._jit import JIT
 from pyggml._permission import tiles_granted
 from pyggml.errors import ConfigError
 
+JIT: bool = not config.DISABLE_JIT
 ENVIRONMENT = "PYGGML_ISA"
 
 
@@ -36,38 +36,27 @@ class ISA:
     name: str
     needs: frozenset[str]  # CPU features, by LLVM's names
     lanes: int
-    mr: int
-    nv: int
+    registers: int
     bf16: bool = False
     vnni: bool = False
     tiles: bool = False
-
-    @property
-    def panel(self) -> int:
-        return self.nv * self.lanes
-
-    @property
-    def padded_mr(self) -> int:
-        """mr rounded up to whole vectors."""
-        return -(-self.mr // self.lanes) * self.lanes
 
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 _VNNI = _AVX512 | {"avx512vnni"}
 _AMX = frozenset({"amx-tile", "amx-bf16"})
 
-# Register tiles: mr·nv sums + nv loads + 1 broadcast fit in 32 (AVX-512, NEON) or 16 registers.
 ISAS: dict[str, ISA] = {
     isa.name: isa
     for isa in (
-        ISA("amx", _VNNI | {"avx512bf16"} | _AMX, lanes=16, mr=12, nv=2, vnni=True, tiles=True),
-        ISA("avx512bf16", _VNNI | {"avx512bf16"}, lanes=16, mr=6, nv=4, bf16=True, vnni=True),
-        ISA("avx512vnni", _VNNI, lanes=16, mr=12, nv=2, vnni=True),
-        ISA("avx512", _AVX512, lanes=16, mr=12, nv=2),
-        ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, mr=6, nv=2),
-        ISA("neon", frozenset({"neon"}), lanes=4, mr=6, nv=4),
-        ISA("generic", frozenset(), lanes=4, mr=4, nv=2),
-        ISA("numpy", frozenset(), lanes=4, mr=4, nv=2),
+        ISA("amx", _VNNI | {"avx512bf16"} | _AMX, lanes=16, registers=32, vnni=True, tiles=True),
+        ISA("avx512bf16", _VNNI | {"avx512bf16"}, lanes=16, registers=32, bf16=True, vnni=True),
+        ISA("avx512vnni", _VNNI, lanes=16, registers=32, vnni=True),
+        ISA("avx512", _AVX512, lanes=16, registers=32),
+        ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, registers=16),
+        ISA("neon", frozenset({"neon"}), lanes=4, registers=32),
+        ISA("generic", frozenset(), lanes=4, registers=16),
+        ISA("numpy", frozenset(), lanes=4, registers=16),
     )
 }
 

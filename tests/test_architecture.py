@@ -34,7 +34,7 @@ LAYERS = [
 ]
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 JIT_FILES = {f"pyggml/_jit/{p.name}" for p in (ROOT / "pyggml/_jit").glob("*.py")}
-USES_NUMBA = {*JIT_FILES, "pyggml/_frames.py", "pyggml/threads.py"}
+USES_NUMBA = {*JIT_FILES, "pyggml/_frames.py", "pyggml/_isa.py", "pyggml/threads.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_frames.py",
     "pyggml/_isa.py",
@@ -48,6 +48,7 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/attention/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/int8_tile.py",
+    "pyggml/gemm/bfloat16.py",
     "pyggml/gemm/microkernel.py",
     "pyggml/quants/bits.py",
     "pyggml/quants/unpack.py",
@@ -309,7 +310,7 @@ def test_the_watched_files_exist():
 def test_the_check_sees_kernels_and_what_they_are_made_of():
     """That the tests above look at something: a product's kernels depend on the CPU's widths."""
     found = dict(kernel_sources(ROOT / "pyggml/gemm/product.py"))
-    assert found["PANEL"] == "pyggml.gemm.panels"
+    assert found["FLOAT_TILE"] == "pyggml.gemm.tile"
     assert found["round_two"] == "pyggml.gemm.panels"
     assert found["share_of"] == "pyggml.gemm.frames", "read by tasks"
     assert dict(kernel_sources(ROOT / "pyggml/ops/softmax.py"))["exp32"] == "pyggml._simd"

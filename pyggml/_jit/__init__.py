@@ -17,8 +17,9 @@ from numba import carray, get_thread_id, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pyggml._isa import JIT
 from pyggml._jit.code import BlockCode, Code, block_code
-from pyggml._jit.decorators import ALONE, JIT, compile_for, exact, kernel, parallel
+from pyggml._jit.decorators import ALONE, compile_for, exact, kernel, parallel
 from pyggml._jit.setup import CACHE
 
 __all__ = [

@@ -1,9 +1,9 @@
 """The folder of compiled kernels, and the fingerprint that names it.
 
 Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
-change of the bounds-check flag or of the permission to use tiles. The folder is therefore named
-after those; a kernel may take
-compiled helpers and constants from its own file and from SHARED only.
+change of the bounds-check flag or of the instruction set that is chosen. The folder is therefore
+named after those. A kernel may take compiled helpers and constants from its own file and from
+SHARED only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import llvmlite
 import numba
 from numba.core import config
 
-from pyggml._permission import tiles_granted
+from pyggml._isa import CHOSEN
 
 # Files whose helpers and constants kernels of other files are made of. A test compares this list
 # with what kernels take.
@@ -56,6 +56,8 @@ SHARED = (
     "gemm/dots.py",
     "gemm/int8_tile.py",
     "gemm/frames.py",
+    "gemm/bfloat16.py",
+    "gemm/tile.py",
     "gemm/microkernel.py",
     "gemm/panels.py",
     "gemm/amx/tiles.py",
@@ -83,12 +85,11 @@ def _root() -> Path:
 
 
 def _folder() -> Path:
-    """The user's cache folder for kernels of this Numba, this CPU's choice and these sources."""
+    """The user's cache folder for kernels of this Numba, this instruction set and these sources."""
     stamp = (
         (numba.__version__, llvmlite.__version__, sys.version),
         config.BOUNDSCHECK,
-        os.environ.get("PYGGML_ISA"),
-        tiles_granted(),
+        CHOSEN.name,
     )
     digest = hashlib.sha256(repr(stamp).encode())
     for name in SHARED:

@@ -11,7 +11,8 @@ import numba
 from numba import types
 from numba.core import config
 
-from pyggml._jit.decorators import JIT, OPTIONS
+from pyggml._isa import JIT
+from pyggml._jit.decorators import OPTIONS
 
 _BLOCK_SIGNATURE = types.void(
     types.CPointer(types.float32), types.CPointer(types.uint8), types.intp

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-from numba.core import config
 
 from pyggml._jit.setup import CACHE
 
-JIT: bool = not config.DISABLE_JIT
 ALONE = 4096  # floats that one thread is done with before others are awake
 
 # The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.

@@ -19,7 +19,7 @@ import numpy as np
 
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml.attention.softmax import ZERO
+from pyggml.attention.softmax import ZERO, columns_in, groups_that_see
 from pyggml.gemm.amx.rows import (
     LANES,
     LINE,
@@ -174,7 +174,7 @@ def add_to_keys(total, weights, packed, key, window, starts, stops):
     """total[key + window] (keys, width) += weights · packed; weights has a row for each key."""
     for p in range(packed.shape[0]):
         for j in range(window[0], window[1], SIDE):
-            start, stop = _groups_that_see(starts, stops, key + j, key + j + SIDE)
+            start, stop = groups_that_see(starts, stops, key + j, key + j + SIDE)
             if start < stop:
                 a = weights[j, start * SIDE :].ctypes.data
                 b = packed[p].ctypes.data + start * 2 * TILE_BYTES
@@ -184,17 +184,6 @@ def add_to_keys(total, weights, packed, key, window, starts, stops):
 
 
 @kernel
-def _groups_that_see(starts, stops, start, stop):
-    """The first group that sees any of the keys [start, stop), and the one past the last."""
-    first, last = starts.shape[0], 0
-    for g in range(starts.shape[0]):
-        if starts[g] < stop and stops[g] > start:
-            first, last = min(first, g), g + 1
-    return first, last
-
-
-@kernel
-def key_window(low, high, key):
-    """The columns of a tile that the keys [low, high) meet, in whole squares."""
-    start, stop = max(low - key, 0), min(high - key, BC)
-    return start // SIDE * SIDE, (stop + SIDE - 1) // SIDE * SIDE
+def key_window(start, stop, key):
+    """The columns of a tile that lie in the keys [start, stop), in whole squares."""
+    return columns_in(start, stop, key, BC, SIDE)

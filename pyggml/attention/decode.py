@@ -15,13 +15,21 @@ from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml._jit import kernel
 from pyggml._simd import exp32, fill, row_max
 from pyggml._tasks import Stage, launch, stage, task_code
-from pyggml.attention.decode_tile import KEYS, LANES, as_float, score_tile, value_tile
+from pyggml.attention.decode_tile import (
+    KEYS,
+    LANES,
+    Keys,
+    Rows,
+    as_float,
+    score_tile,
+    value_tile,
+)
 from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.softmax import NO_KEYS
+from pyggml.attention.tiles import MR
 from pyggml.attention.widen import as_bits
 from pyggml.call import Call
 from pyggml.dtypes import F16
-from pyggml.gemm.panels import MR
 from pyggml.scratch import Array, Layout, Scratch
 from pyggml.sizes import round_up
 
@@ -105,26 +113,27 @@ def _one_split(part, q, k, v, first, n, scale):
     for j in range(0, n, KEYS):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
-            here = to + h * row + 4 * (at + j)
+            keys = Keys(first + j, h // repeats, last)
+            scores, queries = Rows(to + h * row + 4 * (at + j), row), Rows(of + h * q_row, q_row)
             if repeats % 2:
-                score_tile(1, k, first + j, h // repeats, last, here, row, of + h * q_row, q_row)
+                score_tile(1, k, keys, scores, queries)
             else:
-                score_tile(2, k, first + j, h // repeats, last, here, row, of + h * q_row, q_row)
+                score_tile(2, k, keys, scores, queries)
     for h in range(n_heads):
         if rest:
             _add_scores(part, at, q, k, first, n, h, h // repeats)
-        scores = part[h, at : at + (n + KEYS - 1) // KEYS * KEYS]
-        part[h, d + _TOP], part[h, d + _NORM] = _softmax(scores, n, scale)
+        own = part[h, at : at + (n + KEYS - 1) // KEYS * KEYS]
+        part[h, d + _TOP], part[h, d + _NORM] = _softmax(own, n, scale)
         fill(part[h, :d], np.float32(0))
     for j in range(0, n, KEYS):
         last = n - 1 - j
         for h in range(0, n_heads, 2 - repeats % 2):
-            here = to + h * row
-            weights = here + 4 * (at + j)
+            keys = Keys(first + j, h // repeats, last)
+            sums, weights = Rows(to + h * row, row), Rows(to + h * row + 4 * (at + j), row)
             if repeats % 2:
-                value_tile(1, v, first + j, h // repeats, last, here, row, weights, row)
+                value_tile(1, v, keys, sums, weights)
             else:
-                value_tile(2, v, first + j, h // repeats, last, here, row, weights, row)
+                value_tile(2, v, keys, sums, weights)
     for h in range(n_heads if rest else 0):
         _add_values(part, at, v, first, n, h, h // repeats)
 

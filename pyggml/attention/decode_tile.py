@@ -1,14 +1,14 @@
 """A tile of attention in registers: KEYS neighbouring keys and one query's heads, one or two.
 
-Keys and values are arrays (S, HK, D) of float32 or of halves as uint16, which are widened on their
-way from memory; queries, scores and sums are float32, by address, their rows `step` bytes apart. A
-tile takes the whole vectors of a row: its first D // LANES · LANES numbers.
+Keys and values are arrays (S, HK, D) of float32, or of float16 as uint16, which is widened on its
+way from memory. Queries, scores and sums are rows of float32, one for each head. A tile takes the
+whole vectors of a row: its first D // LANES · LANES numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -32,7 +32,22 @@ KEYS = 4
 _AHEAD = 6  # rows: as far ahead keys are fetched into the second cache, measured
 LANES = CHOSEN.lanes
 _FLOATS = ir.VectorType(F32, LANES)
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
+_FLOATS16 = ir.VectorType(ir.HalfType(), LANES)
+
+
+class Rows(NamedTuple):
+    """Rows of float32, one for each head, as both tiles take them."""
+
+    address: int
+    step: int  # bytes from row to row
+
+
+class Keys(NamedTuple):
+    """The keys of a tile: `first` … of one head; those after `last` of it stand for `last`."""
+
+    first: int
+    head: int
+    last: int
 
 
 class _Rows:
@@ -49,18 +64,18 @@ class _Rows:
 
     def at(self, row: Any, element: Any) -> Any:
         """Pointer to a number of the row at this address."""
-        place = self.b.add(row, self.b.mul(element, ir.Constant(I64, self.size)))
-        return self.b.inttoptr(place, self.kind.as_pointer())
+        address = self.b.add(row, self.b.mul(element, ir.Constant(I64, self.size)))
+        return self.b.inttoptr(address, self.kind.as_pointer())
 
     def floats(self, row: Any, element: Any) -> Any:
         """LANES numbers."""
         return load(self.b, self.at(row, element), self.vector)
 
 
-class _HalfRows(_Rows):
-    """Rows of halves."""
+class _Rows16(_Rows):
+    """Rows of float16."""
 
-    size, kind, vector = 2, ir.HalfType(), _HALVES
+    size, kind, vector = 2, ir.HalfType(), _FLOATS16
 
     def floats(self, row: Any, element: Any) -> Any:
         return from_f16(self.b, super().floats(row, element), _FLOATS)
@@ -71,21 +86,23 @@ class _Tile:
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.b, self.n_heads = builder, signature.args[0].literal_value
-        x, first, head, last, *self.addresses = arguments[1:]
+        _, x, keys, *self.arguments = arguments
+        first, head, last = cgutils.unpack_tuple(builder, keys)
         array = context.make_array(signature.args[1])(context, builder, x)
         _, n_heads, self.depth = cgutils.unpack_tuple(builder, array.shape)
-        kind = _Rows if signature.args[1].dtype == types.float32 else _HalfRows
+        kind = _Rows if signature.args[1].dtype == types.float32 else _Rows16
         row = builder.mul(self.depth, ir.Constant(I64, kind.size))
         start = builder.mul(builder.add(builder.mul(first, n_heads), head), row)
         base = builder.add(builder.ptrtoint(array.data, I64), start)
         self.keys = kind(builder, base, builder.mul(n_heads, row))
-        places = (ir.Constant(I64, i) for i in range(KEYS))
-        inside = ((builder.icmp_signed("<", place, last), place) for place in places)
-        self.key_rows = [self.keys.row(builder.select(i, place, last)) for i, place in inside]
+        numbers = [ir.Constant(I64, i) for i in range(KEYS)]
+        inside = [builder.icmp_signed("<", i, last) for i in numbers]
+        present = [builder.select(is_in, i, last) for is_in, i in zip(inside, numbers, strict=True)]
+        self.key_rows = [self.keys.row(i) for i in present]
 
     def rows(self, i: int) -> tuple[_Rows, list[Any]]:
-        """Rows for every head from the i-th address and step, and where each begins."""
-        rows = _Rows(self.b, *self.addresses[2 * i : 2 * i + 2])
+        """The i-th Rows after the keys, and where each of them begins."""
+        rows = _Rows(self.b, *cgutils.unpack_tuple(self.b, self.arguments[i]))
         return rows, [rows.row(ir.Constant(I64, h)) for h in range(self.n_heads)]
 
     def each_vector(self, body: Callable[[Any, list[Any]], None]) -> None:
@@ -102,58 +119,51 @@ class _Tile:
             body(element, [self.keys.floats(row, element) for row in self.key_rows])
 
 
-def _typed(heads: Any, x: Any) -> Any:
-    return types.void(heads, x, *(types.intp,) * 7)
-
-
 @intrinsic(prefer_literal=True)
-def score_tile(
-    typing: Any, heads: Any, k: Any, first: Any, head: Any, last: Any, to: Any, to_step: Any,
-    q: Any, q_step: Any,
-) -> Any:  # fmt: skip
-    """to[h, j] = q[h]·k[first + min(j, last), head] for KEYS keys and `heads` heads, a constant."""
+def score_tile(typing: Any, n_heads: Any, k: Any, keys: Any, scores: Any, q: Any) -> Any:
+    """scores[h, j] = q[h]·k[key j] for KEYS keys of k (S, HK, D) and n_heads heads, a constant.
+
+    keys: Keys; scores, q: Rows.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile = _Tile(context, builder, signature, arguments)
-        (scores, to_rows), (queries, q_rows) = tile.rows(0), tile.rows(1)
-        chains = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(KEYS)] for _ in to_rows]
+        (scores, score_rows), (queries, q_rows) = tile.rows(0), tile.rows(1)
+        chains = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(KEYS)] for _ in q_rows]
         for own in chains:
             for chain in own:
                 builder.store(every(_FLOATS, 0.0), chain)
 
-        def add(element: Any, keys: list[Any]) -> None:
+        def add(element: Any, vectors: list[Any]) -> None:
             for row, own in zip(q_rows, chains, strict=True):
                 numbers = queries.floats(row, element)
-                for key, chain in zip(keys, own, strict=True):
+                for key, chain in zip(vectors, own, strict=True):
                     builder.store(fma(builder, numbers, key, builder.load(chain)), chain)
 
         tile.each_vector(add)
-        for row, own in zip(to_rows, chains, strict=True):
+        for row, own in zip(score_rows, chains, strict=True):
             sums = totals(builder, [builder.load(chain) for chain in own])
             store(builder, sums, scores.at(row, ir.Constant(I64, 0)))
         return context.get_dummy_value()
 
-    return _typed(heads, k), codegen
+    return types.void(n_heads, k, keys, scores, q), codegen
 
 
 @intrinsic(prefer_literal=True)
-def value_tile(
-    typing: Any, heads: Any, v: Any, first: Any, head: Any, last: Any, to: Any, to_step: Any,
-    weights: Any, weights_step: Any,
-) -> Any:  # fmt: skip
-    """to[h] += Σ_j weights[h, j] · v[first + min(j, last), head], likewise."""
+def value_tile(typing: Any, n_heads: Any, v: Any, keys: Any, sums: Any, weights: Any) -> Any:
+    """sums[h] += Σ_j weights[h, j] · v[key j], likewise."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tile = _Tile(context, builder, signature, arguments)
-        (sums, to_rows), (weights, w_rows) = tile.rows(0), tile.rows(1)
-        places = [ir.Constant(I64, j) for j in range(KEYS)]
+        (sums, sum_rows), (weights, w_rows) = tile.rows(0), tile.rows(1)
+        numbers = [ir.Constant(I64, j) for j in range(KEYS)]
         factors = [
-            [broadcast(builder, builder.load(weights.at(row, j)), _FLOATS) for j in places]
+            [broadcast(builder, builder.load(weights.at(row, j)), _FLOATS) for j in numbers]
             for row in w_rows
         ]
 
         def add(element: Any, values: list[Any]) -> None:
-            for row, own in zip(to_rows, factors, strict=True):
+            for row, own in zip(sum_rows, factors, strict=True):
                 total = sums.floats(row, element)
                 for value, factor in zip(values, own, strict=True):
                     total = fma(builder, value, factor, total)
@@ -162,7 +172,7 @@ def value_tile(
         tile.each_vector(add)
         return context.get_dummy_value()
 
-    return _typed(heads, v), codegen
+    return types.void(n_heads, v, keys, sums, weights), codegen
 
 
 def _as_float(typing: Any, number: Any) -> Any:
@@ -174,5 +184,5 @@ def _as_float(typing: Any, number: Any) -> Any:
     return types.float32(number), codegen
 
 
-# A float32, or the float of a half: of its bits (uint16), as Numba knows no halves.
+# A float32 as it is, or of a float16 in bits (uint16): Numba knows no float16.
 as_float: Any = intrinsic(_as_float) if JIT else np.float32

@@ -26,6 +26,7 @@ from pyggml.attention.tiles import (
     BC,
     BR,
     LDS,
+    MR,
     N_GROUPS,
     Packings,
     load_rows,
@@ -37,7 +38,7 @@ from pyggml.attention.tiles import (
 )
 from pyggml.call import Call
 from pyggml.dtypes import F32
-from pyggml.gemm.panels import LANES, MR
+from pyggml.gemm.panels import LANES
 from pyggml.scratch import Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
@@ -80,10 +81,10 @@ def _forward_tile(f, thread, head, first):
     fill(o.reshape(-1), ZERO)
     fill(m, MASKED)
     fill(norm, ZERO)
-    low, high = group_ranges(starts, stops, span, first, MR)
-    for key in range(low // BC * BC, high, BC):
+    start, stop = group_ranges(starts, stops, span, first, MR)
+    for key in range(start // BC * BC, stop, BC):
         scores(s, q, packed_kt, key, starts, stops, _EXACT)
-        window = key_window(low, high, key)
+        window = key_window(start, stop, key)
         softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
         add_to_queries(o, s, packed_v, key, starts, stops, _EXACT)
     divide_tile(f.o, f.lse, o, m, norm, head, first, n)

@@ -26,7 +26,9 @@ from pyggml.attention.tiles import (
     BC,
     BR,
     LDS,
+    MR,
     N_GROUPS,
+    PANEL,
     Packings,
     load_rows,
     pack,
@@ -40,7 +42,7 @@ from pyggml.attention.tiles import (
 )
 from pyggml.call import Call
 from pyggml.gemm import rounds
-from pyggml.gemm.panels import LANES, MR, PANEL
+from pyggml.gemm.panels import LANES
 from pyggml.scratch import Array, Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
@@ -105,9 +107,9 @@ def _backward_tile(f, task, thread, head, first):
     dk, dv = f.sums[2 * task], f.sums[2 * task + 1]
     _load(f, thread, head, first, n, n_rows)
     fill(dq.reshape(-1), ZERO)
-    low, high = group_ranges(starts, stops, span, first, MR)
-    for key in range(low // BC * BC, high, BC):
-        window = key_window(low, high, key)
+    start, stop = group_ranges(starts, stops, span, first, MR)
+    for key in range(start // BC * BC, stop, BC):
+        window = key_window(start, stop, key)
         scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, pairs)
         scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, pairs)
         softmax_tile_back(

@@ -1,4 +1,4 @@
-"""The path `plain`: one query and head after the other, the slow twin of flash and decode.
+"""The path `plain`: one query and head after the other, the reference of flash and decode.
 
 It is what runs without the JIT, and its backward pass serves queries too few to fill a tile.
 """

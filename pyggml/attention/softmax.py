@@ -1,7 +1,7 @@
 """The softmax of a tile of scores, forward and backward, whatever made the scores.
 
 A tile S (rows, ld) holds scores of queries `first` … and keys `key` … `key + n_keys`. Its queries
-come in groups, as many as a micro-kernel takes at once; group g sees keys of
+come in groups, as many as a microkernel takes at once; group g sees keys of
 [starts[g], stops[g]) only, and products leave out what no query of a group sees.
 """
 
@@ -24,16 +24,16 @@ _ALL_KEYS = 0x7FFFFFFF  # more than there are
 
 @kernel
 def group_ranges(starts, stops, span, first, group):
-    """Fills starts and stops for groups of `group` queries; returns the hull of all of them."""
+    """Fills starts and stops for groups of `group` queries; returns the range around them all."""
     fill(starts, np.int32(_ALL_KEYS))
     fill(stops, np.int32(0))
-    low, high = _ALL_KEYS, 0
+    start, stop = _ALL_KEYS, 0
     for g in range(starts.shape[0]):
         for i in range(first + g * group, min(first + (g + 1) * group, span.shape[0])):
             if span[i, 0] < span[i, 1]:
                 starts[g], stops[g] = min(starts[g], span[i, 0]), max(stops[g], span[i, 1])
-        low, high = min(low, starts[g]), max(high, stops[g])
-    return low, high
+        start, stop = min(start, starts[g]), max(stop, stops[g])
+    return start, stop
 
 
 @kernel
@@ -42,6 +42,23 @@ def _seen(span, query, key, n_keys):
     if query >= span.shape[0]:
         return 0, 0
     return max(span[query, 0] - key, 0), min(span[query, 1] - key, n_keys)
+
+
+@kernel
+def groups_that_see(starts, stops, start, stop):
+    """The first group that sees any of the keys [start, stop), and the one past the last."""
+    first, last = starts.shape[0], 0
+    for g in range(starts.shape[0]):
+        if starts[g] < stop and stops[g] > start:
+            first, last = min(first, g), g + 1
+    return first, last
+
+
+@kernel
+def columns_in(start, stop, key, n_keys, group):
+    """The columns of a tile of keys `key` … that lie in [start, stop), in whole groups."""
+    first, last = max(start - key, 0), min(stop - key, n_keys)
+    return first // group * group, (last + group - 1) // group * group
 
 
 # -- forward ------------------------------------------------------------------------------------

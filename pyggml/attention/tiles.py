@@ -1,8 +1,8 @@
-"""Tiles of attention for the register micro-kernels: their sizes, and how operands are packed.
+"""Tiles of attention for the microkernels: their sizes, and how operands are packed.
 
 A tile of scores has BR queries and BC keys, LDS floats from row to row (Dao et al. call the sizes
-B_r and B_c). The micro-kernel broadcasts numbers of its first operand, which stays as it lies, in
-rows of slots (pyggml.gemm.panels). Its second operand is packed into panels PANEL columns wide:
+B_r and B_c). The microkernel takes its first operand as it lies, in rows of slots, and broadcasts
+them. Its second operand is packed into panels PANEL columns wide (pyggml.gemm.tile):
 
     pack              X:  columns are features, and the depth are tokens
     pack_transposed   Xᵀ: columns are tokens, and the depth are features
@@ -23,18 +23,18 @@ from pyggml.attention.softmax import ZERO
 from pyggml.call import Call
 from pyggml.gemm.panels import (
     LANES,
-    MR,
-    PAIRED,
-    PANEL,
+    PAIR_NUMBERS,
     round_numbers,
     round_row,
     round_two,
-    slots,
+    rounded_up,
     transpose,
 )
+from pyggml.gemm.tile import ATTENTION_FLOATS, ATTENTION_PAIRS
 from pyggml.scratch import Array, per_thread
 from pyggml.sizes import round_up
 
+MR, PANEL = ATTENTION_FLOATS.mr, ATTENTION_FLOATS.panel  # of pairs, too
 BC = 128  # keys; a multiple of every panel
 BR = BC // MR * MR  # queries, in whole groups
 N_GROUPS = BR // MR
@@ -50,7 +50,7 @@ def width(d: int) -> int:
 
 def row_slots(d: int, pairs: bool) -> int:
     """Slots of a row of D numbers, in whole vectors."""
-    return slots(d, True) if pairs else round_up(d, LANES)
+    return ATTENTION_PAIRS.slots(d) if pairs else round_up(d, LANES)
 
 
 def packed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
@@ -66,7 +66,7 @@ def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
 
 def spare_array(d: int, pairs: bool) -> Array:
     """What each thread needs to pack."""
-    floats = max(LANES * row_slots(d, pairs), 2 * width(d)) + PAIRED
+    floats = max(LANES * row_slots(d, pairs), 2 * width(d)) + PAIR_NUMBERS
     return per_thread(round_up(floats, LANES))
 
 
@@ -95,8 +95,8 @@ def load_rows(rows, x, first, head, n_used, pairs, spare):
 @kernel
 def pack(packed, x, first, n, head, n_used, pairs, spare):
     """Rows first … first + n of one head of x, n even; zeros from row `n_used` on."""
-    wide = packed.shape[0] * PANEL
-    one, other = spare[:wide], spare[wide : 2 * wide]
+    width = packed.shape[0] * PANEL
+    one, other = spare[:width], spare[width : 2 * width]
     for t in range(0, n, 2):
         _copy_row(one, x, first + t, head, n_used)
         _copy_row(other, x, first + t + 1, head, n_used)
@@ -116,7 +116,7 @@ def pack_transposed(packed, x, head, n_used, pairs, spare):
     """The first `n_used` rows of one head of x, and zeros up to the next whole tile."""
     n_slots = packed.shape[1] // PANEL
     rows = spare[: LANES * n_slots].reshape(LANES, n_slots)
-    for t in range(0, (n_used + BC - 1) // BC * BC, LANES):
+    for t in range(0, rounded_up(n_used, BC), LANES):
         load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_slots :])
         to = packed[t // PANEL].ctypes.data + t % PANEL * 4
         for j in range(0, n_slots, LANES):
@@ -135,7 +135,7 @@ class Packing(Frame):
 
 @task_code(Packing)
 def _pack_task(f, head, thread):
-    n = (f.n_used + BC - 1) // BC * BC
+    n = rounded_up(f.n_used, BC)
     pack(f.packed[head], f.x, np.int64(0), n, head, f.n_used, f.pairs, f.spare[thread])
 
 

@@ -1,7 +1,7 @@
 """The path `unfused`: a softmax between two products, for scores that flash's tiles do not know.
 
-A row of scores is a pair of query and head. ROWS of them are made at a time, over the keys that one
-of them sees; the heads that share a key head are rows of one product.
+A row of scores is a pair of query and head. SCORE_ROWS of them are made at a time, over the keys
+that one of them sees. The heads that share a key head are rows of one product.
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.scratch import Array, Layout, Scratch
 
-ROWS = 192  # at 4096 keys their scores are 3 MiB
+SCORE_ROWS = 192  # that exist at once; at 4096 keys they are 3 MiB
 _ZERO = np.float32(0)
 
 # -- kernels over the rows of a part ------------------------------------------------------------
 
 
 @parallel
-def _rows_forward(p, lse, extras, first, low, head, repeats):
-    """p (n, keys from `low` on), q·k, becomes probabilities; row m is query first + m // repeats of
-    head + m % repeats."""
+def _rows_forward(p, lse, extras, first, first_key, head, repeats):
+    """p (n, keys from `first_key` on), q·k, becomes probabilities.
+
+    Row m is query first + m // repeats of head + m % repeats.
+    """
     for m in prange(p.shape[0]):
         t, h = first + m // repeats, head + m % repeats
         start, stop = seen_keys(extras, t)
-        fill(p[m, : start - low], _ZERO)
-        fill(p[m, stop - low :], _ZERO)
-        scores_forward(p[m, start - low : stop - low], lse, extras, h, t, start, stop)
+        fill(p[m, : start - first_key], _ZERO)
+        fill(p[m, stop - first_key :], _ZERO)
+        scores_forward(p[m, start - first_key : stop - first_key], lse, extras, h, t, start, stop)
 
 
 @parallel
-def _rows_back(p, ds, o, do, lse, delta, extras, first, low, head, repeats):
+def _rows_back(p, ds, o, do, lse, delta, extras, first, first_key, head, repeats):
     """p from q·k to probabilities, ds from do·v to the gradients of q·k; writes delta (H, T)."""
     for m in prange(p.shape[0]):
         t, h = first + m // repeats, head + m % repeats
         start, stop = seen_keys(extras, t)
         delta[h, t] = dot(o[m], do[m])
         for row in (p[m], ds[m]):
-            fill(row[: start - low], _ZERO)
-            fill(row[stop - low :], _ZERO)
-        p_row, ds_row = p[m, start - low : stop - low], ds[m, start - low : stop - low]
+            fill(row[: start - first_key], _ZERO)
+            fill(row[stop - first_key :], _ZERO)
+        p_row = p[m, start - first_key : stop - first_key]
+        ds_row = ds[m, start - first_key : stop - first_key]
         scores_back(p_row, ds_row, lse, delta, extras, h, t, start, stop)
 
 
@@ -66,24 +69,24 @@ def _sinks_back(dsinks, sinks, lse, delta):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The scores of some queries and of the heads of one group, for the keys low … high."""
+    """The scores of some queries and of the heads of one group, over a range of keys."""
 
     group: int
     heads: slice
     queries: slice
-    low: int
-    high: int
+    first_key: int
+    stop_key: int  # the one past the last
 
     @property
     def keys(self) -> tuple[slice, int]:
         """Where in k and v its keys are."""
-        return slice(self.low, self.high), self.group
+        return slice(self.first_key, self.stop_key), self.group
 
     @property
-    def place(self) -> tuple[int, int, int, int]:
-        """First query, first key, first head, and heads to a query: what kernels over rows take."""
+    def origin(self) -> tuple[int, int, int, int]:
+        """Its first query, key and head, and heads to a query."""
         repeats = self.heads.stop - self.heads.start
-        return self.queries.start, self.low, self.heads.start, repeats
+        return self.queries.start, self.first_key, self.heads.start, repeats
 
     def rows_of(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """These queries and heads of x (T, H, D) as gapless rows, in the memory of `rows`."""
@@ -99,7 +102,7 @@ class _Part:
 
     def scores(self, memory: np.ndarray, n_rows: int) -> np.ndarray:
         """Memory for one number per row and key."""
-        n_keys = self.high - self.low
+        n_keys = self.stop_key - self.first_key
         return memory.reshape(-1)[: n_rows * n_keys].reshape(n_rows, n_keys)
 
 
@@ -111,14 +114,14 @@ def _parts(a: Forward) -> Iterator[_Part]:
         heads = slice(group * repeats, (group + 1) * repeats)
         for first in range(0, n_queries, step):
             span = a.span[first : first + step]
-            low = min(int(span[:, 0].min()), n_keys - 1)
-            high = max(int(span[:, 1].max()), low + 1)
-            yield _Part(group, heads, slice(first, first + len(span)), low, high)
+            first_key = min(int(span[:, 0].min()), n_keys - 1)
+            stop_key = max(int(span[:, 1].max()), first_key + 1)
+            yield _Part(group, heads, slice(first, first + len(span)), first_key, stop_key)
 
 
 def _queries_at_once(repeats: int) -> int:
-    """So many that their heads make up about ROWS rows."""
-    return max(1, ROWS // repeats)
+    """So many that their heads make up about SCORE_ROWS rows."""
+    return max(1, SCORE_ROWS // repeats)
 
 
 def _multiply(
@@ -159,7 +162,7 @@ def _forward(a: Forward, scratch: Scratch) -> None:
         q = part.rows_of(a.q, scratch["q"])
         scores, o = part.scores(scratch["scores"], len(q)), scratch["o"][: len(q)]
         _multiply(scores, q, a.k[part.keys], scratch)
-        _rows_forward(scores, a.lse, extras, *part.place)
+        _rows_forward(scores, a.lse, extras, *part.origin)
         _multiply(o, scores, a.v[part.keys].T, scratch)
         part.put(a.o, o)
 
@@ -201,11 +204,11 @@ def _part_back(a: Backward, part: _Part, scratch: Scratch) -> None:
     q, o, do = (
         part.rows_of(x, scratch[name]) for name, x in (("q", a.q), ("o", a.o), ("do", a.do))
     )
-    n, keys = len(q), slice(part.low, part.high)
+    n, keys = len(q), slice(part.first_key, part.stop_key)
     s, ds, dq = part.scores(scratch["s"], n), part.scores(scratch["ds"], n), scratch["dq"][:n]
     _multiply(s, q, a.k[part.keys], scratch)
     _multiply(ds, do, a.v[part.keys], scratch)
-    _rows_back(s, ds, o, do, a.lse, scratch["delta"], extras_of(a), *part.place)
+    _rows_back(s, ds, o, do, a.lse, scratch["delta"], extras_of(a), *part.origin)
     _multiply(dq, ds, a.k[part.keys].T, scratch)
     _multiply(scratch["dk"][keys], ds.T, q.T, scratch, accumulate=True)
     _multiply(scratch["dv"][keys], s.T, do.T, scratch, accumulate=True)

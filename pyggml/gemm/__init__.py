@@ -23,11 +23,14 @@ from pyggml.dtypes import DType
 from pyggml.gemm.choice import FASTEST, FLOATS, rounds
 from pyggml.gemm.path import Form, Operands, Packing, Problem
 from pyggml.gemm.paths import PATHS, packing, path_of, scratch_bytes, strided_bytes
+from pyggml.gemm.tile import BYTE_TILE, FLOAT_TILE
 
 __all__ = [
+    "BYTE_TILE",
     "CHOSEN",
     "FASTEST",
     "FLOATS",
+    "FLOAT_TILE",
     "PATHS",
     "Form",
     "Packing",

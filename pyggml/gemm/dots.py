@@ -21,14 +21,14 @@ from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml._llvm import I32, I64, at, broadcast, by_quads, every, fma, load, total
 from pyggml.dtypes import DType, dtype
-from pyggml.gemm.activations import QUADS
+from pyggml.gemm.activations import BLOCK_SLOTS
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import F32X8, F32X16, VectorBlock, emit_blocks
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 _CHAINS = 4  # independent sums of a row, so that none waits for the one before
-_EIGHT_INTS = ir.VectorType(I32, QUADS)
+_EIGHT_INTS = ir.VectorType(I32, BLOCK_SLOTS)
 
 
 def step(kind: DType) -> int:
@@ -109,11 +109,11 @@ class _IntDot(_Dot):
     """Σ w x with x in bytes."""
 
     def __init__(
-        self, chains: list[Any], builder: Any, source: Any, x: Any, quads: Any, scales: Any,
+        self, chains: list[Any], builder: Any, source: Any, x: Any, starts: Any, scales: Any,
         totals: Any,
     ) -> None:  # fmt: skip
         super().__init__(chains, builder, source, totals)
-        self._x, self._quads, self._scales = x, quads, scales
+        self._x, self._starts, self._scales = x, starts, scales
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), F32X8))
@@ -127,7 +127,7 @@ class _IntDot(_Dot):
         """Σ q x of each four of GROUP weights, as floats."""
         unsigned = self.b.xor(q, every(q.type, -128))
         x = self._loaded(self._x, i // 4, _EIGHT_INTS)
-        start = self._loaded(self._quads, i // 4, _EIGHT_INTS)
+        start = self._loaded(self._starts, i // 4, _EIGHT_INTS)
         return self.floats(by_quads(self.b, unsigned, x, start, CHOSEN.vnni))
 
     def _scaled(self, scale: Any, i: int) -> Any:
@@ -153,7 +153,7 @@ def row_dot(typing: Any, kind: Any, row: Any, x: Any, sums: Any, depth: Any) -> 
 
 @intrinsic(prefer_literal=True)
 def row_dot_ints(
-    typing: Any, kind: Any, row: Any, x: Any, quads: Any, scales: Any, totals: Any, depth: Any
+    typing: Any, kind: Any, row: Any, x: Any, starts: Any, scales: Any, totals: Any, depth: Any
 ) -> Any:
     """The same with x as pyggml.gemm.activations leaves it; addresses."""
     name = list(LAYOUTS)[kind.literal_value]
@@ -166,10 +166,10 @@ def row_dot_ints(
 
 
 def _emit_row(
-    builder: Any, sides: list[Any], kind: DType, dot: Any, vector: Any, sizes: tuple[int, ...]
+    builder: Any, addresses: list[Any], kind: DType, dot: Any, vector: Any, sizes: tuple[int, ...]
 ) -> Any:  # fmt: skip
-    """The loop over a row's blocks; sizes: bytes that GROUP weights meet in each side of x."""
-    *bases, depth = sides
+    """The loop over a row's blocks; sizes: bytes that GROUP weights meet in each array of x."""
+    *bases, depth = addresses
     n = step(kind)
     steps = n // kind.block * kind.block_bytes, *(n // GROUP * size for size in sizes)
     chains = [cgutils.alloca_once(builder, vector) for _ in range(_CHAINS)]

@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import numpy as np
 
+from pyggml._frames import Floats2
 from pyggml._jit import Code, kernel
 from pyggml._simd import dot
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.gemm import int8
-from pyggml.gemm.activations import QUADS, quantize
+from pyggml.gemm.activations import BLOCK_SLOTS, quantize
 from pyggml.gemm.dots import group_sums, kind_of_rows, row_dot, row_dot_ints
 from pyggml.gemm.frames import Product, block_matrix
 from pyggml.gemm.microkernel import call_block
-from pyggml.gemm.panels import DEPTH
 from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, UNPACK
-from pyggml.scratch import Layout, per_thread
+from pyggml.scratch import Layout, Scratch, per_thread
+from pyggml.sizes import round_up
 
 FEW = 3  # so few tokens would leave the tiles empty
 FEW_ROWS = 64  # weight rows of one task
-_PER_BLOCK = 2 * QUADS + 2  # slots that `quantize` fills for GROUP numbers
+PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
+_TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` fills for each block of a token
+
+
+class FewProduct(Product):
+    """Whose tasks take FEW_ROWS rows of W."""
+
+    # of each thread
+    found: Floats2  # one token's dot products
+    piece: Floats2
+    token: Floats2  # what `quantize` or `group_sums` make of a token
 
 
 def _few_tasks(kind: int, ints: bool) -> Code:
@@ -37,29 +48,26 @@ def _few_tasks(kind: int, ints: bool) -> Code:
     def task_of_few(f, task, thread):
         x, depth = f.a, f.k
         first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
-        mine = f.scratch[thread]
-        found, row = mine[: last - first], mine[FEW_ROWS : FEW_ROWS + DEPTH]
-        spare = mine[FEW_ROWS + DEPTH :]
-        n = depth // GROUP
-        data = spare.ctypes.data
-        quads, scales = data + 4 * QUADS * n, data + 8 * QUADS * n
+        found, n = f.found[thread, : last - first], depth // GROUP
+        at = f.token[thread].ctypes.data
+        starts, scales = at + 4 * BLOCK_SLOTS * n, at + 8 * BLOCK_SLOTS * n
         for t in range(f.m):
             token = x[t * f.lda : t * f.lda + depth]
             if ints:
-                quantize(data, quads, scales, scales + 4 * n, token.ctypes.data, n)
+                quantize(at, starts, scales, scales + 4 * n, token.ctypes.data, n)
             elif kind >= 0:
-                group_sums(spare, token)
+                group_sums(f.token[thread], token)
             for i in range(last - first):
                 here = f.w.address + (first + i) * f.w.row_bytes
                 if ints:
-                    found[i] = row_dot_ints(kind, here, data, quads, scales, scales + 4 * n, depth)
+                    found[i] = row_dot_ints(kind, here, at, starts, scales, scales + 4 * n, depth)
                 elif kind >= 0:
-                    found[i] = row_dot(kind, here, token.ctypes.data, data, depth)
+                    found[i] = row_dot(kind, here, token.ctypes.data, at, depth)
                 else:
-                    found[i] = _unpacked_dot(f.w, here, token, row)
+                    found[i] = _unpacked_dot(f.w, here, token, f.piece[thread])
             _put_few(f, t, first, found)
 
-    return task_code(Product)(task_of_few)
+    return task_code(FewProduct)(task_of_few)
 
 
 @kernel
@@ -72,14 +80,14 @@ def _put_few(f, t, first, found):
 
 
 @kernel
-def _unpacked_dot(w, address, x, row):
-    """Σ w x of the row of W at this address, which goes through `row`, DEPTH weights at a time."""
+def _unpacked_dot(w, address, x, piece):
+    """Σ w x of the row of W at this address, unpacked to `piece` part by part."""
     found = np.float32(0)
-    for k0 in range(0, x.size, DEPTH):
-        k = min(DEPTH, x.size - k0)
+    for k0 in range(0, x.size, PIECE):
+        k = min(PIECE, x.size - k0)
         here = address + k0 // w.block * w.block_bytes
-        call_block(w.unpack, row.ctypes.data, here, k // w.block)
-        found += dot(row[:k], x[k0 : k0 + k])
+        call_block(w.unpack, piece.ctypes.data, here, k // w.block)
+        found += dot(piece[:k], x[k0 : k0 + k])
     return found
 
 
@@ -90,30 +98,31 @@ _INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if na
 
 
 def _layout(p: Problem) -> Layout:
-    spare = -(-p.k // GROUP) * _PER_BLOCK
-    return Layout(scratch=per_thread(FEW_ROWS + DEPTH + spare))
+    token = round_up(p.k, GROUP) // GROUP * _TOKEN_SLOTS
+    return Layout(found=per_thread(FEW_ROWS), piece=per_thread(PIECE), token=per_thread(token))
 
 
-def _call(p: Problem, o: Operands, scratch: np.ndarray, code: Code, unpack: int) -> Call:
-    f = Product(
-        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=block_matrix(o.b, p.weight, unpack), m=p.m,
-        n=p.n, k=p.k, accumulate=o.accumulate, scratch=scratch,
+def _call(p: Problem, o: Operands, scratch: Scratch, code: Code, unpack: int) -> Call:
+    w = block_matrix(o.b, p.weight_type, unpack)
+    f = FewProduct(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, **scratch,
     )  # fmt: skip
     return Call(launch, stage(code, f, -(-p.n // FEW_ROWS)))
 
 
-def _bind(p: Problem, o: Operands, scratch: np.ndarray) -> Call:
-    kind = kind_of_rows(p.weight, p.k)
-    unpack = UNPACK[p.weight.name].address if kind < 0 else 0  # else none is to be compiled
+def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
+    kind = kind_of_rows(p.weight_type, p.k)
+    unpack = UNPACK[p.weight_type.name].address if kind < 0 else 0  # else none is to be compiled
     return _call(p, o, scratch, _FLOATS[kind], unpack)
 
 
-def _bind_int8(p: Problem, o: Operands, scratch: np.ndarray) -> Call:
-    return _call(p, o, scratch, _INTS[kind_of_rows(p.weight, p.k)], 0)
+def _bind_int8(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
+    return _call(p, o, scratch, _INTS[kind_of_rows(p.weight_type, p.k)], 0)
 
 
 def _takes_int8(p: Problem) -> bool:
-    return p.form == "mul_mat" and int8.takes(p) and kind_of_rows(p.weight, p.k) >= 0
+    return p.form == "mul_mat" and int8.takes(p) and kind_of_rows(p.weight_type, p.k) >= 0
 
 
 INT8 = Path(name="few int8", takes=_takes_int8, layout=_layout, bind=_bind_int8, most=FEW)

@@ -1,4 +1,7 @@
-"""What the products with a weight have in common: their frames, the sizes of their tasks."""
+"""What the products with a weight have in common: their frames, and how they are cut into tasks.
+
+A task multiplies some columns of B with a share of A's groups of rows.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from pyggml._tasks import launch, stage
 from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.gemm.microkernel import call_block, fetch
-from pyggml.gemm.panels import MR, TILE, split
+from pyggml.gemm.panels import split
 from pyggml.gemm.path import Operands, Problem, flat
+from pyggml.gemm.tile import Tile, TileShape
+from pyggml.scratch import Scratch
 
-COLUMNS = 256  # weight columns of one backward task; a multiple of every block length
+# Columns of B in one task: rows of W forward, numbers of W's rows backward. They are multiples of
+# every panel, the latter also of every block of weights.
+FORWARD_COLUMNS, BACKWARD_COLUMNS = 128, 256
 
 
 class BlockMatrix(NamedTuple):
@@ -39,21 +46,27 @@ class Product(Frame):
     n: Int
     k: Int
     accumulate: Bool
-    scratch: Floats2  # a row for each thread
 
 
 class TiledProduct(Product):
-    """Whose tasks multiply one tile of B with a share of A's groups of MR rows."""
+    """A product whose two sides are packed, in panels for the columns of one task."""
 
+    tile: TileShape
     packed_a: Floats1
-    n_shares: Int
+    n_shares: Int  # of A's groups of rows
+    # of each thread
+    rows: Floats2  # what is unpacked, before it is transposed or interleaved
+    panels: Floats2
+    edge: Floats2  # one tile of C
 
 
 @kernel
-def share_of(f, task):
-    """Which tile a task multiplies, and with which groups of rows of A: first, past the last."""
-    n_groups = (f.m + MR - 1) // MR
-    return task // f.n_shares, split(n_groups, f.n_shares, task % f.n_shares)
+def share_of(f, task, n_columns):
+    """A task's columns of B, the first and how many, and its groups of A, the first and the one
+    past the last; n_columns: those of a whole task."""
+    first, n_groups = task // f.n_shares * n_columns, (f.m + f.tile.mr - 1) // f.tile.mr
+    groups = split(n_groups, f.n_shares, task % f.n_shares)
+    return first, min(n_columns, f.n - first), groups
 
 
 @kernel
@@ -79,9 +92,10 @@ def unpack_row(to, w, row, n, ahead):
     call_block(w.unpack, to, here, n_blocks)
 
 
-def shares(n_rows: int, n_tiles: int, n_threads: int) -> int:
-    """Shares of the rows that give every thread something to do; each unpacks its tile anew."""
-    return min(-(-n_rows // MR), max(1, 2 * n_threads // n_tiles))
+def shares(n_groups: int, n_tasks: int, n_threads: int) -> int:
+    """Shares of A's groups, each with n_tasks tasks, that give every thread something to do. Every
+    task unpacks its columns anew."""
+    return min(n_groups, max(1, 2 * n_threads // n_tasks))
 
 
 def block_matrix(w: np.ndarray, kind: DType, unpack: int) -> BlockMatrix:
@@ -90,7 +104,7 @@ def block_matrix(w: np.ndarray, kind: DType, unpack: int) -> BlockMatrix:
 
 
 class Tasks(NamedTuple):
-    """Of a tiled product: they pack a group of A's rows, and multiply a tile of Wᵀ or of W."""
+    """The tasks of a tiled product: pack a group of A's rows, multiply with columns of Wᵀ or W."""
 
     pack: Code
     forward: Code
@@ -99,17 +113,18 @@ class Tasks(NamedTuple):
 
 def tiled_call(
     tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
-    packed: np.ndarray, scratch: np.ndarray, **own: Any,
+    tile: Tile, scratch: Scratch, **own: Any,
 ) -> Call:  # fmt: skip
     """The stages of a tiled product; own: the fields that its frame has beside a TiledProduct's."""
     forward = p.form == "mul_mat"
-    n_tiles = -(-p.n // (TILE if forward else COLUMNS))
-    n_shares = shares(p.m, n_tiles, len(scratch))
+    n_groups = -(-p.m // tile.mr)
+    n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
+    n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, scratch=scratch, packed_a=packed, n_shares=n_shares, **own,
+        accumulate=o.accumulate, tile=tile.shape, n_shares=n_shares, **scratch, **own,
     )  # fmt: skip
-    multiply = stage(tasks.forward if forward else tasks.backward, f, n_tiles * n_shares)
+    multiply = stage(tasks.forward if forward else tasks.backward, f, n_tasks * n_shares)
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
-    return Call(launch, stage(tasks.pack, f, -(-p.m // MR)), multiply)
+    return Call(launch, stage(tasks.pack, f, n_groups), multiply)

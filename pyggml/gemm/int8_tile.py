@@ -1,11 +1,12 @@
-"""LLVM code of the products in integers: weights unpacked to bytes, and the register tile.
+"""LLVM code of the products in integers: weights unpacked to bytes, and the microkernel.
 
 unpack_bytes      blocks of a type of KINDS -> a row's bytes, then its scales, then its minima
 quantize_columns  floats of W's rows -> bytes and scales of its columns
-byte_product      C[MR, BYTE_PANEL] (+)= Σ over 32 numbers at a time of both scales · Σ of integers
+byte_product      the microkernel of BYTE_TILE: C (MR, PANEL) (+)= Σ of the products of blocks
 
-A weight is multiplied as q + 128, unsigned; x is signed (see pyggml.gemm.activations). The sum of
-32 products of bytes is exact in int32, and becomes a float32 when both scales multiply it.
+A block is GROUP = 32 numbers along the depth. The sum of its products of bytes is exact in int32;
+it becomes a float32, which the block's two scales multiply. Weights are multiplied as q + 128,
+unsigned; x is signed (see pyggml.gemm.activations).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, types
 from pyggml._llvm import (
     F32,
@@ -23,7 +23,6 @@ from pyggml._llvm import (
     I64,
     at,
     broadcast,
-    by_quads,
     declared,
     every,
     fma,
@@ -32,9 +31,9 @@ from pyggml._llvm import (
     store,
 )
 from pyggml.dtypes import dtype
-from pyggml.gemm.activations import QUADS, largest, rounded, scale_of
+from pyggml.gemm.activations import BLOCK_SLOTS, largest, rounded, scale_of
 from pyggml.gemm.dots import step
-from pyggml.gemm.panels import LANES, MR, PADDED_MR
+from pyggml.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 from pyggml.quants.vectors import F32X16, VectorBlock, emit_blocks
@@ -42,17 +41,15 @@ from pyggml.quants.vectors import F32X16, VectorBlock, emit_blocks
 KINDS = list(INTEGER_TYPES)
 _QUARTER = ir.Constant(F32, 0.25)
 
-# Registers hold the sums of a block, integers, beside those of all blocks: half as many columns.
-BYTE_NV = CHOSEN.nv // 2
-BYTE_PANEL = BYTE_NV * LANES
-_COLUMNS = range(0, BYTE_PANEL, LANES)
+LANES, MR, NV, PANEL = BYTE_TILE.lanes, BYTE_TILE.mr, BYTE_TILE.nv, BYTE_TILE.panel
+_COLUMNS = range(0, PANEL, LANES)
 
-DEPTH = 1024  # numbers along K in one pass: C is read and written once for all of them
-BLOCKS = DEPTH // GROUP
-SLOTS = BLOCKS * QUADS  # of their bytes
-CHUNK = 512  # rows of W in one backward pass
-ROW = SLOTS + 2 * BLOCKS  # an unpacked row: bytes, scales, minima
-ROWS = max(LANES * ROW, PADDED_MR * SLOTS)  # scratch to unpack W, to pack x
+# Numbers of k in one pass: C is read and written once for all of them. Forward they lie in a row of
+# W, backward in as many rows.
+FORWARD_DEPTH, BACKWARD_DEPTH = 1024, 512
+BLOCKS = FORWARD_DEPTH // GROUP  # of a pass; backward uses half of them
+SLOTS = BLOCKS * BLOCK_SLOTS  # of their bytes
+ROW_SLOTS = SLOTS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
 
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
@@ -65,13 +62,14 @@ class _Bytes(VectorBlock):
         self._q, self._scales, self._minima = q, scales, minima
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        unsigned = self.b.bitcast(self.b.xor(q, every(q.type, -128)), ir.VectorType(I32, QUADS))
-        store(self.b, unsigned, at(self.b, self._q, ir.Constant(I64, i // 4)))
+        unsigned = self.b.xor(q, every(q.type, -128))
+        slots = self.b.bitcast(unsigned, ir.VectorType(I32, BLOCK_SLOTS))
+        store(self.b, slots, at(self.b, self._q, ir.Constant(I64, i // 4)))
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        """Both groups in quarters of the larger scale, which the other's weights are rounded to:
-        that has a 16th of the variance of what the larger scale itself was rounded by."""
+        """Both subgroups get one scale, a quarter of the larger. The other's weights are rounded to
+        it: a 16th of the variance of the rounding that the larger scale itself stands for."""
         b, zero = self.b, ir.Constant(F32, 0.0)
         sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
         quarter = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), _QUARTER)
@@ -96,7 +94,7 @@ class _Bytes(VectorBlock):
 
 @intrinsic(prefer_literal=True)
 def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
-    """n blocks of type KINDS[kind], a constant, to a row of ROW slots; pointers."""
+    """n blocks of type KINDS[kind], a constant, to a row of ROW_SLOTS; pointers."""
     name = KINDS[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -106,9 +104,9 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
             builder.add(q, ir.Constant(I64, 4 * slot)) for slot in (SLOTS, SLOTS + BLOCKS)
         )
         many = step(dtype(name))
-        sizes = dtype(name).block_bytes, many, many // QUADS, many // QUADS
-        places = source, q, scales, minima
-        emit_blocks(builder, LAYOUTS[name], n, places, sizes, _Bytes)
+        sizes = dtype(name).block_bytes, many, many // BLOCK_SLOTS, many // BLOCK_SLOTS
+        bases = source, q, scales, minima
+        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, _Bytes)
         return context.get_dummy_value()
 
     return types.void(kind, to, source, types.intp), codegen
@@ -116,8 +114,8 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
-    """LANES columns of GROUP rows of floats: QUADS vectors of bytes q + 128, BYTE_PANEL slots
-    apart, and the columns' scales; addresses, row_step in floats."""
+    """LANES columns of GROUP rows of floats to BLOCK_SLOTS vectors of bytes q + 128, PANEL slots
+    apart, and to the columns' scales; addresses, row_step in floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, scales, rows, row_step = arguments
@@ -125,13 +123,13 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
         values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
         scale, per_scale = scale_of(builder, largest(builder, values))
         store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
-        for slot in range(QUADS):
+        for slot in range(BLOCK_SLOTS):
             slots = every(_INTS, 0)
             for n, v in enumerate(values[4 * slot : 4 * slot + 4]):
                 q = builder.add(rounded(builder, v, per_scale), every(_INTS, 128))
                 byte = builder.and_(q, every(_INTS, 255))
                 slots = builder.or_(slots, builder.shl(byte, every(_INTS, 8 * n)))
-            store(builder, slots, at(builder, to, ir.Constant(I64, slot * BYTE_PANEL)))
+            store(builder, slots, at(builder, to, ir.Constant(I64, slot * PANEL)))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 4), codegen
@@ -139,29 +137,33 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
 
 @intrinsic
 def byte_product(
-    typing: Any, a: Any, a_sides: Any, b: Any, b_sides: Any, c: Any, ldc: Any, n: Any, minima: Any,
+    typing: Any, a: Any, a_terms: Any, b: Any, b_terms: Any, c: Any, ldc: Any, n: Any, minima: Any,
     accumulate: Any,
 ) -> Any:  # fmt: skip
-    """C[MR, BYTE_PANEL] (+)= Σ over n blocks of a_scale · b_scale · (start + Σ over QUADS slots of
-    a·b), and where `minima` is not 0, of total · minimum.
+    """C (MR, PANEL) (+)= Σ over n blocks of scale_a · scale_b · (start + Σ a·b), and of
+    total · minimum unless `minima` is 0.
 
-    a (n·QUADS, MR) slots of signed bytes, b (n·QUADS, BYTE_PANEL) slots of unsigned ones; a_sides
-    (n, 3, MR) scales, starts (int32) and totals; b_sides (2, BLOCKS, BYTE_PANEL) scales and minima;
-    rows of C ldc floats apart; addresses. C is overwritten unless accumulate is not 0.
+    a        (n · BLOCK_SLOTS, MR) slots of signed bytes
+    a_terms  (n, 3, MR): scale, start (int32) and total of each block of a row
+    b        (n · BLOCK_SLOTS, PANEL) slots of unsigned bytes
+    b_terms  (2, BLOCKS, PANEL): scales, then minima
+    c        rows ldc floats apart, overwritten unless accumulate is not 0
+
+    All are addresses.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, a_sides, b, b_sides, c, ldc, n, minima, accumulate = arguments
-        cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * BYTE_NV)]
+        a, a_terms, b, b_terms, c, ldc, n, minima, accumulate = arguments
+        cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * NV)]
         for cell in cells:  # LLVM keeps them in registers
             builder.store(every(_NUMBERS, 0.0), cell)
         starts = [builder.mul(ldc, ir.Constant(I64, m)) for m in range(MR)]
         to = [at(builder, c, start, j) for start in starts for j in _COLUMNS]
-        for place in to:
-            prefetch(builder, place, first=True)
+        for target in to:
+            prefetch(builder, target, first=True)
         with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
-            _for_each_block(builder, n, cells, _emit_minima, a_sides, b_sides)
-        _for_each_block(builder, n, cells, _emit_products, a_sides, b_sides, a, b)
+            _for_each_block(builder, n, cells, _emit_minima, a_terms, b_terms)
+        _for_each_block(builder, n, cells, _emit_products, a_terms, b_terms, a, b)
         added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
         with builder.if_else(added) as parts:
             for part, old in zip(parts, (True, False), strict=True):
@@ -173,34 +175,34 @@ def byte_product(
 
 
 def _store_sums(builder: Any, cells: list[Any], to: list[Any], accumulate: bool) -> None:
-    for cell, place in zip(cells, to, strict=True):
+    for cell, target in zip(cells, to, strict=True):
         value = builder.load(cell)
         if accumulate:
-            value = builder.fadd(load(builder, place, _NUMBERS), value)
-        store(builder, value, place)
+            value = builder.fadd(load(builder, target, _NUMBERS), value)
+        store(builder, value, target)
 
 
-def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *sides: Any) -> None:
-    """n times, sums in cells = emit(number of the block, *sides, sums)."""
+def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *arrays: Any) -> None:
+    """n times, sums in cells = emit(number of the block, *arrays, sums)."""
     with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
-        sums = emit(builder, i, *sides, [builder.load(cell) for cell in cells])
+        sums = emit(builder, i, *arrays, [builder.load(cell) for cell in cells])
         for cell, value in zip(cells, sums, strict=True):
             builder.store(value, cell)
 
 
-def _emit_minima(builder: Any, i: Any, a_sides: Any, b_sides: Any, sums: list[Any]) -> list[Any]:
+def _emit_minima(builder: Any, i: Any, a_terms: Any, b_terms: Any, sums: list[Any]) -> list[Any]:
     """sums + total · minimum of one block."""
-    totals, minima = _side(builder, i, a_sides, 2), _beside(builder, i, b_sides, BLOCKS)
+    totals, minima = _of_rows(builder, i, a_terms, 2), _of_columns(builder, i, b_terms, BLOCKS)
     pairs = [(total, minimum) for total in totals for minimum in minima]
     return [fma(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
 
 
 def _emit_products(
-    builder: Any, i: Any, a_sides: Any, b_sides: Any, a: Any, b: Any, sums: list[Any]
+    builder: Any, i: Any, a_terms: Any, b_terms: Any, a: Any, b: Any, sums: list[Any]
 ) -> list[Any]:
-    """sums + a_scale · b_scale · (start + Σ a·b) of one block of GROUP numbers."""
-    whole = _emit_whole(builder, i, a, b, a_sides)
-    scales, others = _side(builder, i, a_sides, 0), _beside(builder, i, b_sides, 0)
+    """sums + scale_a · scale_b · (start + Σ a·b) of one block."""
+    whole = _emit_whole(builder, i, a, b, a_terms)
+    scales, others = _of_rows(builder, i, a_terms, 0), _of_columns(builder, i, b_terms, 0)
     pairs = [(scale, other) for scale in scales for other in others]
     return [
         fma(builder, builder.fmul(builder.sitofp(q, _NUMBERS), other), scale, old)
@@ -208,31 +210,31 @@ def _emit_products(
     ]
 
 
-def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_sides: Any) -> list[Any]:
+def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:
     """start + Σ a·b of block i, for each row of the tile its vectors."""
-    a_at, b_at = (builder.mul(i, ir.Constant(I64, QUADS * n)) for n in (MR, BYTE_PANEL))
-    starts = _side(builder, i, a_sides, 1)
+    a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_SLOTS * n)) for n in (MR, PANEL))
+    starts = _of_rows(builder, i, a_terms, 1)
     sums = [builder.bitcast(start, _INTS) for start in starts for _ in _COLUMNS]
-    for k in range(QUADS):
-        places = [at(builder, b, b_at, k * BYTE_PANEL + j) for j in _COLUMNS]
-        columns = [load(builder, place, _INTS) for place in places]
+    for k in range(BLOCK_SLOTS):
+        slots = [at(builder, b, b_at, k * PANEL + j) for j in _COLUMNS]
+        columns = [load(builder, slot, _INTS) for slot in slots]
         for m in range(MR):
-            place = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
-            x = broadcast(builder, builder.load(place), _INTS)
-            for j, column in enumerate(columns, m * BYTE_NV):
-                sums[j] = by_quads(builder, column, x, sums[j], CHOSEN.vnni)
+            slot = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
+            x = broadcast(builder, builder.load(slot), _INTS)
+            for j, column in enumerate(columns, m * NV):
+                sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
     return sums
 
 
-def _side(builder: Any, i: Any, a_sides: Any, which: int) -> list[Any]:
-    """One number of each row in block i, in every lane."""
+def _of_rows(builder: Any, i: Any, a_terms: Any, which: int) -> list[Any]:
+    """One term of each row in block i, in every lane."""
     here = builder.mul(i, ir.Constant(I64, 3 * MR))
-    places = [at(builder, a_sides, here, which * MR + m) for m in range(MR)]
-    return [broadcast(builder, builder.load(place), _NUMBERS) for place in places]
+    terms = [at(builder, a_terms, here, which * MR + m) for m in range(MR)]
+    return [broadcast(builder, builder.load(term), _NUMBERS) for term in terms]
 
 
-def _beside(builder: Any, i: Any, b_sides: Any, first: int) -> list[Any]:
-    """One number of each column in block `first` + i."""
-    here = builder.mul(i, ir.Constant(I64, BYTE_PANEL))
-    places = [at(builder, b_sides, here, first * BYTE_PANEL + j) for j in _COLUMNS]
-    return [load(builder, place, _NUMBERS) for place in places]
+def _of_columns(builder: Any, i: Any, b_terms: Any, first: int) -> list[Any]:
+    """One term of each column in block `first` + i."""
+    here = builder.mul(i, ir.Constant(I64, PANEL))
+    terms = [at(builder, b_terms, here, first * PANEL + j) for j in _COLUMNS]
+    return [load(builder, term, _NUMBERS) for term in terms]

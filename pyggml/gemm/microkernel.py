@@ -1,14 +1,14 @@
 """Register-tiled code that Numba's own loops do not reach, as LLVM vector instructions.
 
-tile_product   C[mr, panel] (+)= Σ_k a[k, mr] ⊗ b[k, panel]: mr·nv vector sums stay in registers;
-               strided_product takes a as it lies
-dot_tile       out[mr, mr] = x[mr, k] · a[mr, k]ᵀ: no side needs packing
-round_row      float32 to bfloat16, and round_two, which pairs two rows
-transpose      a lanes × lanes block of float32
-call_block     calls a `block_code` function through its address; fetch brings near what it reads
+make_tile_product      C (mr, panel) (+)= Σ_k a (k, mr) ⊗ b (k, panel), for a declared tile
+make_strided_product   the same with a as it lies
+make_dot_tile          out (mr, mr) = x (mr, k) · a (mr, k)ᵀ: neither side needs packing
+make_transpose         a lanes × lanes block of float32
+call_block             calls a `block_code` function through its address
+fetch                  has bytes brought near that are read soon
 
 The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON or SSE code; only the
-numbers in pyggml._isa differ.
+tiles differ (pyggml.gemm.tile).
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from pyggml._jit import cgutils, intrinsic, types
 from pyggml._llvm import (
     F32,
     I8,
-    I16,
     I32,
     I64,
     at,
     broadcast,
-    declared,
     every,
     fma,
     load,
@@ -34,53 +32,16 @@ from pyggml._llvm import (
     store,
     total,
 )
+from pyggml.gemm.tile import Tile
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
-    """LLVM's bfloat, which llvmlite lacks."""
+def make_tile_product(tile: Tile) -> Any:
+    """The microkernel of a tile: (a, b, ldb, c, ldc, k, accumulate) -> None.
 
-    intrinsic_name = "bf16"
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-def _dpbf16(builder: Any, a: Any, b: Any, sums: Any) -> Any:
-    """sums + both products of each pair of bfloat16, by AVX512-BF16's VDPBF16PS."""
-    vector = sums.type
-    pairs = ir.VectorType(_BFloat(), 2 * vector.count)
-    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
-    dot = declared(builder, name, vector, [vector, pairs, pairs])
-    return builder.call(dot, [sums, builder.bitcast(b, pairs), builder.bitcast(a, pairs)])
-
-
-def _widened_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
-    """The same with float32 arithmetic, on any CPU: a bfloat16 is the upper half of a float32."""
-    vector = sums.type
-    bits = ir.VectorType(I32, vector.count)
-    shift, mask = every(bits, 16), every(bits, 0xFFFF0000)
-    a_bits, b_bits = builder.bitcast(a, bits), builder.bitcast(b, bits)
-    for take in (lambda x: builder.shl(x, shift), lambda x: builder.and_(x, mask)):
-        x, y = (builder.bitcast(take(v), vector) for v in (a_bits, b_bits))
-        sums = fma(builder, x, y, sums)
-    return sums
-
-
-def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = False) -> Any:
-    """The microkernel for one register tile: (a, b, ldb, c, ldc, k, accumulate) -> None.
-
-    a is (k, mr) without gaps, b is (k, nv·lanes) with rows ldb floats apart, c is (mr, nv·lanes)
-    with rows ldc apart; a, b, c are addresses. C is overwritten unless accumulate is non-zero.
-    With `pairs`, a and b hold two bfloat16 in place of each float; bf16 says that the CPU has
-    AVX512-BF16.
+    a is (k, mr) without gaps, b is (k, panel) with rows ldb slots apart, c is (mr, panel) with rows
+    ldc floats apart; a, b, c are addresses, k counts slots. C is overwritten unless accumulate is
+    not 0.
     """
-    multiply = (_dpbf16 if bf16 else _widened_pairs) if pairs else fma
 
     @intrinsic
     def tile_product(
@@ -90,8 +51,8 @@ def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = Fa
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, *others = arguments
-            side = a, ir.Constant(I64, 1), ir.Constant(I64, mr)
-            _emit_tile_product(builder, side, others, multiply, (mr, nv), lanes)
+            side = a, ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
+            _emit_tile_product(builder, side, others, tile)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -99,9 +60,8 @@ def make_tile_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = Fa
     return tile_product
 
 
-def make_strided_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool = False) -> Any:
+def make_strided_product(tile: Tile) -> Any:
     """The same with a's steps from row to row and along k: (a, row_step, step, b, …) -> None."""
-    multiply = (_dpbf16 if bf16 else _widened_pairs) if pairs else fma
 
     @intrinsic
     def strided_product(
@@ -111,8 +71,7 @@ def make_strided_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool =
         signature = types.void(*(types.intp,) * 9)
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            side, others = arguments[:3], arguments[3:]
-            _emit_tile_product(builder, side, others, multiply, (mr, nv), lanes)
+            _emit_tile_product(builder, arguments[:3], arguments[3:], tile)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -120,26 +79,20 @@ def make_strided_product(mr: int, nv: int, lanes: int, pairs: bool, bf16: bool =
     return strided_product
 
 
-_Tile = tuple[int, int]  # mr, nv
-
-
-def _emit_tile_product(
-    builder: Any, side: Any, others: Any, multiply: Any, tile: _Tile, lanes: int
-) -> None:
+def _emit_tile_product(builder: Any, side: Any, others: Any, tile: Tile) -> None:
     """side is a and its steps from row to row and along k."""
     b, ldb, c, ldc, k, accumulate = others
-    mr, nv = tile
-    vector = ir.VectorType(F32, lanes)
-    sums = _emit_depth_loop(builder, side, b, ldb, k, multiply, tile, vector)
+    vector = ir.VectorType(F32, tile.lanes)
+    sums = _emit_depth_loop(builder, side, b, ldb, k, tile)
     summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
     wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
     builder.cbranch(wanted, summed, plain)
     for block, with_old in ((summed, True), (plain, False)):
         builder.position_at_end(block)
-        for i in range(mr):
+        for i in range(tile.mr):
             row = builder.mul(ldc, ir.Constant(I64, i))
-            for j in range(nv):
+            for j in range(tile.nv):
                 target = at(builder, c, row, j * vector.count)
                 value = sums[i][j]
                 if with_old:
@@ -150,11 +103,11 @@ def _emit_tile_product(
 
 
 def _emit_depth_loop(
-    builder: Any, side: Any, b: Any, ldb: Any, k: Any, multiply: Any, tile: _Tile, vector: Any
+    builder: Any, side: Any, b: Any, ldb: Any, k: Any, tile: Tile
 ) -> list[list[Any]]:
     """The loop over k with all sums in registers; returns them."""
-    (a, row_step, a_step), (mr, nv) = side, tile
-    entry = builder.block
+    (a, row_step, a_step), (mr, nv) = side, (tile.mr, tile.nv)
+    vector, entry = ir.VectorType(F32, tile.lanes), builder.block
     loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
     zero = ir.Constant(I64, 0)
     builder.branch(loop)
@@ -170,9 +123,9 @@ def _emit_depth_loop(
     a_start = builder.mul(step, a_step)
     news = []
     for i in range(mr):
-        place = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
-        scalar = broadcast(builder, builder.load(at(builder, a, place)), vector)
-        news.append([multiply(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
+        slot = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
+        scalar = broadcast(builder, builder.load(at(builder, a, slot)), vector)
+        news.append([tile.inner(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
     following = builder.add(step, ir.Constant(I64, 1))
     step.add_incoming(following, loop)
     for row, new in zip(sums, news, strict=True):
@@ -183,12 +136,12 @@ def _emit_depth_loop(
     return news
 
 
-def make_dot_tile(mr: int, lanes: int) -> Any:
+def make_dot_tile(tile: Tile) -> Any:
     """(whole, out, x, ldx, a, lda, k) -> None: out[i, j] = Σ_k x[i, k] a[j, k], j < mr.
 
     i < mr where `whole`, else i is 0 alone; out has rows of mr; addresses; k in whole vectors.
     """
-    vector = ir.VectorType(F32, lanes)
+    vector, mr = ir.VectorType(F32, tile.lanes), tile.mr
 
     @intrinsic
     def dot_tile(
@@ -217,11 +170,11 @@ def _emit_dot_tile(builder: Any, arguments: Any, rows: int, mr: int, vector: Any
         for one in row:
             builder.store(every(vector, 0.0), one)
     with cgutils.for_range_slice(builder, k.type(0), k, k.type(vector.count)) as (i, _):
-        places = [builder.add(i, builder.mul(lda, ir.Constant(I64, j))) for j in range(mr)]
-        columns = [load(builder, at(builder, a, place), vector) for place in places]
+        starts = [builder.add(i, builder.mul(lda, ir.Constant(I64, j))) for j in range(mr)]
+        columns = [load(builder, at(builder, a, start), vector) for start in starts]
         for n, row in enumerate(sums):
-            place = builder.add(i, builder.mul(ldx, ir.Constant(I64, n)))
-            values = load(builder, at(builder, x, place), vector)
+            start = builder.add(i, builder.mul(ldx, ir.Constant(I64, n)))
+            values = load(builder, at(builder, x, start), vector)
             for column, one in zip(columns, row, strict=True):
                 builder.store(fma(builder, values, column, builder.load(one)), one)
     for n, row in enumerate(sums):
@@ -243,16 +196,18 @@ def make_transpose(lanes: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             to, ld_to, source, ld_source = arguments
             vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
-            half = lanes // 2
-            low = ir.Constant(index, [x for i in range(half) for x in (i, i + lanes)])
-            high = ir.Constant(index, [x for i in range(half, lanes) for x in (i, i + lanes)])
+            middle = lanes // 2
+            masks = [
+                ir.Constant(index, [x for i in some for x in (i, i + lanes)])
+                for some in (range(middle), range(middle, lanes))
+            ]
             rows = []
             for i in range(lanes):
                 offset = builder.mul(ld_source, ir.Constant(I64, i))
                 rows.append(load(builder, at(builder, source, offset), vector))
             for _ in range(lanes.bit_length() - 1):
-                pairs = [(rows[i], rows[i + half]) for i in range(half)]
-                rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in (low, high)]
+                pairs = [(rows[i], rows[i + middle]) for i in range(middle)]
+                rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in masks]
             for i, row in enumerate(rows):
                 store(builder, row, at(builder, to, builder.mul(ld_to, ir.Constant(I64, i))))
             return context.get_dummy_value()
@@ -260,68 +215,6 @@ def make_transpose(lanes: int) -> Any:
         return signature, codegen
 
     return transpose
-
-
-def to_bf16(builder: Any, x: Any) -> Any:
-    """x rounded to the nearest bfloat16 (ties to even), as int16."""
-    bits, halves = ir.VectorType(I32, x.type.count), ir.VectorType(I16, x.type.count)
-    raw = builder.bitcast(x, bits)
-    odd = builder.and_(builder.lshr(raw, every(bits, 16)), every(bits, 1))
-    rounded = builder.add(builder.add(raw, every(bits, 0x7FFF)), odd)
-    quiet = builder.or_(raw, every(bits, 0x400000))  # NaN stays NaN
-    chosen = builder.select(builder.fcmp_unordered("uno", x, x), quiet, rounded)
-    return builder.trunc(builder.lshr(chosen, every(bits, 16)), halves)
-
-
-def cvtneps2bf16(builder: Any, x: Any) -> Any:
-    """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
-    halves = ir.VectorType(_BFloat(), x.type.count)
-    name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
-    rounded = builder.call(declared(builder, name, halves, [x.type]), [x])
-    return builder.bitcast(rounded, ir.VectorType(I16, x.type.count))
-
-
-def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
-    """Rounding to bfloat16, both (…addresses, n) for n numbers in whole vectors.
-
-    round_row(to, of, n)      n numbers in a row as n / 2 pairs
-    round_two(to, a, b, n)    n pairs (a_i, b_i)
-    """
-    vector = ir.VectorType(F32, lanes)
-    beside = ir.Constant(
-        ir.VectorType(I32, 2 * lanes), [x for i in range(lanes) for x in (i, lanes + i)]
-    )
-    narrow = cvtneps2bf16 if bf16 else to_bf16
-
-    def row(builder: Any, i: Any, to: Any, of: Any) -> None:
-        half = narrow(builder, load(builder, at(builder, of, i), vector))
-        store(builder, half, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
-
-    def two(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
-        low, high = (narrow(builder, load(builder, at(builder, x, i), vector)) for x in (a, b))
-        store(builder, builder.shuffle_vector(low, high, beside), at(builder, to, i))
-
-    @intrinsic
-    def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:
-        return types.void(*(types.intp,) * 3), _for_vectors(row, lanes)
-
-    @intrinsic
-    def round_two(typing: Any, to: Any, a: Any, b: Any, n: Any) -> Any:
-        return types.void(*(types.intp,) * 4), _for_vectors(two, lanes)
-
-    return round_row, round_two
-
-
-def _for_vectors(body: Any, lanes: int) -> Any:
-    """Code for: body(builder, i, addresses…) for i in 0, lanes, … below the last argument."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *addresses, n = arguments
-        with cgutils.for_range_slice(builder, n.type(0), n, n.type(lanes)) as (i, _):
-            body(builder, i, *addresses)
-        return context.get_dummy_value()
-
-    return codegen
 
 
 @intrinsic
@@ -349,8 +242,8 @@ def fetch(typing: Any, source: Any, n_bytes: Any) -> Any:
         source, n_bytes = arguments
         step = ir.Constant(I64, 64)
         with cgutils.for_range_slice(builder, step.type(0), n_bytes, step) as (i, _):
-            place = builder.inttoptr(builder.add(source, i), I8.as_pointer())
-            prefetch(builder, place)
+            line = builder.inttoptr(builder.add(source, i), I8.as_pointer())
+            prefetch(builder, line)
         return context.get_dummy_value()
 
     return types.void(source, n_bytes), codegen

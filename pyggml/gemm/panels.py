@@ -1,155 +1,191 @@
-"""What every product does with its two sides: packed groups, panels, and the loop over the tiles.
+"""Both sides of a product in packed form, and the microkernel's way over them.
 
-One side is packed in groups of MR rows, interleaved as (depth, MR), the other comes in panels
-(depth, PANEL). A slot is 32 bits of depth: one float32, or with `pairs` two neighbouring bfloat16
-whose products the CPU adds in float32. A matrix of pairs is thus stored and moved like a float32
-matrix of half the depth, and only rounding and the microkernel differ.
+A lies in groups of mr rows, interleaved as (slots, mr), B in panels (slots, panel); see
+pyggml.gemm.tile. A matrix of pairs is stored and moved like a float32 matrix of half the depth:
+only rounding and the microkernel differ.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from pyggml._isa import CHOSEN
 from pyggml._jit import kernel
 from pyggml._simd import fill
-from pyggml.gemm.microkernel import make_dot_tile, make_round, make_tile_product, make_transpose
+from pyggml.gemm.bfloat16 import make_round
+from pyggml.gemm.microkernel import make_tile_product, make_transpose
+from pyggml.gemm.tile import FLOAT_TILE, PAIR_TILE
+from pyggml.sizes import round_up
 
-LANES, MR, PANEL = CHOSEN.lanes, CHOSEN.mr, CHOSEN.panel
-PADDED_MR = CHOSEN.padded_mr
-TILE = 128  # rows of W in panels at one time; a multiple of every panel
-DEPTH = 256  # reduction length of one pass, in numbers; a multiple of every block length
-HALF = DEPTH // 2  # slots of it as pairs
-PAIRED = 2 * LANES  # numbers that fill a vector of pairs
-SPILL = -(-(PADDED_MR - MR) // MR)  # rows that `interleave` overwrites after its last
+LANES = CHOSEN.lanes
+PAIR_NUMBERS = 2 * LANES  # numbers in a vector of pairs
+PIECE = 256  # numbers of a row of A that are rounded at a time, in whole vectors of pairs
+PIECE_SLOTS = PIECE // 2
 
-tile_product = make_tile_product(MR, CHOSEN.nv, LANES, pairs=False)
-pair_product = make_tile_product(MR, CHOSEN.nv, LANES, pairs=True, bf16=CHOSEN.bf16)
-# For a side of few rows: MR = 4 fits every register file both ways.
-THIN_MR, THIN_PANEL = 4, 2 * LANES
-thin_product = make_tile_product(THIN_MR, 2, LANES, pairs=False)
-dot_tile = make_dot_tile(THIN_MR, LANES)
+float_product = make_tile_product(FLOAT_TILE)
+pair_product = make_tile_product(PAIR_TILE)
 transpose = make_transpose(LANES)
 round_row, round_two = make_round(LANES, CHOSEN.bf16)
+rounded_up = kernel(round_up)
+
+# -- packing A ------------------------------------------------------------------------------------
 
 
-def slots(depth: int, pairs: bool) -> int:
-    """Slots of `depth` numbers; pairs are padded with zeros to whole vectors."""
-    return -(-depth // PAIRED) * LANES if pairs else depth
+class View(NamedTuple):
+    """Where a matrix lies in a flat array: its first number, and the steps from row to row and from
+    column to column."""
 
-
-def packed_slots(n_rows: int, depth: int, pairs: bool) -> int:
-    """Slots of the packed form of an (n_rows, depth) matrix."""
-    return -(-n_rows // MR) * MR * slots(depth, pairs)
-
-
-@kernel
-def slots_of(k, pairs):
-    """`slots` for kernels."""
-    return (k + PAIRED - 1) // PAIRED * LANES if pairs else k
+    start: int
+    row_step: int
+    column_step: int
 
 
 @kernel
-def pack_group(packed, x, start, row_step, column_step, n_rows, depth, group):
-    """Rows group·MR … of x, interleaved as (depth, MR); rows past the end are zeros."""
-    first = group * MR
-    mine = packed[group * MR * depth : (group + 1) * MR * depth]
-    done = 0
-    if row_step == 1:  # a transposed matrix: its columns are contiguous
-        n = min(MR, n_rows - first)
+def slots_of(tile, depth):
+    """Slots of `depth` numbers, as Tile.slots has them."""
+    return depth if tile.per_slot == 1 else rounded_up(depth, PAIR_NUMBERS) // 2
+
+
+@kernel
+def pack_group(packed, x, view, n_rows, depth, group, tile):
+    """Rows group · mr … of x, interleaved as (depth, mr); rows past the end are zeros."""
+    mr, first, done = tile.mr, group * tile.mr, 0
+    mine = packed[first * depth : (first + mr) * depth]
+    start = view.start + first * view.row_step
+    if view.row_step == 1:  # a transposed matrix: its columns are contiguous
+        n = min(mr, n_rows - first)
         for k in range(depth):
-            to, of = mine[k * MR :][:MR], x[start + first + k * column_step :]
+            to, of = mine[k * mr :][:mr], x[start + k * view.column_step :]
             for i in range(n):
                 to[i] = of[i]
-            for i in range(n, MR):
+            for i in range(n, mr):
                 to[i] = 0
         return
-    if column_step == 1 and first + PADDED_MR <= n_rows:
-        done = max(0, depth - SPILL) // LANES * LANES
-        interleave(mine.ctypes.data, x.ctypes.data + (start + first * row_step) * 4, row_step, done)
-    for i in range(MR):
+    if view.column_step == 1 and first + rounded_up(mr, LANES) <= n_rows:
+        done = _whole_stores(depth, mr)
+        _interleave(mine.ctypes.data, x.ctypes.data + start * 4, view.row_step, done, mr)
+    for i in range(mr):
         inside = first + i < n_rows
         for k in range(done, depth):
-            source = start + (first + i) * row_step + k * column_step
-            mine[k * MR + i] = x[source] if inside else 0
+            source = start + i * view.row_step + k * view.column_step
+            mine[k * mr + i] = x[source] if inside else 0
 
 
 @kernel
-def interleave(to, of, row_step, depth):
-    """(depth, MR) from PADDED_MR rows of slots; addresses, depth in whole vectors.
-
-    A store of a whole vector runs over into the next row, which the next store puts right; after
-    the last row up to LANES slots are overwritten.
-    """
-    for k in range(0, depth, LANES):
-        for i in range(PADDED_MR - LANES, -1, -LANES):
-            transpose(to + (k * MR + i) * 4, MR, of + (i * row_step + k) * 4, row_step)
-
-
-@kernel
-def pack_pairs_group(packed, x, row_step, n_rows, depth, group, rows):
-    """Rows group·MR … of x as pairs, interleaved as (slots, MR); `rows` is scratch."""
-    first, size = group * MR, slots_of(depth, True)
-    mine = packed[group * MR * size : (group + 1) * MR * size]
-    for k0 in range(0, depth, DEPTH):
-        k = min(DEPTH, depth - k0)
-        n = slots_of(k, True)
-        for i in range(PADDED_MR):
-            row = rows[i * HALF : i * HALF + n]
-            if i < MR and first + i < n_rows:
+def pack_pairs_group(packed, x, row_step, n_rows, depth, group, rows, tile):
+    """Rows group · mr … of x as pairs, interleaved as (slots, mr); `rows` is scratch for whole
+    vectors of rows, PIECE_SLOTS apart, and one vector of pairs."""
+    mr, first, size = tile.mr, group * tile.mr, slots_of(tile, depth)
+    mine, n_scratch = packed[first * size : (first + mr) * size], rounded_up(mr, LANES)
+    for k0 in range(0, depth, PIECE):
+        k = min(PIECE, depth - k0)
+        n = slots_of(tile, k)
+        for i in range(n_scratch):
+            row = rows[i * PIECE_SLOTS : i * PIECE_SLOTS + n]
+            if i < mr and first + i < n_rows:
                 start = (first + i) * row_step + k0
-                round_numbers(row, x[start : start + k], rows[PADDED_MR * HALF :])
+                round_numbers(row, x[start : start + k], rows[n_scratch * PIECE_SLOTS :])
             else:
                 fill(row, np.float32(0))
-        to = mine[k0 // 2 * MR :]
-        interleave(to.ctypes.data, rows.ctypes.data, HALF, n - LANES)
-        for s in range(n - LANES, n):  # where a whole store would run over
-            for i in range(MR):
-                to[s * MR + i] = rows[i * HALF + s]
+        interleave_rows(mine[k0 // 2 * mr :], rows, PIECE_SLOTS, n, mr)
 
 
 @kernel
 def round_numbers(row, x, spare):
     """row = x as pairs, with zeros up to the next whole vector; `spare` holds one such vector."""
     k = x.shape[0]
-    whole = k // PAIRED * PAIRED
+    whole = k // PAIR_NUMBERS * PAIR_NUMBERS
     round_row(row.ctypes.data, x.ctypes.data, whole)
     if whole < k:
-        for i in range(PAIRED):
+        for i in range(PAIR_NUMBERS):
             spare[i] = x[whole + i] if whole + i < k else np.float32(0)
-        round_row(row[whole // 2 :].ctypes.data, spare.ctypes.data, PAIRED)
+        round_row(row[whole // 2 :].ctypes.data, spare.ctypes.data, PAIR_NUMBERS)
+
+
+# -- interleaving ---------------------------------------------------------------------------------
 
 
 @kernel
-def multiply_panel(
-    packed, depth, k0, k, pairs, groups, b, edge, c, c_start, ldc, n_rows, n_columns, accumulate
-):
-    """c[:, :n_columns] (+)= packed[:, k0:k0+k] · b for groups (first, past the last) of MR rows.
+def interleave_rows(to, rows, ld, depth, mr):
+    """to (depth, mr) from the first of whole vectors of rows of slots, ld apart."""
+    done = _whole_stores(depth, mr)
+    _interleave(to.ctypes.data, rows.ctypes.data, ld, done, mr)
+    for k in range(done, depth):
+        for i in range(mr):
+            to[k * mr + i] = rows[i * ld + k]
 
-    b is the address of a panel (k, PANEL); depth, k0 and k count slots.
+
+@kernel
+def _interleave(to, of, ld, depth, mr):
+    """(depth, mr) from whole vectors of rows of slots; addresses, depth in whole vectors.
+
+    A store of a whole vector runs over into the next row, which the next store puts right; after
+    the last row up to LANES slots are overwritten.
     """
-    c_at, edge_at, packed_at = c.ctypes.data, edge.ctypes.data, packed.ctypes.data
-    for g in range(groups[0], groups[1]):
-        a = packed_at + (g * depth + k0) * MR * 4
-        here = c_start + g * MR * ldc
-        rows = min(MR, n_rows - g * MR)
-        whole = rows == MR and n_columns == PANEL
-        to, step = (c_at + here * 4, ldc) if whole else (edge_at, PANEL)
-        if pairs:
-            pair_product(a, b, PANEL, to, step, k, accumulate and whole)
-        else:
-            tile_product(a, b, PANEL, to, step, k, accumulate and whole)
-        if whole:
-            continue
-        add_edge(c, here, ldc, edge, rows, n_columns, accumulate)
+    for k in range(0, depth, LANES):
+        for i in range(rounded_up(mr, LANES) - LANES, -1, -LANES):
+            transpose(to + (k * mr + i) * 4, mr, of + (i * ld + k) * 4, ld)
 
 
 @kernel
-def add_edge(c, start, ldc, edge, n_rows, n_columns, accumulate):
-    """The part of a whole tile, `edge`, that lies inside C."""
+def _whole_stores(depth, mr):
+    """So much of a depth, in whole vectors, that `_interleave` stays within (depth, mr)."""
+    overwritten = rounded_up(rounded_up(mr, LANES), mr) // mr - 1  # rows after the last
+    return max(0, depth - overwritten) // LANES * LANES
+
+
+# -- multiplying ----------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """The part of packed A that panels are multiplied with: some groups, some of their slots."""
+
+    depth: int  # slots of a whole row
+    first: int
+    n: int
+    group: int
+    last: int  # the group past the last
+
+
+class Window(NamedTuple):
+    """The columns of C, a matrix in a flat array, that panels make."""
+
+    start: int
+    ldc: int
+    n_rows: int
+    n_columns: int
+
+
+@kernel
+def multiply_panels(tile, packed, part, panels, edge, c, window, accumulate):
+    """c's window (+)= part of A · panels (n, panel); `edge` is scratch for a tile of C."""
+    mr, width = tile.mr, tile.panel
+    packed_at, c_at, edge_at = packed.ctypes.data, c.ctypes.data, edge.ctypes.data
+    for column in range(0, window.n_columns, width):
+        b = panels.ctypes.data + column * part.n * 4
+        n_columns = min(width, window.n_columns - column)
+        for g in range(part.group, part.last):
+            a = packed_at + (g * part.depth + part.first) * mr * 4
+            start = window.start + column + g * mr * window.ldc
+            n_rows = min(mr, window.n_rows - g * mr)
+            inside = n_rows == mr and n_columns == width
+            to, ldc = (c_at + start * 4, window.ldc) if inside else (edge_at, width)
+            if tile.per_slot == 2:
+                pair_product(a, b, width, to, ldc, part.n, accumulate and inside)
+            else:
+                float_product(a, b, width, to, ldc, part.n, accumulate and inside)
+            if not inside:
+                add_edge(c, start, window.ldc, edge, width, n_rows, n_columns, accumulate)
+
+
+@kernel
+def add_edge(c, start, ldc, edge, width, n_rows, n_columns, accumulate):
+    """The part of a tile of C, `edge` (mr, width), that lies inside C."""
     for i in range(n_rows):
         row = start + i * ldc
-        to, of = c[row : row + n_columns], edge[i * PANEL : i * PANEL + n_columns]
+        to, of = c[row : row + n_columns], edge[i * width : i * width + n_columns]
         if accumulate:
             for j in range(n_columns):
                 to[j] += of[j]
@@ -160,5 +196,5 @@ def add_edge(c, start, ldc, edge, n_rows, n_columns, accumulate):
 
 @kernel
 def split(n_groups, n_parts, part):
-    """The groups of one of n_parts equal shares."""
+    """The groups of one of n_parts equal shares: the first, and the one past the last."""
     return n_groups * part // n_parts, n_groups * (part + 1) // n_parts

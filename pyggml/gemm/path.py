@@ -34,7 +34,7 @@ class Problem:
     m: int
     n: int
     k: int
-    weight: DType = F32
+    weight_type: DType = F32
     compute: Compute = "f32"
     n_batches: int = 1
     a_in_columns: bool = False  # strided: A lies column by column, each without gaps
@@ -48,7 +48,7 @@ class Problem:
     @property
     def rounds(self) -> bool:
         """Whether its floats are rounded to bfloat16: never those of a float32 matrix."""
-        return rounds(self.compute) and self.weight is not F32
+        return rounds(self.compute) and self.weight_type is not F32
 
 
 @dataclass(frozen=True, slots=True)

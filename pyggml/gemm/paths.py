@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pyggml._isa import CHOSEN
 from pyggml.dtypes import F32
-from pyggml.gemm import few, int8, product, strided, thin, twin
+from pyggml.gemm import few, int8, product, reference, strided, thin
 from pyggml.gemm.amx import product as tiles
 from pyggml.gemm.path import Path, Problem
 
@@ -15,7 +15,7 @@ from pyggml.gemm.path import Path, Problem
 _MANY = (tiles.MANY,) if CHOSEN.tiles else ()
 _SOME = (tiles.SOME,) if CHOSEN.tiles else ()
 PATHS: tuple[Path, ...] = (
-    twin.NUMPY,
+    reference.NUMPY,
     few.INT8,
     few.FLOATS,
     thin.DOTS,
@@ -54,7 +54,7 @@ def packing(p: Problem) -> tuple[int, str]:
     Matrices of float32 are adapters, or small: they pack A for themselves.
     """
     path = path_of(p)
-    if not path.shares or p.weight is F32:
+    if not path.shares or p.weight_type is F32:
         return 0, ""
     return path.layout(p)["packed_a"].n_bytes, path.name
 

@@ -3,23 +3,23 @@
 forward    y[T, N]  (+)= x[T, K] · W[N, K]ᵀ   W in any weight type
 backward   dx[T, K] (+)= dy[T, N] · W[N, K]   the same W read the same way, never transposed whole
 
-The side that the microkernel broadcasts (x, dy) is packed once. W is unpacked tile by tile into a
-thread's scratch, once per call, and used for all tokens. Every sum runs in an order that depends on
-the shapes only, so that threads do not change it. With `pairs` both sides are rounded to bfloat16
-as they are packed. Matrices of float32 come as one flat array with strides in elements.
+The side that the microkernel broadcasts (x, dy) is packed once. A task unpacks some columns of W or
+Wᵀ to panels, a part of their depth at a time, and multiplies its share of the tokens with them.
+Every sum runs in an order that depends on the shapes only, so that threads do not change it. Of the
+tile of pairs both sides are rounded to bfloat16 as they are packed.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyggml._frames import Bool
 from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import task_code
 from pyggml.call import Call
 from pyggml.gemm.frames import (
-    COLUMNS,
+    BACKWARD_COLUMNS,
+    FORWARD_COLUMNS,
     Tasks,
     TiledProduct,
     block_matrix,
@@ -30,152 +30,127 @@ from pyggml.gemm.frames import (
     unpack_row,
 )
 from pyggml.gemm.panels import (
-    DEPTH,
-    HALF,
     LANES,
-    MR,
-    PADDED_MR,
-    PAIRED,
-    PANEL,
-    TILE,
-    multiply_panel,
+    PAIR_NUMBERS,
+    PIECE_SLOTS,
+    Part,
+    View,
+    Window,
+    multiply_panels,
     pack_group,
     pack_pairs_group,
-    packed_slots,
     round_row,
     round_two,
     slots_of,
     transpose,
 )
 from pyggml.gemm.path import Operands, Path, Problem
+from pyggml.gemm.tile import FLOAT_TILE, PAIR_TILE, Tile
 from pyggml.quants.unpack import UNPACK
 from pyggml.scratch import Array, Layout, per_thread
 
-CHUNK = 128  # weight rows that one backward pass reduces over; a multiple of PAIRED
-
-# Floats of a thread's scratch: unpacked rows, the tile in panels, and one edge of C.
-ROWS = max(LANES * DEPTH, 2 * COLUMNS, PADDED_MR * HALF + PAIRED)
-TILE_FLOATS = max(DEPTH * TILE, CHUNK * COLUMNS)
-SCRATCH = ROWS + TILE_FLOATS + MR * PANEL
+# Numbers of k in one pass over B, whose panels then stay in the second cache. Forward it is a
+# multiple of every block of weights, backward of a vector of pairs.
+FORWARD_DEPTH, BACKWARD_DEPTH = 256, 128
+_PANEL = FLOAT_TILE.panel
 
 
-class FloatProduct(TiledProduct):
-    """Of float32, or of bfloat16 in pairs."""
-
-    pairs: Bool
+@task_code(TiledProduct)
+def _pack_task(f, task, thread):
+    """Pack one group of A's rows."""
+    if f.tile.per_slot == 2:
+        pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.rows[thread], f.tile)
+    else:
+        pack_group(f.packed_a, f.a, View(0, f.lda, 1), f.m, f.k, task, f.tile)
 
 
 @kernel
-def _scratch_of(f, thread):
-    """This thread's unpacked rows, tile and edge."""
-    mine = f.scratch[thread]
-    return mine[:ROWS], mine[ROWS : ROWS + TILE_FLOATS], mine[ROWS + TILE_FLOATS :]
-
-
-@task_code(FloatProduct)
-def _pack_task(f, task, thread):
-    """Pack one group of A's rows."""
-    if f.pairs:
-        pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, _scratch_of(f, thread)[0])
-    else:
-        pack_group(f.packed_a, f.a, 0, f.lda, 1, f.m, f.k, task)
+def _multiply(f, thread, first, n_columns, groups, k0, k):
+    """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
+    tile = f.tile
+    part = Part(slots_of(tile, f.k), k0 // tile.per_slot, slots_of(tile, k), groups[0], groups[1])
+    window = Window(first, f.n, f.m, n_columns)
+    added = f.accumulate or k0 > 0
+    multiply_panels(tile, f.packed_a, part, f.panels[thread], f.edge[thread], f.c, window, added)
 
 
 # -- forward ------------------------------------------------------------------------------------
 
 
 @kernel
-def _unpack_tile(tile, rows, weight, n_rows, k0, k, pairs):
-    """Panels (k, PANEL) from rows of W, LANES at a time: unpack to `rows`, then transpose."""
-    here, n = columns_from(weight, k0), slots_of(k, pairs)
-    wide = HALF if pairs else DEPTH
-    one = tile[TILE_FLOATS - DEPTH :]  # pairs leave the second half of the tile free
+def _unpack_rows(panels, rows, weight, n_rows, k, tile):
+    """Panels (slots, panel) from k numbers of n_rows rows of W: LANES of them are unpacked, then
+    transposed."""
+    n, ld = slots_of(tile, k), FORWARD_DEPTH // tile.per_slot
+    numbers = rows[LANES * ld :]  # pairs need half of `rows`
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
-            row = rows[i * wide : i * wide + n]
+            row = rows[i * ld : i * ld + n]
             if first + i >= n_rows:
                 fill(row, np.float32(0))
-            elif pairs:
-                unpack_row(one.ctypes.data, here, first + i, k, LANES)
-                fill(one[k : 2 * n], np.float32(0))
-                round_row(row.ctypes.data, one.ctypes.data, 2 * n)
+            elif tile.per_slot == 2:
+                unpack_row(numbers.ctypes.data, weight, first + i, k, LANES)
+                fill(numbers[k : 2 * n], np.float32(0))
+                round_row(row.ctypes.data, numbers.ctypes.data, 2 * n)
             else:
-                unpack_row(row.ctypes.data, here, first + i, k, LANES)
-        panel = tile.ctypes.data + (first // PANEL * PANEL * n + first % PANEL) * 4
+                unpack_row(row.ctypes.data, weight, first + i, k, LANES)
+        to = panels.ctypes.data + (first // tile.panel * tile.panel * n + first % tile.panel) * 4
         for j in range(0, n, LANES):
-            transpose(panel + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, wide)
+            transpose(to + j * tile.panel * 4, tile.panel, rows.ctypes.data + j * 4, ld)
 
 
-@task_code(FloatProduct)
+@task_code(TiledProduct)
 def _forward_task(f, task, thread):
-    c, packed, pairs, accumulate = f.c, f.packed_a, f.pairs, f.accumulate
-    rows, tile, edge = _scratch_of(f, thread)
-    number, groups = share_of(f, task)
-    first = number * TILE
-    here, n_rows = rows_from(f.w, first), min(TILE, f.n - first)
-    for k0 in range(0, f.k, DEPTH):
-        k = min(DEPTH, f.k - k0)
-        n = slots_of(k, pairs)
-        _unpack_tile(tile, rows, here, n_rows, k0, k, pairs)
-        for column in range(0, n_rows, PANEL):
-            multiply_panel(
-                packed, slots_of(f.k, pairs), k0 // 2 if pairs else k0, n, pairs, groups,
-                tile.ctypes.data + column * n * 4, edge, c, first + column, f.n, f.m,
-                min(PANEL, n_rows - column), accumulate or k0 > 0,
-            )  # fmt: skip
+    first, n_rows, groups = share_of(f, task, FORWARD_COLUMNS)
+    here = rows_from(f.w, first)
+    for k0 in range(0, f.k, FORWARD_DEPTH):
+        k = min(FORWARD_DEPTH, f.k - k0)
+        _unpack_rows(f.panels[thread], f.rows[thread], columns_from(here, k0), n_rows, k, f.tile)
+        _multiply(f, thread, first, n_rows, groups, k0, k)
 
 
 # -- backward -----------------------------------------------------------------------------------
 
 
 @kernel
-def _unpack_columns(tile, rows, weight, n_rows, k, pairs):
-    """Panels (n_rows, PANEL) from k columns of W's rows, with `pairs` two rows to a slot."""
-    n = slots_of(n_rows, pairs)
+def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile):
+    """Panels (slots, panel) from n_columns numbers of n_rows rows of W; two rows make pairs."""
+    n = slots_of(tile, n_rows)
     for i in range(n):
-        if not pairs:
-            unpack_row(rows.ctypes.data, weight, i, k, PAIRED)
-            _spread_row(tile, rows, i, n, k)
+        if tile.per_slot == 1:
+            unpack_row(rows.ctypes.data, weight, i, n_columns, PAIR_NUMBERS)
+            _spread_row(panels, rows, i, n, n_columns)
             continue
         for j in range(2):
-            row = rows[j * COLUMNS : j * COLUMNS + k]
+            row = rows[j * BACKWARD_COLUMNS : j * BACKWARD_COLUMNS + n_columns]
             if 2 * i + j < n_rows:
-                unpack_row(row.ctypes.data, weight, 2 * i + j, k, PAIRED)
+                unpack_row(row.ctypes.data, weight, 2 * i + j, n_columns, PAIR_NUMBERS)
             else:
                 fill(row, np.float32(0))
-        for column in range(0, k, PANEL):
-            to = tile.ctypes.data + (column * n + i * PANEL) * 4
+        for column in range(0, n_columns, tile.panel):
+            to = panels.ctypes.data + (column * n + i * tile.panel) * 4
             of = rows.ctypes.data + column * 4
-            round_two(to, of, of + COLUMNS * 4, PANEL)
+            round_two(to, of, of + BACKWARD_COLUMNS * 4, tile.panel)
 
 
 @kernel
-def _spread_row(tile, row, i, n, k):
-    """Row i of the panels (n, PANEL) from k unpacked weights."""
-    for column in range(0, k, PANEL):
-        to = tile[column * n + i * PANEL :][:PANEL]
-        of = row[column:][:PANEL]
-        for j in range(PANEL):
+def _spread_row(panels, row, i, n, n_columns):
+    """Row i of the panels (n, panel) of floats from a row of numbers."""
+    for column in range(0, n_columns, _PANEL):
+        to = panels[column * n + i * _PANEL :][:_PANEL]
+        of = row[column:][:_PANEL]
+        for j in range(_PANEL):
             to[j] = of[j]
 
 
-@task_code(FloatProduct)
+@task_code(TiledProduct)
 def _backward_task(f, task, thread):
-    c, packed, pairs, accumulate = f.c, f.packed_a, f.pairs, f.accumulate
-    rows, tile, edge = _scratch_of(f, thread)
-    number, groups = share_of(f, task)
-    first = number * COLUMNS
-    here, n_columns = columns_from(f.w, first), min(COLUMNS, f.n - first)
-    for k0 in range(0, f.k, CHUNK):
-        k = min(CHUNK, f.k - k0)
-        n = slots_of(k, pairs)
-        _unpack_columns(tile, rows, rows_from(here, k0), k, n_columns, pairs)
-        for column in range(0, n_columns, PANEL):
-            multiply_panel(
-                packed, slots_of(f.k, pairs), k0 // 2 if pairs else k0, n, pairs, groups,
-                tile.ctypes.data + column * n * 4, edge, c, first + column, f.n, f.m,
-                min(PANEL, n_columns - column), accumulate or k0 > 0,
-            )  # fmt: skip
+    first, n_columns, groups = share_of(f, task, BACKWARD_COLUMNS)
+    here = columns_from(f.w, first)
+    for k0 in range(0, f.k, BACKWARD_DEPTH):
+        k = min(BACKWARD_DEPTH, f.k - k0)
+        _unpack_columns(f.panels[thread], f.rows[thread], rows_from(here, k0), k, n_columns, f.tile)
+        _multiply(f, thread, first, n_columns, groups, k0, k)
 
 
 # -- the paths ----------------------------------------------------------------------------------
@@ -183,14 +158,24 @@ def _backward_task(f, task, thread):
 _TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
-def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) -> Call:
-    w = block_matrix(o.b, p.weight, UNPACK[p.weight.name].address)
-    return tiled_call(_TASKS, FloatProduct, p, o, w, packed_a, scratch, pairs=p.rounds)
+def _tile(p: Problem) -> Tile:
+    return PAIR_TILE if p.rounds else FLOAT_TILE
+
+
+def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
+    w = block_matrix(o.b, p.weight_type, UNPACK[p.weight_type.name].address)
+    return tiled_call(_TASKS, TiledProduct, p, o, w, _tile(p), scratch)
 
 
 def _layout(p: Problem) -> Layout:
-    packed = packed_slots(p.m, p.k, p.rounds)
-    return Layout(packed_a=Array((packed,)), scratch=per_thread(SCRATCH))
+    tile = _tile(p)
+    to_pack = tile.padded_mr * PIECE_SLOTS + PAIR_NUMBERS
+    return Layout(
+        packed_a=Array((tile.packed_slots(p.m, p.k),)),
+        rows=per_thread(max(to_pack, LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),
+        panels=per_thread(max(FORWARD_DEPTH * FORWARD_COLUMNS, BACKWARD_DEPTH * BACKWARD_COLUMNS)),
+        edge=per_thread(tile.mr * tile.panel),
+    )
 
 
 BF16 = Path(name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True)

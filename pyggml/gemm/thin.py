@@ -17,19 +17,19 @@ from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.dtypes import F32
-from pyggml.gemm.panels import DEPTH, LANES, dot_tile, thin_product
-from pyggml.gemm.panels import THIN_MR as MR
-from pyggml.gemm.panels import THIN_PANEL as PANEL
+from pyggml.gemm.microkernel import make_dot_tile, make_tile_product
 from pyggml.gemm.path import Operands, Path, Problem, flat
+from pyggml.gemm.tile import THIN_TILE
 from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 WIDEST = 16  # R of what is still called thin
-ROWS = 16  # rows of x in one task of `rows`
-SPAN = 2 * DEPTH  # numbers along K in one pass of `rows`
-COLUMNS = 256  # columns of x in one task of `outer`; a multiple of every thin panel
+ROWS_OF_TASK, ROWS_DEPTH = 16, 512  # `rows`: rows of x in a task, numbers of K in one of its passes
+OUTER_COLUMNS = 256  # `outer`: columns of x in a task; a multiple of the tile's
+MR, PANEL, LANES = THIN_TILE.mr, THIN_TILE.panel, THIN_TILE.lanes
+OUTER_DEPTH = MR * MR  # tokens that `outer` adds before it goes to the next columns
 
-SCRATCH = max(MR * MR, MR * COLUMNS)  # floats one thread needs
+thin_product, dot_tile = make_tile_product(THIN_TILE), make_dot_tile(THIN_TILE)
 
 
 class ThinProduct(Frame):
@@ -48,7 +48,7 @@ class ThinProduct(Frame):
     n_other: Int  # rows of C in `rows`, numbers of its rows in `outer`
     accumulate: Bool
     transposed: Bool  # `outer` makes (K, R)
-    scratch: Floats2  # a row for each thread
+    sums: Floats2  # of each thread: a row of MR sums for each row of a tile
 
 
 @task_code(ThinProduct)
@@ -68,18 +68,18 @@ def _pack_task(f, task, thread):
 
 @task_code(ThinProduct)
 def _rows_task(f, task, thread):
-    """ROWS rows of c."""
+    """ROWS_OF_TASK rows of c."""
     c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
     n_thin, depth = f.n_thin, f.depth
-    sums = f.scratch[thread]
+    sums = f.sums[thread]
     to = sums.ctypes.data
-    last = min(f.n_other, (task + 1) * ROWS)
+    last = min(f.n_other, (task + 1) * ROWS_OF_TASK)
     if not f.accumulate:
-        fill(c[task * ROWS * n_thin : last * n_thin], np.float32(0))
-    for k0 in range(0, depth, SPAN):
-        k = min(SPAN, depth - k0)
+        fill(c[task * ROWS_OF_TASK * n_thin : last * n_thin], np.float32(0))
+    for k0 in range(0, depth, ROWS_DEPTH):
+        k = min(ROWS_DEPTH, depth - k0)
         whole = k // LANES * LANES
-        for t in range(task * ROWS, last, MR):
+        for t in range(task * ROWS_OF_TASK, last, MR):
             n = min(MR, last - t)
             for r in range(0, n_thin, MR):
                 a = packed[r * depth + k0 :]
@@ -104,28 +104,29 @@ def _add_sums(c, sums, x, a, depth, whole, k, n):
 
 @task_code(ThinProduct)
 def _outer_task(f, task, thread):
-    """COLUMNS columns of c, or rows of its transpose."""
+    """OUTER_COLUMNS columns of c, or rows of its transpose."""
     c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
     n_thin, depth, n_columns = f.n_thin, f.depth, f.n_other
     accumulate, transposed = f.accumulate, f.transposed
-    sums = f.scratch[thread]
-    first = task * COLUMNS
-    n = min(COLUMNS, n_columns - first)
+    sums = f.sums[thread]
+    first = task * OUTER_COLUMNS
+    n = min(OUTER_COLUMNS, n_columns - first)
     whole = n // PANEL * PANEL
     for r in range(0, n_thin, MR):
         group = packed[r * depth : (r + MR) * depth]
-        fill(sums[: MR * COLUMNS], np.float32(0))
-        for t in range(0, depth, MR * MR):
-            k = min(MR * MR, depth - t)
+        fill(sums[: MR * OUTER_COLUMNS], np.float32(0))
+        for t in range(0, depth, OUTER_DEPTH):
+            k = min(OUTER_DEPTH, depth - t)
             a, b = group.ctypes.data + t * MR * 4, x.ctypes.data + (t * x_step + first) * 4
             for j in range(0, whole, PANEL):
-                thin_product(a, b + j * 4, x_step, sums.ctypes.data + j * 4, COLUMNS, k, 1)
+                thin_product(a, b + j * 4, x_step, sums.ctypes.data + j * 4, OUTER_COLUMNS, k, 1)
             for i in range(t, t + k):
                 for j in range(whole, n):
+                    number = x[i * x_step + first + j]
                     for lane in range(MR):
-                        sums[lane * COLUMNS + j] += group[i * MR + lane] * x[i * x_step + first + j]
+                        sums[lane * OUTER_COLUMNS + j] += group[i * MR + lane] * number
         for i in range(min(MR, n_thin - r)):
-            row = sums[i * COLUMNS : i * COLUMNS + n]
+            row = sums[i * OUTER_COLUMNS : i * OUTER_COLUMNS + n]
             start = first * n_thin + r + i if transposed else (r + i) * n_columns + first
             step = n_thin if transposed else 1
             for j in range(n):
@@ -139,25 +140,25 @@ def _outer_task(f, task, thread):
 
 def _layout(n_thin: int, depth: int) -> Layout:
     packed = round_up(n_thin, MR) * depth
-    return Layout(packed=Array((packed,)), scratch=per_thread(SCRATCH))
+    return Layout(packed=Array((packed,)), sums=per_thread(max(MR * MR, MR * OUTER_COLUMNS)))
 
 
 def _takes_weight(p: Problem) -> bool:
     """A float32 matrix whose products have few columns."""
-    return p.form != "strided" and p.weight is F32 and p.n <= WIDEST
+    return p.form != "strided" and p.weight_type is F32 and p.n <= WIDEST
 
 
-def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
     """C (m, n) (+)= A (m, k) · B, n few."""
     thin = o.b if p.form == "mul_mat" else o.b.T  # (n, k)
     f = ThinProduct(
         c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
         step=thin.strides[1] // 4, n_thin=p.n, depth=p.k, in_groups=False, packed=packed,
         x=flat(o.a), x_step=o.lda, n_other=p.m, accumulate=o.accumulate, transposed=False,
-        scratch=scratch,
+        sums=sums,
     )  # fmt: skip
     pack = stage(_pack_task, f, round_up(p.n, MR))
-    return Call(launch, pack, stage(_rows_task, f, -(-p.m // ROWS)))
+    return Call(launch, pack, stage(_rows_task, f, -(-p.m // ROWS_OF_TASK)))
 
 
 def _takes_outer(p: Problem) -> bool:
@@ -177,7 +178,7 @@ def _outer_layout(p: Problem) -> Layout:
     return _layout(p.m if _a_is_thin(p) else p.n, p.k)
 
 
-def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray) -> Call:
+def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
     """C (+)= thin (R, k) · wide (N, k)ᵀ, or its transpose."""
     transposed = not _a_is_thin(p)
     thin, wide = (o.b[0], o.a[0]) if transposed else (o.a[0], o.b[0])
@@ -185,10 +186,10 @@ def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, scratch: np.ndarray
         c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
         step=thin.strides[1] // 4, n_thin=len(thin), depth=p.k, in_groups=True, packed=packed,
         x=flat(wide), x_step=wide.strides[1] // 4, n_other=len(wide), accumulate=o.accumulate,
-        transposed=transposed, scratch=scratch,
+        transposed=transposed, sums=sums,
     )  # fmt: skip
     pack = stage(_pack_task, f, round_up(len(thin), MR))
-    return Call(launch, pack, stage(_outer_task, f, -(-len(wide) // COLUMNS)))
+    return Call(launch, pack, stage(_outer_task, f, -(-len(wide) // OUTER_COLUMNS)))
 
 
 DOTS = Path(

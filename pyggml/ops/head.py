@@ -199,8 +199,8 @@ def _put_by_row(out: np.ndarray, *arguments: Any) -> None:
 
 
 def chunk_rows(n_rows: int, n_vocab: int) -> int:
-    """Rows whose logits exist at once: equal chunks within LOGITS_BYTES."""
-    most = max(gemm.CHOSEN.mr, LOGITS_BYTES // (4 * n_vocab))
+    """Rows whose logits exist at once: equal chunks within LOGITS_BYTES, or of a register tile."""
+    most = max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // (4 * n_vocab))
     return -(-n_rows // -(-n_rows // most))
 
 

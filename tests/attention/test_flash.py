@@ -13,13 +13,13 @@ from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN
+from pyggml.gemm import CHOSEN, FLOAT_TILE
 from pyggml.graph import Graph
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.runtime import bind
 from pyggml.tensor import leaf, zeros
 
-MR = CHOSEN.mr
+MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
 
 

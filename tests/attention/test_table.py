@@ -7,16 +7,16 @@ import pytest
 
 from pyggml.attention import BACKWARD, FORWARD, backward_path, forward_path
 from pyggml.attention.rows import FEW
-from pyggml.attention.unfused import ROWS
+from pyggml.attention.unfused import SCORE_ROWS
 from pyggml.dtypes import F16, F32
-from pyggml.gemm import CHOSEN, rounds
+from pyggml.gemm import CHOSEN, FLOAT_TILE, rounds
 from pyggml.ops.attention import FLASH_ATTN_BACK, FLASH_ATTN_EXT
 
 from attending import arrays, backward_arrays, in_float16, problem_of, run_exactly
 
 COMPILED = CHOSEN.name != "numpy"
-MR = CHOSEN.mr
-COUNTS = [1, MR - 1, MR, FEW, FEW + 1, 150, ROWS + 9]
+MR = FLOAT_TILE.mr
+COUNTS = [1, MR - 1, MR, FEW, FEW + 1, 150, SCORE_ROWS + 9]
 
 
 def spans(n_queries, n_keys):

@@ -9,14 +9,14 @@ from pyggml.alloc import plan
 from pyggml.backends.cpu import array
 from pyggml.dtypes import I32, dtype
 from pyggml.errors import NoGradientError, ShapeError
-from pyggml.gemm import CHOSEN
+from pyggml.gemm import FLOAT_TILE
 from pyggml.graph import Graph
 from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale, tanh
 from pyggml.quants import quantize
 from pyggml.runtime import bind, run
 from pyggml.tensor import leaf, zeros
 
-MR = CHOSEN.mr
+MR = FLOAT_TILE.mr
 
 
 def computed(*outputs):

@@ -1,4 +1,4 @@
-"""Products with x rounded to bytes: beside the twin that rounds alike, and the exact product."""
+"""Products with x rounded to bytes, beside a reference that rounds alike and the exact product."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,14 @@ import pytest
 from pyggml import gemm, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
-from pyggml.gemm import CHOSEN, dots, few, int8, twin
-from pyggml.gemm.frames import COLUMNS
-from pyggml.gemm.int8_tile import CHUNK, DEPTH, KINDS
-from pyggml.gemm.panels import TILE
+from pyggml.gemm import BYTE_TILE, CHOSEN, dots, few, int8, reference
+from pyggml.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
 from pyggml.quants import QUANTS, dequantize, quantize
 
 from measures import nmse
 
-MR = CHOSEN.mr
+MR = BYTE_TILE.mr
 NUMPY = CHOSEN.name == "numpy"
 
 
@@ -30,9 +29,9 @@ def forward(x, w, kind, start=None, compute="int8"):
 
 
 def doubled(x, w, kind, start=0.0):
-    """The twin's product, which rounds x to the same bytes."""
+    """The reference's product, which rounds x to the same bytes."""
     y = np.full((len(x), len(w)), start, np.float32)
-    twin.forward(y, x, np.ascontiguousarray(w), dtype(kind), True, False, True)
+    reference.forward(y, x, np.ascontiguousarray(w), dtype(kind), True, False, True)
     return y
 
 
@@ -57,9 +56,9 @@ def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
     for n_tokens, n_out, depth in (
         (1, 1, step),
         (few.FEW, few.FEW_ROWS + 3, 3 * step),
-        (few.FEW + 1, TILE - 1, DEPTH),
-        (MR, TILE, 5 * step),
-        (2 * MR + 1, TILE + 1, DEPTH + step),
+        (few.FEW + 1, FORWARD_COLUMNS - 1, FORWARD_DEPTH),
+        (MR, FORWARD_COLUMNS, 5 * step),
+        (2 * MR + 1, FORWARD_COLUMNS + 1, FORWARD_DEPTH + step),
     ):
         w = some_weight(rng, (2 * n_out, depth), kind)[::2]
         x = normal(rng, n_tokens, depth + 8)[:, 4:-4]
@@ -74,15 +73,15 @@ def test_gradients_of_rows_in_any_number(kind, rng, some_weight):
     """Around the edges of tiles and of passes over W's rows; both sides lie apart."""
     for n_tokens, n_out, n_in in (
         (1, 32, 256),
-        (MR, CHUNK, 256 + COLUMNS),
-        (2 * MR + 1, CHUNK + 96, 768),
+        (MR, BACKWARD_DEPTH, 256 + BACKWARD_COLUMNS),
+        (2 * MR + 1, BACKWARD_DEPTH + 96, 768),
     ):
         w = some_weight(rng, (2 * n_out, n_in), kind)[::2]
         dy = normal(rng, n_tokens, n_out + 8)[:, 4:-4]
         for start in (None, 0.5):
             found = backward(dy, w, kind, n_in, start)
             wanted = np.full_like(found, start or 0)
-            twin.backward(wanted, dy, np.ascontiguousarray(w), dtype(kind), True, False, True)
+            reference.backward(wanted, dy, np.ascontiguousarray(w), dtype(kind), True, False, True)
             assert nmse(found, wanted) < 1e-6  # a tie may be rounded the other way
         exact = dy.astype(np.float64) @ dequantize(np.ascontiguousarray(w), kind)
         assert 1e-5 < nmse(backward(dy, w, kind, n_in), exact) < 1e-4
@@ -90,9 +89,9 @@ def test_gradients_of_rows_in_any_number(kind, rng, some_weight):
 
 def test_small_blocks_leave_columns_over(rng):
     """Rows of W that are no whole number of tiles long."""
-    w, dy = quantize(normal(rng, 64, COLUMNS + 96), "Q8_0"), normal(rng, 9, 64)
+    w, dy = quantize(normal(rng, 64, BACKWARD_COLUMNS + 96), "Q8_0"), normal(rng, 9, 64)
     wanted = dy @ dequantize(w, "Q8_0")
-    assert nmse(backward(dy, w, "Q8_0", COLUMNS + 96), wanted) < 1e-4
+    assert nmse(backward(dy, w, "Q8_0", BACKWARD_COLUMNS + 96), wanted) < 1e-4
 
 
 def test_gradients_over_an_odd_number_of_rows_are_made_of_floats(rng):

@@ -1,4 +1,4 @@
-"""The products against float64 and against their twins, around the edges of every tile."""
+"""The products against float64 and against the reference, around the edges of every tile."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 from pyggml import gemm, threads
 from pyggml.backends import CPU
 from pyggml.dtypes import F32, dtype
-from pyggml.gemm import CHOSEN, dots, twin
+from pyggml.gemm import CHOSEN, FLOAT_TILE, dots, reference
 from pyggml.gemm.few import FEW, FEW_ROWS
-from pyggml.gemm.frames import COLUMNS
-from pyggml.gemm.panels import DEPTH, TILE
-from pyggml.gemm.product import CHUNK
+from pyggml.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.gemm.product import BACKWARD_DEPTH, FORWARD_DEPTH
 from pyggml.quants import QUANTS, dequantize
 
-MR = CHOSEN.mr
+MR = FLOAT_TILE.mr
 TOKENS = sorted({1, FEW, FEW + 1, max(MR - 1, 1), MR, MR + 1, 65})
-OUT = [1, TILE - 1, TILE, TILE + 1, CHUNK + 1]
-DEPTHS = [32, 96, COLUMNS, DEPTH + 32]
+OUT = [1, FORWARD_COLUMNS - 1, FORWARD_COLUMNS, FORWARD_COLUMNS + 1, BACKWARD_DEPTH + 1]
+DEPTHS = [32, 96, BACKWARD_COLUMNS, FORWARD_DEPTH + 32]
 GUARD = 64
 
 
@@ -97,7 +96,7 @@ def test_forward_and_backward_at_the_edges_of_tiles(n_tokens, n_in, rng):
         assert_close(backward(dy, w, "F32", n_in), dy, w.T)
 
 
-@pytest.mark.parametrize("n_in", [1, 7, 33, DEPTH - 1, DEPTH + 1])
+@pytest.mark.parametrize("n_in", [1, 7, 33, FORWARD_DEPTH - 1, FORWARD_DEPTH + 1])
 def test_rows_that_are_no_whole_vectors(n_in, rng):
     for n_tokens in (1, MR + 1):
         x, w, dy = (numbers(rng, *s) for s in ((n_tokens, n_in), (40, n_in), (n_tokens, 40)))
@@ -107,7 +106,7 @@ def test_rows_that_are_no_whole_vectors(n_in, rng):
 
 @pytest.mark.parametrize("n_tokens", sorted({1, FEW, MR + 1}))
 def test_accumulating_adds_to_what_is_there(n_tokens, rng):
-    n_out, n_in = TILE + 1, DEPTH + 32
+    n_out, n_in = FORWARD_COLUMNS + 1, FORWARD_DEPTH + 32
     x, w, dy = (numbers(rng, *s) for s in ((n_tokens, n_in), (n_out, n_in), (n_tokens, n_out)))
     y, dx = numbers(rng, n_tokens, n_out), numbers(rng, n_tokens, n_in)
     assert_close(forward(x, w, "F32", y), x, w, y)
@@ -117,10 +116,10 @@ def test_accumulating_adds_to_what_is_there(n_tokens, rng):
 @pytest.mark.parametrize("n_tokens", sorted({1, FEW, MR + 1}))
 def test_rows_may_lie_apart(n_tokens, rng):
     """Activations that are columns of a wider matrix, weights whose rows are padded."""
-    wide_x, wide_w = numbers(rng, n_tokens, 300), numbers(rng, 2 * TILE, 128)
+    wide_x, wide_w = numbers(rng, n_tokens, 300), numbers(rng, 2 * FORWARD_COLUMNS, 128)
     x, w = wide_x[:, 100:196], wide_w[::2, :96]
     assert_close(forward(x, w, "F32"), x, w)
-    dy = wide_x[:, 8 : 8 + TILE]
+    dy = wide_x[:, 8 : 8 + FORWARD_COLUMNS]
     assert_close(backward(dy, w, "F32", 96), dy, w.T)
 
 
@@ -132,7 +131,7 @@ def test_a_packed_weight_multiplies_as_its_float32_self(kind, rng, some_weight):
     block = max(dtype(kind).block, 32)
     for n_tokens, n_out, n_in in (
         (1, 5, block),
-        (MR + 1, TILE + 1, 3 * 256),
+        (MR + 1, FORWARD_COLUMNS + 1, 3 * 256),
         (FEW + 1, 17, 256),
     ):  # none is thin
         raw = some_weight(rng, (n_out, n_in), kind)
@@ -178,10 +177,10 @@ def test_the_types_that_people_use_are_multiplied_packed():
     assert dots.kind_of_rows(dtype("F16"), 40) < 0, "half a step is left"
 
 
-@pytest.mark.parametrize("kind", [n for n, q in QUANTS.items() if q.dtype.block < COLUMNS])
+@pytest.mark.parametrize("kind", [n for n, q in QUANTS.items() if q.dtype.block < BACKWARD_COLUMNS])
 def test_rows_of_an_odd_number_of_small_blocks(kind, rng, some_weight):
     block = max(dtype(kind).block, 32)
-    for n_in in sorted({block, 3 * block, COLUMNS + block, DEPTH + block}):
+    for n_in in sorted({block, 3 * block, BACKWARD_COLUMNS + block, FORWARD_DEPTH + block}):
         raw = some_weight(rng, (9, n_in), kind)
         plain = dequantize(raw, kind)
         x, dy = numbers(rng, MR + 1, n_in), numbers(rng, MR + 1, 9)
@@ -199,22 +198,22 @@ def test_rows_of_blocks_may_be_taken_from_the_middle(rng, some_weight):
     assert_close(backward(dy[:, some], raw[some], "Q4_K", 256), dy[:, some], plain[some].T)
 
 
-# -- twins --------------------------------------------------------------------------------------
+# -- the reference --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compute", ["f32", "bf16"])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "F16"])
 @pytest.mark.parametrize("shape", [(15, 70, 256), (50, 203, 768), (4, 1, 256), (131, 257, 512)])
-def test_the_twins_agree(shape, kind, accumulate, compute, rng, some_weight):
+def test_it_is_the_reference(shape, kind, accumulate, compute, rng, some_weight):
     n_tokens, n_out, depth = shape
     raw = some_weight(rng, (n_out, depth), kind)
     x, dy = numbers(rng, n_tokens, depth), numbers(rng, n_tokens, n_out)
     y, dx = numbers(rng, n_tokens, n_out), numbers(rng, n_tokens, depth)
     wanted_y, wanted_dx = y.copy(), dx.copy()
     pairs = compute == "bf16"
-    twin.forward(wanted_y, x, raw, dtype(kind), accumulate, pairs)
-    twin.backward(wanted_dx, dy, raw, dtype(kind), accumulate, pairs)
+    reference.forward(wanted_y, x, raw, dtype(kind), accumulate, pairs)
+    reference.backward(wanted_dx, dy, raw, dtype(kind), accumulate, pairs)
     start_y, start_dx = (y, dx) if accumulate else (None, None)
     found = forward(x, raw, kind, start_y, compute)
     np.testing.assert_allclose(found, wanted_y, rtol=1e-5, atol=1e-6 * depth)
@@ -226,10 +225,10 @@ def test_the_twins_agree(shape, kind, accumulate, compute, rng, some_weight):
 def test_pairs_of_an_odd_depth(depth, rng, some_weight):
     raw = some_weight(rng, (35, depth), "F16")
     x, y = numbers(rng, 9, depth), np.empty((9, 35), np.float32)
-    twin.forward(y, x, raw, dtype("F16"), False, True)
+    reference.forward(y, x, raw, dtype("F16"), False, True)
     np.testing.assert_allclose(forward(x, raw, "F16", None, "bf16"), y, rtol=1e-5, atol=1e-4)
     dy, dx = numbers(rng, 9, 35), np.empty((9, depth), np.float32)
-    twin.backward(dx, dy, raw, dtype("F16"), False, True)
+    reference.backward(dx, dy, raw, dtype("F16"), False, True)
     found = backward(dy, raw, "F16", depth, None, "bf16")
     np.testing.assert_allclose(found, dx, rtol=1e-5, atol=1e-4)
 
@@ -283,10 +282,10 @@ def test_products_with_a_thin_side(n_tokens, rank, depth, accumulate):
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_the_strided_twins_agree(accumulate, rng):
+def test_a_strided_product_is_the_reference(accumulate, rng):
     a, b, c = numbers(rng, 2, 13, 40), numbers(rng, 1, 17, 40), numbers(rng, 4, 13, 17)
     wanted = c.copy()
-    twin.strided(wanted, a, b, accumulate)
+    reference.strided(wanted, a, b, accumulate)
     found = strided(a, b, 4, c if accumulate else None)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
@@ -299,11 +298,11 @@ def laid_out(rng, shape, order):
 
 
 ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)]
-SIZES = st.sampled_from([1, 2, 3, MR, MR + 1, 31, TILE, TILE + 1])
+SIZES = st.sampled_from([1, 2, 3, MR, MR + 1, 31, FORWARD_COLUMNS, FORWARD_COLUMNS + 1])
 
 
 @given(
-    st.tuples(SIZES, SIZES, st.sampled_from([1, 5, 32, 70, DEPTH + 1])),
+    st.tuples(SIZES, SIZES, st.sampled_from([1, 5, 32, 70, FORWARD_DEPTH + 1])),
     st.sampled_from([(1, 1, 1), (2, 2, 2), (2, 1, 2), (2, 3, 6), (4, 2, 4), (1, 3, 3)]),
     st.sampled_from(ORDERS),
     st.sampled_from(ORDERS),
@@ -327,8 +326,8 @@ def test_strides_and_batches(sizes, batches, order_a, order_b, accumulate):
 @pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
 @pytest.mark.parametrize("n_tokens", [1, 2 * MR + 1, 70])
 def test_results_do_not_depend_on_the_threads(n_tokens, rng, some_weight):
-    raw = some_weight(rng, (2 * CHUNK + 3, 768), "Q4_K")
-    x, dy = numbers(rng, n_tokens, 768), numbers(rng, n_tokens, 2 * CHUNK + 3)
+    raw = some_weight(rng, (2 * BACKWARD_DEPTH + 3, 768), "Q4_K")
+    x, dy = numbers(rng, n_tokens, 768), numbers(rng, n_tokens, 2 * BACKWARD_DEPTH + 3)
     a, b = numbers(rng, 3, n_tokens, 90), numbers(rng, 1, 130, 90)
     before, found = threads.get(), []
     try:

@@ -7,7 +7,7 @@ from pyggml import threads
 from pyggml._jit import JIT, exact
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
-from pyggml.gemm import twin
+from pyggml.gemm import reference
 from pyggml.gemm.amx import product, tiles
 from pyggml.gemm.amx.product import (
     BACKWARD_COLUMNS,
@@ -47,7 +47,7 @@ def multiply(form, a, w, kind, n, start=None):
 def doubled(form, a, w, kind, n, start=0.0):
     """The same by NumPy, with both factors rounded to bfloat16."""
     c = np.full((len(a), n), start, np.float32)
-    two = twin.forward if form == "mul_mat" else twin.backward
+    two = reference.forward if form == "mul_mat" else reference.backward
     two(c, a, np.ascontiguousarray(w), dtype(kind), True, True)
     return c
 
@@ -148,7 +148,7 @@ def test_rows_of_any_length(kind, k, rng, some_weight):
 def test_how_far_from_exact(rng):
     """A tenth of what rounding x to bytes costs."""
     w, x = quantize(normal(rng, 96, 768), "Q8_0"), normal(rng, 40, 768)
-    wanted = x.astype(np.float64) @ twin.dequantize(w, "Q8_0").T.astype(np.float64)
+    wanted = x.astype(np.float64) @ reference.dequantize(w, "Q8_0").T.astype(np.float64)
     assert 1e-6 < nmse(multiply("mul_mat", x, w, "Q8_0", 96), wanted) < 8e-6
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._frames import Bool, Int, Shorts1
+from pyggml._frames import Bool, Floats2, Int, Shorts1
 from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
@@ -59,6 +59,7 @@ class TileProduct(Product):
     packed_a: Shorts1  # rows of bfloat16, k in whole steps and a line apart
     n_shares: Int
     rounds: Bool  # whether W's unpacker writes bfloat16
+    scratch: Floats2  # a row for each thread
 
 
 @kernel
@@ -219,7 +220,7 @@ def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) ->
     )
     n_tiles, n_groups = -(-p.n // columns), -(-p.m // SIDE)
     n_shares = min(n_groups, max(1, 2 * len(scratch) // n_tiles))
-    w, rounds = matrix(o.b, p.weight, p.row)
+    w, rounds = matrix(o.b, p.weight_type, p.row)
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
         accumulate=o.accumulate, scratch=scratch, packed_a=packed_a, n_shares=n_shares,
@@ -238,7 +239,7 @@ def _layout(p: Problem) -> Layout:
 
 def _may_round(p: Problem) -> bool:
     """Whether W is no float32 matrix, and factors may be rounded to bfloat16 or coarser."""
-    return p.form != "strided" and p.weight is not F32 and p.compute != "f32"
+    return p.form != "strided" and p.weight_type is not F32 and p.compute != "f32"
 
 
 # Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.

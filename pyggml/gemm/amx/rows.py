@@ -17,9 +17,10 @@ from pyggml._jit import BlockCode, block_code, cgutils, intrinsic, kernel, types
 from pyggml._llvm import I16, I32, I64, at, load, store
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
+from pyggml.gemm.bfloat16 import cvtneps2bf16, make_round, to_bf16
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import BlockMatrix, block_matrix
-from pyggml.gemm.microkernel import cvtneps2bf16, make_round, make_transpose, to_bf16
+from pyggml.gemm.microkernel import make_transpose
 from pyggml.quants import UNPACK
 from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import FloatsOut, emit_blocks

@@ -1,4 +1,4 @@
-"""The tile instructions, and the micro-kernel that is made of them.
+"""The tile instructions, and the microkernel that is made of them.
 
 configure      ready the tiles of this thread: every task must, since threads come and go
 release        let go of them: what a thread's switch stores is small again
@@ -183,7 +183,7 @@ def release(typing: Any) -> Any:
     return types.void(), codegen
 
 
-# -- the micro-kernel -----------------------------------------------------------------------------
+# -- the microkernel -----------------------------------------------------------------------------
 
 
 def _corners(b: Any, c: Any, ldc: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The slow twins: unpack the whole matrix, let NumPy multiply. Oracle of all other paths."""
+"""The reference: unpack the whole matrix, let NumPy multiply. Tests compare all paths with it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _bind(p: Problem, o: Operands) -> Call:
     if p.form == "strided":
         return Call(strided, o.c, o.a, o.b, o.accumulate)
     multiply = forward if p.form == "mul_mat" else backward
-    return Call(multiply, o.c, o.a, o.b, p.weight, o.accumulate, p.rounds, int8.takes(p))
+    return Call(multiply, o.c, o.a, o.b, p.weight_type, o.accumulate, p.rounds, int8.takes(p))
 
 
 NUMPY = Path(

@@ -1,0 +1,107 @@
+"""The register tiles of the products: one declaration for each way in which numbers are multiplied.
+
+A microkernel keeps a tile of C in registers: mr rows of nv vectors of sums. Each of its steps takes
+a slot of every row of A and of every column of B. A slot is 32 bits along the depth: one float32, a
+pair of bfloat16, or four bytes. The inner product of two slots is added to a sum.
+
+A is packed in groups of mr rows, interleaved as (slots, mr): its slots are broadcast.
+B is packed in panels of nv vectors of columns, as (slots, panel).
+
+pyggml.gemm.panels packs floats and pairs, pyggml.gemm.int8 bytes. The tile of thin products takes B
+as it lies (pyggml.gemm.thin), those of attention take A as it lies (pyggml.attention.tiles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pyggml._isa import CHOSEN
+from pyggml._llvm import by_quads, fma
+from pyggml.gemm.bfloat16 import dot_pairs, dot_widened_pairs
+from pyggml.sizes import round_up
+
+
+class TileShape(NamedTuple):
+    """What kernels read of a tile."""
+
+    mr: int  # rows of a group of A
+    panel: int  # columns of a panel of B
+    per_slot: int  # numbers in a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """mr rows of nv vectors. inner(builder, a, b, sums) emits sums + the products of slots a, b."""
+
+    mr: int
+    nv: int
+    per_slot: int
+    inner: Callable[[Any, Any, Any, Any], Any]
+    lanes: int = CHOSEN.lanes
+
+    @property
+    def panel(self) -> int:
+        """Columns of the tile."""
+        return self.nv * self.lanes
+
+    @property
+    def padded_mr(self) -> int:
+        """mr in whole vectors."""
+        return round_up(self.mr, self.lanes)
+
+    @property
+    def shape(self) -> TileShape:
+        return TileShape(self.mr, self.panel, self.per_slot)
+
+    def slots(self, depth: int) -> int:
+        """Slots of `depth` numbers; pairs are padded with zeros to whole vectors."""
+        if self.per_slot == 1:
+            return depth
+        return round_up(depth, self.per_slot * self.lanes) // self.per_slot
+
+    def packed_slots(self, n_rows: int, depth: int) -> int:
+        """Slots of A (n_rows, depth) in whole groups."""
+        return round_up(n_rows, self.mr) * self.slots(depth)
+
+
+# -- the tiles of this CPU ------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """(mr, nv) of the tile of each type of number."""
+
+    floats: tuple[int, int]
+    pairs: tuple[int, int]
+    bytes: tuple[int, int]
+
+
+# By ISA. Registers hold the mr · nv sums, nv vectors of B and a broadcast of A; those of bytes hold
+# each sum twice: a block's as integers, that of all blocks as floats.
+SIZES: dict[str, Sizes] = {
+    "amx": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
+    "avx512bf16": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
+    "avx512vnni": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
+    "avx512": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
+    "avx2": Sizes(floats=(6, 2), pairs=(6, 2), bytes=(6, 1)),
+    "neon": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
+    "generic": Sizes(floats=(4, 2), pairs=(4, 2), bytes=(4, 1)),
+    "numpy": Sizes(floats=(4, 2), pairs=(4, 2), bytes=(4, 1)),
+}
+_OURS = SIZES[CHOSEN.name]
+
+
+def _dot_bytes(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """a signed, b unsigned, sums in int32."""
+    return by_quads(builder, b, a, sums, CHOSEN.vnni)
+
+
+FLOAT_TILE = Tile(*_OURS.floats, per_slot=1, inner=fma)
+PAIR_TILE = Tile(*_OURS.pairs, per_slot=2, inner=dot_pairs if CHOSEN.bf16 else dot_widened_pairs)
+BYTE_TILE = Tile(*_OURS.bytes, per_slot=4, inner=_dot_bytes)
+THIN_TILE = Tile(4, 2, per_slot=1, inner=fma)  # fits every register file
+
+# The kernels of attention choose between these two as they run: they have one size.
+ATTENTION_FLOATS = FLOAT_TILE
+ATTENTION_PAIRS = replace(PAIR_TILE, mr=FLOAT_TILE.mr, nv=FLOAT_TILE.nv)
