@@ -10,11 +10,13 @@ import pytest
 from pyggml import gemm
 from pyggml.backends import CPU
 from pyggml.dtypes import dtype
-from pyggml.gemm import CHOSEN, Problem
+from pyggml.gemm import CHOSEN, Problem, int8, reference
 from pyggml.gemm.few import FEW
 from pyggml.gemm.paths import PATHS
 from pyggml.gemm.thin import WIDEST
 from pyggml.quants import quantize
+
+from measures import nmse
 
 NUMPY = CHOSEN.name == "numpy"
 FLOATS = "bf16" if gemm.FLOATS == "bf16" else "f32"
@@ -91,25 +93,89 @@ def test_scratch_for_fewer_rows_is_the_most_of_any():
     assert gemm.scratch_bytes(problem, fewer_rows=True) == max(each)
 
 
-@pytest.mark.parametrize("name", [n for n, (p, _) in SERVED.items() if p.form != "strided"])
+# -- what they compute --------------------------------------------------------------------------
+
+
+def operands(p, rng):
+    """C's shape, A and B of a problem, as their memory lies."""
+    if p.form == "strided":
+        a = numbers(rng, (p.n_batches, p.m, p.k), p.a_in_columns)
+        return (p.n_batches, p.m, p.n), a, numbers(rng, (p.n_batches, p.n, p.k), p.b_in_columns)
+    plain = numbers(rng, (p.n, p.k) if p.form == "mul_mat" else (p.k, p.n))
+    kind = p.weight_type
+    raw = plain if kind.name == "F32" else quantize(plain, kind.name)
+    return (p.m, p.n), numbers(rng, (p.m, p.k)), raw.view(kind.numpy)
+
+
+def numbers(rng, shape, in_columns=False):
+    """Normal numbers, the last two axes column by column if wanted."""
+    if not in_columns:
+        return rng.standard_normal(shape).astype(np.float32)
+    return numbers(rng, (shape[0], shape[2], shape[1])).swapaxes(1, 2)
+
+
+def bound(p, c, a, b, memory, accumulate):
+    """The product through the functions that the ops call."""
+    if p.form == "strided":
+        return gemm.strided(c, a, b, memory, accumulate)
+    multiply = gemm.mul_mat if p.form == "mul_mat" else gemm.out_prod
+    return multiply(c, a, gemm.Weight(b, p.weight_type, p.compute), memory, accumulate)
+
+
+# Paths that round both factors to bfloat16, and those that round to bytes; the others are exact.
+ROUND_TO_BF16 = {"amx", SOME, "bf16"}
+ROUND_TO_BYTES = {"int8", "few int8"}
+
+
+def compute_slowly(p, c, a, b):
+    """c += the product by NumPy, with the factors rounded as its path rounds them."""
+    name = gemm.path_of(p).name
+    if p.form == "strided":
+        return reference.strided(c, a, b, True)
+    multiply = reference.forward if p.form == "mul_mat" else reference.backward
+    pairs = p.rounds if NUMPY else name in ROUND_TO_BF16
+    in_bytes = int8.takes(p) if NUMPY else name in ROUND_TO_BYTES
+    return multiply(c, a, b, p.weight_type, True, pairs, in_bytes)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_path_computes_what_the_reference_does(name, rng):
+    """A new C, and one that is added to; scratch holds NaN before."""
+    p, _ = SERVED[name]
+    shape, a, b = operands(p, rng)
+    memory = CPU().alloc(gemm.scratch_bytes(p))
+    for accumulate in (False, True):
+        c, start = np.full(shape, np.nan, np.float32), np.zeros(shape, np.float32)
+        if accumulate:
+            start = c = numbers(rng, shape)
+        wanted = start.astype(np.float64)
+        compute_slowly(p, wanted, a, b)
+        c = c.copy()
+        memory[:] = 255
+        bound(p, c, a, b, memory, accumulate)()
+        # Backward, a weight on the edge between two bytes may be rounded either way.
+        rounds_twice = p.form == "out_prod" and gemm.path_of(p).name in ROUND_TO_BYTES
+        assert nmse(c, wanted) < (1e-6 if rounds_twice else 1e-11)
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_a_path_keeps_to_its_scratch(name, rng):
     """With guards around exactly as many bytes as it asks for, and one byte less is refused."""
     p, _ = SERVED[name]
-    shape = (p.n, p.k) if p.form == "mul_mat" else (p.k, p.n)
-    plain = rng.standard_normal(shape).astype(np.float32)
-    raw = plain if p.weight.name == "F32" else quantize(plain, p.weight.name)
-    w = gemm.Weight(raw.view(p.weight.numpy), p.weight, p.compute)
-    a, c = rng.standard_normal((p.m, p.k)).astype(np.float32), np.empty((p.m, p.n), np.float32)
-    multiply = gemm.mul_mat if p.form == "mul_mat" else gemm.out_prod
+    shape, a, b = operands(p, rng)
     n_bytes = gemm.scratch_bytes(p)
     memory = CPU().alloc(n_bytes + 256)
     memory[:] = 255
-    multiply(c, a, w, memory[128 : 128 + n_bytes], False)()
+    c = np.empty(shape, np.float32)
+    bound(p, c, a, b, memory[128 : 128 + n_bytes], False)()
     assert (memory[:128] == 255).all() and (memory[128 + n_bytes :] == 255).all()
     assert np.isfinite(c).all()
     if n_bytes:
         with pytest.raises(ValueError):
-            multiply(c, a, w, memory[: n_bytes - 64], False)
+            bound(p, c, a, b, memory[: n_bytes - 64], False)
+
+
+# -- on other CPUs ------------------------------------------------------------------------------
 
 
 SCRIPT = """
