@@ -24,6 +24,7 @@ from pyggml.lora.checkpoint import Progress
 from pyggml.lora.computed import Computed
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus
+from pyggml.lora.learning_rate import LearningRate
 from pyggml.lora.objective import Minimised, NextToken, Objective
 from pyggml.lora.optim import AdamW
 from pyggml.lora.parameters import Parameters
@@ -35,7 +36,6 @@ from pyggml.lora.reports import (
     StepReport,
     ValidationReport,
 )
-from pyggml.lora.schedule import Schedule
 from pyggml.model import Model
 
 # What held in runs that are older than a setting.
@@ -81,7 +81,7 @@ class Trainer:
         self.progress, self.history = Progress(), History()
         steps = config.epochs * ceil(len(corpus.train) / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
-        self.schedule = Schedule(config, self.n_steps)
+        self.learning_rate = LearningRate(config, self.n_steps)
         self.objective = objective or NextToken()
         self._minimised: Minimised | None = None
         self._optimiser: AdamW | None = None
@@ -175,7 +175,7 @@ class Trainer:
         self._optimiser.zero()
         outcome = self.minimised.train(train, windows)
         loss = outcome.loss
-        norm, lr = self._optimiser.clip(), self.schedule(at.step)
+        norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
         if not isfinite(loss) or not isfinite(norm):
             where = self.passes.first_not_finite()
             raise PyggmlError(

@@ -8,7 +8,7 @@ from pyggml.errors import Fault
 from pyggml.lora.config.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
 from pyggml.model import COMPUTE_TYPES
 
-SCHEDULERS = ("cosine", "linear", "constant")
+SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 _BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1)
 _COUNT = ("1 to 65536", lambda n: 1 <= n <= 1 << 16)
@@ -48,8 +48,18 @@ class TrainConfig(Settings):
     )
     lr_scheduler: str = setting(
         "cosine",
-        "how the learning rate falls to lr_min after the warm-up",
+        "how the learning rate goes from lr to lr_min after the warm-up",
         *one_of(SCHEDULERS),
+        group="optimiser",
+    )
+    lr_cycles: int = setting(
+        2, "cosines of cosine_restarts, each from lr to lr_min", *_COUNT, group="optimiser"
+    )
+    lr_decay: float = setting(
+        0.2,
+        "share of the steps after the warm-up in which wsd falls to lr_min, at the end",
+        "above 0, at most 1",
+        lambda x: 0 < x <= 1,
         group="optimiser",
     )
     lr_min: float = setting(
@@ -63,6 +73,13 @@ class TrainConfig(Settings):
         10,
         "steps in which the learning rate rises; at most half of all steps",
         *at_least(0),
+        group="optimiser",
+    )
+    warmup_ratio: float = setting(
+        0.0,
+        "share of all steps in which it rises, instead of warmup_steps (0: those)",
+        "0 to 0.5",
+        lambda x: 0 <= x <= 0.5,
         group="optimiser",
     )
 

@@ -96,7 +96,7 @@ def test_a_run_takes_adamw_s_steps_at_the_schedule_s_rates(trainer_of):
     def follow(event):
         if isinstance(event, StepReport):
             n, g = event.step, trainer.parameters.gradient.astype(np.float64)
-            assert event.lr == trainer.schedule(n - 1)
+            assert event.lr == trainer.learning_rate(n - 1)
             m[:], v[:] = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
             hat = m / (1 - 0.9**n) / (np.sqrt(v / (1 - 0.999**n)) + 1e-8)
             p[:] -= event.lr * (hat + 0.1 * p)
