@@ -45,6 +45,7 @@ class Model:
         self.file, self.parts, self.compute = file, parts, compute
         self.backend = CPU(FASTEST if compute == "auto" else compute)
         self.devices = Devices([*backends, self.backend])
+        self.devices.hold(*parts.weights.values())
         self.adapters: tuple[LoraPairs, ...] = ()
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
@@ -160,4 +161,8 @@ def load(
         raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)
     model = Model(file, read(file), known, backends)
-    return model if adapter is None else model.with_adapters(read_adapter(adapter, model.parts))
+    if adapter is None:
+        return model
+    pairs = read_adapter(adapter, model.parts)
+    model.devices.hold(*(t for pair in pairs.values() for t in (pair.a, pair.b)))
+    return model.with_adapters(pairs)

@@ -3,7 +3,8 @@
 A leaf's own memory is the host's. A device that reads it has a copy, which all programs share:
 
 constant   over a read-only array, as a mapped weight is: copied once
-held       parameters, gradients, a cache: copied when their newest numbers lie elsewhere
+held       weights, parameters, gradients, a cache: copied where a program reads them and their
+           newest numbers lie elsewhere
 others     inputs: the host may have written them, so they are copied in every run; what a run
            changes of them is copied back at its end
 """
@@ -24,8 +25,7 @@ from pyggml.tensor import Tensor
 class Devices:
     """Backends in the order in which they are preferred, and where the numbers of leaves lie.
 
-    Weights are constants of all programs; `hold` says which leaves else stay where they were
-    changed. Where the host is the only backend nothing is ever copied.
+    Where the host is the only backend nothing is ever copied.
     """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
@@ -46,9 +46,9 @@ class Devices:
         Until `gather` the host's own arrays of them may be out of date; what is written there is
         not seen.
         """
-        for t in leaves:
-            self._newest[t] = {self.host}
-            self._held.add(t)
+        for root in {t.root: None for t in leaves}:
+            self._newest[root] = {self.host}
+            self._held.add(root)
 
     def gather(self, *leaves: Tensor) -> None:
         """Have the newest numbers of these in the host's arrays."""
