@@ -6,6 +6,7 @@ and default; what the user does not give is None here, so that the dataclass alo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
@@ -54,6 +55,23 @@ class Names(click.ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
         return value if isinstance(value, tuple) else tuple(w.strip() for w in value.split(","))
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+class Size(click.ParamType):
+    """Bytes: 4GB, 800 MB, 3.5GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
+        n = round(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
+        if not n:
+            raise click.BadParameter(f"is {value!r}, wanted a size such as 4GB or 800MB")
+        return n
 
 
 def settings_options(

@@ -14,6 +14,7 @@ from pyggml.lora.attach import attach, unfreeze
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
+from pyggml.lora.fit import Fit, fit
 from pyggml.lora.gradients import loss_and_grads
 from pyggml.lora.objective import NextToken
 from pyggml.lora.parameters import Parameters
@@ -33,6 +34,7 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "Dataset",
+    "Fit",
     "History",
     "LoraConfig",
     "NextToken",
@@ -46,6 +48,7 @@ __all__ = [
     "Trainer",
     "ValidationReport",
     "attach",
+    "fit",
     "loss_and_grads",
     "perplexity",
     "read_corpus",

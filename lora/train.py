@@ -109,6 +109,19 @@ class Trainer:
             )
         return self._minimised
 
+    def rehearse(self) -> float:
+        """Seconds of a step: of the second of two, since the first may compile.
+
+        For a plan: the parameters have changed afterwards, and nothing is on the disk.
+        """
+        self._begin()
+        self._step()
+        return self._step().seconds
+
+    def free(self) -> None:
+        """Let go of the arenas; what is still to come takes them again."""
+        self._passes = None
+
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""
         self._stopping = True

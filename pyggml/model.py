@@ -32,7 +32,8 @@ class Model:
 
     `adapters` are the low-rank updates that its graphs are built with. They never change:
     `with_adapters` gives another model over the same weights. `devices` run its graphs: `backends`,
-    and the CPU for what they leave.
+    and the CPU for what they leave. release: let go of a weight's pages after each use, as training
+    does, for a small process at 0.1 ms a MB.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Model:
         self.devices = Devices([*backends, self.backend])
         self.devices.hold(*parts.weights.values())
         self.adapters: tuple[LoraPairs, ...] = ()
+        self.release = False
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
         """The same weights, not copied, with these updates instead of its own; none: the base."""
@@ -114,7 +116,7 @@ class Model:
 
     def program(self, out: Tensor) -> ScheduledProgram:
         """A graph of this model, planned and bound to memory of its own."""
-        (program,) = bind(schedule(Graph.of(out), self.devices))
+        (program,) = bind(schedule(Graph.of(out), self.devices), release=self.release)
         return program
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -8,9 +8,10 @@ from typing import Any
 
 from pyggml.cli.finetune import config_file
 from pyggml.cli.finetune.job import LORA_FLAGS, Job, job_of
+from pyggml.cli.finetune.memory import chosen
 from pyggml.cli.finetune.run import run
 from pyggml.cli.grouped import TITLES, GroupedCommand, GroupedOption
-from pyggml.cli.options import PATH, SETTINGS, settings_options, words
+from pyggml.cli.options import PATH, SETTINGS, Size, settings_options, words
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 
 
@@ -21,8 +22,11 @@ def _finetune(config: Path | None, **given: Any) -> int:
     places = {name: place for name, place in found.places.items() if given[name] is None}
     job = job_of(asked, places, found.faults)
 
-    def resumed(folder: Path) -> str:
-        again = words(command.params, {"config": config, **given, "resume": folder})
+    def resumed(job: Job, folder: Path) -> str:
+        settled = {"config": config, **given, "resume": folder}
+        if job.max_memory is not None:  # which would choose anew
+            settled |= chosen(job)
+        again = words(command.params, settled)
         return shlex.join(["pyggml-finetune", *again])
 
     def save_settings(job: Job) -> None:
@@ -67,11 +71,28 @@ _OPTIONS = [
         help="answered before and after training; \\n is a new line "
         "(default: a line of the held-out text)",
     ),
+    GroupedOption(
+        ["--max-memory"],
+        type=Size(),
+        metavar="SIZE",
+        group="memory",
+        common=True,
+        help="stay below this, such as 4GB: smaller passes (and more of them in a step), then "
+        "--grad-checkpointing, then a smaller --ctx, unless you give them",
+    ),
     _path(
         "--config",
         group="help",
         help="YAML file of settings: the long options' names without dashes, such as "
         "`lora_rank: 16`; options given here go over it",
+    ),
+    GroupedOption(
+        ["--dry-run"],
+        is_flag=True,
+        default=None,
+        group="help",
+        common=True,
+        help="say what a run would do, take and last, by two steps that are made; write nothing",
     ),
     GroupedOption(
         ["--demo"],

@@ -19,7 +19,7 @@ import click
 import yaml
 
 from pyggml.cli.grouped import TITLES, GroupedOption
-from pyggml.cli.options import Names
+from pyggml.cli.options import Names, Size
 from pyggml.errors import ConfigError
 from pyggml.files import replacing
 
@@ -109,6 +109,11 @@ def _converted(value: Any, option: click.Parameter) -> Any:
         return value
     if isinstance(option.type, Names):
         return tuple(value) if isinstance(value, list) else option.type.convert(value, None, None)
+    if isinstance(option.type, Size):
+        try:
+            return option.type.convert(value, None, None)
+        except click.BadParameter:
+            raise ValueError("a size such as 4GB or 800MB") from None
     if option.type is click.STRING and not isinstance(value, str):
         raise ValueError("a word; put it in quotes")
     return value

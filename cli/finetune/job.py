@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ class Job:
     lora: LoraConfig
     reading: DataConfig
     train: TrainConfig
+    dry_run: bool
+    max_memory: int | None
+    fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
 
     def settled(self) -> dict[str, Any]:
         """Every parameter that makes the run what it is: another with these is the same run.
@@ -64,6 +68,7 @@ def job_of(
     Raises ConfigError with all that is wrong.
     """
     places = places or {}
+    fixed = frozenset(name for name, value in given.items() if value is not None)
     given = _completed(given)
     found: list[Fault] = [*faults, *_clashes(given)]
     made = []
@@ -77,7 +82,16 @@ def job_of(
         raise ConfigError(found)
     reading, lora, train = made
     own = {name: given[name] for name in _OWN}
-    return Job(**own, resume=given["resume"], reading=reading, lora=lora, train=train)
+    return Job(
+        **own,
+        resume=given["resume"],
+        reading=reading,
+        lora=lora,
+        train=train,
+        dry_run=bool(given["dry_run"]),
+        max_memory=given["max_memory"],
+        fixed=fixed,
+    )
 
 
 def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +128,7 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
 
 
 def check_places(job: Job) -> None:
-    """What would fail after hours fails now."""
+    """What would fail after hours fails now. A dry run takes no lock, which is a file."""
     config_file.check_place(config_file.path_beside(job.output))
     check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
     folder = job.train.checkpoint_dir
@@ -122,7 +136,9 @@ def check_places(job: Job) -> None:
         if not Path(folder).is_dir():
             raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
         check_output(Path(folder, "step.gguf"), {})
-        with held(Path(folder)):  # the run takes it again; a refusal shall come before the work
+        with (
+            nullcontext() if job.dry_run else held(Path(folder))
+        ):  # the run takes it again; a refusal shall come before the work
             pass
     if job.resume is not None and not job.resume.exists():
         raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")

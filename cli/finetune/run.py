@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import numpy as np
 
 from pyggml import load
 from pyggml.cli import ahead, overview
-from pyggml.cli.finetune import results
+from pyggml.cli.finetune import memory, results
 from pyggml.cli.finetune.job import Job, check_places, check_room, checkpoint_of
+from pyggml.cli.finetune.plan import say_plan
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.progress import Meter, display
 from pyggml.cli.run import STOPPED
@@ -22,29 +25,35 @@ from pyggml.gemm import FASTEST
 from pyggml.lora import Adapter, Trainer, attach, lock, read_corpus, unfreeze
 from pyggml.lora.computed import stored_compute
 
+Resumed = Callable[[Job, Path], str]  # the command line that goes on from a folder of checkpoints
 
-def run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job], None]) -> int:
-    """Do the job; the exit code.
 
-    resumed         the command line that goes on from a folder of checkpoints
-    save_settings   writes the job's settings beside its adapter
-    """
+def run(job: Job, resumed: Resumed, save_settings: Callable[[Job], None]) -> int:
+    """Do the job; the exit code. `save_settings` writes a job's settings beside its adapter."""
     check_places(job)
-    with lock.held(job.output):
-        return _run(job, resumed, save_settings)
+    with nullcontext() if job.dry_run else lock.held(job.output):
+        job, trainer, adapter, prompt = _prepared(job)
+        if job.dry_run:
+            say_plan(trainer, memory.parts(trainer, len(prompt)))
+            return 0
+        return _run(job, trainer, adapter, prompt, resumed, save_settings)
 
 
-def _run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job], None]) -> int:
-    compute = _compute(job)
-    model = load(job.model, job.init, compute)
+def _prepared(job: Job) -> tuple[Job, Trainer, Adapter, np.ndarray]:
+    """All that comes before the first step, said as it is made; the job as memory settles it."""
+    model = load(job.model, job.init, _compute(job))
     overview.say_model(model)
     adapter = attach(model, job.lora) if job.init is None else unfreeze(model)
     model = adapter.model
     overview.say_adapter(model, adapter)
     check_room(job, adapter.parameters.data.nbytes)
-    corpus = read_corpus(job.data, model.tokenizer, job.reading)
-    overview.say_data(job.data, corpus, job.reading.val_split)
+    asked, corpus = job, read_corpus(job.data, model.tokenizer, job.reading)
     prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
+    job = memory.within(job, adapter, len(prompt))
+    if job.reading != asked.reading:
+        corpus = read_corpus(job.data, model.tokenizer, job.reading)
+        prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
+    overview.say_data(job.data, corpus, job.reading.val_split)
     trainer = Trainer(model, adapter.parameters, corpus, job.train)
     if job.resume is not None:
         trainer.resume(checkpoint_of(job.resume))
@@ -52,14 +61,28 @@ def _run(job: Job, resumed: Callable[[Path], str], save_settings: Callable[[Job]
     overview.say_steps(trainer)
     if job.output.exists():
         row("output", f"{job.output} exists; it is replaced at the end")
+    return job, trainer, adapter, prompt
+
+
+def _run(
+    job: Job,
+    trainer: Trainer,
+    adapter: Adapter,
+    prompt: np.ndarray,
+    resumed: Resumed,
+    save_settings: Callable[[Job], None],
+) -> int:
     say()
-    before = load(job.model, job.init, compute)  # as it is now: -o may replace it
+    model = adapter.model
+    before = load(job.model, job.init, model.compute)  # as it is now: -o may replace it
+    for each in (before, model):
+        each.release = job.max_memory is not None
     start = trainer.progress.step
     finished = _train(job, trainer, adapter, prompt)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
-        results.say_how_to_resume(trainer, start, resumed)
+        results.say_how_to_resume(trainer, start, partial(resumed, job))
         return STOPPED
     compare(before, model, prompt)
     results.say_how_to_use(job.model, job.output)
@@ -79,12 +102,9 @@ def _compute(job: Job) -> str:
 def _train(job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray) -> bool:
     """Train and write the adapter; whether that went to the end."""
     start, meter = trainer.progress.step, Meter(trainer.history)
-    graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
     with stopping(trainer.stop):
         with (
-            ahead.helped(
-                job.model, adapter.config, job.train, job.reading.ctx, graph, compute
-            ) as compiled,
+            _helped(job, trainer, adapter) as compiled,
             display(meter, trainer.n_steps, start) as shown,
         ):
 
@@ -99,9 +119,20 @@ def _train(job: Job, trainer: Trainer, adapter: Adapter, prompt: np.ndarray) -> 
             except PyggmlError as error:
                 faults = [*error.faults, *results.rescued(adapter, meter, job.output)]
                 raise PyggmlError(faults, error.about) from error
+        trainer.free()
         if finished:
             check_answer(trainer.model, prompt)
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
             results.save(adapter, meter, job.output)
     return finished
+
+
+def _helped(
+    job: Job, trainer: Trainer, adapter: Adapter
+) -> AbstractContextManager[Callable[[], None]]:
+    """A second process that compiles, unless memory is limited: it has 300 MB of its own."""
+    if job.max_memory is not None:
+        return nullcontext(lambda: None)
+    graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
+    return ahead.helped(job.model, adapter.config, job.train, job.reading.ctx, graph, compute)

@@ -1,0 +1,108 @@
+"""Memory of a run by part, and settings that stay below `--max-memory`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyggml.cli.finetune.job import Job
+from pyggml.cli.samples import N_TOKENS
+from pyggml.cli.show import row, size
+from pyggml.errors import ConfigError
+from pyggml.generation import Session
+from pyggml.lora import Adapter, Fit, Trainer, fit
+from pyggml.model import Model
+
+# What a process gets besides what is planned: the compiler, kernels and their scratch. A first
+# run that compiled every kernel took some 340 MB of it, one that found all compiled below 50 MB.
+SPARE = 440 * 10**6
+_CHOSEN = ("ctx", "batch", "grad_accum", "grad_checkpointing")
+
+
+def resident() -> int:
+    """Bytes of this process now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Bytes of a run by part, as they add up at its peak."""
+
+    process: int  # interpreter, libraries, text; kernels and what they need to compile and run
+    arena: int
+    parameters: int  # with gradients and moments
+    weights: int  # pages of the largest one, which stay while it is read
+    cache: int  # of the answers
+
+    @property
+    def peak(self) -> int:
+        return self.process + self.arena + self.parameters + self.weights + self.cache
+
+
+def parts(trainer: Trainer, n_prompt: int) -> Parts:
+    """Of a run that is planned, and has taken none of it yet."""
+    reserved, model = trainer.reserve(), trainer.model
+    largest = max(t.n_bytes for t in model.parts.weights.values())
+    cache = _cache(model, n_prompt)
+    return Parts(resident() + SPARE, reserved.arena, reserved.parameters, largest, cache)
+
+
+def _cache(model: Model, n_prompt: int) -> int:
+    session = Session(model, min(n_prompt + N_TOKENS, model.config.n_ctx))
+    return sum(t.n_bytes for t in session.cache.state.values())
+
+
+def within(job: Job, adapter: Adapter, n_prompt: int) -> Job:
+    """The job with settings that stay below its limit, if it has one, and says which.
+
+    Raises ConfigError, with what would fit, if none do.
+    """
+    if job.max_memory is None:
+        return job
+    model, p = adapter.model, adapter.parameters
+    left = job.max_memory - resident() - SPARE - _cache(model, n_prompt)
+    found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed)
+    if not fits:
+        raise ConfigError(_refusal(job, found, adapter, left))
+    settled = replace(job, train=found.config, reading=replace(job.reading, ctx=found.ctx))
+    taken = found.n_bytes + job.max_memory - left
+    row("limit", f"{size(job.max_memory)}: {_said(found)} takes {size(taken)}{_why(job, settled)}")
+    return settled
+
+
+def _why(job: Job, settled: Job) -> str:
+    """What became of the settings that were asked for."""
+    before, after = (chosen(j) for j in (job, settled))
+    changed = [f"{n} {before[n]}" for n in _CHOSEN if before[n] != after[n]]
+    if not changed:
+        return ", as asked for"
+    return f", where {', '.join(changed)} would take more".replace("_", " ")
+
+
+def chosen(job: Job) -> dict[str, Any]:
+    """The settings that a limit may change, by parameter."""
+    values = {"ctx": job.reading.ctx}
+    return values | {name: getattr(job.train, name) for name in _CHOSEN if name != "ctx"}
+
+
+def _said(found: Fit) -> str:
+    c = found.config
+    words = f"--ctx {found.ctx} --batch {c.batch} --grad-accum {c.grad_accum}"
+    return words + " --grad-checkpointing" * c.grad_checkpointing
+
+
+def _refusal(job: Job, least: Fit, adapter: Adapter, left: int) -> str:
+    assert job.max_memory is not None
+    base = job.max_memory - left
+    text = (
+        f"--max-memory {size(job.max_memory)} is too little: {_said(least)} takes "
+        f"{size(base + least.n_bytes)}, the least with what is given"
+    )
+    free, fits = fit(adapter.model, adapter.parameters, job.train, job.reading.ctx, left)
+    if fits:
+        return f"{text}; {_said(free)} would take {size(base + free.n_bytes)}"
+    if free.n_bytes < least.n_bytes:
+        return f"{text}; {_said(free)}, the least of all, {size(base + free.n_bytes)}"
+    return text

@@ -1,0 +1,86 @@
+"""A limit of memory → a batch, checkpointing and a length of windows that stay below it.
+
+Plans are compared and nothing is run: the planner knows each arena before a byte of it is taken.
+Tried in this order, each with the largest batch that fits:
+
+1. everything kept              2. layers computed again, for the same gradients in more time
+3. both again with windows half as long, down to SHORTEST, if the length is free
+
+The number of windows in a step stays, so a smaller batch means more passes in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.parameters import Parameters
+from pyggml.lora.passes import Passes
+from pyggml.model import Model
+
+SHORTEST = 32  # tokens of a window, below which nothing is worth learning
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Settings, and bytes that a run of them takes: its arena, parameters with gradients and
+    moments, and the largest weight, whose pages are mapped while it is read."""
+
+    config: TrainConfig
+    ctx: int
+    arena: int
+    parameters: int
+    largest_weight: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.arena + self.parameters + self.largest_weight
+
+
+def fit(
+    model: Model,
+    parameters: Parameters,
+    config: TrainConfig,
+    ctx: int,
+    limit: int,
+    fixed: Collection[str] = (),
+) -> tuple[Fit, bool]:
+    """The first settings in that order that take at most `limit` bytes, and True; else those that
+    take least, and False.
+
+    fixed: settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that stay. With batch and
+    grad_accum both fixed a step's passes stay; with one, their product does.
+    """
+    largest = max(t.n_bytes for t in model.parts.weights.values())
+    least: Fit | None = None
+    for each, n in _candidates(config, ctx, fixed):
+        arena = Passes.of(model, parameters, each, n).n_bytes
+        found = Fit(each, n, arena, parameters.n_bytes, largest)
+        if found.n_bytes <= limit:
+            return found, True
+        if least is None or found.n_bytes < least.n_bytes:
+            least = found
+    assert least is not None
+    return least, False
+
+
+def _candidates(
+    config: TrainConfig, ctx: int, fixed: Collection[str]
+) -> Iterator[tuple[TrainConfig, int]]:
+    """Settings and lengths of windows, in the order in which they are tried."""
+    whole = config.windows_per_step
+    split = not {"batch", "grad_accum"} <= set(fixed)
+    batches = [b for b in range(config.batch, 0, -1) if whole % b == 0] if split else [config.batch]
+    again = [config.grad_checkpointing]
+    if "grad_checkpointing" not in fixed and not config.grad_checkpointing:
+        again.append(True)
+    lengths = [ctx]
+    while "ctx" not in fixed and lengths[-1] // 2 >= SHORTEST:
+        lengths.append(lengths[-1] // 2)
+    for n in lengths:
+        for checkpointing in again:
+            for batch in batches:
+                n_passes = whole // batch
+                c = replace(config, batch=batch, grad_accum=n_passes)
+                yield replace(c, grad_checkpointing=checkpointing), n

@@ -1,0 +1,118 @@
+"""What is planned before a run: --dry-run writes nothing, --max-memory holds."""
+
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from pyggml.cli.finetune import memory
+from pyggml.cli.options import Size
+
+GROWN = ("--epochs", 4, "--batch", 4096)  # so that the graph counts beside the interpreter
+
+
+def test_a_dry_run_says_the_plan_and_writes_nothing(finetune, tmp_path, monkeypatch):
+    (tmp_path / "points").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    points = ("--checkpoint-dir", tmp_path / "points")
+    ended = finetune("--dry-run", *points, "--checkpoint-every", 1)
+    assert (ended.code, ended.err) == (0, "")
+    assert [p.name for p in tmp_path.rglob("*")] == ["points"]
+    assert ended.row("windows") == "0 % padding, 100 % of the tokens learned"
+    for part in ("arena", "moments", "all 140 kB stay", "cache of the", "interpreter"):
+        assert part in ended.out
+    assert re.fullmatch(r".* a step: .* and the validations", ended.row("time"))
+    assert "result" not in ended.out and "-- before" not in ended.out
+
+
+def test_the_parts_of_the_plan_are_what_the_run_takes(finetune, monkeypatch):
+    planned = []
+    whole = memory.parts
+
+    def seen(trainer, n_prompt):
+        planned.append((whole(trainer, n_prompt), trainer.reserve()))
+        return planned[-1][0]
+
+    monkeypatch.setattr(memory, "parts", seen)
+    assert finetune("--dry-run").code == 0
+    ((parts, reserved),) = planned
+    assert (parts.arena, parts.parameters) == (reserved.arena, reserved.parameters)
+    assert parts.cache == 2 * 2 * 63 * 16 * 2, "K, V; 2 blocks; 3 + 60 tokens; 16 numbers; halves"
+    assert parts.peak == sum(getattr(parts, name) for name in parts.__slots__)
+
+
+def test_padding_and_samples_are_told(finetune, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "what?", "completion": "so"}\n' * 3)
+    out = finetune("--dry-run", "--val-split", 0, data=path)
+    assert (
+        out.row("windows")
+        == "3 samples, 1.5 to a window; 29 % padding, 28.1 % of the tokens learned"
+    )
+
+
+@pytest.mark.parametrize(
+    "text, n", [("4GB", 4 * 10**9), ("800 mb", 800 * 10**6), ("1.5GiB", 3 << 29), ("1000", 1000)]
+)
+def test_a_size_is_bytes(text, n):
+    assert Size().convert(text, None, None) == n
+
+
+@pytest.mark.parametrize("text", ["much", "", "0", "-1GB", "4XB", "4GB4"])
+def test_what_is_no_size_is_refused(finetune, text):
+    ended = finetune("--max-memory", text)
+    assert ended.code == 2 and "wanted a size such as 4GB or 800MB" in ended.err
+
+
+def limit_for(n_more):
+    """A limit that leaves a run so many bytes beside this process."""
+    return memory.resident() + memory.SPARE + n_more
+
+
+def test_a_limit_is_kept_by_smaller_passes(finetune, monkeypatch):
+    ended = finetune(*GROWN, "--max-memory", limit_for(100 << 20))
+    said = ended.row("limit")
+    batch, passes = map(int, re.search(r"--batch (\d+) --grad-accum (\d+) ", said).groups())
+    assert ended.code == 0 and batch * passes == 4096 and batch < 4096
+    assert "where batch 4096, grad accum 1 would take more" in said
+    assert ended.row("steps").startswith("4, 4,096 windows each;")
+
+
+def test_what_the_user_gave_stays_and_what_would_fit_is_told(finetune, tmp_path):
+    ended = finetune(*GROWN, "--grad-accum", 1, "--max-memory", limit_for(50 << 20))
+    assert ended.code == 2 and "is too little: --ctx 16 --batch 4096 --grad-accum 1" in ended.err
+    assert "the least with what is given; --ctx 16 --batch " in ended.err
+    assert list(tmp_path.iterdir()) == []
+    ended = finetune("--max-memory", "20MB")
+    assert ended.code == 2 and "--max-memory 20.0 MB is too little: --ctx 16 --ba" in ended.err
+
+
+def test_a_limited_run_is_resumed_with_the_settings_that_it_had(finetune, signal_after, tmp_path):
+    signal_after(1)
+    limit = limit_for(100 << 20)
+    ended = finetune(*GROWN, "--max-memory", limit, "--checkpoint-dir", tmp_path / "points")
+    said = re.search(r"--batch \d+ --grad-accum \d+", ended.row("limit"))[0]
+    assert ended.code == 130 and said in ended.row("resume")
+    settled = (tmp_path / "adapter.yaml").read_text()
+    assert said.split()[1] in settled and "max_memory" not in settled
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kB on Linux")
+def test_the_real_peak_stays_below_the_limit(tiny, text, tmp_path):
+    """Without the limit this run's graph alone takes more than all of it."""
+    limit, run = 720 * 10**6, ["finetune", "-m", tiny, "-f", text, "-o", tmp_path / "a.gguf"]
+    run += ["--batch", 8192, "--ctx", 64, "--max-steps", 2, "--lora-rank", 2, "--prompt", "the "]
+    code = (
+        "import resource, sys; from pyggml.cli.__main__ import main; code = main(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024); sys.exit(code)"
+    )
+    command = [sys.executable, "-P", "-c", code, *map(str, run), "--max-memory", str(limit)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert ended.returncode == 0, ended.stderr
+    batch = int(re.search(r"--batch (\d+)", ended.stdout)[1])
+    arena = float(re.search(r"\nmemory .*?: ([\d.]+) MB for the graph", ended.stdout)[1])
+    assert arena * 8192 / batch > limit / 1e6
+    peak = int(ended.stdout.splitlines()[-1])
+    assert arena * 1e6 < peak < limit
