@@ -29,14 +29,14 @@ from pyggml.lora.passes import Passes
 
 @contextmanager
 def helped(
-    model: Path, lora: LoraConfig, train: TrainConfig, ctx: int, graph: Graph, compute: str
+    model: Path, lora: LoraConfig | None, train: TrainConfig, ctx: int, graph: Graph, compute: str
 ) -> Iterator[Callable[[], None]]:
     """Inside, a helper compiles what the graph needs, if it may be the first of its kind; what this
-    yields is to be called after the first step."""
+    yields is to be called after the first step. lora: None where no adapter is trained."""
     note = None if CACHE is None else CACHE / f"{_kind(graph, compute)}.compiled"
     alone = (train.threads or threads.most()) == 1
     helper = None
-    if note is not None and JIT and not alone and not note.exists():
+    if lora is not None and note is not None and JIT and not alone and not note.exists():
         helper = _started([str(model), asdict(lora), asdict(train), ctx])
     if note is None or helper is None:
         yield lambda: None
@@ -96,6 +96,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     lora["modules"] = lora["modules"] and tuple(lora["modules"])
+    lora["init"] = "kaiming"  # another start needs time and the same kernels
     settings = TrainConfig(**train)
     model = load(name, compute=settings.compute)
     adapter = attach(model, LoraConfig(**lora))

@@ -35,7 +35,7 @@ _DEFAULT = Sampling(temperature=0.8)
 )
 def command(
     model: Path,
-    lora: Path | None,
+    lora: tuple[tuple[Path, float], ...] | None,
     threads: int,
     compute: str,
     prompt: str,
@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
     how = Sampling(temperature=temp, top_k=top_k, top_p=top_p, seed=seed)
-    opened = load(model, lora, compute)
+    opened = load(model, lora and [*lora], compute)
     pyggml.threads.set(threads)
     prompt = unescaped(prompt)
     ids = opened.tokenizer.encode(prompt, parse_special=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -21,8 +21,40 @@ PATH = click.Path(path_type=Path)
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+
+class AdapterFile(click.ParamType):
+    """The path of an adapter, and a weight after a colon if it is not 1: a.gguf:0.5."""
+
+    name = "adapter"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Path, float]:
+        if isinstance(value, tuple):
+            return value
+        path, colon, weight = str(value).rpartition(":")
+        try:
+            if colon and not Path(value).exists():
+                return Path(path), float(weight)
+        except ValueError:  # the colon is the path's own
+            pass
+        return Path(value), 1.0
+
+
+def adapter_word(given: tuple[Path, float]) -> str:
+    """An adapter file as it is written: a.gguf, or a.gguf:0.5."""
+    path, weight = given
+    return str(path) if weight == 1 else f"{path}:{weight:g}"
+
+
+ADAPTERS: dict[str, Any] = {
+    "type": AdapterFile(),
+    "multiple": True,
+    "metavar": "ADAPTER[:WEIGHT]",
+    "callback": lambda ctx, param, value: value or None,
+}
 _model = click.option("-m", "--model", type=PATH, required=True, help="GGUF model")
-_lora = click.option("--lora", type=PATH, help="adapter to use with it")
+_lora = click.option("--lora", **ADAPTERS, help="adapter to use with it; several add up")
 _threads = click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="threads to use (default: all)"
 )
@@ -74,6 +106,29 @@ class Size(click.ParamType):
         return n
 
 
+class Patterns(click.ParamType):
+    """Words and their numbers, separated by commas: ffn_*=16,blk.0.*=4."""
+
+    name = "patterns"
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self.kind = kind
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        found = {}
+        for part in str(value).split(","):
+            pattern, _, number = part.partition("=")
+            try:
+                found[pattern.strip()] = self.kind(number)
+            except ValueError:
+                self.fail(f"{part!r} is no PATTERN=NUMBER, such as ffn_*=16", param, ctx)
+        return found
+
+
 def settings_options(
     config: type, flags: Mapping[str, str], without: Iterable[str] = ()
 ) -> list[GroupedOption]:
@@ -85,6 +140,7 @@ def settings_options(
 
 def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     kind = next((k for k in (get_args(hint) or (hint,)) if k in (int, float, str)), None)
+    many = next((m for m in get_args(hint) if get_origin(m) is Mapping), None)
     notes = []
     if field.metadata["wanted"]:
         notes.append(field.metadata["wanted"])
@@ -99,11 +155,15 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     return GroupedOption(
         [f"--{name}", parameter],
-        type=kind or Names(),
-        metavar="FOLDER" if parameter.endswith("_dir") else _METAVARS[kind],
+        type=Patterns(get_args(many)[1]) if many else kind or Names(),
+        metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
         help=about,
         **place,
     )
+
+
+def _metavar(parameter: str, of_kind: str) -> str:
+    return "FOLDER" if parameter.endswith("_dir") else of_kind
 
 
 def given_settings(
@@ -122,6 +182,16 @@ def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[
         if isinstance(value, bool):
             found += option.opts[-1:] if value else option.secondary_opts[-1:]
         elif value is not None:
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            found += [option.opts[0], text]
+            several = isinstance(option, click.Option) and option.multiple
+            for one in value if several else [value]:
+                found += [option.opts[0], _word(one)]
     return found
+
+
+def _word(value: Any) -> str:
+    """A parameter as it is written."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={number}" for name, number in value.items())
+    if isinstance(value, tuple):
+        return adapter_word(value) if isinstance(value[0], Path) else ",".join(value)
+    return str(value)

@@ -11,7 +11,7 @@ from pyggml import threads
 from pyggml.cli.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
-from pyggml.lora import Adapter, Corpus, Reserved, Trainer
+from pyggml.lora import Adapter, Corpus, LoraConfig, Reserved, TrainedTensors, Trainer
 from pyggml.model import Model
 
 
@@ -41,14 +41,38 @@ def say_model(model: Model) -> None:
     row("", f"{weight_types(file)}; {size(file.n_bytes)}")
 
 
-def say_adapter(model: Model, adapter: Adapter) -> None:
-    n, whole = adapter.parameters.n_trained, n_parameters(model.file)
-    c = adapter.config
-    row(
-        "adapter",
-        f"rank {c.rank}, alpha {c.alpha:g}, on {plural(len(adapter.pairs), 'matrix', 'matrices')}: "
-        f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's",
-    )
+def say_trained(trained: Adapter | TrainedTensors) -> None:
+    """What is trained, and what kind of file will hold it."""
+    n, whole = trained.parameters.n_trained, n_parameters(trained.model.file)
+    share = f"{n:,} parameters trained, {100 * n / whole:.2g} % of the model's"
+    if isinstance(trained, TrainedTensors):
+        row("trained", f"{plural(len(trained.parameters.tensors), 'tensor')} of the model: {share}")
+        row("", "an adapter cannot hold them, so the output is the whole model")
+        return
+    c = trained.config
+    matrices = plural(len(trained.pairs), "matrix", "matrices")
+    row("adapter", f"rank {c.rank}, alpha {c.alpha:g}, on {matrices}: {share}")
+    kinds = _kinds(c, len(trained.model.adapters) - 1 - bool(trained.fixed))
+    if kinds:
+        row("", ", ".join(kinds))
+    if c.dora:
+        row("", "an adapter cannot hold DoRA, so the output is the whole model, merged")
+
+
+def _kinds(c: LoraConfig, n_below: int) -> list[str]:
+    """What sets an adapter apart from plain LoRA."""
+    patterns = (c.rank_pattern, c.alpha_pattern)
+    n_patterns = sum(len(p) for p in patterns if p)
+    kinds = {
+        "rsLoRA": c.rslora,
+        f"{plural(n_patterns, 'pattern')} of ranks and alphas": n_patterns,
+        f"dropout {c.dropout:g}": c.dropout,
+        "PiSSA, so the file has twice the rank": c.init == "pissa",
+        f"LoRA+ {c.plus_ratio:g}": c.plus_ratio != 1,
+        "DoRA": c.dora,
+        f"on top of {plural(n_below, 'adapter')}": n_below,
+    }
+    return [kind for kind, is_on in kinds.items() if is_on]
 
 
 def say_data(path: Path, corpus: Corpus, val_split: float) -> None:

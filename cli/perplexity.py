@@ -36,7 +36,7 @@ from pyggml.lora.data import Dataset, TextRow, encode_rows, pack, read_rows
 )
 def command(
     model: Path,
-    lora: Path | None,
+    lora: tuple[tuple[Path, float], ...] | None,
     threads: int,
     compute: str,
     text: Path,
@@ -48,7 +48,7 @@ def command(
     Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
     does.
     """
-    opened = load(model, lora, compute)
+    opened = load(model, lora and [*lora], compute)
     pyggml.threads.set(threads)
     source = _source(opened, text, ctx, special_tokens)
     began = 0.0

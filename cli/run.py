@@ -26,11 +26,14 @@ FAILED, STOPPED = 2, 130
 # Settings whose option has another name than --SETTING.
 _OPTIONS = {
     "alpha": "--lora-alpha",
+    "dropout": "--lora-dropout",
+    "init": "--lora-init",
     "modules": "--lora-modules",
     "rank": "--lora-rank",
     "model": "-m",
     "n_ctx": "--ctx",
     "n_tokens": "-n",
+    "plus_ratio": "--lora-plus-ratio",
     "temperature": "--temp",
     "text": "-f",
 }

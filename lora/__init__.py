@@ -16,6 +16,7 @@ from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
 from pyggml.lora.fit import Fit, fit
 from pyggml.lora.gradients import loss_and_grads
+from pyggml.lora.merge import merge
 from pyggml.lora.objective import NextToken
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.reports import (
@@ -25,6 +26,7 @@ from pyggml.lora.reports import (
     StepReport,
     ValidationReport,
 )
+from pyggml.lora.tensors import TrainedTensors, train_tensors
 from pyggml.lora.train import Reserved, Trainer
 
 __all__ = [
@@ -45,12 +47,15 @@ __all__ = [
     "Reserved",
     "StepReport",
     "TrainConfig",
+    "TrainedTensors",
     "Trainer",
     "ValidationReport",
     "attach",
     "fit",
     "loss_and_grads",
+    "merge",
     "perplexity",
     "read_corpus",
+    "train_tensors",
     "unfreeze",
 ]

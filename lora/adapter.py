@@ -1,14 +1,19 @@
-"""Adapter → a GGUF file that llama.cpp loads.
+"""Adapter → a GGUF file that llama.cpp loads, or a model with the updates in its weights.
 
 general.type = "adapter", adapter.type = "lora", general.architecture as the base model's,
 adapter.lora.alpha float32; F32 tensors NAME.lora_a (rank, n_in) and NAME.lora_b (n_out, rank) for
 the base tensor NAME, with one more axis in front for experts, and (n_vocab, rank), (n_embd, rank)
-for the token embedding. llama.cpp takes the rank from the tensors and scales by alpha / rank.
+for the token embedding. llama.cpp takes the rank from the tensors and scales by alpha / rank, with
+one alpha for all. So an update s·BA of rank r has the alpha s·r; where that is another than most
+tensors have, B is multiplied by the ratio. What PiSSA subtracts follows A and B, as further ranks.
+Two keys of our own (pyggml.models.adapter) let such a file be trained on.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +21,13 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends import read
 from pyggml.dtypes import F32
+from pyggml.errors import AdapterError
 from pyggml.gguf import TensorSource
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import LoraPairs
-from pyggml.tensor import Tensor
+from pyggml.models.adapter import ALPHAS, FIXED_RANKS
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -30,12 +36,14 @@ class Adapter:
 
     model        the model that they were made for, with them: what it computes follows training
     parameters   their numbers; `pairs` are views of these
+    fixed        what PiSSA subtracts of its start, an adapter of its own below `pairs`
     """
 
     model: Model
     config: LoraConfig
     parameters: Parameters
     pairs: LoraPairs
+    fixed: LoraPairs
 
     @property
     def base_name(self) -> str:
@@ -47,21 +55,52 @@ class Adapter:
         on = f"{len(self.pairs)} matrices of {self.base_name}"
         return f"<Adapter of rank {c.rank}, alpha {c.alpha:g}, on {on}: {n:,} parameters>"
 
+    @property
+    def fits_a_file(self) -> bool:
+        """Whether an adapter file can hold it: DoRA's magnitudes have no place there."""
+        return not self.config.dora
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the adapter; an older file at `path` stays whole until the new one is complete.
 
-        Raises PyggmlError if the disk refuses.
+        Raises AdapterError for a DoRA, which `pyggml.lora.merge` writes, and PyggmlError if the
+        disk refuses.
         """
+        if not self.fits_a_file:
+            raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
+        alphas = {name: pair.scale * self._rank(name) for name, pair in self.pairs.items()}
+        alpha = Counter(alphas.values()).most_common(1)[0][0]
         metadata = {
             "general.type": "adapter",
             "general.architecture": self.model.config.architecture,
             "general.name": f"{self.base_name} LoRA",
             "adapter.type": "lora",
-            "adapter.lora.alpha": np.float32(self.config.alpha),
+            "adapter.lora.alpha": np.float32(alpha),
         }
-        tensors = [_source(t) for pair in self.pairs.values() for t in (pair.a, pair.b)]
-        gguf.write(path, metadata, tensors)
+        if len(set(alphas.values())) > 1:
+            metadata[ALPHAS] = np.array([*alphas.values()], np.float64)
+        if self.fixed:
+            ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
+            metadata[FIXED_RANKS] = np.array(ranks, np.int32)
+        written = [
+            tensor
+            for name in self.pairs
+            for tensor in self._tensors(name, np.float32(alphas[name] / np.float32(alpha)))
+        ]
+        gguf.write(path, metadata, written)
 
+    def _rank(self, name: str) -> int:
+        """In the file, so with what is subtracted."""
+        return sum(pairs[name].rank for pairs in (self.pairs, self.fixed) if name in pairs)
 
-def _source(t: Tensor) -> TensorSource:
-    return t.name, F32, t.shape, read(t)
+    def _tensors(self, name: str, ratio: np.float32) -> Iterator[TensorSource]:
+        """A and B of one update, for a file whose alpha is 1 / ratio of the update's own."""
+        pairs = [some[name] for some in (self.pairs, self.fixed) if name in some]
+        a, b = (read(t) for t in (pairs[0].a, pairs[0].b))
+        if len(pairs) > 1:  # matrices alone have a second one
+            a = np.concatenate([a, read(pairs[1].a)])
+            b = np.concatenate([b, read(pairs[1].b)], axis=1)
+        if ratio != 1:
+            b = b * ratio
+        for t, values in ((pairs[0].a, a), (pairs[0].b, b)):
+            yield t.name, F32, values.shape, values

@@ -1,160 +1,160 @@
-"""Config, model → Adapter: which matrices get an update, and how the updates start.
-
-A ~ uniform(−1/√n_in, 1/√n_in), B = 0, so that nothing changes at first; for the token embedding
-A = 0, so that tokens that are never seen never change, and B ~ normal(0, 1). Both are PEFT's starts
-(Kaiming with a = √5). Every tensor has a random stream of its own, named by seed and tensor.
-"""
+"""Model → Adapter: fresh updates of chosen matrices, or those that it was loaded with."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from zlib import crc32
+from typing import TypeVar
 
 import numpy as np
 
 from pyggml.backends import read, write
-from pyggml.errors import AdapterError, Fault
+from pyggml.errors import AdapterError
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
+from pyggml.lora.starts import kaiming, pissa, row_squares, unpacked
+from pyggml.lora.targets import Target, targets
 from pyggml.model import Model
-from pyggml.models import LoraPair, LoraPairs, Parts, TensorSpec
-from pyggml.models.adapter import TIED
-from pyggml.tensor import Shape
+from pyggml.models import LoraPair, LoraPairs, Magnitude
+from pyggml.tensor import Shape, leaf
+
+T = TypeVar("T")
+A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
 
 
-def attach(model: Model, config: LoraConfig | None = None) -> Adapter:
+def attach(model: Model, config: LoraConfig | None = None, *, on_top: bool = False) -> Adapter:
     """Trainable updates of a model's matrices. `model` stays as it is; `Adapter.model` has them.
 
-    Raises AdapterError if the model has an adapter already, and with every module that it lacks or
-    llama.cpp would not apply, and a matrix that is too small for the rank.
+    on_top: the adapters that the model has stay, fixed, and the new one comes on top of them.
+    Raises AdapterError if the model has an adapter and `on_top` is not said, and for what
+    `pyggml.lora.targets` refuses.
     """
-    if model.adapters:
-        raise AdapterError(
-            "the model has an adapter already: unfreeze(model) trains it, and attach may be given "
-            "model.with_adapters(), the model without it"
-        )
     config = config or LoraConfig()
-    bases = targets(model.parts, config)
-    shapes: dict[str, Shape] = {}
-    for name, spec in bases.items():
-        shapes |= zip((f"{name}.lora_a", f"{name}.lora_b"), _updates(spec, config), strict=True)
-    parameters = Parameters(shapes, asdict(config))
-    pairs = {}
-    for name, spec in bases.items():
-        a, b = parameters.tensors[f"{name}.lora_a"], parameters.tensors[f"{name}.lora_b"]
-        drawn = b if spec.table else a
-        write(drawn, _start(config.seed, drawn.name, drawn.shape, spec.table))
-        pairs[name] = LoraPair(a, b, config.alpha / config.rank)
-    return Adapter(model.with_adapters(pairs), config, parameters, pairs)
-
-
-def unfreeze(model: Model) -> Adapter:
-    """The adapter that a model was loaded with, to be trained on from where its file ends.
-
-    `model` stays as it is; rank, alpha and modules are the file's. Raises AdapterError if the model
-    has no adapter, or several, or one whose alpha is no single number.
-    """
-    if len(model.adapters) != 1:
+    if model.adapters and not on_top:
         raise AdapterError(
-            f"the model has {len(model.adapters)} adapters, wanted one: load it with adapter=..."
+            "the model has an adapter already: unfreeze(model) trains it, attach(…, on_top=True) "
+            "trains another on top of it, and attach may be given model.with_adapters(), the model "
+            "without it"
         )
-    (loaded,) = model.adapters
-    tensors = {t.name: t for pair in loaded.values() for t in (pair.a, pair.b)}
-    config = _settings_of(loaded)
-    parameters = Parameters({name: t.shape for name, t in tensors.items()}, asdict(config))
-    for name, t in parameters.tensors.items():
-        write(t, read(tensors[name]))
-    pairs = {
-        name: replace(pair, a=parameters.tensors[pair.a.name], b=parameters.tensors[pair.b.name])
-        for name, pair in loaded.items()
+    if model.adapters and config.dora:
+        raise AdapterError([("dora", "is on, wanted a model without other adapters")])
+    bases = targets(model.parts, config)
+    parameters = _parameters(bases, config)
+    pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
+    for name, target in bases.items():
+        _start(model, parameters, name, target, config)
+        if config.dora:
+            pairs[name] = replace(pairs[name], magnitude=_magnitude(model, parameters, name))
+    return _adapter(model, model.adapters, config, parameters, pairs)
+
+
+def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> Adapter:
+    """The last adapter that a model was loaded with, to be trained on from where its file ends;
+    others stay as they are. `model` stays as it is; ranks, alphas and modules are the file's.
+
+    Raises AdapterError if the model has no adapter, or one whose rank or alpha is out of range.
+    """
+    if not model.adapters:
+        raise AdapterError("the model has 0 adapters, wanted one: load it with adapter=...")
+    *others, loaded = model.adapters
+    config = replace(_settings_of(loaded), dropout=dropout, plus_ratio=plus_ratio)
+    specs = model.parts.decoder.tensors()
+    bases = {n: Target(specs[n], p.rank - p.n_fixed, p.scale) for n, p in loaded.items()}
+    parameters = _parameters(bases, config, {n for n, p in loaded.items() if p.n_fixed})
+    pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
+    for name, pair in loaded.items():
+        a, b, n = read(pair.a), read(pair.b), pair.rank - pair.n_fixed
+        if pair.n_fixed:
+            write(parameters.constants[name + A], a[n:])
+            write(parameters.constants[name + B], b[:, n:])
+            a, b = a[:n], b[:, :n]
+        write(parameters.tensors[name + A], a)
+        write(parameters.tensors[name + B], b)
+    return _adapter(model, others, config, parameters, pairs)
+
+
+def _parameters(
+    bases: Mapping[str, Target], config: LoraConfig, with_constants: set[str] | None = None
+) -> Parameters:
+    """A and B of every target, DoRA's magnitudes, and A and B of what PiSSA subtracts."""
+    if with_constants is None:
+        with_constants = set(bases) if config.init == "pissa" else set()
+    shapes: dict[str, Shape] = {}
+    constants: dict[str, Shape] = {}
+    for name, target in bases.items():
+        both = dict(zip((name + A, name + B), target.shapes, strict=True))
+        shapes |= both
+        constants |= both if name in with_constants else {}
+        if config.dora:
+            shapes[name + LENGTHS] = target.spec.shape[:1]
+    rates = {name + B: config.plus_ratio for name in bases}
+    return Parameters(shapes, asdict(config), rates, constants)
+
+
+def _pair(parameters: Parameters, name: str, target: Target, config: LoraConfig) -> LoraPair:
+    a, b = parameters.tensors[name + A], parameters.tensors[name + B]
+    return LoraPair(a, b, target.scale, 0.0 if target.spec.table else config.dropout)
+
+
+def _start(
+    model: Model, parameters: Parameters, name: str, target: Target, config: LoraConfig
+) -> None:
+    a, b = parameters.tensors[name + A], parameters.tensors[name + B]
+    if config.init == "pissa":
+        w = unpacked(model.parts.weights[name])
+        start = pissa(w, target.rank, target.scale, config.seed, name)
+        write(a, start[0])
+        write(b, start[1])
+        write(parameters.constants[a.name], start[0])
+        write(parameters.constants[b.name], -start[1])
+        return
+    drawn = b if target.spec.table else a
+    write(drawn, kaiming(config.seed, drawn.name, drawn.shape, target.spec.table))
+
+
+def _magnitude(model: Model, parameters: Parameters, name: str) -> Magnitude:
+    """The lengths of a matrix's rows, with which DoRA starts: B is 0, so nothing changes."""
+    squares = row_squares(unpacked(model.parts.weights[name]))
+    write(parameters.tensors[name + LENGTHS], np.sqrt(squares))
+    return Magnitude(parameters.tensors[name + LENGTHS], leaf(squares, f"{name} squares"))
+
+
+def _adapter(
+    model: Model,
+    others: tuple[LoraPairs, ...] | list[LoraPairs],
+    config: LoraConfig,
+    parameters: Parameters,
+    pairs: LoraPairs,
+) -> Adapter:
+    """The adapter, on top of others and of what is subtracted at its start."""
+    constants = parameters.constants
+    fixed = {
+        name: LoraPair(constants[name + A], constants[name + B], pair.scale)
+        for name, pair in pairs.items()
+        if name + A in constants
     }
-    return Adapter(model.with_adapters(pairs), config, parameters, pairs)
+    below = (*others, fixed) if fixed else tuple(others)
+    return Adapter(model.with_adapters(*below, pairs), config, parameters, pairs, fixed)
 
 
 def _settings_of(pairs: LoraPairs) -> LoraConfig:
-    """What the updates of a file were made with: scale = alpha / rank, and alpha is one number."""
-    ranks = {name: pair.b.shape[-1] for name, pair in pairs.items()}
-    alphas = {float(np.float32(pair.scale * ranks[name])) for name, pair in pairs.items()}
-    if len(alphas) > 1:
-        raise AdapterError(
-            f"the adapter has no alpha and ranks from {min(ranks.values())} to "
-            f"{max(ranks.values())}, wanted one alpha for all"
-        )
+    """What the updates of a file were made with; ranks and alphas that are not the usual ones are
+    patterns."""
+    ranks = {name: pair.rank - pair.n_fixed for name, pair in pairs.items()}
+    alphas = {name: float(np.float32(pair.scale * ranks[name])) for name, pair in pairs.items()}
+    rank, alpha = _usual(ranks), _usual(alphas)
     modules = dict.fromkeys(name.removesuffix(".weight").split(".")[-1] for name in pairs)
-    return LoraConfig(rank=max(ranks.values()), alpha=alphas.pop(), modules=tuple(modules))
+    return LoraConfig(
+        rank=rank,
+        alpha=alpha,
+        modules=tuple(modules),
+        rank_pattern={n: r for n, r in ranks.items() if r != rank} or None,
+        alpha_pattern={n: a for n, a in alphas.items() if a != alpha} or None,
+        init="pissa" if any(pair.n_fixed for pair in pairs.values()) else "kaiming",
+    )
 
 
-def _updates(spec: TensorSpec, config: LoraConfig) -> tuple[Shape, Shape]:
-    found = spec.update(config.rank)
-    assert found is not None, "targets() gives only what can be updated"
-    return found
-
-
-def _start(seed: int, name: str, shape: Shape, normal: bool) -> np.ndarray:
-    rng = np.random.default_rng(np.random.SeedSequence([seed, crc32(name.encode())]))
-    if normal:
-        return rng.standard_normal(shape, np.float32)
-    bound = shape[-1] ** -0.5
-    return rng.uniform(-bound, bound, shape).astype(np.float32)
-
-
-def targets(parts: Parts, config: LoraConfig) -> dict[str, TensorSpec]:
-    """The tensors that get an update, by full name, in the model's order."""
-    n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
-    modules = parts.decoder.usual_modules if config.modules is None else config.modules
-    faults: list[Fault] = [fault for m in modules if (fault := _refusal(parts, m))]
-    if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
-        fault = f"is {config.skip_layers}, wanted below the model's {n_layer} blocks"
-        faults.append(("skip_layers", fault))
-    names = ["token_embd.weight"] * ("token_embd" in modules)
-    names += [
-        f"blk.{i}.{m}.weight"
-        for i in range(config.skip_layers, n_layer)
-        for m in parts.decoder.modules
-        if m in modules
-    ]
-    names += ["output.weight"] * ("output" in modules)
-    bases = {n: specs[n] for n in names if n in parts.weights}
-    faults += _too_small({name: min(spec.shape[-2:]) for name, spec in bases.items()}, config.rank)
-    if faults:
-        raise AdapterError(faults)
-    return bases
-
-
-def _refusal(parts: Parts, module: str) -> str | None:
-    """Why this module cannot be adapted, or None if it can."""
-    if module == "output":
-        if parts.output_name == "output":
-            return None
-        return (
-            "output cannot be adapted: this model's output matrix is its token embedding, and "
-            "llama.cpp would refuse an adapter for a matrix that the file does not have"
-        )
-    if module == "token_embd":
-        tied = parts.output_name == "token_embd"
-        return f"token_embd cannot be adapted: {TIED}" if tied else None
-    if module.endswith("_norm"):
-        return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
-    if module not in parts.decoder.modules:
-        return f"{module} is no linear module of this model, known are {', '.join(_known(parts))}"
-    if not any(f"blk.{i}.{module}.weight" in parts.weights for i in range(parts.config.n_layer)):
-        return f"{module} is in none of this model's blocks"
-    return None
-
-
-def _known(parts: Parts) -> tuple[str, ...]:
-    outer = ("token_embd", "output") if parts.output_name == "output" else ()
-    return (*parts.decoder.modules, *outer)
-
-
-def _too_small(highest: Mapping[str, int], rank: int) -> list[Fault]:
-    """Matrices, by the highest rank that an update of each can have, which this one exceeds."""
-    small = [name for name, most in highest.items() if rank > most]
-    if not small:
-        return []
-    least = min(small, key=highest.__getitem__)
-    others = f" and {len(small) - 1} more matrices are too small" if len(small) > 1 else ""
-    why = f"{least} has {highest[least]} rows or columns{others}"
-    return [("rank", f"is {rank}, wanted at most {highest[least]}: {why}")]
+def _usual(values: Mapping[str, T]) -> T:
+    return Counter(values.values()).most_common(1)[0][0]

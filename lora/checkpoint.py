@@ -7,6 +7,7 @@ checkpoint.compute, .vectors        what computed it: pyggml.lora.computed.Compu
 checkpoint.digest SHA-256 of the tensors
 checkpoint.history.losses, .validation.steps, .losses, .tokens      pyggml.lora.reports.History
 parameters, adamw.m, adamw.v        the flat float32 buffers
+constants         that of what is not trained, if there is any
 
 The order of the windows follows from seed and epoch, the learning rate from the step: nothing else
 has a state.
@@ -78,7 +79,8 @@ def identity(paths: Iterable[Path]) -> str:
 
 
 def _buffers(p: Parameters) -> dict[str, np.ndarray]:
-    return {"parameters": p.data, "adamw.m": p.m, "adamw.v": p.v}
+    constants = {"constants": p.constant_data} if p.constants else {}
+    return {"parameters": p.data, "adamw.m": p.m, "adamw.v": p.v} | constants
 
 
 def _digest(buffers: Mapping[str, np.ndarray]) -> str:

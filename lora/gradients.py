@@ -5,7 +5,7 @@ L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,19 +18,23 @@ from pyggml.tensor import Tensor, leaf
 
 
 def loss_and_grads(
-    model: Model, tokens: Sequence[int] | np.ndarray, mask: np.ndarray | None = None
+    model: Model,
+    tokens: Sequence[int] | np.ndarray,
+    mask: np.ndarray | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Mean next-token cross entropy of `tokens` (n,), and its gradient by adapter tensor.
 
     mask: (n,) bool, whether each token counts as a target (default: all; the first never is one).
-    The names and shapes are those of the adapter file: "blk.0.attn_q.weight.lora_a" (rank, n_in),
-    ".lora_b" (n_out, rank), float32. Raises DataError for tokens or a mask that do not fit, and
-    AdapterError if the model has no adapter or two for one matrix.
+    parameters: what the gradients are of, such as `Parameters.tensors`; by default all tensors of
+    the model's adapter. Their names and shapes are those of its file: "blk.0.attn_q.weight.lora_a"
+    (rank, n_in), ".lora_b" (n_out, rank), float32. Nothing is dropped. Raises DataError for tokens
+    or a mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
     """
     ids = model.checked(tokens)
     if len(ids) < 2:
         raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
-    parameters = _parameters(model)
+    parameters = _parameters(model) if parameters is None else parameters
     if len(ids) - 1 > model.config.n_ctx:
         raise DataError(
             f"{len(ids) - 1} tokens and a target, wanted at most the {model.config.n_ctx} of the "
@@ -39,7 +43,10 @@ def loss_and_grads(
     inputs = Inputs.empty(len(ids) - 1)
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
-    loss = build_loss(model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters)
+    fused = f"{model.parts.output_name}.weight" not in parameters
+    loss = build_loss(
+        model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters, fused=fused
+    )
     graph = round_large(build_backward(loss, list(parameters.values())), model.kept_as)
     value, *found = results(graph, model.devices)
     return float(value), dict(zip(parameters, found, strict=True))
@@ -53,6 +60,8 @@ def _parameters(model: Model) -> dict[str, Tensor]:
             if f"{base}.lora_a" in parameters:
                 raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
             parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
+            if pair.magnitude is not None:
+                parameters[f"{base}.lora_magnitude"] = pair.magnitude.m
     if not parameters:
         raise AdapterError("the model has no adapter: attach one, or load one with the model")
     return parameters

@@ -24,15 +24,24 @@ class Parameters:
     tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
     data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written
     buffers                   name of each of them -> F32 leaf, of which the tensors are windows
+    groups                    parts of the buffers: (first number, length, factor of the learning
+                              rate), together all
+    constants, constant_data  name -> F32 leaf that is not trained, and their buffer: what a
+                              checkpoint must hold besides, as it may not come out the same again
     about                     settings that made them, which a resumed run must share
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], about: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, Shape],
+        about: Mapping[str, Any] | None = None,
+        rates: Mapping[str, float] | None = None,
+        constants: Mapping[str, Shape] | None = None,
+    ) -> None:
+        """rates: name -> factor of the learning rate, 1 where it is missing."""
         self.about = dict(about or {})
-        starts, n = {}, 0
-        for name, shape in shapes.items():
-            starts[name] = n
-            n += round_up(prod(shape), _FLOATS)
+        starts, self.groups = _layout(shapes, rates or {})
+        n = sum(length for _, length, _ in self.groups)
         self.data, self.gradient, self.m, self.v = arrays = [_zeros(n) for _ in range(4)]
         names = ("data", "gradient", "m", "v")
         self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
@@ -41,6 +50,13 @@ class Parameters:
         for name, shape in shapes.items():
             self.tensors[name] = window(data, starts[name], shape, name)
             self.gradients[name] = window(gradient, starts[name], shape, f"d({name})")
+        constants = constants or {}
+        starts, ((_, n, _),) = _layout(constants, {})
+        self.constant_data = _zeros(n)
+        whole = leaf(self.constant_data, "constants")
+        self.constants = {
+            name: window(whole, starts[name], s, name) for name, s in constants.items()
+        }
 
     @property
     def n_trained(self) -> int:
@@ -49,8 +65,29 @@ class Parameters:
 
     @property
     def n_bytes(self) -> int:
-        """Of all four buffers."""
-        return 4 * self.data.nbytes
+        """Of all buffers."""
+        return 4 * self.data.nbytes + self.constant_data.nbytes
+
+
+Group = tuple[int, int, float]
+
+
+def _layout(
+    shapes: Mapping[str, Shape], rates: Mapping[str, float]
+) -> tuple[dict[str, int], tuple[Group, ...]]:
+    """Where each tensor starts in a buffer, and the parts of equal rates that lie one after the
+    other; one part if there are no tensors."""
+    starts: dict[str, int] = {}
+    groups: list[Group] = []
+    n = 0
+    for rate in sorted({rates.get(name, 1.0) for name in shapes} or {1.0}):
+        first = n
+        for name, shape in shapes.items():
+            if rates.get(name, 1.0) == rate:
+                starts[name] = n
+                n += round_up(prod(shape), _FLOATS)
+        groups.append((first, n - first, rate))
+    return starts, tuple(groups)
 
 
 def _zeros(n: int) -> np.ndarray:

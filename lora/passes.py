@@ -21,9 +21,12 @@ from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import Inputs, build_loss
+from pyggml.ops.dropout import DRAW
 from pyggml.runtime import compile_backwards
 from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor, zeros
+
+_WORD = 0xFFFFFFFF
 
 
 class Loss(Protocol):
@@ -80,8 +83,11 @@ class Passes:
         others: Sequence[Graph] = (),
     ) -> None:
         self._inputs = Inputs.empty(n_tokens, n_ctx)
-        self._loss = loss or TokenLoss(n_tokens, fused)
-        forward, alone = (self._loss.build(model, self._inputs, g) for g in (True, False))
+        self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
+        own_output = f"{model.parts.output_name}.weight" in parameters.tensors
+        self._loss = loss or TokenLoss(n_tokens, fused and not own_output)
+        forward = self._loss.build(model, replace(self._inputs, draw=self._draw), True)
+        alone = self._loss.build(model, self._inputs, False)
         graph = build_backward(
             replace(forward, outputs=forward.outputs[:1]),
             list(parameters.tensors.values()),
@@ -141,8 +147,17 @@ class Passes:
             if p.backend.is_host:
                 yield from compile_backwards(p)
 
+    def draw(self, seed: int, number: int) -> None:
+        """What training drops next is what this seed and number of the draw say; each batch after
+        it has the next number."""
+        self._next = (seed, number)
+
     def train(self, batch: Batch) -> float:
         """The batch's part of the loss; its gradients have been added."""
+        seed, number = self._next
+        words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
+        write(self._draw, words.view(np.int32))
+        self._next = (seed, number + 1)
         return self._run(0, batch)
 
     def evaluate(self, batch: Batch) -> float:

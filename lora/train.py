@@ -186,6 +186,7 @@ class Trainer:
         windows = self._windows()
         assert self._optimiser is not None
         self._optimiser.zero()
+        self.passes.draw(self.config.seed, at.step * self.config.grad_accum)
         outcome = self.minimised.train(train, windows)
         loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.learning_rate(at.step)

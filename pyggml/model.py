@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,7 +16,7 @@ from pyggml import gguf, tokenizer
 from pyggml.backends import CPU, Backend, write
 from pyggml.backends.cpu import Compute
 from pyggml.dtypes import BF16, F32, DType
-from pyggml.errors import ConfigError, DataError, TokenizerError
+from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
 from pyggml.gemm import FASTEST
 from pyggml.gguf.fields import shown
 from pyggml.graph import Graph
@@ -24,6 +25,8 @@ from pyggml.models.adapter import read_adapter
 from pyggml.schedule import Devices, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor
 
+Path = str | os.PathLike[str]
+AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
 COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", "f32")
 
 
@@ -143,13 +146,15 @@ def fill(inputs: Inputs, ids: np.ndarray, start: int = 0) -> None:
 
 
 def load(
-    path: str | os.PathLike[str],
-    adapter: str | os.PathLike[str] | None = None,
+    path: Path,
+    adapter: AdapterFile | Sequence[AdapterFile] | None = None,
     compute: str = "auto",
     backends: Sequence[Backend] = (),
 ) -> Model:
-    """Open a GGUF model, and a LoRA adapter for it.
+    """Open a GGUF model, and LoRA adapters for it.
 
+    adapter: a file, or (file, weight), or a list of these, whose updates add up; a weight is the
+    factor of an update, as llama.cpp's --lora-scaled has it.
     compute: how packed weights are multiplied, see pyggml.gemm. "f32" is exact; "bf16" and "int8"
     round, and are slow where the CPU has no such instructions; "auto" takes the fastest of them.
     backends: devices that compute, train and generate for it, in this order; what they lack, which
@@ -165,6 +170,17 @@ def load(
     model = Model(file, read(file), known, backends)
     if adapter is None:
         return model
-    pairs = read_adapter(adapter, model.parts)
-    model.devices.hold(*(t for pair in pairs.values() for t in (pair.a, pair.b)))
-    return model.with_adapters(pairs)
+    given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
+    adapters = [_adapter(one, model.parts) for one in given]
+    model.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
+    return model.with_adapters(*adapters)
+
+
+def _adapter(given: AdapterFile, parts: Parts) -> LoraPairs:
+    path, weight = given if isinstance(given, tuple) else (given, 1.0)
+    if not isinstance(weight, int | float) or not np.isfinite(weight):
+        raise AdapterError(f"{path}: its weight is {weight!r}, wanted a finite number")
+    pairs = read_adapter(path, parts)
+    if weight == 1:
+        return pairs
+    return {name: replace(pair, scale=weight * pair.scale) for name, pair in pairs.items()}

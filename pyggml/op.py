@@ -22,6 +22,12 @@ class NoGrad:
     reason: str
 
 
+class Detached(NoGrad):
+    """The op's result counts as fixed: no gradient goes through it, and none is missed."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Arguments that an op must accept, as arrays or ready leaves, for tests and benchmarks."""

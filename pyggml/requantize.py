@@ -1,4 +1,5 @@
-"""A GGUF model → the same model in another file type, as from llama.cpp's quantiser."""
+"""A GGUF model → the same model in another file type, as from llama.cpp's quantiser; or with other
+numbers in some of its tensors."""
 
 from __future__ import annotations
 
@@ -67,6 +68,29 @@ def requantize(
         gguf.write(target, metadata, tensors)
 
 
+def rewrite(
+    file: gguf.GGUFFile,
+    target: str | os.PathLike[str],
+    changed: Mapping[str, Callable[[], np.ndarray]],
+) -> None:
+    """Write the same model with other numbers in some tensors, each packed as the type that it has.
+
+    changed: name → a function that gives the tensor's float32 numbers, of its shape. It is called
+    right before the tensor is written, so that one tensor is in memory at a time. Metadata and all
+    other tensors stay as they are; a source in several files becomes one file.
+    Raises QuantError for numbers that a type cannot hold, PyggmlError if the disk refuses.
+    """
+    metadata = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
+
+    def data(name: str) -> np.ndarray:
+        if name not in changed:
+            return file.data(name)
+        return _packed(file, name, changed[name](), file.tensors[name].dtype)
+
+    tensors = [(name, i.dtype, i.shape, partial(data, name)) for name, i in file.tensors.items()]
+    gguf.write(target, metadata, tensors)
+
+
 def _check_source(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> None:
     """QuantError if a tensor that is quantised already would lose more; F32 holds it exactly."""
     twice = [
@@ -129,10 +153,14 @@ def _converted(
     info, data = file.tensors[name], file.data(name)
     if progress is not None:
         progress(name, info.dtype, to)
-    if to is info.dtype:
-        return data
+    return data if to is info.dtype else _packed(file, name, dequantize(data, info.dtype.name), to)
+
+
+def _packed(file: gguf.GGUFFile, name: str, values: np.ndarray, to: DType) -> np.ndarray:
+    """A tensor's numbers as this type holds them."""
+    shape = file.tensors[name].shape
     try:
-        raw = quantize(dequantize(data, info.dtype.name), to.name)
+        raw = quantize(values.reshape(shape), to.name)
     except QuantError as error:
         raise QuantError(f"{file.path}: tensor {shown(name)}: {error}") from None
-    return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)
+    return raw if to.quantised else raw.view(to.numpy).reshape(shape)

@@ -11,7 +11,7 @@ from pyggml.cli.finetune.job import LORA_FLAGS, Job, job_of
 from pyggml.cli.finetune.memory import chosen
 from pyggml.cli.finetune.run import run
 from pyggml.cli.grouped import TITLES, GroupedCommand, GroupedOption
-from pyggml.cli.options import PATH, SETTINGS, Size, settings_options, words
+from pyggml.cli.options import ADAPTERS, PATH, SETTINGS, Names, Size, settings_options, words
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 
 
@@ -56,6 +56,20 @@ _OPTIONS = [
         *("-o", "--output"),
         group="output",
         help="adapter to write, replaced only at the end; its settings go beside it, as .yaml",
+    ),
+    GroupedOption(
+        ["--lora", "below"],
+        **ADAPTERS,
+        group="model",
+        help="adapter that stays as it is, below the new one; several add up",
+    ),
+    GroupedOption(
+        ["--train-tensors"],
+        type=Names(),
+        metavar="A,B",
+        group="adapter",
+        help="train F32 or F16 tensors of the model itself instead of an adapter, such as "
+        "'output_norm.weight,blk.*.attn_norm.weight'; the output is the whole model",
     ),
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),

@@ -19,7 +19,7 @@ import click
 import yaml
 
 from pyggml.cli.grouped import TITLES, GroupedOption
-from pyggml.cli.options import Names, Size
+from pyggml.cli.options import Names, Patterns, Size
 from pyggml.errors import ConfigError
 from pyggml.files import replacing
 
@@ -107,6 +107,14 @@ def _converted(value: Any, option: click.Parameter) -> Any:
         if not isinstance(value, bool):
             raise ValueError("true or false")
         return value
+    if isinstance(option, click.Option) and option.multiple:
+        several = value if isinstance(value, list) else [value]
+        return tuple(option.type.convert(str(one), None, None) for one in several)
+    if isinstance(option.type, Patterns):
+        try:
+            return option.type.convert(value, None, None)
+        except click.BadParameter as error:
+            raise ValueError("patterns and their numbers, such as {ffn_*: 16}") from error
     if isinstance(option.type, Names):
         return tuple(value) if isinstance(value, list) else option.type.convert(value, None, None)
     if isinstance(option.type, Size):
@@ -246,6 +254,8 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
 
 def _written(value: Any) -> str:
     """A value as `_plain` reads it: words in quotes, numbers and true or false without."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_written(k)}: {_written(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_written, value)) + "]"
     if isinstance(value, str | Path):

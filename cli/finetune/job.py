@@ -10,20 +10,23 @@ from typing import Any
 
 from pyggml.cli import demo
 from pyggml.cli.finetune import config_file
-from pyggml.cli.options import given_settings
+from pyggml.cli.options import adapter_word, given_settings
 from pyggml.cli.paths import check_output, check_space
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.checkpoint import KEPT, existing, held
 
-LORA_FLAGS = {"rank": "lora_rank", "alpha": "lora_alpha", "modules": "lora_modules"}
+LORA_FLAGS = {
+    name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
+}
 SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     DataConfig: {},
     LoraConfig: LORA_FLAGS,
     TrainConfig: {},
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
-_OWN = (*_NEEDED, "init", "prompt")  # a job's own, which are no settings
+_OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt")  # a job's own, no settings
+_NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every")
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
@@ -36,6 +39,8 @@ class Job:
     data: Path
     output: Path
     init: Path | None
+    below: tuple[tuple[Path, float], ...] | None
+    train_tensors: tuple[str, ...] | None
     resume: Path | None
     prompt: str | None
     lora: LoraConfig
@@ -51,11 +56,13 @@ class Job:
         Not where checkpoints go, since those of this run lie there.
         """
         found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
-        for config in (
-            (self.reading, self.train) if self.init else (self.reading, self.lora, self.train)
-        ):
+        found["below"] = self.below and tuple(map(adapter_word, self.below))
+        settled = _settled_by(found)[0]
+        for config in (self.reading, self.lora, self.train):
             flags = SETTINGS_FLAGS[type(config)]
-            found |= {flags.get(f.name, f.name): getattr(config, f.name) for f in fields(config)}
+            names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
+            free = (n for n in names if config is not self.lora or names[n] not in settled)
+            found |= {names[n]: getattr(config, n) for n in free}
         return {name: value for name, value in found.items() if name not in _CHECKPOINTS}
 
 
@@ -101,9 +108,9 @@ def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
         defaults |= {"prompt": demo.PROMPT, **demo.SETTINGS}
-        of_file = LORA_FLAGS.values() if given["init"] is not None else ()
+        settled, _ = _settled_by(given)
         for name, value in defaults.items():
-            if given[name] is None and name not in of_file:
+            if given[name] is None and name not in settled:
                 given[name] = value
     if given["checkpoint_dir"] is None and given["resume"] is not None and given["resume"].is_dir():
         given["checkpoint_dir"] = str(given["resume"])
@@ -116,21 +123,34 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
         found.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
-    if given["init"] is not None:
-        settled = [LORA_FLAGS.get(f.name, f.name) for f in fields(LoraConfig) if f.name != "seed"]
-        clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
-        if clash:
-            file = "--init takes rank, alpha and modules from its file"
-            found.append(f"{file}: leave out {', '.join(clash)}")
+    settled, why = _settled_by(given)
+    clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
+    if clash:
+        found.append(f"{why}: leave out {', '.join(clash)}")
     if given["checkpoint_every"] is not None and given["checkpoint_dir"] is None:
         found.append("--checkpoint-every wants --checkpoint-dir, a folder for checkpoints")
     return found
 
 
+def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The parameters of an adapter that --init or --train-tensors leave nothing to say of, and
+    why."""
+    names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
+    if given["train_tensors"] is not None:
+        settled = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
+        return settled, "--train-tensors trains the model itself, no adapter"
+    if given["init"] is not None:
+        settled = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
+        return settled, "--init takes rank, alpha and modules from its file"
+    return [], ""
+
+
 def check_places(job: Job) -> None:
     """What would fail after hours fails now. A dry run takes no lock, which is a file."""
     config_file.check_place(config_file.path_beside(job.output))
-    check_output(job.output, {"model": job.model, "text": job.data, "checkpoint": job.resume})
+    inputs = {"model": job.model, "text": job.data, "checkpoint": job.resume}
+    inputs |= {f"adapter {path}": path for path, _ in job.below or ()}
+    check_output(job.output, inputs)
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():
@@ -144,14 +164,15 @@ def check_places(job: Job) -> None:
         raise CheckpointError(f"{job.resume}: does not exist, wanted a checkpoint to resume from")
 
 
-def check_room(job: Job, n_adapter: int) -> None:
-    """ConfigError if a disk lacks room for an adapter of so many bytes, or its checkpoints."""
-    n_adapter += _HEADER_BYTES
-    check_space(job.output, n_adapter)
+def check_room(job: Job, n_trained: int, n_output: int) -> None:
+    """ConfigError if a disk lacks room for an output of so many bytes, or for checkpoints of so
+    many bytes of parameters."""
+    check_space(job.output, n_output + _HEADER_BYTES)
     folder = job.train.checkpoint_dir
     if folder is not None:  # the numbers and two moments of each; one more than those that stay
         there = sum(path.stat().st_size for path in existing(Path(folder)))
-        check_space(Path(folder), max(0, 3 * n_adapter * (KEPT + 1) - there))
+        needed = 3 * (n_trained + _HEADER_BYTES) * (KEPT + 1)
+        check_space(Path(folder), max(0, needed - there))
 
 
 def checkpoint_of(path: Path) -> Path:

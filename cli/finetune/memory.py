@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyggml.cli.finetune.job import Job
+from pyggml.cli.finetune.results import Trained
 from pyggml.cli.samples import N_TOKENS
 from pyggml.cli.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.generation import Session
-from pyggml.lora import Adapter, Fit, Trainer, fit
+from pyggml.lora import Fit, Trainer, fit
 from pyggml.model import Model
 
 # What a process gets besides what is planned: the compiler, kernels and their scratch. A first
@@ -54,18 +55,18 @@ def _cache(model: Model, n_prompt: int) -> int:
     return sum(t.n_bytes for t in session.cache.state.values())
 
 
-def within(job: Job, adapter: Adapter, n_prompt: int) -> Job:
+def within(job: Job, trained: Trained, n_prompt: int) -> Job:
     """The job with settings that stay below its limit, if it has one, and says which.
 
     Raises ConfigError, with what would fit, if none do.
     """
     if job.max_memory is None:
         return job
-    model, p = adapter.model, adapter.parameters
+    model, p = trained.model, trained.parameters
     left = job.max_memory - resident() - SPARE - _cache(model, n_prompt)
     found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed)
     if not fits:
-        raise ConfigError(_refusal(job, found, adapter, left))
+        raise ConfigError(_refusal(job, found, trained, left))
     settled = replace(job, train=found.config, reading=replace(job.reading, ctx=found.ctx))
     taken = found.n_bytes + job.max_memory - left
     row("limit", f"{size(job.max_memory)}: {_said(found)} takes {size(taken)}{_why(job, settled)}")
@@ -93,14 +94,14 @@ def _said(found: Fit) -> str:
     return words + " --grad-checkpointing" * c.grad_checkpointing
 
 
-def _refusal(job: Job, least: Fit, adapter: Adapter, left: int) -> str:
+def _refusal(job: Job, least: Fit, trained: Trained, left: int) -> str:
     assert job.max_memory is not None
     base = job.max_memory - left
     text = (
         f"--max-memory {size(job.max_memory)} is too little: {_said(least)} takes "
         f"{size(base + least.n_bytes)}, the least with what is given"
     )
-    free, fits = fit(adapter.model, adapter.parameters, job.train, job.reading.ctx, left)
+    free, fits = fit(trained.model, trained.parameters, job.train, job.reading.ctx, left)
     if fits:
         return f"{text}; {_said(free)} would take {size(base + free.n_bytes)}"
     if free.n_bytes < least.n_bytes:

@@ -7,10 +7,47 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pyggml.cli.finetune.job import Job
+from pyggml.cli.options import adapter_word
 from pyggml.cli.progress import Meter, rise
 from pyggml.cli.show import row, say, size
 from pyggml.errors import PyggmlError
-from pyggml.lora import Adapter, Trainer
+from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
+
+# -- what was trained: an adapter, or tensors of the model --------------------------------------
+
+Trained = Adapter | TrainedTensors
+
+
+def is_model(trained: Trained) -> bool:
+    """Whether the output is a whole model, as no adapter file can hold what was trained."""
+    return not (isinstance(trained, Adapter) and trained.fits_a_file)
+
+
+def n_bytes(trained: Trained) -> int:
+    """About the size of the output."""
+    if is_model(trained):
+        return trained.model.file.n_bytes
+    p = trained.parameters
+    return p.data.nbytes + p.constant_data.nbytes
+
+
+def lora_of(trained: Trained) -> LoraConfig | None:
+    return trained.config if isinstance(trained, Adapter) else None
+
+
+def _word(trained: Trained) -> str:
+    return "model" if is_model(trained) else "adapter"
+
+
+def _write(trained: Trained, path: Path) -> None:
+    if isinstance(trained, Adapter) and not trained.fits_a_file:
+        merge(trained.model, path)
+    else:
+        trained.save(path)
+
+
+# -- at the end ---------------------------------------------------------------------------------
 
 
 def say_result(trainer: Trainer) -> None:
@@ -26,28 +63,28 @@ def say_result(trainer: Trainer) -> None:
         row("warning", rise(history))
 
 
-def save(adapter: Adapter, meter: Meter, path: Path) -> None:
-    """Write the adapter; if the disk refuses, the error says where else it was saved."""
+def save(trained: Trained, meter: Meter, path: Path) -> None:
+    """Write what was trained; if the disk refuses, the error says where else it was saved."""
     try:
-        adapter.save(path)
+        _write(trained, path)
     except PyggmlError as error:
-        faults = [*error.faults, *rescued(adapter, meter, path)]
+        faults = [*error.faults, *rescued(trained, meter, path)]
         raise PyggmlError(faults, error.about) from error
-    row("adapter", f"{path}, {size(path.stat().st_size)}")
+    row(_word(trained), f"{path}, {size(path.stat().st_size)}")
 
 
-def rescued(adapter: Adapter, meter: Meter, path: Path) -> list[str]:
-    """Save the last step's adapter in a temporary folder, so that an error costs no work; a clause
+def rescued(trained: Trained, meter: Meter, path: Path) -> list[str]:
+    """Save what the last step made in a temporary folder, so that an error costs no work; a clause
     that says where, or none if there was no step or no room."""
     if meter.last is None:
         return []
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)
     try:
-        adapter.save(spare)
+        _write(trained, spare)
     except PyggmlError:
         spare.parent.rmdir()
         return []
-    return [f"the adapter of step {meter.last.step} was saved as {spare}"]
+    return [f"the {_word(trained)} of step {meter.last.step} was saved as {spare}"]
 
 
 def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], str]) -> None:
@@ -62,8 +99,20 @@ def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], st
     row("resume", resumed(Path(folder)))
 
 
-def say_how_to_use(model: Path, adapter: Path) -> None:
-    given = shlex.join(["-m", str(model), "--lora", str(adapter)]) + ' -p "..."'
+def say_how_to_use(job: Job, is_model: bool) -> None:
     say()
-    row("use it", f"pyggml generate {given}")
-    row("", f"llama-cli {given}")
+    if is_model:
+        for command in ("pyggml generate", "llama-cli"):
+            row("use it", f'{command} -m {shlex.quote(str(job.output))} -p "..."')
+        return
+    adapters = [*(job.below or ()), (job.output, 1.0)]
+    ours = [word for given in adapters for word in ("--lora", adapter_word(given))]
+    theirs = [
+        word
+        for path, weight in adapters
+        for word in (
+            ("--lora", str(path)) if weight == 1 else ("--lora-scaled", f"{path}:{weight:g}")
+        )
+    ]
+    for command, words in (("pyggml generate", ours), ("llama-cli", theirs)):
+        row("use it", f'{command} {shlex.join(["-m", str(job.model), *words])} -p "..."')

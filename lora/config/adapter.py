@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pyggml.lora.config.settings import SEED, Settings, at_least, setting
+from pyggml.lora.config.settings import SEED, Settings, at_least, one_of, setting
+
+STARTS = ("kaiming", "pissa")
 
 
 def _modules_fit(names: object) -> bool:
@@ -14,11 +17,25 @@ def _modules_fit(names: object) -> bool:
     return len(names) > 0 and words and len(set(names)) == len(names)
 
 
+def _patterns_fit(least: float, most: float, *kinds: type) -> Callable[[object], bool]:
+    """Whether a value maps patterns of names to numbers of these kinds within these bounds."""
+
+    def fits(value: object) -> bool:
+        if not isinstance(value, Mapping):
+            return value is None
+        words = all(isinstance(name, str) and name for name in value)
+        numbers = all(type(x) in kinds and least <= x <= most for x in value.values())
+        return len(value) > 0 and words and numbers
+
+    return fits
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(Settings):
     """What an adapter is: y += alpha / rank · B(A x), A (rank, n_in), B (n_out, rank), per target.
 
     Experts have one A and one B each; the token embedding has A (n_vocab, rank), B (n_embd, rank).
+    docs/adapters.md tells of each kind.
     """
 
     rank: int = setting(
@@ -50,6 +67,50 @@ class LoraConfig(Settings):
         0,
         "leave the first N blocks alone; the backward pass ends before them, which saves time",
         *at_least(0),
+        group="adapter",
+    )
+    rslora: bool = setting(
+        False, "scale by alpha / √rank instead, which suits high ranks (rsLoRA)", group="adapter"
+    )
+    rank_pattern: Mapping[str, int] | None = setting(
+        None,
+        "ranks of some matrices, such as 'ffn_*=16,blk.0.*=4'; the last pattern that fits counts",
+        "patterns with a rank of 1 to 4096 each",
+        _patterns_fit(1, 4096, int),
+        group="adapter",
+    )
+    alpha_pattern: Mapping[str, float] | None = setting(
+        None,
+        "alphas of some matrices, likewise",
+        "patterns with a number above 0 each",
+        _patterns_fit(1e-6, 1e6, int, float),
+        group="adapter",
+    )
+    dropout: float = setting(
+        0.0,
+        "share of the numbers on their way into A that are dropped, in training alone",
+        "0 to below 1",
+        lambda p: 0 <= p < 1,
+        group="adapter",
+    )
+    init: str = setting(
+        "kaiming",
+        "how A and B start: kaiming (A random, B zero), or pissa (the matrix's own main "
+        "directions, subtracted again, for which the file takes twice the rank)",
+        *one_of(STARTS),
+        group="adapter",
+    )
+    dora: bool = setting(
+        False,
+        "also train the length of each row of a matrix (DoRA); no adapter file can hold that, so "
+        "the output is the whole model, merged",
+        group="adapter",
+    )
+    plus_ratio: float = setting(
+        1.0,
+        "learning rate of B as a multiple of A's (LoRA+)",
+        "above 0, at most 10000",
+        lambda x: 0 < x <= 1e4,
         group="adapter",
     )
     seed: int = setting(

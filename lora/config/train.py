@@ -34,7 +34,9 @@ class TrainConfig(Settings):
         1, "windows in one pass; more need more memory", *_COUNT, group="optimiser", common=True
     )
     grad_accum: int = setting(1, "passes in one step", *_COUNT, group="optimiser", common=True)
-    seed: int = setting(0, "seed of the order of the windows", *SEED, group="optimiser")
+    seed: int = setting(
+        0, "seed of the order of the windows and of dropout", *SEED, group="optimiser"
+    )
 
     # -- the learning rate ----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph, last_write, reachable, topological
-from pyggml.op import OPS, NoGrad
+from pyggml.op import OPS, Detached, NoGrad
 from pyggml.ops import add, add_inplace, repeat_back
 from pyggml.tensor import Tensor, leaf
 
@@ -30,7 +30,7 @@ def build_backward(
     shape (default: ones). With `accumulators`, leaves of the parameters' shapes, each gradient is
     added to its accumulator in place as soon as it is complete, and the outputs are views of those.
     What no parameter reaches gets no backward node. Integers carry no gradient: what is chosen by
-    number, such as the experts of a token, counts as fixed.
+    number, such as the experts of a token, counts as fixed, and so does what `detach` makes.
     Raises NoGradientError, before anything is computed, if an op on the way has no gradient, if a
     parameter does not reach the loss, or if a gradient needs numbers that were written over since;
     ShapeError if a seed or an accumulator has another shape.
@@ -140,22 +140,24 @@ def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[
     """The tensors whose value changes smoothly with a parameter."""
     reached = set(parameters)
     for t in order:
-        if not _is_integer(t) and any(s in reached for s in t.src):
+        if not _is_fixed(t) and any(s in reached for s in t.src):
             reached.add(t)
     return reached
 
 
 def _reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors from which a way without integers leads to the loss."""
+    """The tensors from which a way without fixed ones leads to the loss."""
     reaching = {loss}
     for t in reversed(order):
-        if t in reaching and not _is_integer(t):
+        if t in reaching and not _is_fixed(t):
             reaching.update(t.src)
     return reaching
 
 
-def _is_integer(t: Tensor) -> bool:
-    return t.dtype.numpy.kind == "i"
+def _is_fixed(t: Tensor) -> bool:
+    """Whether it carries no gradient: integers, and what was detached."""
+    detached = t.op is not None and isinstance(t.op.grad, Detached)
+    return detached or t.dtype.numpy.kind == "i"
 
 
 def _refuse_gaps(

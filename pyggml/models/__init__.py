@@ -5,7 +5,8 @@ from pyggml.models.architectures import ARCHITECTURES
 from pyggml.models.build import Parts, build, build_loss, compose, read, token_losses
 from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
-from pyggml.models.net import Cache, Inputs, LoraPair, LoraPairs, Net
+from pyggml.models.low_rank import LoraPair, LoraPairs, Magnitude
+from pyggml.models.net import Cache, Inputs, Net
 from pyggml.models.small import draw, small_metadata, tensors_of
 from pyggml.models.weights import TensorSpec
 
@@ -17,6 +18,7 @@ __all__ = [
     "Inputs",
     "LoraPair",
     "LoraPairs",
+    "Magnitude",
     "ModelConfig",
     "Net",
     "Parts",

@@ -5,24 +5,33 @@ keys      general.type = "adapter", adapter.type = "lora", general.architecture 
 tensors   NAME.lora_a (r, n_in) and NAME.lora_b (n_out, r) for a base tensor NAME; experts have a
           leading axis n_expert; the token embedding has (n_vocab, r) and (n_embd, r)
 update    y += alpha / r · B(A x); the factor is 1 if alpha is 0 or missing
+
+Two keys of our own, which others ignore, tell how training may go on; tensors come in their order:
+
+pyggml.lora.alphas        float64 array: each tensor's own alpha, where they differ. B is written
+                          times own alpha / adapter.lora.alpha and read back divided by it.
+pyggml.lora.fixed_ranks   int32 array: so many of a tensor's last ranks are not to be trained
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from pyggml import gguf
+from pyggml.backends import read
 from pyggml.errors import AdapterError
 from pyggml.models.build import Parts
 from pyggml.models.config import short
-from pyggml.models.net import LoraPair
+from pyggml.models.low_rank import LoraPair
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
 from pyggml.tensor import Tensor, leaf
 
 SUFFIXES = (".lora_a", ".lora_b")
+ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"
 _INVOCATION = "adapter.alora.invocation_tokens"
 TIED = (
     "this model's output matrix is its token embedding, and llama.cpp would apply an update of the "
@@ -55,6 +64,9 @@ def read_adapter(path: str | os.PathLike[str], parts: Parts) -> dict[str, LoraPa
             else:
                 scale = alpha / b.shape[-1] if alpha else 1.0
                 pairs[base] = LoraPair(_leaf(file, a.name), _leaf(file, b.name), scale)
+        if not faults:
+            pairs = _with_own_alphas(file, pairs, alpha, faults)
+            pairs = _with_fixed_ranks(file, pairs, faults)
     if faults:
         raise AdapterError(f"{path}: " + "; ".join(faults[:10]))
     return pairs
@@ -110,6 +122,52 @@ def _misfit(
     if a.dtype.name not in QUANTS or b.dtype.name not in QUANTS:
         return f"{base}: types {a.dtype} and {b.dtype}, known are {', '.join(QUANTS)}"
     return None
+
+
+def _with_own_alphas(
+    file: gguf.GGUFFile, pairs: dict[str, LoraPair], alpha: float, faults: list[str]
+) -> dict[str, LoraPair]:
+    """The same updates, as they were before B was written for one alpha."""
+    alphas = _own(file, ALPHAS, np.float64, len(pairs), faults)
+    if alphas is None or not alpha:
+        return pairs
+    if not (np.isfinite(alphas).all() and (alphas > 0).all()):
+        faults.append(f"{ALPHAS} is not finite and above 0")
+        return pairs
+    return {
+        base: replace(p, b=_divided(p.b, own / alpha), scale=float(own) / p.rank)
+        for (base, p), own in zip(pairs.items(), alphas, strict=True)
+    }
+
+
+def _with_fixed_ranks(
+    file: gguf.GGUFFile, pairs: dict[str, LoraPair], faults: list[str]
+) -> dict[str, LoraPair]:
+    fixed = _own(file, FIXED_RANKS, np.int32, len(pairs), faults)
+    if fixed is None:
+        return pairs
+    for (base, p), n in zip(pairs.items(), fixed, strict=True):
+        matrix = p.a.shape[0] == p.b.shape[-1] and len(p.a.shape) == 2
+        if n and not (matrix and 0 < n < p.rank):
+            faults.append(f"{FIXED_RANKS} is {n} for {base}, wanted less than its rank {p.rank}")
+    return {b: replace(p, n_fixed=int(n)) for (b, p), n in zip(pairs.items(), fixed, strict=True)}
+
+
+def _own(
+    file: gguf.GGUFFile, key: str, kind: type[np.generic], n: int, faults: list[str]
+) -> np.ndarray | None:
+    """An array of ours, if it is there."""
+    found = file.get(key)
+    if found is None:
+        return None
+    if isinstance(found, np.ndarray) and found.dtype == kind and found.shape == (n,):
+        return found
+    faults.append(f"{key} is {short(found)}, wanted an array of {n} {np.dtype(kind)}")
+    return None
+
+
+def _divided(t: Tensor, by: float) -> Tensor:
+    return leaf(read(t) / np.float32(by), t.name)
 
 
 def _leaf(file: gguf.GGUFFile, name: str) -> Tensor:

@@ -13,7 +13,8 @@ from pyggml.graph import Graph
 from pyggml.models.architectures import ARCHITECTURES
 from pyggml.models.config import ModelConfig, Reader, short
 from pyggml.models.decoder import Decoder, output_name
-from pyggml.models.net import Cache, Inputs, LoraPairs, Net
+from pyggml.models.low_rank import LoraPairs
+from pyggml.models.net import Cache, Inputs, Net
 from pyggml.models.weights import Weights, read_weights
 from pyggml.ops import (
     cross_entropy_by_row,

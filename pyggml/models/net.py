@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph, Notes
+from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.weights import Weights
 from pyggml.op import Spec
 from pyggml.ops import (
     add,
     add_id,
     get_rows,
+    mul,
     mul_mat,
     mul_mat_add,
     mul_mat_id,
@@ -29,23 +31,6 @@ from pyggml.tensor import Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)
-class LoraPair:
-    """A low-rank update of one matrix: y += scale · B(A x), A (r, n_in), B (n_out, r).
-
-    Experts: one A and one B for each, A (n_expert, r, n_in), B (n_expert, n_out, r).
-    Tables: row i += scale · B A[i], A (n_rows, r), B (n, r).
-    """
-
-    a: Tensor
-    b: Tensor
-    scale: float
-
-
-# Full tensor name, such as "blk.0.attn_q.weight" -> its update.
-LoraPairs = Mapping[str, LoraPair]
-
-
-@dataclass(frozen=True, slots=True)
 class Inputs:
     """The leaves that change from run to run, for T tokens.
 
@@ -53,12 +38,15 @@ class Inputs:
     positions   (T,) int32, below n_ctx
     span        (T, 2) int32, the keys that a token attends to: [first, last + 1), as indices of
                 tokens of this run or, with a cache, of cache rows
+    draw        (3,) int32, seed and number of the random draw (pyggml.ops.dropout); None where
+                nothing is drawn: everywhere but in training
     """
 
     tokens: Tensor
     positions: Tensor
     span: Tensor
     n_ctx: int
+    draw: Tensor | None = None
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None) -> Inputs:
@@ -112,9 +100,13 @@ class Net:
     def linear(self, name: str, x: Tensor) -> Tensor:
         """x·Wᵀ, plus the adapters' updates, plus the bias, in llama.cpp's order."""
         full = f"{name}.weight"
-        y = mul_mat(self.weights[full], x).named(name)
+        w = self.weights[full]
+        y = mul_mat(w, x).named(name)
         for p in self._pairs(full):
-            y = mul_mat_add(y, p.b, scale(mul_mat(p.a, x), p.scale)).named(f"{name}+lora")
+            down = scale(mul_mat(p.a, p.input(x, self.inputs.draw)), p.scale)
+            y = mul_mat_add(y, p.b, down).named(f"{name}+lora")
+            if p.magnitude is not None:
+                y = mul(self.large(y), p.row_factors(w)).named(f"{name}+dora")
         bias = self.weights.get(f"{name}.bias")
         return self.in_turn(y if bias is None else add(y, bias))
 
@@ -123,8 +115,8 @@ class Net:
         full = f"{name}.weight"
         y = mul_mat_id(self.weights[full], x, ids).named(name)
         for p in self._pairs(full):
-            update = mul_mat_id(p.b, scale(mul_mat_id(p.a, x, ids), p.scale), ids)
-            y = add(y, update).named(f"{name}+lora")
+            down = mul_mat_id(p.a, p.input(x, self.inputs.draw), ids)
+            y = add(y, mul_mat_id(p.b, scale(down, p.scale), ids)).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
         return self.in_turn(y if bias is None else add_id(y, bias, ids))
 

@@ -20,6 +20,8 @@ from pyggml.ops.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.attention import flash_attn_ext
 from pyggml.ops.conv import conv_2d_direct, conv_2d_dw, conv_transpose_1d, conv_transpose_2d
 from pyggml.ops.delta_net import gated_delta_net
+from pyggml.ops.detach import detach
+from pyggml.ops.dropout import dropout
 from pyggml.ops.embedding import arange, timestep_embedding
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
@@ -110,10 +112,12 @@ __all__ = [
     "cross_entropy_rows",
     "cross_entropy_rows_back",
     "cumsum",
+    "detach",
     "diag",
     "diag_mask_inf",
     "diag_mask_zero",
     "div",
+    "dropout",
     "dup",
     "elu",
     "exp",

@@ -17,6 +17,7 @@ from pyggml.ops import (
     add,
     add_inplace,
     argmax,
+    detach,
     div,
     flash_attn_ext,
     floor,
@@ -35,7 +36,7 @@ from pyggml.ops import (
     sum_,
     transpose,
 )
-from pyggml.runtime import bind, run
+from pyggml.runtime import bind, results, run
 from pyggml.tensor import leaf, zeros
 
 
@@ -388,3 +389,12 @@ def test_nothing_is_computed_before_a_refusal():
     with pytest.raises(NoGradientError):
         gradients_of(loss, [x])
     assert all(t.data is None for t in Graph.of(loss).nodes)
+
+
+def test_what_is_detached_counts_as_fixed():
+    """d(x · detach(x)) = detach(x), and nothing behind detach gets a backward node."""
+    x = leaf(np.array([2.0, -3.0], np.float32), "x")
+    _, grad = results(build_backward(Graph.of(mul(x, detach(sqr(x)))), [x]))
+    np.testing.assert_array_equal(grad, [4.0, 9.0])
+    with pytest.raises(NoGradientError, match="x does not reach the loss"):
+        build_backward(Graph.of(detach(x)), [x])

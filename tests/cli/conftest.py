@@ -107,8 +107,9 @@ def pyggml(capsys):
 def finetune(pyggml, tiny, text, tmp_path):
     """Runs a short `pyggml finetune` over the tiny model; options given later win."""
 
-    def call(*arguments, model=tiny, data=text, output=tmp_path / "adapter.gguf"):
-        short = ("--ctx", 16, "--max-steps", 4, "--lora-rank", 2, "--prompt", "the ")
+    def call(*arguments, model=tiny, data=text, output=tmp_path / "adapter.gguf", rank=2):
+        short = ("--ctx", 16, "--max-steps", 4, "--prompt", "the ")
+        short += () if rank is None else ("--lora-rank", rank)
         return pyggml("finetune", "-m", model, "-f", data, "-o", output, *short, *arguments)
 
     return call

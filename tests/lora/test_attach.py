@@ -156,21 +156,27 @@ def test_an_adapter_that_was_loaded_can_be_trained_further(tiny, tmp_path):
     np.testing.assert_array_equal(model.logits(TOKENS), before)
 
 
-def test_what_cannot_be_unfrozen_is_explained(tiny, tmp_path):
+def test_what_cannot_be_unfrozen_is_explained(tiny):
     with pytest.raises(AdapterError, match="has 0 adapters, wanted one: load it with adapter="):
         unfreeze(pyggml.load(tiny))
+
+
+@pytest.mark.parametrize("alpha, scales", [(None, [1, 1, 1]), (6, [3, 3, 2])])
+def test_ranks_of_a_foreign_file_may_differ(tiny, tmp_path, alpha, scales):
     tensors = []
-    for name, rank in (("blk.0.attn_q.weight", 2), ("blk.1.attn_q.weight", 3)):
+    for i, rank in enumerate((2, 2, 3)):
+        name = f"blk.{i}.attn_q.weight"
         tensors += [(f"{name}.lora_a", F32, (rank, 32), np.ones((rank, 32), np.float32))]
         tensors += [(f"{name}.lora_b", F32, (32, rank), np.ones((32, rank), np.float32))]
     about = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama"}
-    pyggml.gguf.write(tmp_path / "a.gguf", about, tensors)
-    with pytest.raises(AdapterError, match="has no alpha and ranks from 2 to 3"):
-        unfreeze(pyggml.load(tiny, adapter=tmp_path / "a.gguf"))
-    about["adapter.lora.alpha"] = np.float32(6)
+    about |= {} if alpha is None else {"adapter.lora.alpha": np.float32(alpha)}
     pyggml.gguf.write(tmp_path / "a.gguf", about, tensors)
     adapter = unfreeze(pyggml.load(tiny, adapter=tmp_path / "a.gguf"))
-    assert [p.scale for p in adapter.pairs.values()] == [3, 2] and adapter.config.alpha == 6
+    assert [p.scale for p in adapter.pairs.values()] == scales
+    config = adapter.config
+    assert (config.rank, config.alpha) == (2, alpha or 2)
+    assert config.rank_pattern == {"blk.2.attn_q.weight": 3}
+    assert config.alpha_pattern == (None if alpha else {"blk.2.attn_q.weight": 3})
 
 
 def test_logits_past_the_model_s_context_are_refused(tiny):

@@ -7,7 +7,7 @@ import pyggml
 from pyggml import gguf
 from pyggml.dtypes import F32
 from pyggml.errors import AdapterError
-from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.lora import LoraConfig, attach, loss_and_grads, merge
 
 from measures import nmse
 from peers.files import GOLDEN
@@ -102,6 +102,19 @@ def test_gradients_are_slopes_of_the_loss():
             g = grads[f"{name}.lora_{half}"]
             slope = (ends[0] - ends[1]) / 0.02
             assert abs(np.sum(g * along) - slope) < 5e-3 * np.linalg.norm(g), (name, half)
+
+
+def test_every_shape_merges(tmp_path):
+    """Experts, tables and matrices, of a model in F32, where nothing is lost."""
+    from pyggml.requantize import requantize
+
+    requantize(MODEL, tmp_path / "model.gguf", "F32")
+    model = pyggml.load(tmp_path / "model.gguf", compute="f32")
+    adapter = shaken(attach(model, LoraConfig(rank=3, alpha=6.0, modules=ALL)))
+    merge(adapter.model, tmp_path / "merged.gguf")
+    merged = pyggml.load(tmp_path / "merged.gguf", compute="f32")
+    assert nmse(merged.logits(TOKENS), adapter.model.logits(TOKENS)) < 1e-9
+    assert nmse(merged.logits(TOKENS), model.logits(TOKENS)) > 1e-3
 
 
 def test_the_file_reads_back_as_the_same_adapter(tmp_path):

@@ -1,0 +1,65 @@
+"""Model with adapters → a model file with their updates in its weights.
+
+matrices   W ← W + s·BA          one for each expert too; tables   W ← W + s·AB
+DoRA       W_i ← m_i · (W + s·BA)_i / ‖(W + s·BA)_i‖
+
+Each tensor is unpacked, updated in float32 and packed again as the type that it had, so that a
+coarse type loses what is smaller than its steps. One tensor is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import numpy as np
+
+from pyggml.backends import read
+from pyggml.errors import AdapterError
+from pyggml.lora.starts import row_squares, unpacked
+from pyggml.model import Model
+from pyggml.models import LoraPair
+from pyggml.requantize import rewrite
+
+_ROWS = 1024  # of a matrix that are updated at a time
+
+
+def merge(model: Model, path: str | os.PathLike[str]) -> None:
+    """Write the model with the updates of all its adapters in its weights; metadata is kept.
+
+    An older file at `path` stays whole until the new one is complete. Raises AdapterError if the
+    model has no adapter, QuantError for a type that nothing packs, PyggmlError if the disk refuses.
+    """
+    if not model.adapters:
+        raise AdapterError("the model has no adapter: there is nothing to merge")
+    names = dict.fromkeys(name for pairs in model.adapters for name in pairs)
+    rewrite(model.file, path, {name: partial(merged, model, name) for name in names})
+
+
+def merged(model: Model, name: str) -> np.ndarray:
+    """The float32 numbers of one tensor with its updates, in the shape of the tensor."""
+    w = unpacked(model.parts.weights[name]).copy()
+    is_table = model.parts.decoder.tensors()[name].table
+    for pairs in model.adapters:
+        if name in pairs:
+            _update(w, pairs[name], is_table)
+    return w
+
+
+def _update(w: np.ndarray, pair: LoraPair, is_table: bool) -> None:
+    """Add an update to a weight in place."""
+    left, right = (read(t) for t in ((pair.a, pair.b) if is_table else (pair.b, pair.a)))
+    right = right.T if is_table else right
+    if w.ndim == 3:
+        for matrix, b, a in zip(w, left, right, strict=True):
+            _add_product(matrix, b, a, pair.scale)
+        return
+    _add_product(w, left, right, pair.scale)
+    if pair.magnitude is not None:
+        w *= (read(pair.magnitude.m) / np.sqrt(row_squares(w)))[:, None]
+
+
+def _add_product(w: np.ndarray, left: np.ndarray, right: np.ndarray, scale: float) -> None:
+    for first in range(0, len(w), _ROWS):
+        rows = slice(first, first + _ROWS)
+        w[rows] += np.float32(scale) * (left[rows] @ right)

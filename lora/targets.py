@@ -1,0 +1,166 @@
+"""Config, model → the tensors that get an update, with their ranks and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import sqrt
+from typing import TypeVar
+
+import numpy as np
+
+from pyggml.errors import AdapterError, Fault
+from pyggml.lora.config import LoraConfig
+from pyggml.models import Parts, TensorSpec
+from pyggml.models.adapter import TIED
+from pyggml.quants import NoPack, quant
+from pyggml.tensor import Shape
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor, and the update that it is to get: of this rank, times `scale`."""
+
+    spec: TensorSpec
+    rank: int
+    scale: float
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape]:
+        """Of A and B, as in the adapter file."""
+        found = self.spec.update(self.rank)
+        assert found is not None, "targets() gives only what can be updated"
+        return found
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is one matrix of a product: no table, and no matrix for each expert."""
+        return self.spec.linear and len(self.spec.shape) == 2
+
+
+def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
+    """The tensors that get an update, by full name, in the model's order.
+
+    Raises AdapterError with every module that the model lacks or llama.cpp would not apply, every
+    pattern that fits none, and every tensor that is too small for its rank, or no plain matrix
+    where DoRA or PiSSA need one.
+    """
+    n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
+    modules = parts.decoder.usual_modules if config.modules is None else config.modules
+    faults: list[Fault] = [fault for m in modules if (fault := _refusal(parts, m))]
+    if config.skip_layers >= n_layer and not {"output", "token_embd"} & set(modules):
+        fault = f"is {config.skip_layers}, wanted below the model's {n_layer} blocks"
+        faults.append(("skip_layers", fault))
+    names = ["token_embd.weight"] * ("token_embd" in modules)
+    names += [
+        f"blk.{i}.{m}.weight"
+        for i in range(config.skip_layers, n_layer)
+        for m in parts.decoder.modules
+        if m in modules
+    ]
+    names += ["output.weight"] * ("output" in modules)
+    bases = {n: specs[n] for n in names if n in parts.weights}
+    found = {name: _target(name, spec, config) for name, spec in bases.items()}
+    faults += _unmatched(found, config)
+    faults += _too_small(found, config.rank)
+    faults += _no_matrices(found, config)
+    faults += _unwritable(parts, found) if config.dora else []
+    if faults:
+        raise AdapterError(faults)
+    return found
+
+
+def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:
+    rank = _matched(config.rank_pattern, name, config.rank)
+    alpha = _matched(config.alpha_pattern, name, config.alpha)
+    if not config.rslora:
+        return Target(spec, rank, alpha / rank)
+    in_file = np.float32(alpha * sqrt(rank))  # which llama.cpp divides by the rank
+    return Target(spec, rank, float(in_file) / rank)
+
+
+def _matched(patterns: Mapping[str, T] | None, name: str, default: T) -> T:
+    """The value of the last pattern that fits a tensor."""
+    found = [value for pattern, value in (patterns or {}).items() if fits(pattern, name)]
+    return found[-1] if found else default
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a pattern is of a tensor's name, with or without .weight, or of its module's."""
+    short = name.removesuffix(".weight")
+    return any(fnmatchcase(n, pattern) for n in (name, short, short.split(".", 2)[-1]))
+
+
+def _unmatched(found: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
+    """Patterns that fit no target: most likely they are misspelt."""
+    settings = ("rank_pattern", "alpha_pattern")
+    return [
+        (setting, f"has {pattern!r}, wanted a pattern that fits a matrix of the adapter")
+        for setting in settings
+        for pattern in getattr(config, setting) or ()
+        if not any(fits(pattern, name) for name in found)
+    ]
+
+
+def _no_matrices(found: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
+    wanting = {"dora": config.dora, "init": config.init == "pissa"}
+    others = [name for name, target in found.items() if not target.is_matrix]
+    return [
+        (setting, f"wants plain matrices, and {others[0]} is a table or a matrix for each expert")
+        for setting, wants in wanting.items()
+        if wants and others
+    ]
+
+
+def _unwritable(parts: Parts, names: Iterable[str]) -> list[Fault]:
+    """DoRA's result is merged into the model, in the type that each matrix has."""
+    types = {name: parts.weights[name].dtype for name in names}
+    faults: list[Fault] = [
+        ("dora", f"ends with a merged model, but nothing can pack {name}, which is {dtype}")
+        for name, dtype in types.items()
+        if isinstance(quant(dtype.name).pack, NoPack)
+    ]
+    return faults[:1]
+
+
+def _refusal(parts: Parts, module: str) -> str | None:
+    """Why this module cannot be adapted, or None if it can."""
+    if module == "output":
+        if parts.output_name == "output":
+            return None
+        return (
+            "output cannot be adapted: this model's output matrix is its token embedding, and "
+            "llama.cpp would refuse an adapter for a matrix that the file does not have"
+        )
+    if module == "token_embd":
+        tied = parts.output_name == "token_embd"
+        return f"token_embd cannot be adapted: {TIED}" if tied else None
+    if module.endswith("_norm"):
+        return f"{module} cannot be adapted: llama.cpp ignores updates of norms"
+    if module not in parts.decoder.modules:
+        return f"{module} is no linear module of this model, known are {', '.join(_known(parts))}"
+    if not any(f"blk.{i}.{module}.weight" in parts.weights for i in range(parts.config.n_layer)):
+        return f"{module} is in none of this model's blocks"
+    return None
+
+
+def _known(parts: Parts) -> tuple[str, ...]:
+    outer = ("token_embd", "output") if parts.output_name == "output" else ()
+    return (*parts.decoder.modules, *outer)
+
+
+def _too_small(found: Mapping[str, Target], usual: int) -> list[Fault]:
+    """Tensors whose rank exceeds what an update of them can have, told of the smallest."""
+    highest = {name: min(target.spec.shape[-2:]) for name, target in found.items()}
+    small = [name for name, most in highest.items() if found[name].rank > most]
+    if not small:
+        return []
+    least = min(small, key=highest.__getitem__)
+    rank, most = found[least].rank, highest[least]
+    others = f" and {len(small) - 1} more matrices are too small" if len(small) > 1 else ""
+    why = f"{least} has {most} rows or columns{others}"
+    setting = "rank" if rank == usual else "rank_pattern"
+    return [(setting, f"is {rank}, wanted at most {most}: {why}")]
