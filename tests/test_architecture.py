@@ -45,6 +45,7 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/gemm/activations.py",
     "pyggml/gemm/amx/rows.py",
     "pyggml/gemm/amx/tiles.py",
+    "pyggml/attention/amx_softmax.py",
     "pyggml/attention/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/int8_tile.py",

@@ -64,6 +64,7 @@ SHARED = (
     "gemm/amx/rows.py",
     "attention/amx_tile.py",
     "attention/softmax.py",
+    "attention/amx_softmax.py",
     "attention/tiles.py",
     "attention/tile_products.py",
     "attention/decode_tile.py",

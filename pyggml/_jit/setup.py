@@ -1,8 +1,8 @@
 """What happens once, when the first kernel is about to be declared.
 
-OpenMP's waiting and the choice of the thread layer, the cache folder, and the workarounds for
-Numba's cache. Numba reads its settings when a kernel is declared, and OpenMP its own when it first
-runs: importing this file does it all, and pyggml._jit imports it first.
+OpenMP's waiting and the choice of the thread layer, the width of vectors, the cache folder, and the
+workarounds for Numba's cache. Numba reads its settings when a kernel is declared, and OpenMP its
+own when it first runs: importing this file does it all, and pyggml._jit imports it first.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import os
 from pathlib import Path
 
 from numba.core import config
+from numba.core.codegen import get_host_cpu_features
 
 from pyggml._jit.cache import writable_folder
 from pyggml._jit.workarounds import call_own_copies, name_files_apart
+from pyggml._permission import tiles_granted
 
 
 def _let_threads_sleep() -> None:
@@ -35,6 +37,16 @@ def _prefer_openmp() -> None:
         config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
+def _use_whole_vectors() -> None:
+    """On CPUs with tiles, have LLVM make loops of whole vector registers.
+
+    It prefers half of one on Intel's CPUs with AVX-512, the first of which clocked down for whole
+    ones.
+    """
+    if tiles_granted() and config.CPU_NAME is None and config.CPU_FEATURES is None:
+        config.CPU_FEATURES = get_host_cpu_features() + ",-prefer-256-bit"
+
+
 def _keep_kernels() -> Path | None:
     """Choose the cache folder and hand it to Numba; None if compiled kernels cannot be kept."""
     folder = writable_folder()
@@ -45,6 +57,7 @@ def _keep_kernels() -> Path | None:
 
 _let_threads_sleep()
 _prefer_openmp()
+_use_whole_vectors()
 call_own_copies()
 name_files_apart()
 CACHE = _keep_kernels()  # where compiled kernels are kept, None if they cannot be

@@ -14,6 +14,7 @@ from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml._jit import Code, kernel
 from pyggml._simd import fill
 from pyggml._tasks import Stage, launch, stage, task_code
+from pyggml.attention.amx_softmax import softmax_rows
 from pyggml.attention.amx_tile import (
     BC,
     BR,
@@ -26,7 +27,6 @@ from pyggml.attention.amx_tile import (
     load_rows,
     pair_row,
     pairs_array,
-    round_rows,
     scores,
     transpose_tile,
     transposed_array,
@@ -38,7 +38,6 @@ from pyggml.attention.softmax import (
     ZERO,
     divide_tile,
     group_ranges,
-    softmax_tile,
 )
 from pyggml.call import Call
 from pyggml.dtypes import F32
@@ -155,8 +154,7 @@ def _forward_task(f, task, thread):
     for key in range(low // BC * BC, high, BC):
         window = key_window(low, high, key)
         scores(s, rows, f.k_transposed[key_head], key, PARTS * wide // STEP, starts, stops)
-        softmax_tile(s, o_tile, m, norm, span, first, key, BC, window, f.scale)
-        round_rows(p, s, window)
+        softmax_rows(p, s, o_tile, m, norm, span, first, key, BC, window, f.scale)
         add_to_queries(o_tile, p, f.v_pairs[key_head], key, starts, stops)
     release()
     divide_tile(f.o, f.lse, o_tile, m, norm, head, first, n)

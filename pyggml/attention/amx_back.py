@@ -21,6 +21,7 @@ from pyggml.attention.amx import (
     takes,
     transposed_task,
 )
+from pyggml.attention.amx_softmax import softmax_rows_back
 from pyggml.attention.amx_tile import (
     BC,
     BR,
@@ -30,18 +31,17 @@ from pyggml.attention.amx_tile import (
     PARTS,
     add_to_keys,
     add_to_queries,
+    columns_of,
     key_window,
     load_rows,
     pair_tile,
     pairs_array,
-    round_columns,
-    round_rows,
     scores,
     transposed_array,
     width,
 )
 from pyggml.attention.path import Backward, Path, Problem
-from pyggml.attention.softmax import ZERO, group_ranges, softmax_tile_back
+from pyggml.attention.softmax import ZERO, group_ranges
 from pyggml.call import Call
 from pyggml.gemm.amx.rows import panel_bytes
 from pyggml.gemm.amx.tiles import SIDE, STEP, configure, release
@@ -76,7 +76,8 @@ class BackwardTiles(Frame):
     dp: Floats3
     ds: Shorts3
     columns: Shorts3
-    column_pairs: Floats3
+    p_pairs: Floats3
+    ds_pairs: Floats3
     dq_tile: Floats3
     delta: Floats2
     spare: Floats2
@@ -107,7 +108,8 @@ def _backward_tile(f, task, head, first, thread):
     starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
     q_rows, do_rows = _load_tile(f, head, first, n_groups * SIDE, thread)
     s, dp = f.s[thread][: n_groups * SIDE], f.dp[thread][: n_groups * SIDE]
-    ds, columns, pairs = f.ds[thread], f.columns[thread], f.column_pairs[thread]
+    ds, columns = f.ds[thread], f.columns[thread]
+    p_pairs, ds_pairs = f.p_pairs[thread], f.ds_pairs[thread]
     dq_tile, delta = f.dq_tile[thread], f.delta[thread]
     n_steps = dq_tile.shape[1] // STEP
     for i in range(n_groups * SIDE):
@@ -117,12 +119,13 @@ def _backward_tile(f, task, head, first, thread):
         window = key_window(low, high, key)
         scores(s, q_rows, f.k_transposed[key_head], key, PARTS * n_steps, starts, stops)
         scores(dp, do_rows, f.v_transposed[key_head], key, n_steps, starts, stops)
-        softmax_tile_back(s, dp, f.lse[head], delta, span, first, key, BC, window, f.scale)
-        round_rows(ds, dp, window)
+        softmax_rows_back(
+            ds, p_pairs, ds_pairs, s, dp, f.lse[head], delta, span, first, key, BC, window, f.scale
+        )
         add_to_queries(dq_tile, ds, f.k_pairs[key_head], key, starts, stops)
-        round_columns(columns, dp, window, pairs)
+        columns_of(columns, ds_pairs, window, s.shape[0])
         add_to_keys(f.dk_sums[task], columns, f.q_pairs[thread], key, window, starts, stops)
-        round_columns(columns, s, window, pairs)
+        columns_of(columns, p_pairs, window, s.shape[0])
         add_to_keys(f.dv_sums[task], columns, f.do_pairs[thread], key, window, starts, stops)
     for i in range(n):
         to, of = f.dq[first + i, head], dq_tile[i]
@@ -188,7 +191,8 @@ def _backward_layout(problem: Problem) -> Layout:
         dp=per_thread(BR, LDS),
         ds=per_thread(BR, LDP, dtype=np.uint16),
         columns=per_thread(BC, BR + PAD, dtype=np.uint16),
-        column_pairs=per_thread(BR // 2, LDS),
+        p_pairs=per_thread(BR // 2, LDS),
+        ds_pairs=per_thread(BR // 2, LDS),
         dq_tile=per_thread(BR, wide),
         delta=per_thread(BR),
     )

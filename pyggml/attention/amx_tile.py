@@ -26,11 +26,11 @@ from pyggml.gemm.amx.rows import (
     pair_rows,
     panel_bytes,
     round_padded,
-    round_row,
-    round_two,
+    split_row,
     transpose,
 )
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product
+from pyggml.gemm.microkernel import fetch
 from pyggml.scratch import Array
 from pyggml.sizes import round_up
 
@@ -39,6 +39,7 @@ N_GROUPS = BR // SIDE
 LDS = BC + LINE // 4  # floats from row to row of scores
 LDP = BC + LINE // 2  # the same of their bfloat16
 PARTS = 3  # of a split number
+_AHEAD = 6  # rows
 _NEW, _ADDING = np.int64(0), np.int64(1)
 NOTHING, HI = np.uint16(0), 0
 
@@ -66,24 +67,25 @@ def transposed_array(n_heads: int, n: int, d: int, parts: int) -> Array:
 @kernel
 def round_split(row, x, wide, hi, lo, spare):
     """row (3, wide) of bfloat16 = x: part `lo` holds what the others, `hi` and part 0, leave."""
-    at = row.ctypes.data
-    round_padded(at, x, spare)
-    for i in range(x.shape[0]):
-        row[hi * wide + i] = row[i]
-        spare[i] = x[i] - np.int32(np.int32(row[i]) << np.int32(16)).view(np.float32)
-    fill(spare[x.shape[0] : wide], ZERO)
-    fill(row[hi * wide + x.shape[0] : (hi + 1) * wide], NOTHING)
-    round_row(at + 2 * lo * wide, spare.ctypes.data, wide)
+    of, to = x.ctypes.data, row.ctypes.data
+    if x.shape[0] < wide:
+        fill(spare, ZERO)
+        for i in range(x.shape[0]):
+            spare[i] = x[i]
+        of = spare.ctypes.data
+    split_row(to, to + 2 * hi * wide, to + 2 * lo * wide, of, wide)
 
 
 @kernel
 def load_rows(rows, x, first, head, n_used, wide, hi, lo, spare):
     """rows (n, ld) = rows `first` … of one head of x as bfloat16, split where `lo` is a part.
 
-    Zeros from row `n_used` on.
+    Zeros from row `n_used` on. Rows lie a page or so apart, where the CPU foresees nothing.
     """
     for i in range(rows.shape[0]):
         row = rows[i]
+        if first + i + _AHEAD < n_used:
+            fetch(x[first + i + _AHEAD, head].ctypes.data, 4 * x.shape[2])
         if first + i >= n_used:
             fill(row, NOTHING)
         elif lo > 0:
@@ -116,28 +118,13 @@ def transpose_tile(panel, rows, j, depth):
         transpose(to + s * 2 * TILE_BYTES, LANES, rows.ctypes.data + s * LINE, ld)
 
 
-# -- rounding of a tile ---------------------------------------------------------------------------
-
-
 @kernel
-def round_rows(to, s, window):
-    """Rows of a tile of scores as rows of bfloat16, in the columns `window`."""
-    n = window[1] - window[0]
-    for i in range(s.shape[0]):
-        round_row(to[i, window[0] :].ctypes.data, s[i, window[0] :].ctypes.data, n)
-
-
-@kernel
-def round_columns(to, s, window, pairs):
-    """Columns `window` of a tile of scores as rows of bfloat16; pairs (BR / 2, LDS) is scratch."""
-    n, ld = window[1] - window[0], to.shape[1] // 2
-    for i in range(0, s.shape[0], 2):
-        one, other = s[i, window[0] :], s[i + 1, window[0] :]
-        round_two(pairs[i // 2].ctypes.data, one.ctypes.data, other.ctypes.data, n)
-    for j in range(0, n, LANES):
-        for i in range(0, s.shape[0] // 2, LANES):
+def columns_of(to, pairs, window, n_rows):
+    """Columns `window` of n_rows rows, which come as pairs (n_rows / 2, …), as rows."""
+    for j in range(0, window[1] - window[0], LANES):
+        for i in range(0, n_rows // 2, LANES):
             here = to[window[0] + j].ctypes.data + 4 * i
-            transpose(here, ld, pairs[i, j:].ctypes.data, pairs.shape[1])
+            transpose(here, to.shape[1] // 2, pairs[i, j:].ctypes.data, pairs.shape[1])
 
 
 # -- products -------------------------------------------------------------------------------------

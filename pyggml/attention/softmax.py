@@ -37,7 +37,7 @@ def group_ranges(starts, stops, span, first, group):
 
 
 @kernel
-def _seen(span, query, key, n_keys):
+def seen(span, query, key, n_keys):
     """Columns [start, stop) of a tile that the query sees; none for a query past the last."""
     if query >= span.shape[0]:
         return 0, 0
@@ -72,7 +72,7 @@ def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
     """
     for i in range(s.shape[0]):
         row = s[i]
-        start, stop = _seen(span, first + i, key, n_keys)
+        start, stop = seen(span, first + i, key, n_keys)
         if start >= stop:
             fill(row[window[0] : window[1]], ZERO)
             continue
@@ -84,20 +84,20 @@ def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
 @kernel
 def _softmax_row(row, start, stop, scale, o, m, norm):
     """One row, in whole vectors around its columns [start, stop); the new m and norm."""
-    seen = row[start // LANES * LANES : (stop + LANES - 1) // LANES * LANES]
+    scores = row[start // LANES * LANES : (stop + LANES - 1) // LANES * LANES]
     start, stop = start % LANES, start % LANES + stop - start
-    for j in range(seen.shape[0]):
-        seen[j] = seen[j] * scale if start <= j < stop else MASKED
-    new = max(m, row_max(seen))
+    for j in range(scores.shape[0]):
+        scores[j] = scores[j] * scale if start <= j < stop else MASKED
+    new = max(m, row_max(scores))
     if new > m:
         factor = exp32(m - new)
         norm *= factor
         for j in range(o.shape[0]):
             o[j] *= factor
     added = ZERO
-    for j in range(seen.shape[0]):
-        seen[j] = exp32(seen[j] - new)
-        added += seen[j]
+    for j in range(scores.shape[0]):
+        scores[j] = exp32(scores[j] - new)
+        added += scores[j]
     return new, norm + added
 
 
@@ -124,17 +124,17 @@ def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale
     """
     for i in range(s.shape[0]):
         row, other = s[i], dp[i]
-        start, stop = _seen(span, first + i, key, n_keys)
+        start, stop = seen(span, first + i, key, n_keys)
         if start >= stop:
             fill(row[window[0] : window[1]], ZERO)
             fill(other[window[0] : window[1]], ZERO)
             continue
         low, high = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
         log_sum, mean = lse[first + i], delta[i]
-        seen, gradients = row[low:high], other[low:high]
-        for j in range(seen.shape[0]):
-            p = exp32(seen[j] * scale - log_sum) if start <= j + low < stop else ZERO
-            seen[j] = p
+        scores, gradients = row[low:high], other[low:high]
+        for j in range(scores.shape[0]):
+            p = exp32(scores[j] * scale - log_sum) if start <= j + low < stop else ZERO
+            scores[j] = p
             gradients[j] = p * (gradients[j] - mean)
         fill(row[window[0] : low], ZERO)
         fill(other[window[0] : low], ZERO)

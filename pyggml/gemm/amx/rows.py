@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from pyggml._isa import CHOSEN
 from pyggml._jit import BlockCode, block_code, cgutils, intrinsic, kernel, types
-from pyggml._llvm import I16, I32, I64, at, load, store
+from pyggml._llvm import F32, I16, I32, I64, at, every, load, store
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
 from pyggml.gemm.bfloat16 import cvtneps2bf16, make_round, to_bf16
@@ -28,9 +28,9 @@ from pyggml.quants.vectors import FloatsOut, emit_blocks
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
 LANES = 16  # rows of a tile, 32-bit slots of its rows
 
-round_row, round_two = make_round(LANES, CHOSEN.tiles)
+round_row, _ = make_round(LANES, CHOSEN.tiles)
 transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 slots
-_narrow = cvtneps2bf16 if CHOSEN.tiles else to_bf16
+narrow = cvtneps2bf16 if CHOSEN.tiles else to_bf16
 _NUMBERS = ir.VectorType(I16, 2 * LANES)
 
 # -- weights --------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class _Rounded(FloatsOut):
     """Writes the weights as bfloat16."""
 
     def add_floats(self, floats: Any, i: int) -> None:
-        store(self.b, _narrow(self.b, floats), at(self.b, self._to, ir.Constant(I64, i // 2)))
+        store(self.b, narrow(self.b, floats), at(self.b, self._to, ir.Constant(I64, i // 2)))
 
 
 def _unpacker(name: str) -> BlockCode:
@@ -88,6 +88,25 @@ def round_padded(to, x, spare):
         for i in range(STEP):
             tail[i] = x[whole + i] if whole + i < k else np.float32(0)
         round_row(to + 2 * whole, tail.ctypes.data, STEP)
+
+
+@intrinsic
+def split_row(typing: Any, high: Any, again: Any, low: Any, of: Any, n: Any) -> Any:
+    """n floats, in whole vectors, as two rows of bfloat16, high + low; `high` is written twice."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        high, again, low, of, n = arguments
+        floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+        with cgutils.for_range_slice(builder, I64(0), n, I64(LANES)) as (i, _):
+            x, slot = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
+            rounded = narrow(builder, x)
+            bits = builder.shl(builder.zext(rounded, words), every(words, 16))
+            rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
+            for value, to in ((rounded, high), (rounded, again), (rest, low)):
+                store(builder, value, at(builder, to, slot))
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 5), codegen
 
 
 # -- pairs ----------------------------------------------------------------------------------------
