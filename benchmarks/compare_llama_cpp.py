@@ -3,16 +3,15 @@
 usage: compare_llama_cpp.py MODEL.gguf … [--tokens 512] [--generate 32] [--rounds 5]
                             [--text FILE --chunks 4]
 
-Needs llama-cpp-python beside pyggml; both use all cores. A prompt is one sequence of random tokens,
-generation goes on after it, one token at a time. Medians over the rounds; ratios above 1 mean that
-pyggml is faster. Prints a JSON line for each model, then a table.
+Needs llama-cpp-python beside pyggml; both use as many threads. A prompt is one sequence of random
+tokens, generation goes on after it, one token at a time. Medians over the rounds; ratios above 1
+mean that pyggml is faster. Prints a JSON line for each model, then a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -23,6 +22,7 @@ import llama_cpp
 import numpy as np
 
 import pyggml
+from pyggml import threads
 from pyggml.generation import Session
 from pyggml.lora.evaluate import perplexity
 from pyggml.model import Model
@@ -63,7 +63,7 @@ class Theirs:
     """llama.cpp through its low-level wrapper."""
 
     def __init__(self, path: str, n_ctx: int) -> None:
-        n = os.cpu_count() or 1
+        n = threads.get()
         self.llama = llama_cpp.Llama(
             path, n_ctx=n_ctx, n_batch=512, n_ubatch=512, n_threads=n, n_threads_batch=n,
             verbose=False,

@@ -61,6 +61,8 @@ def main() -> None:
     n_embd, n_ff = WIDTHS[options.size]
     metadata = {
         "general.architecture": "qwen3",
+        "tokenizer.ggml.model": "no_vocab",  # llama.cpp wants to be told
+        "qwen3.vocab_size": N_VOCAB,
         "qwen3.block_count": N_LAYER,
         "qwen3.context_length": 40960,
         "qwen3.embedding_length": n_embd,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.gemm import FASTEST, FLOATS
+from pyggml.gemm import CHOSEN, FASTEST, FLOATS
 from pyggml.lora import loss_and_grads
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -15,8 +15,9 @@ COSINES = {"bf16": 0.9995, "int8": 0.998}
 
 
 def is_rounded(kind, compute):
-    """All but F16 in "int8", which without bfloat16 in the CPU is multiplied exactly."""
-    return compute == "bf16" or kind != "F16" or FLOATS == "bf16"
+    """All but F16 in "int8", which is multiplied exactly where the CPU has neither bfloat16 nor
+    tiles."""
+    return compute == "bf16" or kind != "F16" or FLOATS == "bf16" or CHOSEN.tiles
 
 
 def test_auto_is_the_fastest(golden_file):
