@@ -181,6 +181,8 @@ def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[
         value = given.get(option.name or "")
         if isinstance(value, bool):
             found += option.opts[-1:] if value else option.secondary_opts[-1:]
+        elif isinstance(option, click.Option) and option.multiple:
+            found += [word for text in value or () for word in (option.opts[0], str(text))]
         elif value is not None:
             several = isinstance(option, click.Option) and option.multiple
             for one in value if several else [value]:

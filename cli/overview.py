@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 from collections import Counter
 from math import prod
-from pathlib import Path
 
 from pyggml import threads
 from pyggml.cli.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
-from pyggml.lora import Adapter, Corpus, LoraConfig, Reserved, TrainedTensors, Trainer
+from pyggml.lora import (
+    Adapter,
+    Corpus,
+    DataConfig,
+    LoraConfig,
+    Reserved,
+    TrainedTensors,
+    Trainer,
+)
+from pyggml.lora.data import Found
 from pyggml.model import Model
 
 
@@ -75,23 +83,48 @@ def _kinds(c: LoraConfig, n_below: int) -> list[str]:
     return [kind for kind, is_on in kinds.items() if is_on]
 
 
-def say_data(path: Path, corpus: Corpus, val_split: float) -> None:
+def say_data(corpus: Corpus, config: DataConfig) -> None:
+    """What was read, file by file if there are several, what is held out, and what was skipped."""
     train, held_out = corpus.train, corpus.validation
     n, n_out = train.n_targets(), held_out.n_targets() if held_out else 0
-    several = corpus.n_documents > 1
-    kind = f" ({corpus.kind})" if corpus.kind != "text" else ""
+    if len(corpus.found) == 1:
+        (found,) = corpus.found
+        kind = f" ({found.kind})" if found.kind != "text" else ""
+        named = f"{found.source.path.name}{kind}: "
+    else:
+        for i, found in enumerate(corpus.found):
+            row("" if i else "data", _said(found))
+        named = "together "
     parts = [
-        f"{path.name}{kind}: {n:,} tokens to train on",
+        f"{named}{n:,} tokens to train on",
         f"{plural(len(train), 'window')} of {train.ctx}",
         f"{len(held_out) if held_out else 0:,} held out",
     ]
-    if several:
+    if train.repeats is not None:
+        parts[1] += f", {train.n_read:,} read in an epoch"
+    if corpus.n_documents > 1:
         parts[0] += f" in {plural(corpus.n_documents - corpus.n_held_out, 'document')}"
         share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
         parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
-    row("data", ", ".join(parts))
-    if val_split and held_out is None:
-        row("", f"nothing is held out: {_why_none(corpus, val_split)}")
+    row("" if len(corpus.found) > 1 else "data", ", ".join(parts))
+    for found in corpus.found:
+        if found.skipped.total:
+            what = plural(found.skipped.total, "bad row")
+            row("skipped", f"{found.source.path.name}: {what}: {printable(str(found.skipped))}")
+        if found.not_kept:
+            row("", f"its tokens are not kept for the next run: {printable(found.not_kept)}")
+    if config.val_split and held_out is None:
+        row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
+
+
+def _said(found: Found) -> str:
+    """A file among several."""
+    weight = f", read {found.source.weight:g} times an epoch" * (found.source.weight != 1)
+    several = f" in {plural(found.n_documents, 'document')}" * (found.kind != "text")
+    out = ", held out" * (found.n_held_out == found.n_documents)
+    return (
+        f"{found.source.path.name} ({found.kind}): {found.n_tokens:,} tokens{several}{weight}{out}"
+    )
 
 
 def _why_none(corpus: Corpus, val_split: float) -> str:

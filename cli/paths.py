@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from pyggml.cli.show import size
 from pyggml.errors import ConfigError
 
 
-def check_output(path: Path, inputs: Mapping[str, Path | None]) -> None:
-    """ConfigError if `path` cannot be made or replaced, or is one of the inputs (name -> path)."""
+def check_output(path: Path, inputs: Iterable[tuple[str, Path | None]]) -> None:
+    """ConfigError if `path` cannot be made or replaced, or is one of the inputs (name, path)."""
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
-    for name, source in inputs.items():
+    for name, source in inputs:
         if source is not None and _same(path, source):
             raise ConfigError(f"{path}: is the {name}, wanted another name to write to")
     _check_writable(path)

@@ -16,7 +16,7 @@ from pyggml.cli.show import plural, say, span
 from pyggml.errors import DataError
 from pyggml.lora import Perplexity, perplexity
 from pyggml.lora.config import SPECIAL_TOKENS
-from pyggml.lora.data import Dataset, TextRow, encode_rows, pack, read_rows
+from pyggml.lora.data import Dataset, Encoding, TextRow, encode_rows, pack, read_rows
 
 
 @click.command("perplexity", context_settings=SETTINGS)
@@ -72,7 +72,7 @@ def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Da
         (row,) = rows
         assert isinstance(row, TextRow)
         return row.text.removesuffix("\n")  # llama.cpp's -f drops one
-    windows = pack(encode_rows(rows, model.tokenizer, special_tokens), ctx)
+    windows = pack(encode_rows(rows, model.tokenizer, Encoding(special_tokens)), ctx)
     if not len(windows):
         raise DataError(f"{path}: holds one token a document, wanted at least two to predict one")
     return windows

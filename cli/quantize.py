@@ -31,7 +31,7 @@ def command(
     source: Path, target: Path, file_type: str, threads: int, allow_requantize: bool
 ) -> None:
     """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does."""
-    check_output(target, {"file to read from": source})
+    check_output(target, [("file to read from", source)])
     pyggml.threads.set(threads)
     with gguf.open(source) as file:
         infos, n_before = dict(file.tensors), file.n_bytes

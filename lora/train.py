@@ -79,7 +79,8 @@ class Trainer:
         _check(model, corpus, config)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
         self.progress, self.history = Progress(), History()
-        steps = config.epochs * ceil(len(corpus.train) / config.windows_per_step)
+        self._n_read = corpus.train.n_read
+        steps = config.epochs * ceil(self._n_read / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
         self.learning_rate = LearningRate(config, self.n_steps)
         self.objective = objective or NextToken()
@@ -201,7 +202,7 @@ class Trainer:
             )
         self._updating = True
         self._optimiser.step(lr, at.step + 1)
-        self.progress = at.after(len(windows), len(train))
+        self.progress = at.after(len(windows), self._n_read)
         self.history.losses.append(loss)
         self._updating = False
         seconds = perf_counter() - began
@@ -260,7 +261,7 @@ class Trainer:
         progress, history = checkpoint.load(
             Path(path), self.parameters, self._identity, here, _USUAL
         )
-        if progress.step > self.n_steps or progress.index >= len(self.corpus.train):
+        if progress.step > self.n_steps or progress.index >= self._n_read:
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
         self.progress, self.history = progress, history
 
@@ -309,4 +310,5 @@ def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
     if faults:
         raise ConfigError(faults)
     for part in parts:
-        model.checked(part.tokens.reshape(-1))
+        for block in part.blocks():
+            model.checked(block.tokens.reshape(-1))

@@ -1,8 +1,11 @@
-"""Atomic writing of files: a crash, a full disk or Ctrl-C leaves no partial file."""
+"""Atomic writing of files: a crash, a full disk or Ctrl-C leaves no partial file.
+
+And the folder where caches lie."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +39,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # after success, or if it was never created, there is none
             partial.unlink()
+
+
+def user_cache() -> Path:
+    """The folder where the operating system keeps caches of this user, ours in it.
+
+    RuntimeError for a user without a home.
+    """
+    if sys.platform == "win32":
+        root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+    elif sys.platform == "darwin":
+        root = Path.home() / "Library/Caches"
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "pyggml"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -46,11 +46,16 @@ _OPTIONS = [
         group="model",
         help="adapter to train further; rank, alpha and modules are its file's",
     ),
-    _path(
-        *("-f", "--file", "data"),
+    GroupedOption(
+        ["-f", "--file", "data"],
+        multiple=True,
+        callback=lambda context, option, value: value or None,
+        metavar="FILE[:WEIGHT]",
         group="data",
-        help="UTF-8 text; or rows (JSON Lines, JSON, CSV) with text, or with prompt and "
-        "completion, of which the completion is learned",
+        common=True,
+        help="text, or rows: JSON Lines, JSON, CSV or parquet with text, prompt and completion, "
+        "messages or others (docs/data.md); may be given several times: an epoch reads FILE:2 "
+        "twice, of FILE:0.5 a half",
     ),
     _path(
         *("-o", "--output"),

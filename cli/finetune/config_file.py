@@ -103,6 +103,11 @@ def _converted(value: Any, option: click.Parameter) -> Any:
         if not isinstance(value, str) or not value:
             raise ValueError("a path")
         return Path(value)
+    if isinstance(option, click.Option) and option.multiple:
+        several = value if isinstance(value, list) else [value]
+        if not several or not all(isinstance(item, str) and item for item in several):
+            raise ValueError("a file or a list of files")
+        return tuple(several)
     if isinstance(option, click.Option) and option.is_flag:
         if not isinstance(value, bool):
             raise ValueError("true or false")

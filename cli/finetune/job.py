@@ -13,8 +13,10 @@ from pyggml.cli.finetune import config_file
 from pyggml.cli.options import adapter_word, given_settings
 from pyggml.cli.paths import check_output, check_space
 from pyggml.errors import CheckpointError, ConfigError, Fault
+from pyggml.files import user_cache
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.checkpoint import KEPT, existing, held
+from pyggml.lora.data import Source, TokenCache
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
@@ -27,7 +29,7 @@ SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
 _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt")  # a job's own, no settings
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
-_CHECKPOINTS = ("checkpoint_dir", "checkpoint_every")
+_CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
 
@@ -36,7 +38,7 @@ class Job:
     """What to train, on what, how, and where the results go."""
 
     model: Path
-    data: Path
+    data: tuple[str | Path, ...]
     output: Path
     init: Path | None
     below: tuple[tuple[Path, float], ...] | None
@@ -49,6 +51,30 @@ class Job:
     dry_run: bool
     max_memory: int | None
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files to train on, each with its weight."""
+        return tuple(Source.of(file) for file in self.data)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read."""
+        held_out = self.reading.val_file
+        return [source.path for source in self.sources] + ([Path(held_out)] if held_out else [])
+
+    @property
+    def cache(self) -> TokenCache | None:
+        """Where tokens are kept: beside the checkpoints, else in the user's cache folder."""
+        if self.reading.cache_dir is not None:
+            return TokenCache(Path(self.reading.cache_dir))
+        if self.train.checkpoint_dir is not None:
+            folder = Path(self.train.checkpoint_dir).absolute()
+            return TokenCache(folder.with_name(f"{folder.name}.tokens"))
+        try:
+            return TokenCache(user_cache() / "tokens")
+        except RuntimeError:  # this user has no home
+            return None
 
     def settled(self) -> dict[str, Any]:
         """Every parameter that makes the run what it is: another with these is the same run.
@@ -106,8 +132,8 @@ def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(given)
     if given["demo"]:
         demo.check()
-        defaults: dict[str, Any] = {"model": demo.BASE, "data": demo.TEXT, "output": demo.OUTPUT}
-        defaults |= {"prompt": demo.PROMPT, **demo.SETTINGS}
+        defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
+        defaults |= {"data": (demo.TEXT,), "prompt": demo.PROMPT, **demo.SETTINGS}
         settled, _ = _settled_by(given)
         for name, value in defaults.items():
             if given[name] is None and name not in settled:
@@ -148,14 +174,15 @@ def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
 def check_places(job: Job) -> None:
     """What would fail after hours fails now. A dry run takes no lock, which is a file."""
     config_file.check_place(config_file.path_beside(job.output))
-    inputs = {"model": job.model, "text": job.data, "checkpoint": job.resume}
-    inputs |= {f"adapter {path}": path for path, _ in job.below or ()}
+    inputs = [("model", job.model), ("checkpoint", job.resume)]
+    inputs += [("text", path) for path in job.files]
+    inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
     check_output(job.output, inputs)
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():
             raise ConfigError(f"{folder}: is a file, wanted a folder for checkpoints")
-        check_output(Path(folder, "step.gguf"), {})
+        check_output(Path(folder, "step.gguf"), [])
         with (
             nullcontext() if job.dry_run else held(Path(folder))
         ):  # the run takes it again; a refusal shall come before the work

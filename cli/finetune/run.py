@@ -56,13 +56,14 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
     model = trained.model
     overview.say_trained(trained)
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
-    asked, corpus = job, read_corpus(job.data, model.tokenizer, job.reading)
+    asked = job
+    corpus = read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
     prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
     job = memory.within(job, trained, len(prompt))
     if job.reading != asked.reading:
-        corpus = read_corpus(job.data, model.tokenizer, job.reading)
+        corpus = read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
         prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
-    overview.say_data(job.data, corpus, job.reading.val_split)
+    overview.say_data(corpus, job.reading)
     trainer = Trainer(model, trained.parameters, corpus, job.train)
     if job.resume is not None:
         trainer.resume(checkpoint_of(job.resume))

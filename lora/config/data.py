@@ -9,6 +9,14 @@ from pyggml.lora.config.settings import Settings, one_of, setting
 SPECIAL_TOKENS = ("auto", "plain", "parse")
 
 
+def _columns_fit(words: object) -> bool:
+    if not isinstance(words, list | tuple):
+        return words is None
+    cut = [word.partition("=") for word in words if isinstance(word, str)]
+    whole = [name for name, _, column in cut if name.strip() and column.strip()]
+    return 0 < len(words) == len(whole) == len(set(whole))
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Settings):
     """What is read, and how it becomes windows of `ctx` tokens. See `pyggml.lora.data`."""
@@ -28,6 +36,31 @@ class DataConfig(Settings):
         lambda x: 0 <= x <= 0.5,
         group="data",
         common=True,
+    )
+    val_file: str | None = setting(
+        None,
+        "rows or text of a file of its own, held out in place of a share",
+        group="data",
+        common=True,
+    )
+    columns: tuple[str, ...] | None = setting(
+        None,
+        "names of the file for those of rows: prompt=question,completion=answer",
+        "name=column, no name twice",
+        _columns_fit,
+        group="data",
+    )
+    skip_bad_rows: bool = setting(
+        False,
+        "leave rows out that are not as wanted, and tell them; else any of them ends the run",
+        group="data",
+    )
+    cache_dir: str | None = setting(
+        None,
+        "folder where tokens are kept for the next run (default: beside that of checkpoints, else "
+        "the user's cache folder)",
+        group="data",
+        may_change=True,
     )
     special_tokens: str = setting(
         "auto",

@@ -1,16 +1,27 @@
 """Training text: files → rows → documents of tokens → windows → batches.
 
-rows      what a record is for training: a text, an answered prompt, a chat, a preference
-files     text, JSON Lines, JSON or CSV → rows, every faulty one by its place
-encode    a row → its tokens, and which of them are learned
-corpus    rows → tokens, split into what is trained on and what is held out
-windows   tokens → windows → batches
+sources      a file, and how often its rows are read
+formats      files → records: JSON Lines, JSON, CSV, parquet
+records      a record → a row, by its names
+rows         what a record is for training: a text, an answered prompt, a chat, a preference
+files        a file → its rows, every faulty one by its place
+encode       a row → its tokens, and which of them are learned
+documents    tokens of many rows, in arrays that may be larger than memory
+cache        those of earlier runs
+packing      documents → windows
+corpus       files → windows, split into what is trained on and what is held out
+windows      windows → batches
 """
 
+from pyggml.lora.data.cache import TokenCache
 from pyggml.lora.data.corpus import encode_rows, read_corpus
+from pyggml.lora.data.documents import Document, Documents
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import read_rows
+from pyggml.lora.data.packing import pack
+from pyggml.lora.data.records import Schema
 from pyggml.lora.data.rows import (
+    Bad,
     ChatRow,
     CompletionRow,
     KtoRow,
@@ -21,23 +32,30 @@ from pyggml.lora.data.rows import (
     Row,
     TextRow,
 )
-from pyggml.lora.data.windows import Batch, Corpus, Dataset, Document, pack
+from pyggml.lora.data.sources import Found, Source
+from pyggml.lora.data.windows import Batch, Corpus, Dataset
 
 __all__ = [
+    "Bad",
     "Batch",
     "ChatRow",
     "CompletionRow",
     "Corpus",
     "Dataset",
     "Document",
+    "Documents",
     "Encoding",
+    "Found",
     "KtoRow",
     "Message",
     "Messages",
     "Place",
     "PreferenceRow",
     "Row",
+    "Schema",
+    "Source",
     "TextRow",
+    "TokenCache",
     "encode",
     "encode_rows",
     "pack",

@@ -1,59 +1,211 @@
-"""A file → the windows to train on and those held out."""
+"""Files → the windows to train on and those held out."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.encode import Encoding, encode
-from pyggml.lora.data.files import read_rows
-from pyggml.lora.data.rows import Row
-from pyggml.lora.data.windows import Corpus, Dataset, Document, pack
+from pyggml.lora.data.cache import VERSION, Kept, TokenCache
+from pyggml.lora.data.documents import Document, Documents, Writer
+from pyggml.lora.data.encode import AUTO, Encoding, encode
+from pyggml.lora.data.files import UNITS, Faults, check_rows, format_of, rows
+from pyggml.lora.data.formats.source import blocks
+from pyggml.lora.data.long_text import token_parts
+from pyggml.lora.data.packing import join, pack
+from pyggml.lora.data.records import schema_of
+from pyggml.lora.data.rows import Bad, Place, Row
+from pyggml.lora.data.sources import Found, Source
+from pyggml.lora.data.windows import Corpus, Dataset
 from pyggml.tokenizer import Tokenizer
+
+File = str | os.PathLike[str] | Source
 
 
 def read_corpus(
-    path: str | os.PathLike[str], tokenizer: Tokenizer, config: DataConfig | None = None
+    files: File | Sequence[File],
+    tokenizer: Tokenizer,
+    config: DataConfig | None = None,
+    cache: TokenCache | None = None,
 ) -> Corpus:
-    """Windows of a text, or of the rows of JSON Lines, JSON or CSV; see `pyggml.lora.data.files`.
+    """Windows of texts, and of the rows of JSON Lines, JSON, CSV and parquet.
 
     Of rows with prompt and completion the completion is learned, and an end of text after it; each
-    lies whole in a window.
+    lies whole in a window. The windows of a file hold nothing of another.
 
-    Of `config`:
-    val_split        share of the tokens that is held out. Of a text: its last windows, at least one
-                     if there are two. Of rows: whole ones, those that bring the share nearer, asked
-                     from the last to the first; none if all are too long
-    special_tokens   "parse": <|im_start|> in the text is that token; "plain": some characters;
-                     "auto": parsed in rows, which are written for training, and plain in text,
-                     which may only talk about it
+    files    each with a weight, see `Source.of`
+    cache    where tokens are kept for the next run; None keeps none
 
-    Raises DataError for a file that cannot be read, is empty, is not UTF-8 (with the byte), has
-    rows that are not as wanted or do not fit into a window (by number), or is shorter than one.
+    config.val_split is the share of the tokens of each file that is held out. Of a text: its last
+    windows, at least one if there are two. Of rows: whole ones, those that bring the share nearer,
+    asked from the last to the first; none if all are too long. With config.val_file it is not used.
+
+    Raises DataError for files that cannot be read, are empty, are not UTF-8 (with the byte), have
+    rows that are not as wanted or do not fit into a window (by number), or for too little text.
     """
     c = config or DataConfig()
-    kind, rows = read_rows(Path(path))
-    documents = encode_rows(rows, tokenizer, c.special_tokens)
-    n_tokens, whole = sum(len(d) for d in documents), any(d.trained is not None for d in documents)
-    if whole:
-        _check_lengths(path, rows, documents, c.ctx)
-    if kind == "text":
-        train, validation, n_held_out = *_split_windows(pack(documents, c.ctx), c.val_split), 0
-    else:
-        out_there = set(held_out([len(d) for d in documents], c.val_split))
-        parts = [[d for i, d in enumerate(documents) if (i in out_there) == out] for out in (0, 1)]
-        train, validation = (pack(part, c.ctx, whole) for part in parts)
-        n_held_out = len(out_there)
-    if not len(train) or (n_tokens < c.ctx + 1 and not whole):
-        raise DataError(
-            f"{path}: holds {n_tokens} tokens, wanted at least {c.ctx + 1} for one window of "
-            f"{c.ctx} and the token after it: give more text or a smaller --ctx"
-        )
+    given = [files] if isinstance(files, str | os.PathLike | Source) else files
+    reader = _Reader(tokenizer, c, cache)
+    apart = reader.all([Source(Path(c.val_file))] if c.val_file else [], 0.0)
+    trained = reader.all([Source.of(file) for file in given], 0.0 if apart else c.val_split)
+    train = reader.joined([part.train for part in trained])
+    validation = reader.joined([p.validation for p in trained] + [p.train for p in apart])
+    _check_amount(train, trained, c.ctx)
+    found = [part.found for part in trained]
+    found += [replace(p.found, n_held_out=p.found.n_documents) for p in apart]
     held_out_windows = validation if len(validation) else None
-    return Corpus(train, held_out_windows, len(documents), n_held_out, kind, c.settled())
+    return Corpus(train, held_out_windows, tuple(found), c.settled())
+
+
+def encode_rows(
+    rows: Sequence[Row], tokenizer: Tokenizer, encoding: Encoding = AUTO
+) -> list[Document]:
+    """The tokens of each row. Raises DataError for one that has none."""
+    documents = []
+    for row in rows:
+        try:
+            documents.append(encode(row, tokenizer, encoding))
+        except Bad as bad:
+            raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
+    return documents
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a file holds, and how that was found. See `Found`."""
+
+    kept: Kept
+    was_kept: bool = False
+    not_kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The windows of one file; `whole`: a document has to lie in one."""
+
+    train: Dataset
+    validation: Dataset
+    found: Found
+    whole: bool
+
+
+class _Reader:
+    """What `read_corpus` was asked for. See there."""
+
+    def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
+        self.tokenizer, self.ctx, self.cache = tokenizer, config.ctx, cache
+        self.encoding, self.schema = Encoding(config.special_tokens), schema_of(config.columns)
+        self.skip_bad_rows = config.skip_bad_rows
+
+    @property
+    def folder(self) -> Path | None:
+        """Where large arrays lie; None is the system's choice."""
+        return None if self.cache is None else self.cache.made()
+
+    def all(self, sources: Sequence[Source], share: float) -> list[_Part]:
+        """The parts of all files. DataError with what is wrong with any of them."""
+        parts, faults = [], list[str]()
+        for source in sources:
+            try:
+                parts.append(self.part(source, share))
+            except DataError as error:
+                faults.append(str(error))
+        if faults:
+            raise DataError(faults)
+        return parts
+
+    def joined(self, datasets: Sequence[Dataset]) -> Dataset:
+        some = [dataset for dataset in datasets if len(dataset)]
+        return join(some, self.folder) if some else pack([], self.ctx)
+
+    # -- one file -------------------------------------------------------------------------------
+
+    def part(self, source: Source, share: float) -> _Part:
+        read = self.documents(source.path)
+        documents, kind = read.kept.documents, read.kept.kind
+        whole = documents.trained is not None
+        if whole:
+            _check_lengths(source.path, kind, documents, self.ctx)
+        if kind == "text":
+            windows = pack(documents, self.ctx, folder=self.folder)
+            train, validation, n_held_out = *_split_windows(windows, share), 0
+        else:
+            out = np.zeros(len(documents), np.bool_)
+            out[held_out(documents.lengths.tolist(), share)] = True
+            n_held_out = int(out.sum())
+            train, validation = (
+                pack(documents.part(np.flatnonzero(which)), self.ctx, whole, self.folder)
+                for which in (~out, out)
+            )
+        if source.weight != 1:
+            train = replace(train, repeats=np.full(len(train), source.weight))
+        counts = (len(documents), n_held_out, documents.n_tokens)
+        found = Found(source, kind, *counts, read.kept.faults, read.was_kept, read.not_kept)
+        return _Part(train, validation, found, whole)
+
+    def documents(self, path: Path) -> _Read:
+        """Those of a file, from the cache if they are there, else kept in it."""
+        if self.cache is None:
+            return _Read(self.read(path))
+        key = self.key(path, self.cache.content(path))
+        kept = self.cache.find(key, self.tokenizer.n_vocab)
+        if kept is not None:
+            if not self.skip_bad_rows:
+                check_rows(path, self.schema, len(kept.documents), kept.faults)
+            return _Read(kept, was_kept=True)
+        found = _Read(self.read(path))
+        if self.cache.content(path) != key["content"]:
+            return replace(found, not_kept="the file changed while it was read")
+        fault = self.cache.keep(key, found.kept)
+        return _Read(self.cache.find(key, self.tokenizer.n_vocab) or found.kept, not_kept=fault)
+
+    def key(self, path: Path, content: str) -> dict[str, Any]:
+        """What the tokens of a file depend on."""
+        return {
+            "version": VERSION,
+            "content": content,
+            "ending": path.suffix.lower(),
+            "schema": asdict(self.schema),
+            "encoding": asdict(self.encoding),
+            "tokenizer": self.tokenizer.identity,
+            "libraries": [version(name) for name in ("tokenizers", "sentencepiece")],
+        }
+
+    def read(self, path: Path) -> Kept:
+        """The documents of a file. DataError for faulty rows, if they may not be skipped."""
+        kind, faults = format_of(path, self.schema), Faults()
+        writer = Writer(self.folder)
+        if kind == "text":
+            parse = self.encoding.parses(plain=True)
+            writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
+            return Kept(writer.documents(), kind, faults)
+        for row in rows(path, kind, self.schema, faults):
+            if self.skip_bad_rows or not faults.total:  # else the others are but counted
+                try:
+                    writer.add(encode(row, self.tokenizer, self.encoding), row.place)
+                except Bad as bad:
+                    faults.add(row.place, bad)
+        documents = writer.documents()
+        check_rows(path, self.schema, len(documents), Faults() if self.skip_bad_rows else faults)
+        return Kept(documents, kind, faults)
+
+
+def _check_amount(train: Dataset, parts: Sequence[_Part], ctx: int) -> None:
+    """There is a window at least, and one that is full where documents may be cut."""
+    n_tokens = sum(part.found.n_tokens for part in parts)
+    if not len(train) or (n_tokens < ctx + 1 and not any(part.whole for part in parts)):
+        names = ", ".join(str(part.found.source.path) for part in parts)
+        raise DataError(
+            f"{names}: holds {n_tokens} tokens, wanted at least {ctx + 1} for one window of {ctx} "
+            "and the token after it: give more text or a smaller --ctx"
+        )
 
 
 def _split_windows(windows: Dataset, share: float) -> tuple[Dataset, Dataset]:
@@ -64,25 +216,17 @@ def _split_windows(windows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     return windows.part(slice(cut)), windows.part(slice(cut, None))
 
 
-def encode_rows(
-    rows: Sequence[Row], tokenizer: Tokenizer, special_tokens: str = "auto"
-) -> list[Document]:
-    """The tokens of each row. See `read_corpus`."""
-    how = Encoding(special_tokens)
-    return [encode(row, tokenizer, how) for row in rows]
-
-
-def _check_lengths(
-    path: str | os.PathLike[str], rows: Sequence[Row], documents: Sequence[Document], ctx: int
-) -> None:
+def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> None:
     """No answer is cut without a word."""
-    long = [i for i, d in enumerate(documents) if len(d) > ctx + 1]
-    if long:
-        longest = max(long, key=lambda i: len(documents[i]))
+    long = np.flatnonzero(documents.lengths > ctx + 1)
+    if len(long):
+        assert documents.places is not None
+        longest = long[documents.lengths[long].argmax()]
+        place = Place(str(path), UNITS[kind], *documents.places[longest].tolist())
         others = f" and {len(long) - 1} more are too long" if len(long) > 1 else ""
         raise DataError(
-            f"{path}: {rows[longest].place} has {len(documents[longest])} tokens{others}, wanted "
-            f"at most {ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows"
+            f"{path}: {place} has {documents.lengths[longest]} tokens{others}, wanted at most "
+            f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows"
         )
 
 

@@ -1,205 +1,134 @@
-"""Files → rows, whatever their format; a faulty one is told by its place and what was wanted.
+"""Files → rows, one in memory at a time; a faulty one is told by its place and what was wanted.
 
-format       told by                                                              a row
-JSON Lines   .jsonl, .ndjson; else the first line is an object with known names   a line
-JSON         the whole is a list, or one object                                   an item
-CSV          .csv, .tsv; else the first line is a header with known names         a record
-text         anything else                                                        the whole file
-
-Names: `text`; or `prompt` and `completion`, of which the completion alone is learned.
+format       told by                                                         a record
+parquet      its first bytes                                                 a row
+JSON Lines   the first line is an object with known names; else .jsonl, .ndjson   a line
+JSON         a list whose first item has known names; else .json             an item
+CSV          .csv, .tsv; else the first line is a header with known names    a record
+text         anything else                                                   the whole file
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyggml.errors import DataError
-from pyggml.lora.data.rows import CompletionRow, Place, Row, TextRow
+from pyggml.lora.data.formats.csv_rows import csv_records, header
+from pyggml.lora.data.formats.json_rows import json_items, json_lines, value_at_start
+from pyggml.lora.data.formats.parquet import MAGIC, parquet_rows
+from pyggml.lora.data.formats.source import HEAD_BYTES, blocks, head
+from pyggml.lora.data.records import TRAINING, Schema
+from pyggml.lora.data.rows import Bad, Place, Row, TextRow
 
-_BOM = "\ufeff"  # a byte order mark, which some editors put at the start of a file
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_SHOWN = 5  # faulty rows that an error lists
-_WANTED = (
-    'wanted one JSON object with a string "text" that is not empty, or with "prompt" and '
-    '"completion", on each line'
-)
-_NAMES = ({"text"}, {"prompt", "completion"})
-_KINDS = {
-    type(None): "null",
-    bool: "boolean",
-    int: "number",
-    float: "number",
-    str: "string",
-    list: "list",
-    dict: "object",
-}
-
-
-def read_rows(path: Path) -> tuple[str, list[Row]]:
-    """The format of a file, and its rows; empty lines are skipped.
-
-    Raises DataError as `read_text` does, and for faulty rows, which it lists.
-    """
-    text = read_text(path)
-    kind = _format(path, text)
-    if kind == "text":
-        return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
-    rows, faults = list[Row](), list[str]()
-    for place, found, fault in _OF[kind](path, text):
-        row, fault = (None, fault) if fault else _row(place, found)
-        rows += [row] if row else []
-        faults += [f"{place} is {fault}"] if fault else []
-    if faults:
-        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-        raise DataError(f"{path}: {'; '.join(faults[:_SHOWN])}{more}; {_WANTED}")
-    if not rows:
-        raise DataError(f"{path}: has no rows; {_WANTED}")
-    return kind, rows
-
-
-def read_text(path: Path) -> str:
-    """A file's UTF-8 text, its line ends as they are, without a byte order mark.
-
-    Raises DataError if it cannot be read, is not UTF-8 (with line and byte) or holds nothing to
-    read.
-    """
-    try:
-        raw = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {reason}") from error
-    if raw.startswith(_UTF_16):
-        raise DataError(f"{path}: is UTF-16, wanted UTF-8: save it as that")
-    try:
-        text = raw.decode().removeprefix(_BOM)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}: line {line}: byte {error.start} is 0x{raw[error.start]:02x}, which is not "
-            "UTF-8 there"
-        ) from None
-    if not text.strip():
-        raise DataError(f"{path}: is empty, wanted text")
-    return text
+UNITS = {"JSON Lines": "line", "JSON": "item", "CSV": "record", "parquet": "row"}
+SHOWN = 5  # faulty rows that are told
 
 
 # -- formats ------------------------------------------------------------------------------------
 
 
-def _format(path: Path, text: str) -> str:
-    suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        return "JSON Lines"
-    if suffix in (".csv", ".tsv"):
-        return "CSV"
-    start, first = text.lstrip()[:1], text.strip().split("\n", 1)[0]
-    whole = _parsed(text) if start == "[" or suffix == ".json" else None
-    if suffix == ".json":
-        return "JSON" if isinstance(whole, list | dict) else "JSON Lines"
-    if isinstance(whole, list) and whole and _is_row(whole[0]):
+def format_of(path: Path, schema: Schema) -> str:
+    """The name of a file's format; the schema says which names are known.
+
+    Raises DataError for a file that cannot be read, is UTF-16 or holds nothing but white space.
+    """
+    start = head(path)
+    if start.startswith(MAGIC):
+        return "parquet"
+    text, suffix = start.decode(errors="ignore").lstrip(), path.suffix.lower()
+    first = text.split("\n", 1)[0]
+    if text[:1] == "[" and (suffix == ".json" or _has_row(text[1:].lstrip(), schema)):
         return "JSON"
-    if start == "{" and _is_row(_parsed(first)):
+    if suffix == ".json" and text[:1] == "{":
+        whole = value_at_start(text)
+        is_long = len(start) == HEAD_BYTES
+        one = is_long if whole is None else not text[whole[1] :].strip() and not is_long
+        return "JSON" if one else "JSON Lines"
+    if suffix in (".jsonl", ".ndjson", ".json") or _has_row(first, schema):
         return "JSON Lines"
-    header = set(first.rstrip("\r").split(_comma(first)))
-    return "CSV" if len(header) > 1 and any(names <= header for names in _NAMES) else "text"
+    names = header(first)
+    known = len(names) > 1 and schema.has_row(names)
+    return "CSV" if known or suffix in (".csv", ".tsv") else "text"
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def _has_row(text: str, schema: Schema) -> bool:
+    """Whether the text starts with a JSON object of known names."""
+    found = value_at_start(text) if text[:1] == "{" else None
+    return found is not None and schema.has_row(found[0])
 
 
-def _is_row(found: Any) -> bool:
-    return isinstance(found, dict) and any(names <= found.keys() for names in _NAMES)
+def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]]:
+    """What stands in a file of this format but text: values, or Bad where there is none.
 
-
-def _comma(header: str) -> str:
-    """What stands between the columns of a CSV file."""
-    return max(",;\t", key=header.count)
-
-
-Found = Iterator[tuple[Place, Any, str | None]]  # place, what is there, or why it cannot be read
-
-
-def _lines(path: Path, text: str) -> Found:
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.removeprefix(_BOM)  # where files with marks were put together
-        if line.strip():
-            try:
-                yield Place(str(path), "line", number), json.loads(line), None
-            except (ValueError, RecursionError) as error:
-                yield Place(str(path), "line", number), None, f"no JSON ({error})"
-
-
-def _items(path: Path, text: str) -> Found:
-    found = json.loads(text)
-    for number, item in enumerate(found if isinstance(found, list) else [found], 1):
-        yield Place(str(path), "item", number), item, None
-
-
-def _records(path: Path, text: str) -> Found:
-    csv.field_size_limit((1 << 31) - 1)
-    reader = csv.DictReader(
-        io.StringIO(text, newline=""), delimiter=_comma(text.lstrip().split("\n", 1)[0])
-    )
-    names = {str(name) for name in reader.fieldnames or ()}
-    if not any(wanted <= names for wanted in _NAMES):
-        shown = ", ".join(sorted(name[:20] for name in names)[:5])
-        raise DataError(
-            f"{path}: the first line names the columns {shown}; wanted text, or prompt and "
-            "completion, among them"
-        )
-    try:
-        for number, record in enumerate(reader, 1):
-            yield Place(str(path), "record", number, reader.line_num), record, None
-    except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num} is no CSV ({error})") from None
-
-
-_OF = {"JSON Lines": _lines, "JSON": _items, "CSV": _records}
+    Raises DataError for a file that cannot be read on, or a table without the columns of a row.
+    """
+    if kind in ("JSON Lines", "JSON"):
+        yield from json_lines(path) if kind == "JSON Lines" else json_items(path)
+        return
+    table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
+    for i, (place, record) in enumerate(table):
+        if not i and isinstance(record, dict) and not schema.has_row(record):
+            shown = ", ".join(sorted(name[:20] for name in record)[:5])
+            what = "the first line names the" if kind == "CSV" else "has the"
+            raise DataError(f"{path}: {what} columns {shown}; {schema.wanted_columns}")
+        yield place, record
 
 
 # -- rows ---------------------------------------------------------------------------------------
 
 
-def _row(place: Place, found: Any) -> tuple[Row | None, str | None]:
-    """A row, or what is wrong with it."""
-    if not isinstance(found, dict):
-        return None, f"a JSON {_KINDS[type(found)]}"
-    names = next(
-        (names for names in (("text",), ("prompt", "completion")) if _has(found, names)), ()
-    )
-    if not names:
-        there = ", ".join(str(key)[:20] for key in list(found)[:5]) or "nothing"
-        return None, f'an object without "text" (it has {there})'
-    for name in names:
-        fault = _fault(found[name], may_be_empty=name == "prompt")
-        if fault:
-            return None, f'an object whose "{name}" {fault}'
-    if names == ("text",):
-        return TextRow(place, found["text"]), None
-    return CompletionRow(place, found["prompt"], found["completion"]), None
+@dataclass(slots=True)
+class Faults:
+    """The rows of a file that are not as wanted: how many, and the first few sentences."""
+
+    total: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, place: Place, bad: Bad) -> None:
+        self.total += 1
+        if len(self.shown) < SHOWN:
+            self.shown.append(bad.at(place))
+
+    def __str__(self) -> str:
+        more = self.total - len(self.shown)
+        return "; ".join(self.shown) + (f"; and {more} more" if more else "")
 
 
-def _has(found: dict[str, Any], names: tuple[str, ...]) -> bool:
-    return all(name in found for name in names)
+def rows(path: Path, kind: str, schema: Schema, faults: Faults) -> Iterator[Row]:
+    """The rows of a file of this format, which is not text; faulty ones go to `faults`.
+
+    Raises DataError as `records` does.
+    """
+    for place, record in records(path, kind, schema):
+        try:
+            if isinstance(record, Bad):
+                raise record
+            yield schema.row(place, record)
+        except Bad as bad:
+            faults.add(place, bad)
 
 
-def _fault(value: Any, may_be_empty: bool) -> str | None:
-    if not isinstance(value, str):
-        return f"is a {_KINDS[type(value)]}"
-    if not value.strip() and not may_be_empty:
-        return "is empty"
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a pair, which no UTF-8 can hold
-        half = f"\\u{ord(value[error.start]):04x}"
-        return f"has {half}, half of a surrogate pair, at character {error.start}"
-    return None
+def read_rows(path: Path, schema: Schema = TRAINING) -> tuple[str, list[Row]]:
+    """The format of a file, and its rows in memory; empty lines are skipped.
+
+    Raises DataError for a file that cannot be read, is not UTF-8 (with line and byte), holds
+    nothing to read, or has faulty rows, which it lists.
+    """
+    kind, faults = format_of(path, schema), Faults()
+    if kind == "text":
+        text = "".join(blocks(path))
+        return kind, [TextRow(Place(str(path), "text", 0), text, plain=True)]
+    found = list(rows(path, kind, schema, faults))
+    check_rows(path, schema, len(found), faults)
+    return kind, found
+
+
+def check_rows(path: Path, schema: Schema, n_rows: int, faults: Faults) -> None:
+    """DataError if a row is faulty, or there is none."""
+    if faults.total:
+        raise DataError(f"{path}: {faults}; {schema.wanted}")
+    if not n_rows:
+        raise DataError(f"{path}: has no rows; {schema.wanted}")

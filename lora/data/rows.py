@@ -114,3 +114,18 @@ class KtoRow:
 
 
 Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow
+
+
+class Bad(Exception):
+    """A record that makes no row, or a row that cannot be encoded.
+
+    The message is the rest of the sentence that its place begins: Bad("is no JSON").
+    """
+
+    def __init__(self, fault: str, joint: str = " ") -> None:
+        super().__init__(fault)
+        self.joint = joint
+
+    def at(self, place: Place) -> str:
+        """The sentence."""
+        return f"{place}{self.joint}{self}"

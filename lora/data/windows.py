@@ -1,4 +1,4 @@
-"""Documents → token windows → batches.
+"""Token windows → batches.
 
 A window is ctx + 1 tokens: ctx inputs, each with its next token as target; windows do not overlap.
 Documents lie one after the other in the windows, but no token attends to another document or is its
@@ -14,16 +14,8 @@ from typing import Any
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Document:
-    """Token ids, and whether each is learned where it is a target; None is all."""
-
-    ids: Sequence[int]
-    trained: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
+from pyggml.lora.data.sources import Found
+from pyggml.lora.data.spill import BLOCK, blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,14 +39,21 @@ class Dataset:
 
     A window that is not full ends in tokens that are documents of their own: they have no target.
     trained: (n, ctx + 1) bool, whether each token is learned where it is a target; None is all.
+    repeats: (n,) float64, how often an epoch reads each window, see `order`; None is once.
     """
 
     tokens: np.ndarray
     documents: np.ndarray
     trained: np.ndarray | None = None
+    repeats: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def n_read(self) -> int:
+        """How many windows an epoch reads: the same in each."""
+        return len(self) if self.repeats is None else len(self.order(0, 0))
 
     @property
     def ctx(self) -> int:
@@ -63,7 +62,8 @@ class Dataset:
     def part(self, which: slice | np.ndarray) -> Dataset:
         """Some of the windows."""
         trained = None if self.trained is None else self.trained[which]
-        return Dataset(self.tokens[which], self.documents[which], trained)
+        repeats = None if self.repeats is None else self.repeats[which]
+        return Dataset(self.tokens[which], self.documents[which], trained, repeats)
 
     def targets(self) -> np.ndarray:
         """(n, ctx) bool: where the next token is of the same document, and learned."""
@@ -72,12 +72,34 @@ class Dataset:
 
     def n_targets(self, windows: Sequence[int] | np.ndarray | None = None) -> int:
         """Trained tokens of these windows, or of all."""
-        part = self if windows is None else self.part(np.asarray(windows, np.int64))
-        return int(np.count_nonzero(part.targets()))
+        if windows is None:
+            return sum(int(np.count_nonzero(part.targets())) for part in self.blocks())
+        return int(np.count_nonzero(self.part(np.asarray(windows, np.int64)).targets()))
+
+    def blocks(self) -> Iterator[Dataset]:
+        """All windows, some at a time, where they are: for passes over more than fits in memory."""
+        n = max(BLOCK // (self.ctx + 1), 1)
+        for first in range(0, len(self), n):
+            yield self.part(slice(first, first + n))
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The windows in the order in which this epoch reads them, a function of nothing else."""
-        return np.random.default_rng([seed, epoch]).permutation(len(self))
+        """The windows in the order in which this epoch reads them, a function of nothing else.
+
+        A window of 2.25 repeats is read twice, and once more in every fourth epoch: of all windows
+        with as many repeats each epoch reads the next quarter, at least one.
+        """
+        rng = np.random.default_rng([seed, epoch])
+        if self.repeats is None:
+            return rng.permutation(len(self))
+        read = []
+        for i, repeats in enumerate(np.unique(self.repeats)):
+            windows, whole = np.flatnonzero(self.repeats == repeats), int(repeats)
+            read.append(np.repeat(windows, whole))
+            if repeats > whole:
+                n = max(round(float(repeats - whole) * len(windows)), 1)
+                turns = np.random.default_rng([seed, 0, i]).permutation(windows)
+                read.append(turns[(epoch * n + np.arange(n)) % len(turns)])
+        return rng.permutation(np.concatenate(read))
 
     def batches(self, windows: Sequence[int] | np.ndarray, size: int) -> Iterator[Batch]:
         """The batches of one step over these windows, `size` in each; the last is filled up.
@@ -91,7 +113,7 @@ class Dataset:
     def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: int) -> Batch:
         some = self.part(np.asarray(windows, np.int64))
         tokens = np.zeros((size, self.ctx + 1), np.int32)
-        documents = np.tile(_no_documents(self.ctx + 1), (size, 1))
+        documents = np.tile(no_documents(self.ctx + 1), (size, 1))
         weights = np.zeros((size, self.ctx), np.float32)
         tokens[: len(windows)] = some.tokens
         documents[: len(windows)] = some.documents
@@ -112,56 +134,43 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """What is trained on, and what is held out (None if nothing is), of so many documents.
+    """What is trained on, what is held out (None if nothing is), and what each file held.
 
-    kind: the format of the file they are from, see `pyggml.lora.data.files`.
     about: settings that made them, which a resumed run must share.
     """
 
     train: Dataset
     validation: Dataset | None
-    n_documents: int = 1
-    n_held_out: int = 0  # documents; of a single one, windows are
-    kind: str = "text"
+    found: tuple[Found, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_documents(self) -> int:
+        return sum(f.n_documents for f in self.found)
+
+    @property
+    def n_held_out(self) -> int:
+        """Documents; of a text, windows are."""
+        return sum(f.n_held_out for f in self.found)
+
+    @property
+    def kind(self) -> str:
+        """The format of the files; "" if there are several."""
+        kinds = {f.kind for f in self.found}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     def digest(self) -> str:
         """SHA-256 of every window: two runs with the same digest read the same numbers."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation):
-            for array in (part.tokens, part.documents, part.trained) if part else ():
+            for array in (part.tokens, part.documents, part.trained, part.repeats) if part else ():
                 if array is not None:
-                    digest.update(repr(array.shape).encode() + array.tobytes())
+                    digest.update(repr(array.shape).encode())
+                    for block in blocks(array):
+                        digest.update(block.tobytes())
         return digest.hexdigest()
 
 
-def _no_documents(n: int) -> np.ndarray:
+def no_documents(n: int) -> np.ndarray:
     """Numbers of n documents of one token, all different: what fills up a window."""
     return -1 - np.arange(n, dtype=np.int32)
-
-
-def pack(documents: Sequence[Document], ctx: int, whole: bool = False) -> Dataset:
-    """Documents one after the other, cut into windows; those without any target are left out.
-
-    whole: no document goes on in the next window; each has at most ctx + 1 tokens.
-    """
-    width, n = ctx + 1, 0
-    starts = []
-    for document in documents:
-        room = -n % width or width  # in the window under way
-        n += room if whole and len(document) > room else 0
-        starts.append(n)
-        n += len(document)
-    n += -n % width
-    tokens, owner, trained = np.zeros(n, np.int32), _no_documents(n), np.ones(n, np.bool_)
-    for number, (first, document) in enumerate(zip(starts, documents, strict=True)):
-        span = slice(first, first + len(document))
-        tokens[span], owner[span] = document.ids, number
-        trained[span] = True if document.trained is None else document.trained
-    masked = any(d.trained is not None for d in documents)
-    found = Dataset(
-        tokens.reshape(-1, width),
-        owner.reshape(-1, width),
-        trained.reshape(-1, width) if masked else None,
-    )
-    return found.part(np.flatnonzero(found.targets().any(axis=1)))

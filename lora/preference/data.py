@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from pyggml.errors import DataError
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.corpus import held_out
 from pyggml.lora.data.encode import Encoding, encode
+from pyggml.lora.data.files import Faults
 from pyggml.lora.data.rows import (
+    Bad,
     ChatRow,
     CompletionRow,
     KtoRow,
@@ -28,6 +31,7 @@ from pyggml.lora.data.rows import (
     PreferenceRow,
     Row,
 )
+from pyggml.lora.data.sources import Found, Source
 from pyggml.tokenizer import Tokenizer
 
 
@@ -99,7 +103,10 @@ def _answer(
     tokenizer: Tokenizer,
     encoding: Encoding,
 ) -> Answer:
-    document = encode(_whole(row, completion), tokenizer, encoding)
+    try:
+        document = encode(_whole(row, completion), tokenizer, encoding)
+    except Bad as bad:
+        raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
     trained = np.ones(len(document), np.bool_) if document.trained is None else document.trained
     return Answer(document.ids, trained, wanted)
 
@@ -142,7 +149,9 @@ def preference_corpus(
     out = set(held_out(lengths, val_split))
     parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
     train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
-    return Corpus(train, validation if len(validation) else None, len(units), len(out), objective)
+    source = Source(Path(places[0].file if places else ""))
+    whole = Found(source, objective, len(units), len(out), sum(lengths), Faults())
+    return Corpus(train, validation if len(validation) else None, (whole,))
 
 
 def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) -> None:

@@ -23,6 +23,7 @@ import numba
 from numba.core import config
 
 from pyggml._isa import CHOSEN
+from pyggml.files import user_cache
 
 # Files whose helpers and constants kernels of other files are made of. A test compares this list
 # with what kernels take.
@@ -76,15 +77,6 @@ SHARED = (
 _CACHE_BYTES = 64 << 20  # some more than all kernels take
 
 
-def _root() -> Path:
-    """Where the operating system keeps caches of this user."""
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
 def _folder() -> Path:
     """The user's cache folder for kernels of this Numba, this instruction set and these sources."""
     stamp = (
@@ -97,7 +89,7 @@ def _folder() -> Path:
         source = Path(__file__).parents[1] / name
         if source.exists():
             digest.update(source.read_bytes())
-    return _root() / "pyggml" / digest.hexdigest()[:12]
+    return user_cache() / digest.hexdigest()[:12]
 
 
 def writable_folder() -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,22 @@ class Metadata:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
+
+    def digest(self) -> str:
+        """SHA-256 of all that is said of the tokenizer, its chat template apart."""
+        found = hashlib.sha256()
+        for key in sorted(self._values):
+            if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template"):
+                value = self._values[key]
+                if isinstance(value, StringArray):
+                    raw = value.raw_list()
+                    told = [str([len(text) for text in raw]).encode(), *raw]
+                elif isinstance(value, np.ndarray):
+                    told = [str((value.dtype.str, value.shape)).encode(), value.tobytes()]
+                else:
+                    told = [repr(value).encode()]
+                found.update(b"".join([repr(key).encode(), *told]))
+        return found.hexdigest()
 
     def text(self, key: str) -> str | None:
         value = self._values.get(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,16 @@ class Tokenizer:
         self.unk_id = specials.roles["unk"]
         self.add_bos, self.add_eos = frame.adds_before, frame.adds_after
         self.chat_templates = metadata.variants("tokenizer.chat_template")
+        self._metadata = metadata
         self._before, self._after = frame.ids(specials.roles)
         self._codec = codec
         self._matched, self._ends = specials.matched, specials.ends
         self._tokens, self._attrs = vocabulary.tokens, specials.attrs.tolist()
+
+    @cached_property
+    def identity(self) -> str:
+        """SHA-256 of what the file says of its tokenizer: the same text has the same ids."""
+        return self._metadata.digest()
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of a text, equal to llama_tokenize's.

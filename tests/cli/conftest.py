@@ -103,6 +103,13 @@ def pyggml(capsys):
     return call
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """Where these tests keep tokens: not in the user's cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr("pyggml.cli.finetune.job.user_cache", lambda: folder)
+
+
 @pytest.fixture
 def finetune(pyggml, tiny, text, tmp_path):
     """Runs a short `pyggml finetune` over the tiny model; options given later win."""

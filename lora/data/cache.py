@@ -1,0 +1,221 @@
+"""Tokens of files that were read before, as GGUF files that are mapped into memory.
+
+    DIGEST.gguf   general.type "tokens"; the tensors ids, lengths, trained, places of `Documents`
+                  tokens.key       JSON: what the tokens depend on; DIGEST is its SHA-256
+                  tokens.about     JSON: the file's format and its faulty rows
+                  tokens.crc32     of each tensor
+    DIGEST.json   size, times and SHA-256 of a file that was read; DIGEST is of its path
+
+A file is known by the SHA-256 of its bytes, and these by its size and times, so that a second run
+does not read it. What does not fit together is as good as absent: it is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.dtypes import I8, I32, I64, DType
+from pyggml.errors import DataError, GGUFError, PyggmlError
+from pyggml.files import replacing
+from pyggml.lora.data.documents import Documents
+from pyggml.lora.data.files import SHOWN, UNITS, Faults
+from pyggml.lora.data.spill import blocks
+
+MOST_BYTES = 8 << 30  # of a folder; the entries that were used last stay
+MOST_FILES = 1 << 12
+VERSION = 1  # of what `encode` makes of a row: change it, and older entries are not found
+_SETTLED = 2.0  # seconds after which a file system tells a later change by its time
+_DTYPES: dict[str, DType] = {"ids": I32, "lengths": I64, "trained": I8, "places": I64}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The documents of a file, its format, and the rows that were skipped."""
+
+    documents: Documents
+    kind: str
+    faults: Faults
+
+
+class TokenCache:
+    """A folder of tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, key: Mapping[str, Any], n_vocab: int) -> Kept | None:
+        """What is kept under a key, mapped."""
+        path = self._path(key)
+        try:
+            with gguf.open(path) as file:
+                found = _checked(file, key, n_vocab)
+            os.utime(path)  # it was used now
+            return found
+        except (GGUFError, ValueError, OSError):
+            return None
+
+    def keep(self, key: Mapping[str, Any], kept: Kept) -> str:
+        """Write it. Returns why that could not be; "" if it could."""
+        documents = kept.documents
+        tensors = {"ids": documents.ids, "lengths": documents.lengths}
+        if documents.trained is not None:
+            tensors["trained"] = documents.trained.view(np.int8)
+        if documents.places is not None:
+            tensors["places"] = documents.places
+        metadata = {
+            "general.type": "tokens",
+            "tokens.key": _text(key),
+            "tokens.about": _text({"kind": kept.kind, **asdict(kept.faults)}),
+            "tokens.crc32": np.array([_crc32(array) for array in tensors.values()], np.uint32),
+        }
+        sources = [(name, _DTYPES[name], array.shape, array) for name, array in tensors.items()]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._prune(room_for=sum(array.nbytes for array in tensors.values()))
+            gguf.write(self._path(key), metadata, sources)
+        except (OSError, PyggmlError) as error:
+            return str(error)
+        return ""
+
+    def made(self) -> Path | None:
+        """The folder, made if it has to be; None if it cannot be."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return self.folder
+
+    def _path(self, key: Mapping[str, Any]) -> Path:
+        return self.folder / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:32]}.gguf"
+
+    def _prune(self, room_for: int) -> None:
+        """Remove the entries that were not used for longest, until there is room for another."""
+        found = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        left = MOST_BYTES - room_for
+        for i, path in enumerate(p for p in found if p.suffix in (".gguf", ".json", ".partial")):
+            left -= path.stat().st_size
+            if left < 0 or i >= MOST_FILES:
+                with suppress(OSError):  # another run was faster, or Windows has it mapped
+                    path.unlink()
+
+    # -- source files ---------------------------------------------------------------------------
+
+    def content(self, path: Path) -> str:
+        """The SHA-256 of a file, which is read only if its size or times are not known.
+
+        Raises DataError if it cannot be read.
+        """
+        try:
+            now, about = time.time(), _about(path)
+            place = self._stamp(path)
+            known = _loaded(place)
+            if known.get("about") == about and isinstance(known.get("sha256"), str):
+                return str(known["sha256"])
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"{path}: cannot be read: {reason}") from error
+        if now - path.stat().st_mtime > _SETTLED and _about(path) == about:
+            with suppress(OSError, PyggmlError):  # then the next run reads the file again
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with replacing(place) as partial:
+                    partial.write_text(_text({"about": about, "sha256": found}))
+        return found
+
+    def _stamp(self, path: Path) -> Path:
+        name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+        return self.folder / f"{name}.json"
+
+
+def _about(path: Path) -> list[int]:
+    """What changes with a file's content."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    """An object, empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(1 << 16))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _crc32(array: np.ndarray) -> int:
+    found = 0
+    for block in blocks(array):
+        found = zlib.crc32(block.tobytes(), found)
+    return found
+
+
+def _checked(file: gguf.GGUFFile, key: Mapping[str, Any], n_vocab: int) -> Kept:
+    """GGUFError or ValueError for anything that `keep` would not have written."""
+    said = [file.require(name, str) for name in ("general.type", "tokens.key")]
+    tensors = {name: file.data(name) for name in file.tensors}
+    types = {name: _DTYPES.get(name) for name in tensors}
+    if said != ["tokens", _text(key)] or not {"ids", "lengths"} <= tensors.keys():
+        raise ValueError("other tokens")
+    if any(file.tensors[name].dtype is not wanted for name, wanted in types.items()):
+        raise ValueError("other tensors")
+    checks = [_crc32(array) for array in tensors.values()]
+    if file.require("tokens.crc32", np.ndarray).tolist() != checks:
+        raise ValueError("damaged")
+    if not _fits(tensors, n_vocab):
+        raise ValueError("counts that do not fit together")
+    lengths, trained = tensors["lengths"], tensors.get("trained")
+    documents = Documents(
+        tensors["ids"],
+        np.cumsum(lengths) - lengths,
+        lengths,
+        None if trained is None else trained.view(np.bool_),
+        tensors.get("places"),
+    )
+    return Kept(documents, *_about_rows(file.require("tokens.about", str)))
+
+
+def _fits(tensors: Mapping[str, np.ndarray], n_vocab: int) -> bool:
+    """Whether every id is of the vocabulary, and every array as long as the others ask."""
+    ids, lengths, n = tensors["ids"], tensors["lengths"], len(tensors["lengths"])
+    trained, places = tensors.get("trained"), tensors.get("places")
+    if ids.ndim != 1 or lengths.ndim != 1 or lengths.min() < 0 or lengths.max() > len(ids):
+        return False
+    if float(lengths.sum(dtype=np.float64)) != len(ids):  # whole numbers might wrap around
+        return False
+    if trained is not None and (trained.shape != ids.shape or not _within(trained, 2)):
+        return False
+    return _within(ids, n_vocab) and (places is None or places.shape == (n, 2))
+
+
+def _within(values: np.ndarray, end: int) -> bool:
+    return all(part.min() >= 0 and part.max() < end for part in blocks(values))
+
+
+def _about_rows(text: str) -> tuple[str, Faults]:
+    """A file's format and faulty rows."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.keys() != {"kind", "total", "shown"}:
+        raise ValueError("other things said")
+    kind, total, shown = found["kind"], found["total"], found["shown"]
+    words = isinstance(shown, list) and all(isinstance(word, str) for word in shown)
+    if kind not in (*UNITS, "text") or type(total) is not int or not words or len(shown) > SHOWN:
+        raise ValueError("other things said")
+    return kind, Faults(total, shown)

@@ -1,0 +1,110 @@
+"""Documents of tokens: one by one as rows give them, or all of a file in few long arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pyggml.lora.data.rows import Place
+from pyggml.lora.data.spill import BLOCK, Column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """Token ids, and whether each is learned where it is a target; None is all."""
+
+    ids: Sequence[int]
+    trained: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Documents:
+    """n documents whose tokens lie in long arrays, in memory or mapped from a file.
+
+    ids       (n_tokens,) int32
+    starts    (n,) int64, where each document begins in `ids`
+    lengths   (n,) int64
+    trained   (n_tokens,) bool, whether each token is learned where it is a target; None is all
+    places    (n, 2) int64, number and end of the `Place` of each; None where nothing is to be told
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    trained: np.ndarray | None = None
+    places: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def part(self, which: np.ndarray) -> Documents:
+        """Some of the documents, their tokens where they are."""
+        places = None if self.places is None else self.places[which]
+        return Documents(self.ids, self.starts[which], self.lengths[which], self.trained, places)
+
+    @staticmethod
+    def of(documents: Iterable[Document], folder: Path | None = None) -> Documents:
+        """Documents one after the other; `folder` is where large arrays lie."""
+        writer = Writer(folder)
+        for document in documents:
+            writer.add(document)
+        return writer.documents()
+
+
+class Writer:
+    """Documents, as they come, → `Documents`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._ids, self._trained = Column(np.int32, folder), Column(np.bool_, folder)
+        self._lengths, self._places = Column(np.int64, folder), Column(np.int64, folder)
+        self._masked = False
+
+    def add(self, document: Document, place: Place | None = None) -> None:
+        """One more document."""
+        self._mark(len(document), document.trained)
+        self._ids.extend(document.ids)
+        self._end(len(document), place)
+
+    def add_parts(self, parts: Iterator[Sequence[int]], place: Place | None = None) -> None:
+        """One more document, all of it learned, whose tokens come in parts."""
+        n = 0
+        for ids in parts:
+            self._mark(len(ids), None)
+            self._ids.extend(ids)
+            n += len(ids)
+        self._end(n, place)
+
+    def _mark(self, n: int, trained: np.ndarray | None) -> None:
+        """What of the next n tokens is learned; nothing is kept while all are."""
+        if trained is not None and not self._masked:
+            self._masked = True
+            for first in range(0, self._ids.n, BLOCK):
+                self._trained.extend(np.ones(min(BLOCK, self._ids.n - first), np.bool_))
+        if self._masked:
+            self._trained.extend(np.ones(n, np.bool_) if trained is None else trained)
+
+    def _end(self, n: int, place: Place | None) -> None:
+        self._lengths.extend((n,))
+        if place is not None:
+            self._places.extend((place.number, place.end))
+
+    def documents(self) -> Documents:
+        """All that were added; the writer takes no more."""
+        lengths, places = self._lengths.finished(), self._places.finished()
+        return Documents(
+            self._ids.finished(),
+            np.cumsum(lengths) - lengths,
+            lengths,
+            self._trained.finished() if self._masked else None,
+            places.reshape(-1, 2) if len(places) == 2 * len(lengths) else None,
+        )

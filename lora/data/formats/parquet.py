@@ -1,0 +1,47 @@
+"""Parquet → records, by pyarrow, which is imported when a file needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyggml.errors import DataError
+from pyggml.lora.data.rows import Place
+
+MAGIC = b"PAR1"
+_BATCH = 64  # rows in memory at a time
+
+
+def parquet_rows(path: Path, names: Collection[str]) -> Iterator[tuple[Place, Any]]:
+    """A dict of these columns, those that there are, for each row.
+
+    A null in a nested column is left out: there all objects have the names of all. Raises
+    DataError without pyarrow, and for a damaged file.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{path}: is parquet, which needs pyarrow: pip install 'pyggml[parquet]'"
+        ) from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = [name for name in file.schema_arrow.names if name in names]
+            for batch in file.iter_batches(_BATCH, columns=columns or None):
+                for record in batch.to_pylist():
+                    number += 1
+                    found = {name: _present(value) for name, value in record.items()}
+                    yield Place(str(path), "row", number), found
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = str(error).split("\n", 1)[0][:200]
+        raise DataError(f"{path}: cannot be read after row {number}: {reason}") from None
+
+
+def _present(value: Any) -> Any:
+    """Without the names whose value is null."""
+    if isinstance(value, dict):
+        return {name: _present(inner) for name, inner in value.items() if inner is not None}
+    return [_present(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,124 @@
+"""A file's bytes → its lines, or its text in blocks, read as a stream within bounds.
+
+A fault of the whole file is a DataError that names it. `Bad` is a fault of one record: the reader
+goes on after it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pyggml.errors import DataError
+from pyggml.lora.data.rows import Bad, Place
+
+MOST_BYTES = 32 << 20  # of one line or record
+HEAD_BYTES = 1 << 20  # what a format is told by
+_BLOCK = 1 << 18
+_BOM = codecs.BOM_UTF8  # which some editors put at the start of a file
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, to read its bytes.
+
+    Raises DataError if it cannot be read, is no regular file, or is UTF-16.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a pipe cannot be read twice, a device may never end
+            found = "folder" if stat.S_ISDIR(mode) else "pipe or device"
+            raise DataError(f"{path}: cannot be read: it is a {found}, wanted a file")
+        file = path.open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read: {reason}") from error
+    if file.read(2) in _UTF_16:
+        file.close()
+        raise DataError(f"{path}: is UTF-16, wanted UTF-8: save it as that")
+    file.seek(0)
+    return file
+
+
+def head(path: Path) -> bytes:
+    """The first bytes of a file, without a byte order mark. DataError if it holds white space."""
+    with opened(path) as file:
+        start = file.read(HEAD_BYTES)
+        blank = not start.strip()
+        while blank and (more := file.read(_BLOCK)):
+            blank = not more.strip()
+    if blank:
+        raise DataError(f"{path}: is empty, wanted text")
+    return start.removeprefix(_BOM)
+
+
+def lines(path: Path) -> Iterator[str | Bad]:
+    """The text of every line, ends kept, marks removed; Bad if it is too long or not UTF-8."""
+    start = 0
+    with opened(path) as file:
+        while raw := file.readline(MOST_BYTES + 1):
+            n_bytes = len(raw)
+            if n_bytes > MOST_BYTES:
+                n_bytes += _skipped(file, raw)
+                yield Bad(f"is longer than {MOST_BYTES >> 20} MiB")
+            else:
+                yield _decoded(raw, start)
+            start += n_bytes
+
+
+def _skipped(file: BinaryIO, raw: bytes) -> int:
+    """Read on to the end of a line; how many bytes that were."""
+    n_bytes = 0
+    while not raw.endswith(b"\n") and (raw := file.readline(_BLOCK)):
+        n_bytes += len(raw)
+    return n_bytes
+
+
+def _decoded(raw: bytes, start: int) -> str | Bad:
+    try:
+        return raw.removeprefix(_BOM).decode()  # also where files with marks were put together
+    except UnicodeDecodeError as error:
+        byte = start + error.start + (len(raw) - len(error.object))
+        return Bad(_not_utf_8(byte, error.object[error.start]), joint=": ")
+
+
+def _not_utf_8(at: int, byte: int) -> str:
+    return f"byte {at} is 0x{byte:02x}, which is not UTF-8 there"
+
+
+def whole_lines(path: Path) -> Iterator[str]:
+    """The same for formats whose records span lines: DataError for a bad one."""
+    for number, line in enumerate(lines(path), 1):
+        if isinstance(line, Bad):
+            raise DataError(f"{path}: {line.at(Place(str(path), 'line', number))}")
+        yield line
+
+
+def blocks(path: Path) -> Iterator[str]:
+    """The text, a few hundred kilobytes at a time, line ends as they are, without a mark.
+
+    Raises DataError for what is not UTF-8, with line and byte, and for a NUL.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    start, line = 0, 1
+    with opened(path) as file:
+        while True:
+            raw = file.read(_BLOCK)
+            kept = decoder.getstate()[0]  # the start of a character
+            try:
+                text = decoder.decode(raw, final=not raw)
+            except UnicodeDecodeError as error:
+                line += (kept + raw).count(b"\n", 0, error.start)
+                at = start - len(kept) + error.start
+                fault = _not_utf_8(at, error.object[error.start])
+                raise DataError(f"{path}: line {line}: {fault}") from None
+            if "\0" in text:
+                line += text.count("\n", 0, text.index("\0"))
+                raise DataError(f"{path}: line {line}: holds a NUL, wanted UTF-8 text")
+            yield text.removeprefix("\ufeff") if not start else text
+            if not raw:
+                return
+            start, line = start + len(raw), line + text.count("\n")

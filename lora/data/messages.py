@@ -1,0 +1,189 @@
+"""Messages as files have them → messages as `pyggml.lora.data.rows` describes them, or `Bad`.
+
+OpenAI     {"role", "content", "tool_calls", "tool_call_id", "name"}; "weight" 0 or "train" false:
+           read, not learned
+ShareGPT   {"from": human | gpt | system | tool …, "value"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from pyggml.lora.data.formats.json_rows import parsed
+from pyggml.lora.data.rows import ROLES, Bad, Message, Messages
+
+MOST_DEPTH = 64  # lists and objects within each other
+KINDS = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "list",
+    dict: "object",
+}
+_SPEAKERS = {
+    **{name: name for name in ROLES},
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
+    "function_call": "assistant",
+    **dict.fromkeys(("observation", "function_response", "function"), "tool"),
+}
+_SEPARATE = ("role", "content", "tool_calls", "weight", "train", "from", "value")  # read one by one
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls this value; what a parquet column may hold besides is named by its type."""
+    return KINDS.get(type(value), type(value).__name__)
+
+
+def checked_text(value: Any, may_be_empty: bool) -> str:
+    """A string that a tokenizer can read. Bad otherwise: `is a number`."""
+    if not isinstance(value, str):
+        raise Bad(f"is a {kind_of(value)}")
+    if not may_be_empty and not value.strip():
+        raise Bad("is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a pair, which no UTF-8 can hold
+        half = f"\\u{ord(value[error.start]):04x}"
+        raise Bad(f"has {half}, half of a surrogate pair, at character {error.start}") from None
+    if "\0" in value:
+        raise Bad(f"has a NUL at character {value.index(chr(0))}")
+    return value
+
+
+def checked_value(value: Any, depth: int = 0) -> Any:
+    """Any JSON value that a template may print. Bad if it nests too deeply or holds no number."""
+    if depth > MOST_DEPTH:
+        raise Bad(f"is nested more than {MOST_DEPTH} deep")
+    if isinstance(value, str):
+        checked_text(value, may_be_empty=True)
+    elif isinstance(value, float) and not isfinite(value):
+        raise Bad(f"holds {value}, which is no JSON")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            checked_text(name, may_be_empty=True)
+            checked_value(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            checked_value(inner, depth + 1)
+    elif type(value) not in KINDS:
+        raise Bad(f"holds a {kind_of(value)}")
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """A list, or the text of one, as a column of a table holds it."""
+    found = parsed(value) if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise Bad(f"is a {kind_of(found)}, wanted a list")
+    return found
+
+
+def messages_of(value: Any) -> tuple[Messages, frozenset[int]]:
+    """Messages of either form, and the numbers of those that are not learned."""
+    found = listed(value)
+    if not found:
+        raise Bad("is empty")
+    messages, read_only = [], set()
+    for i, item in enumerate(found):
+        try:
+            messages.append(_message(item))
+        except Bad as bad:
+            raise Bad(f"has a message {i + 1} that {bad}") from None
+        if messages[-1]["role"] != "assistant" or not _is_learned(item):
+            read_only.add(i)
+    return tuple(messages), frozenset(read_only)
+
+
+def _is_learned(item: dict[str, Any]) -> bool:
+    return item.get("weight", 1) != 0 and item.get("train", True) is not False
+
+
+def _message(item: Any) -> Message:
+    if not isinstance(item, dict):
+        raise Bad(f"is a {kind_of(item)}")
+    share_gpt = "from" in item and "role" not in item
+    speaker, said = ("from", "value") if share_gpt else ("role", "content")
+    who = item.get(speaker)
+    known = _SPEAKERS if share_gpt else {role: role for role in ROLES}
+    role = known.get(who) if isinstance(who, str) else None
+    if role is None:
+        shown = f"{who[:20]!r}" if isinstance(who, str) else f"a {kind_of(who)}"
+        raise Bad(f'has the "{speaker}" {shown}, wanted one of {", ".join(known)}')
+    rest = {k: checked_value(v) for k, v in item.items() if k not in _SEPARATE and v is not None}
+    if who == "function_call":
+        calls = _within("value", lambda: _calls(parsed(_text(item, said))))
+        return {"role": role, "content": "", "tool_calls": calls, **rest}
+    calls = item.get("tool_calls")
+    message: Message = {"role": role, "content": _content(item, said, may_lack=bool(calls)), **rest}
+    if calls:
+        message["tool_calls"] = _within("tool_calls", lambda: _calls(calls))
+    return message
+
+
+def _within(name: str, read: Callable[[], Any]) -> Any:
+    """What `read` returns; its complaint says of what name."""
+    try:
+        return read()
+    except Bad as bad:
+        raise Bad(f'has a "{name}" that {bad}') from None
+
+
+def _text(item: dict[str, Any], name: str) -> str:
+    return checked_text(item.get(name), may_be_empty=True)
+
+
+def _content(item: dict[str, Any], name: str, may_lack: bool) -> str | list[dict[str, Any]]:
+    """A string, or parts that are all text."""
+    value = item.get(name)
+    if value is None and may_lack:
+        return ""
+    if not isinstance(value, list):
+        return str(_within(name, lambda: checked_text(value, may_be_empty=True)))
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
+            raise Bad(f'has a "{name}" with a part of type {str(kind)[:20]!r}, wanted text alone')
+        _within(name, partial(checked_text, part.get("text"), may_be_empty=True))
+    return [{"type": "text", "text": part["text"]} for part in value]
+
+
+def _calls(value: Any) -> list[dict[str, Any]]:
+    """Calls of functions, their arguments an object, though the API has them as its text."""
+    found = [value] if isinstance(value, dict) else listed(value)
+    return [_call(item) for item in found]
+
+
+def _call(item: Any) -> dict[str, Any]:
+    call = item.get("function", item) if isinstance(item, dict) else None
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(name, str) or not name:
+        raise Bad('holds what is no call: wanted objects with a "name" and "arguments"')
+    arguments = call.get("arguments")
+    arguments = parsed(arguments or "{}") if isinstance(arguments, str) else arguments
+    arguments = {} if arguments is None else arguments
+    if not isinstance(arguments, dict):
+        raise Bad(f'has "arguments" that are a {kind_of(arguments)}, wanted an object')
+    function = {"name": checked_text(name, False), "arguments": checked_value(arguments)}
+    id = {"id": checked_text(item["id"], True)} if item.get("id") is not None else {}
+    return {**id, "type": "function", "function": function}
+
+
+def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
+    """Functions that the assistant may call; None and the text of a list are lists too."""
+    tools = []
+    for item in listed(value) if value else ():
+        tool = parsed(item) if isinstance(item, str) else item
+        if not isinstance(tool, dict):
+            raise Bad(f"holds a {kind_of(tool)}, wanted objects")
+        tool = tool if "function" in tool else {"type": "function", "function": tool}
+        function = tool["function"]
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Bad('holds a function without "name"')
+        tools.append(checked_value(tool))
+    return tuple(tools)

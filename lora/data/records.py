@@ -1,0 +1,279 @@
+"""A record, which is a dict of a file's names, → a row, by the names that it has.
+
+names                                 row              for
+messages [system, tools]              ChatRow          training
+conversations [system, tools]         ChatRow          training
+instruction, output [input, system]   ChatRow          training
+text                                  TextRow          training
+prompt, completion [tools]            CompletionRow    training; a ChatRow if both are messages
+chosen, rejected [prompt, tools]      PreferenceRow    preference
+prompt, completion, label [tools]     KtoRow           kto
+
+The first line whose names a record has decides. A column map gives names of the file for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.errors import ConfigError
+from pyggml.lora.data.messages import checked_text, kind_of, messages_of, tools_of
+from pyggml.lora.data.rows import (
+    Bad,
+    ChatRow,
+    CompletionRow,
+    KtoRow,
+    Messages,
+    Place,
+    PreferenceRow,
+    Row,
+    TextRow,
+)
+
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+Record = dict[str, Any]
+Answer = str | Messages
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Names that a record must have, those that it may have, and the row that they make."""
+
+    names: tuple[str, ...]
+    make: Callable[[Place, Record], Row]
+    others: tuple[str, ...] = ()  # read if they are there
+
+
+def _read(record: Record, name: str, read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of the value of a name; its complaint says of what name."""
+    try:
+        return read(record.get(name))
+    except Bad as bad:
+        raise Bad(f'is an object whose "{name}" {bad}') from None
+
+
+def _text(record: Record, name: str, may_be_empty: bool = False) -> str:
+    found: str = _read(record, name, lambda value: checked_text(value, may_be_empty))
+    return found
+
+
+def _tools(record: Record) -> tuple[dict[str, Any], ...]:
+    found: tuple[dict[str, Any], ...] = _read(record, "tools", tools_of)
+    return found
+
+
+# -- for training -------------------------------------------------------------------------------
+
+
+def _of_text(place: Place, record: Record) -> Row:
+    return TextRow(place, _text(record, "text"))
+
+
+def _of_prompt(place: Place, record: Record) -> Row:
+    if any(isinstance(record.get(name), list) for name in ("prompt", "completion")):
+        prompt, _ = _read(record, "prompt", messages_of)
+        completion, read_only = _read(record, "completion", messages_of)
+        first = len(prompt)
+        asked = frozenset(range(first)) | {first + i for i in read_only}
+        return _chat(place, record, prompt + completion, asked, "completion")
+    prompt = _text(record, "prompt", may_be_empty=True)
+    return CompletionRow(place, prompt, _text(record, "completion"))
+
+
+def _of_messages(name: str) -> Callable[[Place, Record], Row]:
+    def make(place: Place, record: Record) -> Row:
+        messages, read_only = _read(record, name, messages_of)
+        if record.get("system") and messages[0]["role"] != "system":
+            messages = (*_system(record), *messages)
+            read_only = frozenset({0}) | {i + 1 for i in read_only}
+        return _chat(place, record, messages, read_only, name)
+
+    return make
+
+
+def _system(record: Record) -> Messages:
+    """The message that a record's "system" is, if it has one."""
+    if not record.get("system"):
+        return ()
+    return ({"role": "system", "content": _text(record, "system")},)
+
+
+def _chat(
+    place: Place, record: Record, messages: Messages, read_only: frozenset[int], name: str
+) -> ChatRow:
+    said = [m for i, m in enumerate(messages) if i not in read_only]
+    if not any(m["content"] or m.get("tool_calls") for m in said):
+        raise Bad(f'is an object whose "{name}" has no answer of the assistant to learn')
+    return ChatRow(place, messages, _tools(record), read_only)
+
+
+def _of_instruction(place: Place, record: Record) -> Row:
+    instruction = _text(record, "instruction")
+    given = _text(record, "input", may_be_empty=True) if record.get("input") is not None else ""
+    asked = f"{instruction}\n\n{given}" if given else instruction
+    system = _system(record)
+    answer = {"role": "assistant", "content": _text(record, "output")}
+    messages = (*system, {"role": "user", "content": asked}, answer)
+    read_only = frozenset(range(len(messages) - 1))
+    return ChatRow(place, messages, (), read_only, alpaca=(instruction, given))
+
+
+# -- for preference training --------------------------------------------------------------------
+
+
+def _answer(record: Record, name: str) -> Answer:
+    """A string, or messages."""
+    if isinstance(record.get(name), list):
+        messages: Messages = _read(record, name, messages_of)[0]
+        return messages
+    return _text(record, name)
+
+
+def _of_chosen(place: Place, record: Record) -> Row:
+    chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        kinds = [kind_of(record[name]) for name in ("chosen", "rejected")]
+        raise Bad('is an object whose "chosen" is a {} and "rejected" a {}'.format(*kinds))
+    if chosen == rejected:
+        raise Bad('is an object whose "chosen" and "rejected" are the same')
+    prompt = _prompt(record, chosen)
+    if not prompt:
+        n = _n_shared(chosen, rejected)
+        prompt, chosen, rejected = chosen[:n], chosen[n:], rejected[n:]
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        _check_answer(name, answer)
+    return PreferenceRow(place, prompt, chosen, rejected, _tools(record))
+
+
+def _prompt(record: Record, answer: Answer) -> Answer:
+    """The prompt in the form of the answer; empty if there is none, or the answer repeats it."""
+    found = record.get("prompt")
+    if found is None:
+        return () if isinstance(answer, tuple) else ""
+    if isinstance(answer, str):
+        return _text(record, "prompt", may_be_empty=True)
+    if isinstance(found, str):
+        asked: Messages = ({"role": "user", "content": _text(record, "prompt")},)
+    else:
+        asked = _read(record, "prompt", messages_of)[0]
+    return () if answer[: len(asked)] == asked or answer[0]["role"] != "assistant" else asked
+
+
+def _n_shared(chosen: Answer, rejected: Answer) -> int:
+    """How much both start with, as TRL's `extract_prompt` counts it; a last space is not."""
+    both = zip(chosen, rejected, strict=False)
+    n = next((i for i, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
+    return n - 1 if n and chosen[n - 1] == " " else n
+
+
+def _check_answer(name: str, answer: Answer) -> None:
+    if isinstance(answer, str):
+        if not answer.strip():
+            raise Bad(f'is an object whose "{name}" has no answer beside the prompt')
+    elif not answer or answer[0]["role"] != "assistant":
+        raise Bad(f'is an object whose "{name}" has no answer of the assistant after the prompt')
+
+
+def _of_label(place: Place, record: Record) -> Row:
+    completion = _answer(record, "completion")
+    label = _LABELS.get(str(record.get("label")).lower())  # a table has words, or 0 and 1
+    if label is None:
+        raise Bad('is an object whose "label" is neither true nor false')
+    prompt = _prompt(record, completion)
+    _check_answer("completion", completion)
+    return KtoRow(place, prompt, completion, label, _tools(record))
+
+
+SHAPES: Mapping[str, tuple[Shape, ...]] = {
+    "training": (
+        Shape(("messages",), _of_messages("messages"), ("system", "tools")),
+        Shape(("conversations",), _of_messages("conversations"), ("system", "tools")),
+        Shape(("instruction", "output"), _of_instruction, ("input", "system")),
+        Shape(("text",), _of_text),
+        Shape(("prompt", "completion"), _of_prompt, ("tools",)),
+    ),
+    "preference": (Shape(("chosen", "rejected"), _of_chosen, ("prompt", "tools")),),
+    "kto": (Shape(("prompt", "completion", "label"), _of_label, ("tools",)),),
+}
+_WANTED = {
+    "training": '"text" that is not empty, or with "prompt" and "completion", or "messages", or '
+    '"conversations", or "instruction" and "output"',
+    "preference": '"chosen" and "rejected", which differ',
+    "kto": '"prompt" and "completion", and a "label" that is true or false',
+}
+NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s.names, *s.others))
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Which rows are wanted, and where a record has them.
+
+    purpose   "training", "preference" or "kto"
+    columns   name of a row → name in the file; if given, no other names are read
+    """
+
+    purpose: str = "training"
+    columns: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def wanted(self) -> str:
+        """What a faulty row should have been."""
+        return f"wanted one JSON object with a string {_WANTED[self.purpose]}, on each line"
+
+    @property
+    def wanted_columns(self) -> str:
+        """Which columns a table should have had."""
+        if self.columns:
+            return f"wanted {', '.join(sorted(self.names))} among them"
+        rows = sorted((" and ".join(s.names) for s in SHAPES[self.purpose]), key=len)
+        return f"wanted {', or '.join(rows)}, among them"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the file that rows are made of."""
+        return frozenset(column for _, column in self.columns) if self.columns else NAMES
+
+    def has_row(self, names: Any) -> bool:
+        """Whether these names of a file make a row, of whatever purpose."""
+        found = set(self._renamed(dict.fromkeys(names)))
+        return any(found >= set(s.names) for some in SHAPES.values() for s in some)
+
+    def row(self, place: Place, record: Any) -> Row:
+        """Raises Bad for a record that is not as wanted."""
+        if not isinstance(record, dict):
+            raise Bad(f"is a JSON {kind_of(record)}")
+        found = self._renamed(record)
+        for shape in SHAPES[self.purpose]:
+            if all(name in found for name in shape.names):
+                return shape.make(place, found)
+        there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
+        missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
+        raise Bad(f'is an object without "{missing}" (it has {there})')
+
+    def _renamed(self, record: Mapping[str, Any]) -> Record:
+        if not self.columns:
+            return dict(record)
+        return {name: record[column] for name, column in self.columns if column in record}
+
+
+TRAINING = Schema()
+
+
+def schema_of(columns: Sequence[str] | None, purpose: str = "training") -> Schema:
+    """A column map, each word such as `prompt=question`, for rows of this purpose.
+
+    Raises ConfigError for names of which no row is made.
+    """
+    cut = [column.partition("=") for column in columns or ()]
+    pairs = tuple((name.strip(), column.strip()) for name, _, column in cut)
+    names = {name for name, _ in pairs}
+    unknown = sorted(names - NAMES)
+    if unknown:
+        some = f"{unknown[0][:20]!r}, wanted some of {', '.join(sorted(NAMES))}"
+        raise ConfigError([("columns", f"gives a row the name {some}")])
+    if names and not any(names >= set(shape.names) for shape in SHAPES[purpose]):
+        rows = "; or ".join(", ".join(shape.names) for shape in SHAPES[purpose])
+        raise ConfigError([("columns", f"gives {', '.join(sorted(names))}, wanted {rows}")])
+    return Schema(purpose, pairs)

@@ -1,0 +1,65 @@
+"""A file of rows: where it is, how often its rows are read, what was found in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyggml.errors import DataError
+from pyggml.lora.data.files import Faults
+
+MOST_WEIGHT = 1000.0
+_WEIGHTED = re.compile(r"(?s)(.+):(\d+(?:\.\d*)?|\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file, and how often each of its rows is read in an epoch.
+
+    A weight of 2 reads every row twice, one of 0.5 every row in every second epoch.
+    """
+
+    path: Path
+    weight: float = 1.0
+
+    @staticmethod
+    def of(given: str | os.PathLike[str] | Source) -> Source:
+        """`a.jsonl:2` is a.jsonl with the weight 2; a Path is never cut.
+
+        What stands after the last colon is a weight if it is a number, else part of the path, so
+        that of a file named `a:2` the weight is written too: `a:2:1`. Raises DataError for a weight
+        that is not above 0 or more than MOST_WEIGHT.
+        """
+        if isinstance(given, Source):
+            return given
+        parts = _WEIGHTED.fullmatch(given) if isinstance(given, str) else None
+        if parts is None:
+            return Source(Path(given))
+        weight = float(parts[2])
+        if not 0 < weight <= MOST_WEIGHT:
+            raise DataError(
+                f"{given}: the weight {parts[2][:20]} is out of range, wanted above 0 and at most "
+                f"{MOST_WEIGHT:g}"
+            )
+        return Source(Path(parts[1]), weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a file holds: rows that became documents, how many of them are held out, and rows that
+    were skipped because they are faulty.
+
+    was_kept   its tokens are those of an earlier run
+    not_kept   why the next run will make them anew; "" if it will not have to
+    """
+
+    source: Source
+    kind: str
+    n_documents: int
+    n_held_out: int
+    n_tokens: int
+    skipped: Faults
+    was_kept: bool = False
+    not_kept: str = ""
