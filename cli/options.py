@@ -18,6 +18,7 @@ from pyggml.cli.grouped import GroupedOption
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+_PLACES = {"dir": "FOLDER", "file": "FILE"}
 _METAVARS = {int: "N", float: "X", str: "WORD", None: "A,B"}
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -163,7 +164,7 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
 
 
 def _metavar(parameter: str, of_kind: str) -> str:
-    return "FOLDER" if parameter.endswith("_dir") else of_kind
+    return _PLACES.get(parameter.split("_")[-1], of_kind)
 
 
 def given_settings(

@@ -65,7 +65,10 @@ class Job:
 
     @property
     def cache(self) -> TokenCache | None:
-        """Where tokens are kept: beside the checkpoints, else in the user's cache folder."""
+        """Where tokens are kept: beside the checkpoints, else in the user's cache folder; a dry
+        run keeps none."""
+        if self.dry_run:
+            return None
         if self.reading.cache_dir is not None:
             return TokenCache(Path(self.reading.cache_dir))
         if self.train.checkpoint_dir is not None:

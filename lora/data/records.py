@@ -220,7 +220,11 @@ class Schema:
     @property
     def wanted(self) -> str:
         """What a faulty row should have been."""
-        return f"wanted one JSON object with a string {_WANTED[self.purpose]}, on each line"
+        if self.columns:
+            names = " and ".join(f'"{column}" ({name})' for name, column in self.columns)
+            return f"wanted one JSON object with {names} on each line"
+        what = f"wanted one JSON object with a string {_WANTED[self.purpose]}, on each line"
+        return f"{what}; --columns maps other names to these"
 
     @property
     def wanted_columns(self) -> str:
@@ -250,6 +254,7 @@ class Schema:
                 return shape.make(place, found)
         there = ", ".join(str(key)[:20] for key in list(record)[:5]) or "nothing"
         missing = "text" if self.purpose == "training" else SHAPES[self.purpose][0].names[0]
+        missing = next((column for _, column in self.columns if column not in record), missing)
         raise Bad(f'is an object without "{missing}" (it has {there})')
 
     def _renamed(self, record: Mapping[str, Any]) -> Record:

@@ -117,7 +117,8 @@ def finetune(pyggml, tiny, text, tmp_path):
     def call(*arguments, model=tiny, data=text, output=tmp_path / "adapter.gguf", rank=2):
         short = ("--ctx", 16, "--max-steps", 4, "--prompt", "the ")
         short += () if rank is None else ("--lora-rank", rank)
-        return pyggml("finetune", "-m", model, "-f", data, "-o", output, *short, *arguments)
+        files = () if data is None else ("-f", data)
+        return pyggml("finetune", "-m", model, *files, "-o", output, *short, *arguments)
 
     return call
 

@@ -43,3 +43,35 @@ def test_special_tokens_reach_the_data(finetune, tmp_path):
         ended = finetune("--special-tokens", mode, data=path)
         found.append(int(ended.row("data").split(" tokens")[0].split()[-1].replace(",", "")))
     assert found[0] == found[1] < found[2]
+
+
+def test_several_files_with_weights_as_options_and_as_settings(finetune, tmp_path):
+    """The second one is read every second time; a run of the settings written is the same run."""
+    rows(tmp_path / "a.jsonl", 30), rows(tmp_path / "b.jsonl", 60)
+    more = ("-f", f"{tmp_path / 'b.jsonl'}:0.5", "--val-split", 0, "--max-steps", 0)
+    ended = finetune(*more, data=tmp_path / "a.jsonl")
+    assert ended.code == 0 and "a.jsonl (JSON Lines)" in ended.row("data")
+    assert "read 0.5 times an epoch" in ended.out
+    adapter = (tmp_path / "adapter.gguf").read_bytes()
+    again = finetune("--config", tmp_path / "adapter.yaml", "--max-steps", 0, data=None)
+    assert again.code == 0 and (tmp_path / "adapter.gguf").read_bytes() == adapter
+
+
+def test_bad_rows_end_the_run_or_are_told_and_skipped(finetune, tmp_path):
+    path = rows(tmp_path / "a.jsonl", 30)
+    path.write_text(path.read_text() + "3\n")
+    refused = finetune(data=path)
+    assert refused.code == 2 and "a.jsonl: line 2 is a JSON number; wanted" in refused.err
+    ended = finetune("--skip-bad-rows", data=path)
+    assert ended.code == 0
+    assert ended.row("skipped") == "a.jsonl: 1 bad row: line 2 is a JSON number"
+
+
+def test_other_names_are_mapped(finetune, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"q": "what?", "a": "that"}\n' * 6)
+    assert "--columns maps other names" in finetune(data=path).err
+    assert finetune("--columns", "prompt=q,completion=a", data=path).code == 0
+    refused = finetune("--columns", "prompt=q,completion=b", data=path)
+    assert 'without "b" (it has q, a)' in refused.err
+    assert 'wanted one JSON object with "q" (prompt) and "b" (completion)' in refused.err
