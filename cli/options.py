@@ -151,7 +151,7 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     place = {"group": field.metadata["group"], "common": field.metadata["common"]}
     if hint is bool:
         switch = f"--{name}/--no-{name}"
-        about = field.metadata["help"]
+        about = field.metadata["help"] + "  [default: True]" * (field.default is True)
         return GroupedOption([switch, parameter], default=None, help=about, **place)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     return GroupedOption(

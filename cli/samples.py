@@ -31,8 +31,13 @@ def prompt_ids(model: Model, prompt: str | None, corpus: Corpus) -> np.ndarray:
 
 
 def _from_text(model: Model, windows: Dataset) -> np.ndarray:
-    """From the start of the first document's first whole line, if one starts in the window."""
-    ids = windows.tokens[0][windows.documents[0] == windows.documents[0, 0]]
+    """Of a document with a prompt, that; else some tokens from the start of the first document's
+    first whole line, if one starts in the window."""
+    first = windows.documents[0] == windows.documents[0, 0]
+    ids = windows.tokens[0][first]
+    n_read = 0 if windows.trained is None else int(np.argmax(windows.trained[0][first]))
+    if n_read:
+        return ids[:n_read]
     lines = [
         i for i in range(1, len(ids)) if model.tokenizer.token_bytes(int(ids[i - 1]))[-1:] == b"\n"
     ]

@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import click
+
 from pyggml.cli.finetune import config_file
 from pyggml.cli.finetune.job import LORA_FLAGS, Job, job_of
 from pyggml.cli.finetune.memory import chosen
@@ -83,6 +85,13 @@ _OPTIONS = [
         "--resume",
         group="output",
         help="checkpoint, or folder of them, to continue from; a folder gets the next ones too",
+    ),
+    GroupedOption(
+        ["--preview"],
+        type=click.IntRange(min=0),
+        metavar="N",
+        group="data",
+        help="print N samples as the model reads them, with what is learned in colour",
     ),
     GroupedOption(
         ["--prompt"],

@@ -45,6 +45,7 @@ class Job:
     train_tensors: tuple[str, ...] | None
     resume: Path | None
     prompt: str | None
+    preview: int | None
     lora: LoraConfig
     reading: DataConfig
     train: TrainConfig
@@ -121,6 +122,7 @@ def job_of(
     return Job(
         **own,
         resume=given["resume"],
+        preview=given["preview"],
         reading=reading,
         lora=lora,
         train=train,

@@ -12,6 +12,7 @@ import numpy as np
 
 from pyggml import load
 from pyggml.cli import ahead, overview
+from pyggml.cli.chats import preview, say_chats
 from pyggml.cli.finetune import memory, results
 from pyggml.cli.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.finetune.plan import say_plan
@@ -64,6 +65,9 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
         corpus = read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
         prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
     overview.say_data(corpus, job.reading)
+    say_chats(corpus, job.reading, model.tokenizer)
+    if job.preview:
+        preview(corpus, model.tokenizer, job.preview)
     trainer = Trainer(model, trained.parameters, corpus, job.train)
     if job.resume is not None:
         trainer.resume(checkpoint_of(job.resume))

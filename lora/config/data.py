@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 
+from pyggml.chat import BUILT_IN, MODEL, TRAIN_ON
 from pyggml.lora.config.settings import Settings, one_of, setting
 
 SPECIAL_TOKENS = ("auto", "plain", "parse")
+LONG_CHATS = ("refuse", "drop", "cut")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _columns_fit(words: object) -> bool:
@@ -65,7 +76,48 @@ class DataConfig(Settings):
     special_tokens: str = setting(
         "auto",
         "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
-        "it a few characters, auto parses rows (JSON Lines, JSON, CSV) and leaves plain text plain",
+        "it a few characters, auto parses rows (JSON Lines, JSON, CSV) and leaves plain text and "
+        "messages of chats plain",
         *one_of(SPECIAL_TOKENS),
+        group="data",
+    )
+
+    # -- chats ----------------------------------------------------------------------------------
+
+    chat_template: str = setting(
+        MODEL,
+        "how chats are written: model takes the template of the model's file; others are "
+        f"{', '.join(BUILT_IN)}, NAME for the file's tokenizer.chat_template.NAME, or a file of "
+        "Jinja2",
+        "a name or a file",
+        lambda name: bool(name.strip()),
+        group="data",
+        common=True,
+    )
+    train_on: str = setting(
+        "assistant",
+        "what of a chat is learned: assistant takes its answers and the end of each, all takes "
+        "every token",
+        *one_of(TRAIN_ON),
+        group="data",
+        common=True,
+    )
+    long_chats: str = setting(
+        "refuse",
+        "chats that are longer than a window: refuse ends the run, drop leaves them out, cut "
+        "leaves their first rounds out, but not the system's turn",
+        *one_of(LONG_CHATS),
+        group="data",
+    )
+    chat_date: str = setting(
+        "2025-01-01",
+        "the date for chat templates that ask for today's, so that a run can be repeated",
+        "YYYY-MM-DD",
+        _is_date,
+        group="data",
+    )
+    packing: bool = setting(
+        True,
+        "rows share windows, without seeing each other; without it each has windows of its own",
         group="data",
     )

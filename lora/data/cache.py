@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from pyggml import gguf
 from pyggml.dtypes import I8, I32, I64, DType
 from pyggml.errors import DataError, GGUFError, PyggmlError
 from pyggml.files import replacing
-from pyggml.lora.data.documents import Documents
+from pyggml.lora.data.documents import Documents, Notes
 from pyggml.lora.data.files import SHOWN, UNITS, Faults
 from pyggml.lora.data.spill import blocks
 
@@ -42,11 +42,12 @@ _DTYPES: dict[str, DType] = {"ids": I32, "lengths": I64, "trained": I8, "places"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The documents of a file, its format, and the rows that were skipped."""
+    """The documents of a file, its format, the rows that were skipped, and what is to be said."""
 
     documents: Documents
     kind: str
     faults: Faults
+    notes: Notes = field(default_factory=dict)
 
 
 class TokenCache:
@@ -77,7 +78,7 @@ class TokenCache:
         metadata = {
             "general.type": "tokens",
             "tokens.key": _text(key),
-            "tokens.about": _text({"kind": kept.kind, **asdict(kept.faults)}),
+            "tokens.about": _text({"kind": kept.kind, "notes": kept.notes, **asdict(kept.faults)}),
             "tokens.crc32": np.array([_crc32(array) for array in tensors.values()], np.uint32),
         }
         sources = [(name, _DTYPES[name], array.shape, array) for name, array in tensors.items()]
@@ -209,13 +210,22 @@ def _within(values: np.ndarray, end: int) -> bool:
     return all(part.min() >= 0 and part.max() < end for part in blocks(values))
 
 
-def _about_rows(text: str) -> tuple[str, Faults]:
-    """A file's format and faulty rows."""
+def _about_rows(text: str) -> tuple[str, Faults, Notes]:
+    """A file's format, its faulty rows, and what is to be said of the others."""
     found = json.loads(text)
-    if not isinstance(found, dict) or found.keys() != {"kind", "total", "shown"}:
+    if not isinstance(found, dict) or found.keys() != {"kind", "notes", "total", "shown"}:
         raise ValueError("other things said")
-    kind, total, shown = found["kind"], found["total"], found["shown"]
+    kind, notes, total, shown = (found[name] for name in ("kind", "notes", "total", "shown"))
     words = isinstance(shown, list) and all(isinstance(word, str) for word in shown)
     if kind not in (*UNITS, "text") or type(total) is not int or not words or len(shown) > SHOWN:
         raise ValueError("other things said")
-    return kind, Faults(total, shown)
+    if not isinstance(notes, dict):
+        raise ValueError("other things said")
+    return kind, Faults(total, shown), {note: _note(said) for note, said in notes.items()}
+
+
+def _note(said: Any) -> tuple[int, str]:
+    match said:
+        case [int(n), str(place)]:
+            return n, place
+    raise ValueError("other things said")

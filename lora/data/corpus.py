@@ -14,7 +14,8 @@ import numpy as np
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data.cache import VERSION, Kept, TokenCache
-from pyggml.lora.data.documents import Document, Documents, Writer
+from pyggml.lora.data.chats import CHAT, OPEN
+from pyggml.lora.data.documents import Document, Documents, Notes, Writer
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.files import UNITS, Faults, check_rows, format_of, rows
 from pyggml.lora.data.formats.source import blocks
@@ -101,8 +102,9 @@ class _Reader:
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
         self.tokenizer, self.ctx, self.cache = tokenizer, config.ctx, cache
-        self.encoding, self.schema = Encoding(config.special_tokens), schema_of(config.columns)
-        self.skip_bad_rows = config.skip_bad_rows
+        self.encoding, self.schema = Encoding.of(config, tokenizer), schema_of(config.columns)
+        self.skip_bad_rows, self.long_chats = config.skip_bad_rows, config.long_chats
+        self.alone = not config.packing
 
     @property
     def folder(self) -> Path | None:
@@ -132,7 +134,10 @@ class _Reader:
         documents, kind = read.kept.documents, read.kept.kind
         whole = documents.trained is not None
         if whole:
-            _check_lengths(source.path, kind, documents, self.ctx)
+            _check_ends(source.path, read.kept.notes)
+            if self.long_chats == "refuse":
+                _check_lengths(source.path, kind, documents, self.ctx)
+            documents = documents.part(np.flatnonzero(documents.lengths <= self.ctx + 1))
         if kind == "text":
             windows = pack(documents, self.ctx, folder=self.folder)
             train, validation, n_held_out = *_split_windows(windows, share), 0
@@ -141,13 +146,17 @@ class _Reader:
             out[held_out(documents.lengths.tolist(), share)] = True
             n_held_out = int(out.sum())
             train, validation = (
-                pack(documents.part(np.flatnonzero(which)), self.ctx, whole, self.folder)
+                pack(
+                    documents.part(np.flatnonzero(which)), self.ctx, whole, self.folder, self.alone
+                )
                 for which in (~out, out)
             )
         if source.weight != 1:
             train = replace(train, repeats=np.full(len(train), source.weight))
         counts = (len(documents), n_held_out, documents.n_tokens)
-        found = Found(source, kind, *counts, read.kept.faults, read.was_kept, read.not_kept)
+        how = (read.kept.faults, read.was_kept, read.not_kept)
+        n_dropped = len(read.kept.documents) - len(documents)
+        found = Found(source, kind, *counts, *how, read.kept.notes, n_dropped)
         return _Part(train, validation, found, whole)
 
     def documents(self, path: Path) -> _Read:
@@ -181,7 +190,7 @@ class _Reader:
     def read(self, path: Path) -> Kept:
         """The documents of a file. DataError for faulty rows, if they may not be skipped."""
         kind, faults = format_of(path, self.schema), Faults()
-        writer = Writer(self.folder)
+        writer, notes = Writer(self.folder), dict[str, tuple[int, str]]()
         if kind == "text":
             parse = self.encoding.parses(plain=True)
             writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
@@ -189,12 +198,17 @@ class _Reader:
         for row in rows(path, kind, self.schema, faults):
             if self.skip_bad_rows or not faults.total:  # else the others are but counted
                 try:
-                    writer.add(encode(row, self.tokenizer, self.encoding), row.place)
+                    document = encode(row, self.tokenizer, self.encoding)
                 except Bad as bad:
                     faults.add(row.place, bad)
+                    continue
+                writer.add(document, row.place)
+                for note in document.notes:
+                    n, first = notes.get(note, (0, str(row.place)))
+                    notes[note] = (n + 1, first)
         documents = writer.documents()
         check_rows(path, self.schema, len(documents), Faults() if self.skip_bad_rows else faults)
-        return Kept(documents, kind, faults)
+        return Kept(documents, kind, faults, notes)
 
 
 def _check_amount(train: Dataset, parts: Sequence[_Part], ctx: int) -> None:
@@ -216,6 +230,17 @@ def _split_windows(windows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     return windows.part(slice(cut)), windows.part(slice(cut, None))
 
 
+def _check_ends(path: Path, notes: Notes) -> None:
+    """DataError if no answer of any chat has an end that is learned."""
+    n_chats, n_open = (notes.get(note, (0, ""))[0] for note in (CHAT, OPEN))
+    if n_chats and n_chats == n_open:
+        raise DataError(
+            f"{path}: no answer ends in a token that ends a turn, so the model would not learn to "
+            "stop: --chat-template names a template whose ends this vocabulary has; alpaca takes "
+            "the end of text"
+        )
+
+
 def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> None:
     """No answer is cut without a word."""
     long = np.flatnonzero(documents.lengths > ctx + 1)
@@ -226,7 +251,8 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
         others = f" and {len(long) - 1} more are too long" if len(long) > 1 else ""
         raise DataError(
             f"{path}: {place} has {documents.lengths[longest]} tokens{others}, wanted at most "
-            f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows"
+            f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows, or "
+            "--long-chats drop or cut"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,19 @@ import numpy as np
 from pyggml.lora.data.rows import Place
 from pyggml.lora.data.spill import BLOCK, Column
 
+Notes = Mapping[str, tuple[int, str]]  # a note of `Document` -> of how many, and the first's place
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Token ids, and whether each is learned where it is a target; None is all."""
+    """Token ids, and whether each is learned where it is a target; None is all.
+
+    notes: what is to be said of it, see `pyggml.lora.data.chats`
+    """
 
     ids: Sequence[int]
     trained: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)

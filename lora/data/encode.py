@@ -4,6 +4,7 @@ row             tokens                                               learned
 TextRow         the text                                             all
 CompletionRow   prompt and completion as one text, an end of text    from the first token of the
                                                                      completion on
+ChatRow         messages as the chat template writes them            answers, and the end of each
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data.chats import Chats, encode_chat
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.long_text import whole
-from pyggml.lora.data.rows import Bad, CompletionRow, Row, TextRow
+from pyggml.lora.data.rows import Bad, ChatRow, CompletionRow, Row, TextRow
 from pyggml.tokenizer import Tokenizer
 
 
@@ -25,9 +28,16 @@ class Encoding:
     special_tokens   "parse": <|im_start|> in the text is that token; "plain": some characters;
                      "auto": parsed in rows, which are written for training, and plain in text,
                      which may only talk about it
+    chats            None: with the model's own template
     """
 
     special_tokens: str = "auto"
+    chats: Chats | None = None
+
+    @staticmethod
+    def of(config: DataConfig, tokenizer: Tokenizer) -> Encoding:
+        """As the settings say. Raises TemplateError as `Chats.of` does."""
+        return Encoding(config.special_tokens, Chats.of(config, tokenizer))
 
     def parses(self, plain: bool) -> bool:
         """Whether names of special tokens are these tokens: in rows, or in plain text."""
@@ -42,6 +52,8 @@ def encode(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> Document:
 
     Raises Bad for a row that has none, which is told with its place as other bad rows are.
     """
+    if isinstance(row, ChatRow):
+        return encode_chat(row, tokenizer, encoding.chats)
     parse = encoding.parses(plain=isinstance(row, TextRow) and row.plain)
     if isinstance(row, TextRow):
         return Document(whole(row.text, tokenizer, parse))

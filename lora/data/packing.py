@@ -19,16 +19,18 @@ def pack(
     ctx: int,
     whole: bool = False,
     folder: Path | None = None,
+    alone: bool = False,
 ) -> Dataset:
     """Documents one after the other, cut into windows; those without any target are left out.
 
     whole    no document goes on in the next window; each has at most ctx + 1 tokens
+    alone    no two documents share a window
     folder   where arrays lie that are too large for memory, see `spill`
     """
     if not isinstance(documents, Documents):
         documents = Documents.of(documents, folder)
     width = ctx + 1
-    starts, n = _places(documents.lengths, width, whole)
+    starts, n = _places(documents.lengths, width, whole, alone)
     masked = documents.trained is not None
     tokens = spill.empty((n,), np.int32, folder)
     owner = spill.empty((n,), np.int32, folder)
@@ -53,11 +55,13 @@ def pack(
     return _with_targets(found)
 
 
-def _places(lengths: np.ndarray, width: int, whole: bool) -> tuple[np.ndarray, int]:
+def _places(lengths: np.ndarray, width: int, whole: bool, alone: bool) -> tuple[np.ndarray, int]:
     """Where each document begins in the windows, and how many tokens these have."""
+    if alone:
+        lengths = lengths + -lengths % width
     ends = np.cumsum(lengths)
     starts, n = ends - lengths, int(ends[-1]) if len(ends) else 0
-    if whole:
+    if whole and not alone:
         n = 0
         for i, length in enumerate(lengths.tolist()):
             room = -n % width or width  # in the window under way

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyggml.errors import DataError
+from pyggml.lora.data.documents import Notes
 from pyggml.lora.data.files import Faults
 
 MOST_WEIGHT = 1000.0
@@ -53,6 +54,8 @@ class Found:
 
     was_kept   its tokens are those of an earlier run
     not_kept   why the next run will make them anew; "" if it will not have to
+    notes      what is to be said of its documents
+    n_dropped  rows that were left out because they are longer than a window
     """
 
     source: Source
@@ -63,3 +66,5 @@ class Found:
     skipped: Faults
     was_kept: bool = False
     not_kept: str = ""
+    notes: Notes = field(default_factory=dict)
+    n_dropped: int = 0

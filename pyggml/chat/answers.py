@@ -122,7 +122,12 @@ class _Probes:
         """Every answer; TemplateError for the first whose range is not exact."""
         last = self.around(numbers[-1:])
         ending = last[1] if last else ""
-        return [self._single(i, ending) for i in numbers]
+        found = [self._single(i, ending) for i in numbers]
+        for i, answer in zip(numbers, found, strict=True):
+            content = self.messages[i].get("content")
+            if answer.start == answer.end and isinstance(content, str) and content.strip():
+                raise TemplateError(f"{self.template.origin}: leaves out message {i + 1}")
+        return found
 
     def _single(self, i: int, ending: str) -> Answer:
         parts = self.around([i])

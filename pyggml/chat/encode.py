@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.chat.answers import ASSISTANT, Answer, Tools, find_answers
-from pyggml.chat.sandbox import MARK
+from pyggml.chat.marks import MARK
 from pyggml.chat.template import ChatTemplate, Message
 from pyggml.errors import TemplateError
 from pyggml.tokenizer import Tokenizer

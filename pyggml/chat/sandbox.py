@@ -8,7 +8,6 @@ tests, functions, and methods of strings and mappings. All are measured, see `li
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -25,6 +24,7 @@ from jinja2.visitor import NodeTransformer
 
 from pyggml.chat import limits
 from pyggml.chat.limits import SPENT
+from pyggml.chat.marks import CLOSE, MARKING, OPEN
 
 FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float"),
@@ -43,9 +43,6 @@ METHODS = {
     dict: {"get", "items", "keys", "values"},
 }
 _BUILT_IN = (str, bytes, int, float, complex, list, tuple, set, frozenset, dict, range)
-# No characters of Unicode. What stands between the first two was generated; the third is for those
-# who mark what they give.
-OPEN, CLOSE, MARK = MARKS = "\ufdd0\ufdd1\ufdd2"
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -245,15 +242,6 @@ class _Namespace(Namespace):
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or name.startswith("_"):
         raise SecurityError(f"{name!r} is a private name")
-
-
-class Marking(threading.local):
-    """Whether this thread marks what stands in {% generation %} with OPEN and CLOSE."""
-
-    on = False
-
-
-MARKING = Marking()
 
 
 class Generation(Extension):

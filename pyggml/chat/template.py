@@ -11,11 +11,8 @@ from datetime import date, datetime
 from functools import cached_property
 from typing import Any
 
-from jinja2 import meta
-from jinja2.exceptions import TemplateSyntaxError
-
 from pyggml.chat import limits
-from pyggml.chat.sandbox import CLOSE, MARKING, OPEN, Refusal, Sandbox
+from pyggml.chat.marks import CLOSE, MARKING, OPEN
 from pyggml.errors import TemplateError
 
 Message = Mapping[str, Any]
@@ -49,20 +46,20 @@ class ChatTemplate:
                 f"{origin}: the chat template has {len(source)} characters, wanted at most "
                 f"{MOST_SOURCE}"
             )
+        from pyggml.chat.sandbox import Sandbox  # imports Jinja2, which runs without chats need not
+
         self._sandbox = Sandbox(self._strftime_now)
         limits.SPENT.begin()
         try:
             self._compiled = self._sandbox.from_string(source)
-        except TemplateSyntaxError as error:
-            raise TemplateError(
-                f"{origin}: line {error.lineno} of the chat template: {error.message}"
-            ) from None
         except Exception as error:  # Jinja2 raises whatever Python does
-            raise TemplateError(f"{origin}: is no chat template: {_reason(error)}") from None
+            raise TemplateError(f"{origin}: {_reason(error)}") from None
 
     @cached_property
     def reads(self) -> frozenset[str]:
         """Names that the template reads without setting them, such as messages and tools."""
+        from jinja2 import meta
+
         return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self.source)))
 
     @cached_property
@@ -92,14 +89,8 @@ class ChatTemplate:
         limits.SPENT.begin()
         try:
             return self._compiled.render(self._names | given)
-        except Refusal as error:
-            raise TemplateError(f"{self.origin}: the chat template says: {error}") from None
-        except OverflowError as error:
-            raise TemplateError(f"{self.origin}: the chat template was stopped: {error}") from None
         except Exception as error:  # whatever Python raises for an operation
-            raise TemplateError(
-                f"{self.origin}: the chat template fails: {_reason(error)}"
-            ) from None
+            raise TemplateError(f"{self.origin}: {_reason(error)}") from None
 
     def render_marked(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
@@ -147,6 +138,18 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it calls itself too often"
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    from jinja2.exceptions import TemplateSyntaxError
+
+    from pyggml.chat.sandbox import Refusal
+
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    match error:
+        case Refusal():
+            return f"the chat template says: {said}"
+        case OverflowError():
+            return f"the chat template was stopped: {said}"
+        case TemplateSyntaxError():
+            return f"line {error.lineno} of the chat template: {error.message}"
+        case RecursionError():
+            return "the chat template was stopped: it calls itself too often"
+    return f"the chat template fails: {said}"

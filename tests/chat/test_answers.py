@@ -163,6 +163,11 @@ def test_an_answer_that_no_token_ends_is_counted(vocabulary):
     assert learned(encoder, THREE)[0] == "Yes."
 
 
+def test_a_chat_of_which_nothing_is_learned_is_refused(vocabulary):
+    with pytest.raises(TemplateError, match="has no token to be learned"):
+        encoder_of(vocabulary(template=WORDS), "model")([user("a"), assistant("")])
+
+
 def test_the_end_of_another_turn_is_not_the_end_of_an_answer(vocabulary):
     """Here turns of the user end in a token, and those of the assistant do not."""
     source = (

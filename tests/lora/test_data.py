@@ -19,6 +19,7 @@ class Letters:
 
     end = 1
     bos_id, eos_id, eot_id, add_bos, add_eos = None, end, None, False, True
+    chat_templates = ()
 
     def encode(self, text, parse_special=False):
         return [2 + ord(c) % 50 for c in text] + [self.end]

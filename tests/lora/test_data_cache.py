@@ -19,6 +19,7 @@ class Bytes:
 
     n_vocab, identity = 300, "bytes"
     bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
+    chat_templates = ()
 
     def __init__(self):
         self.n_calls = 0

@@ -20,6 +20,7 @@ from pyggml.lora.data import TokenCache
 class Words:
     n_vocab, identity = 100, "words"
     bos_id, eos_id, eot_id, add_bos, add_eos = None, 1, None, False, True
+    chat_templates = ()
     def encode(self, text, add_special=True, parse_special=False):
         return [2 + len(word) % 50 for word in text.split()] + [self.eos_id] * add_special
 

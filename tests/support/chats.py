@@ -1,10 +1,17 @@
-"""Messages, and where the texts that transformers makes of some are kept."""
+"""Messages, where the texts that transformers makes of some are kept, and a vocabulary for them."""
 
 import datetime
+import functools
 from pathlib import Path
+
+import numpy as np
+
+from pyggml.tokenizer import from_metadata
+from pyggml.tokenizer.bpe import BYTE_OF
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "chat"
 DAY = datetime.date(2025, 1, 31)
+NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 
 
 def user(text):
@@ -13,3 +20,22 @@ def user(text):
 
 def assistant(text, **more):
     return {"role": "assistant", "content": text, **more}
+
+
+@functools.cache
+def vocabulary(add_bos=False, merges=(), template=None):
+    """A tokenizer of bytes and NAMES, of which <think> and </think> are user-defined."""
+    merged = [merge.replace(" ", "", 1) for merge in merges]
+    tokens = [*NAMES, *BYTE_OF, *merged]
+    types = [3] * 4 + [4] * 2 + [1] * (len(tokens) - 6)
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": add_bos,
+    }
+    return from_metadata(metadata | ({"tokenizer.chat_template": template} if template else {}))

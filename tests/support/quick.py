@@ -10,6 +10,7 @@ QUICK = {
     "attention/test_decode.py": (r"test_as_the_plain_loop_has_it\[.*",),
     "attention/test_flash.py": ("test_tiles_give_what_the_plain_path_gives",),
     "backward/test_walk.py": (r".*",),
+    "chat/test_answers.py": (r"test_(learned|all|what|a|an|the|names|bos)_.*",),
     "cli/test_finetune.py": ("test_it_says_what_it_will_do_then_does_it",),
     "cli/test_start.py": (
         r"test_every_command_in_the_table_has_help\[.*",
@@ -23,6 +24,7 @@ QUICK = {
     "graph/test_graph.py": (r".*",),
     "graph/test_tensor.py": (r".*",),
     "lora/test_attach.py": (r".*",),
+    "lora/test_chats.py": (r"test_(?!packed).*",),
     "lora/test_train.py": (
         "test_the_loss_falls_and_the_reports_are_in_order",
         "test_a_run_takes_adamw_s_steps_at_the_schedule_s_rates",

@@ -1,0 +1,84 @@
+"""What is said of chats before training, and samples as the model will read them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import islice
+
+import click
+import numpy as np
+
+from pyggml.chat import MODEL
+from pyggml.cli.show import plural, printable, row, say
+from pyggml.lora import Corpus, DataConfig, Dataset
+from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
+from pyggml.tokenizer import Tokenizer
+
+_SAID = {
+    CUT: "lost first rounds, so that the rest fits into a window",
+    NAMED: "named control tokens in messages, which are plain text there (--special-tokens parse "
+    "takes them as tokens)",
+    OPEN: "taught an answer that no token ends, so that the model may not stop",
+}
+
+
+def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
+    """Which template, what is learned, what was done to the chats; nothing if there are none."""
+    found = [f for f in corpus.found if CHAT in f.notes]
+    if not found:
+        return
+    n = sum(f.notes[CHAT][0] for f in found)
+    template = (
+        "the model's chat template" if config.chat_template == MODEL else config.chat_template
+    )
+    learned = "the assistant's answers" if config.train_on == "assistant" else "every token"
+    row("chats", f"{n:,}, written as {printable(template)} has them; learned: {learned}")
+    if config.chat_template != MODEL and tokenizer.chat_templates:
+        row("", "the model's file has another template: whatever runs it must be told to use this")
+    for part in found:
+        for note, text in _SAID.items():
+            if note in part.notes:
+                count, first = part.notes[note]
+                row("", f"{plural(count, 'chat')} {text}; the first is {first}")
+        if part.n_dropped:
+            row("", f"{plural(part.n_dropped, 'row')} longer than a window left out")
+
+
+def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
+    """Print n documents, what is learned in green, or between ⟦ and ⟧ without colours."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    learned = "green" if coloured else "between ⟦ and ⟧"
+    for i, (ids, trained) in enumerate(islice(_documents(corpus.train, n), n)):
+        count = int(trained.sum())
+        say(f"\n-- sample {i + 1}: {plural(len(ids), 'token')}, {count} learned, {learned} --")
+        for is_learned, text in _runs(tokenizer, ids, trained):
+            shown = printable(text)
+            if is_learned:
+                shown = click.style(shown, fg="green") if coloured else f"⟦{shown}⟧"
+            say(shown, end="")
+        say()
+    say()
+
+
+def _documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The tokens of n documents, and which of them are learned: the first of windows that are
+    evenly apart, or all, one after the other, where there are fewer windows."""
+    spread = len(windows) >= n
+    for i in [k * len(windows) // n for k in range(n)] if spread else range(len(windows)):
+        numbers, targets = windows.documents[i], windows.part(slice(i, i + 1)).targets()[0]
+        trained = np.concatenate([[False], targets])
+        for number in dict.fromkeys(numbers[numbers >= 0].tolist()):
+            yield windows.tokens[i][numbers == number], trained[numbers == number]
+            if spread:
+                break
+
+
+def _runs(tokenizer: Tokenizer, ids: np.ndarray, trained: np.ndarray) -> Iterator[tuple[bool, str]]:
+    """Tokens one after the other that are learned, or not, as text."""
+    edges = np.flatnonzero(np.diff(trained.astype(np.int8))) + 1
+    for part in np.split(np.arange(len(ids)), edges):
+        if len(part):
+            raw = b"".join(tokenizer.token_bytes(int(ids[i]), special=True) for i in part)
+            yield bool(trained[part[0]]), raw.decode("utf-8", "replace")

@@ -1,0 +1,125 @@
+"""A chat → its tokens, of which those of the assistant are learned. See `pyggml.chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from typing import Any
+
+from pyggml.chat import MODEL, ChatEncoder, ChatTemplate, EncodedChat, find_template
+from pyggml.errors import TemplateError
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data.documents import Document
+from pyggml.lora.data.rows import Bad, ChatRow, Message
+from pyggml.tokenizer import Tokenizer
+
+# What may be said of a chat besides its tokens.
+CHAT = "chat"  # it is one
+CUT = "cut"  # its first rounds were left out, so that the rest fits into a window
+NAMED = "named"  # names of control tokens stand in its messages, as plain text
+OPEN = "open"  # an answer is learned without a token that ends it
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """How chats become tokens.
+
+    source, origin   the template's Jinja2, and what errors call it
+    train_on         "assistant" or "all", see `pyggml.chat.ChatEncoder`
+    today            the date for templates that ask for one, as YYYY-MM-DD
+    parse            names of control tokens in messages are these tokens
+    most             tokens of a chat beyond which its first rounds are left out; 0 for any number
+    """
+
+    source: str
+    origin: str
+    train_on: str = "assistant"
+    today: str = "2025-01-01"
+    parse: bool = False
+    most: int = 0
+
+    @staticmethod
+    def of(config: DataConfig, tokenizer: Tokenizer) -> Chats | None:
+        """As the settings say; None if the model's own template is wanted and it has none.
+
+        Raises TemplateError for a template that does not exist or is no Jinja2.
+        """
+        if config.chat_template == MODEL and not tokenizer.chat_templates:
+            return None
+        template = find_template(tokenizer, config.chat_template)
+        return Chats(
+            template.source,
+            template.origin,
+            config.train_on,
+            config.chat_date,
+            config.special_tokens == "parse",
+            config.ctx + 1 if config.long_chats == "cut" else 0,
+        )
+
+
+def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:
+    """The tokens of a chat.
+
+    Raises Bad for messages that the template does not take or whose tokens cannot be told from
+    others, and TemplateError if there is no template.
+    """
+    encoder = _encoder(tokenizer, chats)
+    messages, read_only = _messages(row, encoder.template), row.read_only
+    try:
+        found = encoder(messages, row.tools, read_only)
+        n_left_out, most = 0, chats.most if chats else 0
+        while most and len(found.ids) > most and (n := _first_round(messages)):
+            kept = [i for i in range(len(messages)) if i not in n]
+            messages = [messages[i] for i in kept]
+            read_only = frozenset(new for new, old in enumerate(kept) if old in read_only)
+            if not _is_learned(messages, read_only):
+                break
+            found, n_left_out = encoder(messages, row.tools, read_only), n_left_out + len(n)
+    except TemplateError as error:
+        raise Bad(str(error), joint=": ") from None
+    return Document(found.ids, found.trained, _notes(found, n_left_out))
+
+
+@lru_cache(maxsize=4)
+def _encoder(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
+    if chats is None:
+        return ChatEncoder(find_template(tokenizer), tokenizer)
+    today = date.fromisoformat(chats.today)
+    names = tokenizer.special_texts()
+    template = ChatTemplate(chats.source, chats.origin, names, today)
+    return ChatEncoder(template, tokenizer, chats.train_on, chats.parse)
+
+
+def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
+    """The messages as templates take them: texts in one piece, and Alpaca's names if they are
+    asked for."""
+    messages = [{**m, "content": _text(m["content"])} for m in row.messages]
+    if row.alpaca is not None and ".instruction" in template.source:
+        instruction, given = row.alpaca
+        asked = next(m for m in messages if m["role"] == "user")
+        asked |= {"instruction": instruction, "input": given}
+    return messages
+
+
+def _text(content: Any) -> str:
+    """Content as one text; the parts of a list are all texts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _first_round(messages: Sequence[Message]) -> range:
+    """The numbers of the first messages up to the user's second, those of the system before them
+    apart; none if there is no second."""
+    users = [i for i, m in enumerate(messages) if m["role"] == "user"]
+    first = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), 0)
+    return range(first, users[1]) if len(users) > 1 else range(0)
+
+
+def _is_learned(messages: Sequence[Message], read_only: frozenset[int]) -> bool:
+    return any(m["role"] == "assistant" for i, m in enumerate(messages) if i not in read_only)
+
+
+def _notes(found: EncodedChat, n_left_out: int) -> tuple[str, ...]:
+    said = {CUT: n_left_out, NAMED: found.names, OPEN: found.n_open}
+    return (CHAT, *(note for note, there in said.items() if there))

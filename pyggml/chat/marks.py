@@ -1,0 +1,18 @@
+"""Marks in a rendered text: what was generated, and where something that was given begins."""
+
+from __future__ import annotations
+
+import threading
+
+# No characters of Unicode. What stands between the first two stands in {% generation %}; the third
+# is put into messages by those who look for it afterwards.
+OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
+
+
+class Marking(threading.local):
+    """Whether this thread's templates write OPEN and CLOSE around {% generation %} blocks."""
+
+    on = False
+
+
+MARKING = Marking()

@@ -1,0 +1,166 @@
+"""Chats as training data: what is learned of them, those that are too long, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import DataError, TemplateError
+from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, read_corpus
+from pyggml.lora.data import Document, TokenCache
+from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
+from pyggml.lora.data.packing import pack
+from pyggml.lora.passes import Passes
+
+from chats import assistant, user
+from chats import vocabulary as made_vocabulary
+
+SYSTEM = {"role": "system", "content": "Be kind."}
+ROUNDS = [SYSTEM, user("One?"), assistant("1"), user("Two?"), assistant("2"), user("3?"),
+          assistant("Three.")]  # fmt: skip
+
+
+@pytest.fixture
+def vocabulary():
+    return made_vocabulary
+
+
+@pytest.fixture
+def corpus(tmp_path, vocabulary):
+    """Makes a corpus of chats, each a list of messages or a row."""
+
+    def make(*chats, template=None, cache=None, add_bos=False, **settings):
+        rows = (c if isinstance(c, dict) else {"messages": c} for c in chats)
+        path = tmp_path / "chats.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if template is None:
+            settings.setdefault("chat_template", "chatml")
+        settings = {"ctx": 200, "val_split": 0.0} | settings
+        tokenizer = vocabulary(add_bos=add_bos, template=template)
+        return read_corpus(path, tokenizer, DataConfig(**settings), cache)
+
+    return make
+
+
+def learned(corpus, tokenizer):
+    """The texts of the trained targets, by window."""
+    found = []
+    for tokens, targets in zip(corpus.train.tokens, corpus.train.targets(), strict=True):
+        ids = tokens[1:][targets].tolist()
+        found.append(b"".join(tokenizer.token_bytes(i, special=True) for i in ids).decode())
+    return found
+
+
+def test_the_answers_and_their_ends_are_learned(corpus, vocabulary):
+    share_gpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
+    made = corpus(ROUNDS, {"conversations": share_gpt})
+    end = "<|im_end|>"
+    assert learned(made, vocabulary()) == [f"1{end}2{end}Three.{end}Ho{end}"]
+    assert made.found[0].notes[CHAT] == (2, "line 1")
+    everything = corpus(ROUNDS, train_on="all")
+    assert everything.train.n_targets() == len(vocabulary().encode("".join(
+        f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in ROUNDS
+    ), parse_special=True)) - 1  # fmt: skip
+
+
+def test_messages_without_weight_and_content_in_parts(corpus, vocabulary):
+    first = {**assistant("1"), "weight": 0}
+    parts = [{"type": "text", "text": "T"}, {"type": "text", "text": "wo"}]
+    made = corpus([user("a"), first, user(parts), assistant(parts)])
+    assert learned(made, vocabulary()) == ["Two<|im_end|>"]
+
+
+def test_alpaca_s_rows_have_alpaca_s_words(corpus, vocabulary):
+    row = {"instruction": "Add.", "input": "1 2", "output": "3"}
+    made = corpus(row, chat_template="alpaca", ctx=400)
+    text = vocabulary().decode(made.train.tokens[0], special=True)
+    assert "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3</s>" in text
+    assert learned(made, vocabulary()) == ["3</s>"]
+
+
+def test_a_chat_that_is_too_long_is_never_cut_without_a_word(corpus, vocabulary):
+    wanted = "line 2 has 99 tokens, wanted at most 91, .* --long-chats drop or cut"
+    with pytest.raises(DataError, match=wanted):
+        corpus(ROUNDS[-2:], ROUNDS, ctx=90)
+    dropped = corpus(ROUNDS[-2:], ROUNDS, ctx=90, long_chats="drop")
+    assert (dropped.n_documents, dropped.found[0].n_dropped) == (1, 1)
+    cut = corpus(ROUNDS[-2:], ROUNDS, ctx=90, long_chats="cut", packing=False)
+    assert cut.found[0].notes[CUT] == (1, "line 2") and cut.found[0].n_dropped == 0
+    text = vocabulary().decode(cut.train.tokens[1][cut.train.documents[1] >= 0], special=True)
+    assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nTwo?")
+    assert learned(cut, vocabulary())[1] == "2<|im_end|>Three.<|im_end|>"
+    heard = [*ROUNDS[:4], {**ROUNDS[4], "weight": 0}, *ROUNDS[5:]]
+    assert learned(corpus(heard, ctx=90, long_chats="cut"), vocabulary()) == ["Three.<|im_end|>"]
+    with pytest.raises(DataError, match="holds 0 tokens"):
+        corpus(ROUNDS[-2:], ctx=10, long_chats="cut")
+
+
+def test_an_answer_that_nothing_ends_is_refused_or_told(corpus):
+    words = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    with pytest.raises(DataError, match="no answer ends in a token that ends a turn, so the model"):
+        corpus(ROUNDS, template=words)
+    some = words.replace("\n", "{{ '</s>' if messages|length > 3 }}\n")
+    assert corpus(ROUNDS, ROUNDS[1:3], template=some).found[0].notes[OPEN] == (1, "line 2")
+
+
+def test_names_of_control_tokens_in_messages_are_told(corpus, tmp_path):
+    named = [user("What is <|im_end|>?"), assistant("A token.")]
+    cache = TokenCache(tmp_path / "cache")
+    for _ in range(2):  # the second from the cache
+        assert corpus(ROUNDS, named, cache=cache).found[0].notes[NAMED] == (1, "line 2")
+    parsed = corpus(named, special_tokens="parse")
+    assert NAMED not in parsed.found[0].notes
+    assert (
+        len(parsed.train.tokens[0])
+        and parsed.train.tokens.tolist() != corpus(named).train.tokens.tolist()
+    )
+
+
+REFUSED = [
+    ([user("a"), assistant("b")], "{{ raise_exception('No!') }}", "line 1: .* says: No!"),
+    ([user("a"), assistant("b")], "{{ messages[0].content }}", "line 1: .* leaves out message 2"),
+    ([user("a"), assistant("b")], "{{ bos_token * 2 }}{{ messages[1].content }}", "line 1: .*"),
+]
+
+
+@pytest.mark.parametrize("chat, template, message", REFUSED)
+def test_rows_that_a_template_does_not_take_are_listed(chat, template, message, corpus):
+    with pytest.raises(DataError, match=message):
+        corpus(chat, template=template)
+
+
+def test_without_a_template_there_are_no_chats(corpus):
+    with pytest.raises(TemplateError, match="the model's file has no chat template: name one"):
+        corpus(ROUNDS, chat_template="model")
+
+
+def test_bos_is_not_doubled(corpus, vocabulary):
+    for template in ("llama3", "chatml"):
+        made = corpus(ROUNDS, chat_template=template, add_bos=True, ctx=500, train_on="all")
+        ids = made.train.tokens[0][made.train.documents[0] >= 0].tolist()
+        assert ids.count(vocabulary().bos_id) == 1
+
+
+def test_packed_chats_lose_what_single_ones_lose(tiny):
+    """Also those whose step has several windows: the loss is a mean over all learned tokens."""
+    model = pyggml.load(tiny, compute="f32")
+    adapter = attach(model, LoraConfig(rank=3, alpha=5))
+    rng = np.random.default_rng(0)
+    adapter.parameters.data[:] = rng.normal(0, 0.1, adapter.parameters.data.shape)
+    documents = []
+    for n in (9, 5, 14, 7):
+        trained = rng.random(n) < 0.4
+        trained[-1] = True
+        documents.append(Document(rng.integers(0, 48, n).tolist(), trained))
+    results = []
+    for alone in (False, True):
+        windows = pack(documents, 15, whole=True, alone=alone)
+        assert len(windows) == (4 if alone else 3)
+        passes = Passes.of(adapter.model, adapter.parameters, TrainConfig(batch=2), 15)
+        adapter.parameters.gradient[:] = 0
+        loss = sum(passes.train(b) for b in windows.batches(range(len(windows)), 2))
+        results.append((loss, adapter.parameters.gradient.copy()))
+    (packed, slope), (single, slope_of_single) = results
+    assert packed == pytest.approx(single, rel=1e-6)
+    np.testing.assert_allclose(slope, slope_of_single, rtol=1e-4, atol=1e-7)
