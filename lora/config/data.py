@@ -86,9 +86,7 @@ class DataConfig(Settings):
 
     chat_template: str = setting(
         MODEL,
-        "how chats are written: model takes the template of the model's file; others are "
-        f"{', '.join(BUILT_IN)}, NAME for the file's tokenizer.chat_template.NAME, or a file of "
-        "Jinja2",
+        f"template of chats: model is the one in its file; {', '.join(BUILT_IN)}; or a file",
         "a name or a file",
         lambda name: bool(name.strip()),
         group="data",
@@ -100,7 +98,6 @@ class DataConfig(Settings):
         "every token",
         *one_of(TRAIN_ON),
         group="data",
-        common=True,
     )
     long_chats: str = setting(
         "refuse",
