@@ -11,7 +11,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from pyggml.cli.show import row, say, span
-from pyggml.lora import CheckpointReport, History, Report, StepReport, ValidationReport
+from pyggml.lora import (
+    CheckpointReport,
+    History,
+    Report,
+    Rewards,
+    StepReport,
+    ValidationReport,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
@@ -48,6 +55,12 @@ class Meter:
     def loss(self) -> float:
         """Mean of the last steps."""
         return fmean(s.loss for s in self._recent)
+
+    @property
+    def rewards(self) -> Rewards | None:
+        """Of the last steps together, if answers earn rewards."""
+        found = [s.rewards for s in self._recent if s.rewards is not None]
+        return sum(found, Rewards()) if found else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,6 +105,13 @@ def rise(history: History) -> str:
     )
 
 
+def earned(rewards: Rewards | None) -> str:
+    """How far chosen answers are ahead of rejected ones, and how often."""
+    if rewards is None:
+        return ""
+    return f"  margin {rewards.margin:.3f}, {100 * rewards.accuracy:.0f} % right"
+
+
 class Display(Protocol):
     """Hears every report, after the meter did."""
 
@@ -118,8 +138,8 @@ class Lines:
         self._said, m = perf_counter(), self._meter
         left = f", {m.left}" if m.left else ""
         say(
-            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}  lr {s.lr:.2e}  |g| {s.grad_norm:.3g}"
-            f"  {m.tokens_per_second:,.0f} tokens/s{left}"
+            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{earned(m.rewards)}  lr {s.lr:.2e}"
+            f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
         )
 
 
@@ -128,7 +148,8 @@ def tell(report: Report, meter: Meter) -> bool:
     if isinstance(report, CheckpointReport):
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):
-        row(f"step {report.step}", f"validation loss {report.loss:.4f}")
+        rewards = earned(report.rewards)
+        row(f"step {report.step}", f"validation loss {report.loss:.4f}{rewards}")
     else:
         estimate, warning = meter.estimate(), meter.warning()
         if estimate:
@@ -176,6 +197,7 @@ class Bar:
         held_out = m.history.validations
         return [
             (0, f"loss {m.loss:.3f}"),
+            (1, earned(m.rewards).strip()),
             (2, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
             (3, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),

@@ -26,6 +26,7 @@ FAILED, STOPPED = 2, 130
 # Settings whose option has another name than --SETTING.
 _OPTIONS = {
     "alpha": "--lora-alpha",
+    "beta": "--preference-beta",
     "dropout": "--lora-dropout",
     "init": "--lora-init",
     "modules": "--lora-modules",

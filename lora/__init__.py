@@ -23,6 +23,7 @@ from pyggml.lora.reports import (
     CheckpointReport,
     History,
     Report,
+    Rewards,
     StepReport,
     ValidationReport,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "PreferenceConfig",
     "Report",
     "Reserved",
+    "Rewards",
     "StepReport",
     "TrainConfig",
     "TrainedTensors",

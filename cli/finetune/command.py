@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from pyggml.cli.finetune import config_file
-from pyggml.cli.finetune.job import LORA_FLAGS, Job, job_of
+from pyggml.cli.finetune.job import LORA_FLAGS, PREFERENCE_FLAGS, Job, job_of
 from pyggml.cli.finetune.memory import chosen
 from pyggml.cli.finetune.run import run
 from pyggml.cli.grouped import TITLES, GroupedCommand, GroupedOption
 from pyggml.cli.options import ADAPTERS, PATH, SETTINGS, Names, Size, settings_options, words
-from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 
 
 def _finetune(config: Path | None, **given: Any) -> int:
@@ -80,6 +80,7 @@ _OPTIONS = [
     ),
     *settings_options(LoraConfig, LORA_FLAGS, without=["seed"]),
     *settings_options(DataConfig, {}),
+    *settings_options(PreferenceConfig, PREFERENCE_FLAGS),
     *settings_options(TrainConfig, {}),
     _path(
         "--resume",

@@ -14,17 +14,19 @@ from pyggml.cli.options import adapter_word, given_settings
 from pyggml.cli.paths import check_output, check_space
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
-from pyggml.lora import DataConfig, LoraConfig, TrainConfig
+from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.checkpoint import KEPT, existing, held
 from pyggml.lora.data import Source, TokenCache
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
 }
+PREFERENCE_FLAGS = {"beta": "preference_beta"}
 SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     DataConfig: {},
     LoraConfig: LORA_FLAGS,
     TrainConfig: {},
+    PreferenceConfig: PREFERENCE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
 _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt")  # a job's own, no settings
@@ -49,6 +51,7 @@ class Job:
     lora: LoraConfig
     reading: DataConfig
     train: TrainConfig
+    preference: PreferenceConfig
     dry_run: bool
     max_memory: int | None
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
@@ -88,7 +91,7 @@ class Job:
         found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
         found["below"] = self.below and tuple(map(adapter_word, self.below))
         settled = _settled_by(found)[0]
-        for config in (self.reading, self.lora, self.train):
+        for config in (self.reading, self.lora, self.train, self.preference):
             flags = SETTINGS_FLAGS[type(config)]
             names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
             free = (n for n in names if config is not self.lora or names[n] not in settled)
@@ -117,15 +120,13 @@ def job_of(
             found += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
     if found:
         raise ConfigError(found)
-    reading, lora, train = made
     own = {name: given[name] for name in _OWN}
+    names = ("reading", "lora", "train", "preference")
     return Job(
         **own,
+        **dict(zip(names, made, strict=True)),
         resume=given["resume"],
         preview=given["preview"],
-        reading=reading,
-        lora=lora,
-        train=train,
         dry_run=bool(given["dry_run"]),
         max_memory=given["max_memory"],
         fixed=fixed,

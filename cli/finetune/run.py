@@ -25,6 +25,8 @@ from pyggml.cli.show import row, say, unescaped
 from pyggml.errors import PyggmlError
 from pyggml.gemm import FASTEST
 from pyggml.lora import (
+    Corpus,
+    NextToken,
     Trainer,
     attach,
     lock,
@@ -33,6 +35,8 @@ from pyggml.lora import (
     unfreeze,
 )
 from pyggml.lora.computed import stored_compute
+from pyggml.lora.objective import Objective
+from pyggml.lora.preference import Preference, read_preferences
 from pyggml.model import Model
 
 Resumed = Callable[[Job, Path], str]  # the command line that goes on from a folder of checkpoints
@@ -58,17 +62,17 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
     overview.say_trained(trained)
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
     asked = job
-    corpus = read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
+    corpus = _corpus(job, model)
     prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
     job = memory.within(job, trained, len(prompt))
     if job.reading != asked.reading:
-        corpus = read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
+        corpus = _corpus(job, model)
         prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
     overview.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
     if job.preview:
         preview(corpus, model.tokenizer, job.preview)
-    trainer = Trainer(model, trained.parameters, corpus, job.train)
+    trainer = Trainer(model, trained.parameters, corpus, job.train, _objective(job, base))
     if job.resume is not None:
         trainer.resume(checkpoint_of(job.resume))
     overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)
@@ -116,6 +120,18 @@ def _trained(job: Job, model: Model) -> Trained:
     if job.init is None:
         return attach(model, job.lora, on_top=True)
     return unfreeze(model, dropout=job.lora.dropout, plus_ratio=job.lora.plus_ratio)
+
+
+def _corpus(job: Job, model: Model) -> Corpus:
+    if job.preference.is_preference:
+        kind = job.preference.objective
+        return read_preferences(job.sources, model.tokenizer, job.reading, kind)
+    return read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
+
+
+def _objective(job: Job, base: Model) -> Objective:
+    """What is minimised; answers are compared with the model as its files have it."""
+    return Preference(job.preference, base) if job.preference.is_preference else NextToken()
 
 
 def _compute(job: Job) -> str:

@@ -1,9 +1,10 @@
 """Training on preferences: answers that are wanted against answers that are not.
 
-    corpus = preference_corpus(rows, model.tokenizer, ctx=512, val_split=0.05, kind="dpo")
+    corpus = read_preferences(["pairs.jsonl"], model.tokenizer, DataConfig(ctx=512), "dpo")
     objective = Preference(PreferenceConfig(objective="dpo", beta=0.1), reference=model)
-    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(ctx=512), objective).run(print)
+    Trainer(adapter.model, adapter.parameters, corpus, TrainConfig(), objective).run(print)
 
+files       files → rows → what is trained on and what is held out
 data        rows → answers → windows of whole answers
 batch       windows → what the leaves of a batch hold
 losses      the formulas of DPO, ORPO and KTO, as graphs
@@ -12,6 +13,7 @@ objective   the loss of a step, the rewards, and the reference's numbers
 """
 
 from pyggml.lora.preference.data import Answer, Preferences, preference_corpus
+from pyggml.lora.preference.files import read_preferences
 from pyggml.lora.preference.objective import Preference
 
-__all__ = ["Answer", "Preference", "Preferences", "preference_corpus"]
+__all__ = ["Answer", "Preference", "Preferences", "preference_corpus", "read_preferences"]

@@ -147,6 +147,7 @@ def preference_corpus(
     lengths = [sum(map(len, unit)) for unit in units]
     _check_lengths(lengths, places, ctx)
     out = set(held_out(lengths, val_split))
+    out = out if len(out) > alone else set()  # one answer has none to be compared with
     parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
     train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
     source = Source(Path(places[0].file if places else ""))
