@@ -97,7 +97,7 @@ def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     (training,) = passes.training.plans.values()
     nodes = training.graph.nodes
     row("plan", f"one pass over {plural(batch, 'window')} of {ctx} tokens, rank {LoraConfig.rank}")
-    row("", f"{size(training.n_bytes)} for the graph, {size(adapter.parameters.n_bytes)} for "
+    row("", f"{size(training.n_bytes)} for the graph, {size(adapter.parameters.n_bytes())} for "
             "adapter, gradient and optimiser")  # fmt: skip
     row("", f"{len(nodes):,} nodes, of which {len(training.reused):,} overwrite a source")
     for name, n in Counter(t.op.name for t in nodes if t.op is not None).most_common():

@@ -6,8 +6,8 @@ checkpoint.run    JSON: what makes the run what it is (model, text, settings, te
 checkpoint.compute, .vectors        what computed it: pyggml.lora.computed.Computed
 checkpoint.digest SHA-256 of the tensors
 checkpoint.history.losses, .validation.steps, .losses, .tokens      pyggml.lora.reports.History
-parameters, adamw.m, adamw.v        the flat float32 buffers
-constants         that of what is not trained, if there is any
+the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v); constants and the
+                  parameters that validated best, if a run has them
 
 The order of the windows follows from seed and epoch, the learning rate from the step: nothing else
 has a state.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,17 +29,16 @@ import numpy as np
 
 from pyggml import gguf
 from pyggml.dtypes import F32
-from pyggml.errors import CheckpointError, Fault, GGUFError
+from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
 from pyggml.gguf.fields import shown
 from pyggml.lora import lock
 from pyggml.lora.computed import Computed
-from pyggml.lora.parameters import Parameters
 from pyggml.lora.reports import History
 
-KEPT = 2  # newest checkpoints that stay
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
 _PREFIX, _HISTORY = "checkpoint.", "checkpoint.history."
+Buffers = Mapping[str, np.ndarray]  # (n,) float32 each
 Run = Mapping[str, Any]  # what makes a run what it is, by part
 _OTHER = {"model": "is another model than that run's", "text": "is another text than that run's"}
 
@@ -78,12 +78,7 @@ def identity(paths: Iterable[Path]) -> str:
     return f"{size} bytes, {digest.hexdigest()[:32]}"
 
 
-def _buffers(p: Parameters) -> dict[str, np.ndarray]:
-    constants = {"constants": p.constant_data} if p.constants else {}
-    return {"parameters": p.data, "adamw.m": p.m, "adamw.v": p.v} | constants
-
-
-def _digest(buffers: Mapping[str, np.ndarray]) -> str:
+def _digest(buffers: Buffers) -> str:
     digest = hashlib.sha256()
     for name, buffer in buffers.items():
         digest.update(name.encode() + buffer.tobytes())
@@ -95,14 +90,13 @@ def _digest(buffers: Mapping[str, np.ndarray]) -> str:
 
 def save(
     path: Path,
-    parameters: Parameters,
+    buffers: Buffers,
     progress: Progress,
     history: History,
     run: Run,
     computed: Computed,
 ) -> None:
     """Write a checkpoint; an older file at `path` stays whole until the new one is complete."""
-    buffers = _buffers(parameters)
     metadata = {
         "general.type": "checkpoint",
         "checkpoint.step": np.uint64(progress.step),
@@ -118,12 +112,12 @@ def save(
 
 def load(
     path: Path,
-    parameters: Parameters,
+    buffers: Buffers,
     run: Run,
     computed: Computed,
     usual: Run | None = None,
 ) -> tuple[Progress, History]:
-    """Put a checkpoint's numbers into the parameters; where the run stood, and what came before.
+    """Put a checkpoint's numbers into the buffers; where the run stood, and what came before.
 
     usual: settings by part of the run, which hold where a run has none: so a checkpoint that is
     older than a setting is one of its default.
@@ -133,13 +127,13 @@ def load(
     """
     try:
         with gguf.open(path) as file:
-            return _load(file, parameters, run, computed, usual or {})
+            return _load(file, buffers, run, computed, usual or {})
     except GGUFError as error:
         raise CheckpointError(f"{error}; wanted a checkpoint") from None
 
 
 def _load(
-    file: gguf.GGUFFile, parameters: Parameters, run: Run, computed: Computed, usual: Run
+    file: gguf.GGUFFile, buffers: Buffers, run: Run, computed: Computed, usual: Run
 ) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
@@ -150,7 +144,6 @@ def _load(
     if differences:
         raise CheckpointError(differences, f"{file.path}: is of another run: ")
     computed.check(file)
-    buffers = _buffers(parameters)
     stored = {}
     for name, buffer in buffers.items():
         info = file.tensors.get(name)
@@ -270,8 +263,30 @@ def held(folder: Path) -> Iterator[None]:
                 each.rmdir()
 
 
-def prune(folder: Path, step: int) -> None:
-    """Remove all but the KEPT newest checkpoints up to `step`, the one just written."""
+def newest(folder: Path) -> Path:
+    """The newest checkpoint of a folder that is whole; those after it are warned about.
+
+    Raises CheckpointError if there is none.
+    """
+    found = existing(folder)
+    for path in reversed(found):
+        if _is_whole(path):
+            return path
+        warnings.warn(f"{path}: is damaged; an older one is taken", RuntimeWarning, stacklevel=2)
+    raise CheckpointError(f"{folder}: holds no {'whole ' if found else ''}checkpoint")
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with gguf.open(path) as file:
+            numbers = {name: file.data(name) for name in file.tensors}
+            return file.require("checkpoint.digest", str) == _digest(numbers)
+    except PyggmlError:
+        return False
+
+
+def prune(folder: Path, step: int, n_kept: int) -> None:
+    """Remove all but the n_kept newest checkpoints up to `step`, the one just written."""
     up_to_now = [p for p in existing(folder) if p.name <= path_of(folder, step).name]
-    for old in up_to_now[:-KEPT]:
+    for old in up_to_now[:-n_kept]:
         old.unlink(missing_ok=True)

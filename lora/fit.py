@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from pyggml.lora.config import TrainConfig
+from pyggml.lora.optim import n_kept
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.model import Model
@@ -53,10 +54,11 @@ def fit(
     grad_accum both fixed a step's passes stay; with one, their product does.
     """
     largest = max(t.n_bytes for t in model.parts.weights.values())
+    taken = parameters.n_bytes(n_kept(config))
     least: Fit | None = None
     for each, n in _candidates(config, ctx, fixed):
         arena = Passes.of(model, parameters, each, n).n_bytes
-        found = Fit(each, n, arena, parameters.n_bytes, largest)
+        found = Fit(each, n, arena, taken, largest)
         if found.n_bytes <= limit:
             return found, True
         if least is None or found.n_bytes < least.n_bytes:

@@ -1,4 +1,4 @@
-"""All that is trained, in one flat float32 buffer; gradients and AdamW's moments in three more.
+"""All that is trained, in one flat float32 buffer; gradients and an optimiser's moments in more.
 
 An all-reduce, a norm or an optimiser step is then one loop, however many tensors there are. Every
 tensor starts at a multiple of 64 bytes; the gaps stay zero.
@@ -22,7 +22,8 @@ class Parameters:
     """Leaf tensors by name, over one buffer.
 
     tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
-    data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written
+    data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written, and
+                              not every optimiser writes both moments
     buffers                   name of each of them -> F32 leaf, of which the tensors are windows
     groups                    parts of the buffers: (first number, length, factor of the learning
                               rate), together all
@@ -63,10 +64,9 @@ class Parameters:
         """Numbers that are trained, without the gaps."""
         return sum(t.n_elements for t in self.tensors.values())
 
-    @property
-    def n_bytes(self) -> int:
-        """Of all buffers."""
-        return 4 * self.data.nbytes + self.constant_data.nbytes
+    def n_bytes(self, n_moments: int = 2) -> int:
+        """Bytes of all buffers, with so many moments of each number."""
+        return (2 + n_moments) * self.data.nbytes + self.constant_data.nbytes
 
 
 Group = tuple[int, int, float]

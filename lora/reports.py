@@ -108,6 +108,18 @@ class History:
         return fmean(self.losses[:n]), fmean(self.losses[-n:])
 
     @property
+    def best(self) -> ValidationReport | None:
+        """The validation with the lowest loss, the first of equals; None if there was none."""
+        return min(self.validations, key=lambda v: v.loss, default=None)
+
+    def has_stalled(self, patience: int) -> bool:
+        """Whether the last `patience` validations were no better than one before them; 0: never."""
+        best = self.best
+        if not patience or best is None:
+            return False
+        return len(self.validations) - 1 - self.validations.index(best) >= patience
+
+    @property
     def has_doubled(self) -> bool:
         """Whether the mean of the last steps is more than twice that of the first."""
         if len(self.losses) < 2 * _ENOUGH:

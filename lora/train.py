@@ -1,6 +1,6 @@
 """The training loop.
 
-per step     gradients = 0; add those of every batch; clip; AdamW
+per step     gradients = 0; add those of every batch; clip; the optimiser's step
 at times     validation, checkpoint; both between two steps, where a run may also stop
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import threads
+from pyggml.backends import write
 from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
@@ -26,7 +27,7 @@ from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainCo
 from pyggml.lora.data import Corpus
 from pyggml.lora.learning_rate import LearningRate
 from pyggml.lora.objective import Minimised, NextToken, Objective
-from pyggml.lora.optim import AdamW
+from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.lora.reports import (
@@ -85,7 +86,8 @@ class Trainer:
         self.learning_rate = LearningRate(config, self.n_steps)
         self.objective = objective or NextToken()
         self._minimised: Minimised | None = None
-        self._optimiser: AdamW | None = None
+        self._optimiser: Optimiser | None = None
+        self._best = np.zeros_like(parameters.data) if config.keep_best else None
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
         self._stopping = False
         self._updating = False
@@ -94,7 +96,8 @@ class Trainer:
     def reserve(self) -> Reserved:
         """Build and plan the graphs, taking no memory for them yet; what a run will take."""
         weights = sum(t.n_bytes for t in self.model.parts.weights.values())
-        return Reserved(self.passes.n_bytes, self.parameters.n_bytes, weights)
+        taken = self.parameters.n_bytes(n_kept(self.config))
+        return Reserved(self.passes.n_bytes, taken, weights)
 
     @property
     def passes(self) -> Passes:
@@ -129,15 +132,18 @@ class Trainer:
 
     @property
     def is_done(self) -> bool:
-        return self.progress.step >= self.n_steps
+        """Whether all steps are made, or validations say that more would not help."""
+        return self.progress.step >= self.n_steps or self.history.has_stalled(self.config.patience)
 
     def run(self, report: Callback = lambda event: None) -> bool:
         """Train to the end; True if it was reached, False if `stop` or Ctrl-C ended it early.
 
-        Either way the parameters are those after the last whole step, and a checkpoint of them
-        exists if the settings ask for one and a step was made. Raises PyggmlError, naming the step,
-        if loss or gradient is not finite, and CheckpointError if the folder for checkpoints is
-        another run's.
+        The parameters are then those after the last whole step, and a checkpoint of them exists if
+        the settings ask for one and a step was made. At the end, with `keep_best`, they become
+        those that validated best.
+
+        Raises PyggmlError, naming the step, if loss or gradient is not finite, and CheckpointError
+        if the folder for checkpoints is another run's.
         """
         folder = self.config.checkpoint_dir
         with nullcontext() if folder is None else checkpoint.held(Path(folder)):
@@ -154,6 +160,8 @@ class Trainer:
                     raise
         if self.progress.step > start:
             self._save(report)
+        if self.is_done and self._best is not None:
+            write(self.parameters.buffers["data"], self._best)
         return self.is_done
 
     def _begin(self) -> None:
@@ -167,7 +175,8 @@ class Trainer:
         threads.set(self.config.threads)
         self.passes.bind()
         if self._optimiser is None:
-            self._optimiser = AdamW(self.parameters, self.config, self.model.devices)
+            kind = OPTIMISERS[self.config.optimiser]
+            self._optimiser = kind(self.parameters, self.config, self.model.devices)
 
     def _train(self, report: Callback) -> None:
         c = self.config
@@ -242,6 +251,8 @@ class Trainer:
         n_tokens = held_out.n_targets(windows)
         self.history.validations.append(ValidationReport(step, loss, n_tokens, outcome.rewards))
         self._gather()
+        if self._best is not None and self.history.best is self.history.validations[-1]:
+            self._best[:] = self.parameters.data
         report(self.history.validations[-1])
 
     def _gather(self) -> None:
@@ -259,7 +270,7 @@ class Trainer:
         """
         here = Computed.by(self.model)
         progress, history = checkpoint.load(
-            Path(path), self.parameters, self._identity, here, _USUAL
+            Path(path), self._buffers(), self._identity, here, _USUAL
         )
         if progress.step > self.n_steps or progress.index >= self._n_read:
             raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
@@ -274,10 +285,19 @@ class Trainer:
         path = checkpoint.path_of(folder, step)
         self._gather()
         made_by = Computed.by(self.model)
-        checkpoint.save(path, self.parameters, self.progress, self.history, self._identity, made_by)
-        checkpoint.prune(folder, step)
+        buffers = self._buffers()
+        checkpoint.save(path, buffers, self.progress, self.history, self._identity, made_by)
+        checkpoint.prune(folder, step, self.config.checkpoint_keep)
         self._saved = step
         report(CheckpointReport(step, path))
+
+    def _buffers(self) -> dict[str, np.ndarray]:
+        """What a checkpoint holds, by name."""
+        p, optimiser = self.parameters, self.config.optimiser
+        moments = {f"{optimiser}.{m}": getattr(p, m) for m in OPTIMISERS[optimiser].moments}
+        constants = {"constants": p.constant_data} if p.constants else {}
+        best = {} if self._best is None else {"best": self._best}
+        return {"parameters": p.data} | moments | constants | best
 
     @cached_property
     def _identity(self) -> Mapping[str, Any]:
@@ -304,6 +324,9 @@ def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
     if config.compute not in ("auto", model.compute):
         fault = f"is {config.compute}, but the model was loaded with {model.compute}"
         faults.append(("compute", fault))
+    if corpus.validation is None:
+        wanted = [name for name in ("patience", "keep_best") if getattr(config, name)]
+        faults += [(name, "wants text that is held out; val_split is 0") for name in wanted]
     parts = [part for part in (corpus.train, corpus.validation) if part is not None]
     if any(part.ctx != ctx for part in parts):
         faults.append(("ctx", f"is {ctx}, but the windows held out have {parts[-1].ctx} tokens"))

@@ -85,7 +85,8 @@ _OPTIONS = [
     _path(
         "--resume",
         group="output",
-        help="checkpoint, or folder of them, to continue from; a folder gets the next ones too",
+        help="checkpoint, or folder of them, to continue from; a folder gets the next ones too; "
+        "auto: --checkpoint-dir, if it has one, else a new run",
     ),
     GroupedOption(
         ["--preview"],

@@ -15,8 +15,9 @@ from pyggml.cli.paths import check_output, check_space
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
 from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
-from pyggml.lora.checkpoint import KEPT, existing, held
+from pyggml.lora.checkpoint import existing, held, newest
 from pyggml.lora.data import Source, TokenCache
+from pyggml.lora.optim import n_kept
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
@@ -32,6 +33,7 @@ _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gg
 _OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt")  # a job's own, no settings
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
+AUTO = Path("auto")  # of --resume: the newest checkpoint, or a new run if there is none
 _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
 
@@ -144,6 +146,9 @@ def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in defaults.items():
             if given[name] is None and name not in settled:
                 given[name] = value
+    if given["resume"] == AUTO and given["checkpoint_dir"] is not None:
+        folder = Path(given["checkpoint_dir"])
+        given["resume"] = folder if existing(folder) else None
     if given["checkpoint_dir"] is None and given["resume"] is not None and given["resume"].is_dir():
         given["checkpoint_dir"] = str(given["resume"])
     return given
@@ -159,8 +164,10 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
     if clash:
         found.append(f"{why}: leave out {', '.join(clash)}")
-    if given["checkpoint_every"] is not None and given["checkpoint_dir"] is None:
-        found.append("--checkpoint-every wants --checkpoint-dir, a folder for checkpoints")
+    alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
+    alone += ["--resume auto"] if given["resume"] == AUTO else []
+    if alone and given["checkpoint_dir"] is None:
+        found.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
     return found
 
 
@@ -202,17 +209,13 @@ def check_room(job: Job, n_trained: int, n_output: int) -> None:
     many bytes of parameters."""
     check_space(job.output, n_output + _HEADER_BYTES)
     folder = job.train.checkpoint_dir
-    if folder is not None:  # the numbers and two moments of each; one more than those that stay
+    if folder is not None:  # one more than those that stay
         there = sum(path.stat().st_size for path in existing(Path(folder)))
-        needed = 3 * (n_trained + _HEADER_BYTES) * (KEPT + 1)
+        each = (1 + n_kept(job.train)) * n_trained + _HEADER_BYTES
+        needed = each * (job.train.checkpoint_keep + 1)
         check_space(Path(folder), max(0, needed - there))
 
 
 def checkpoint_of(path: Path) -> Path:
-    """A checkpoint, or the newest one in a folder."""
-    if not path.is_dir():
-        return path
-    found = existing(path)
-    if not found:
-        raise CheckpointError(f"{path}: holds no checkpoint")
-    return found[-1]
+    """A checkpoint, or the newest whole one in a folder."""
+    return newest(path) if path.is_dir() else path

@@ -59,8 +59,20 @@ def say_result(trainer: Trainer) -> None:
         change += f", validation {first.loss:.4f} → {last.loss:.4f}"
     say()
     row("result", f"step {trainer.progress.step} of {trainer.n_steps}: {change}")
+    _say_best(trainer)
     if history.has_doubled:
         row("warning", rise(history))
+
+
+def _say_best(trainer: Trainer) -> None:
+    """The best validation, where it is not the last, and why a run ended early."""
+    history, config = trainer.history, trainer.config
+    best = history.best
+    if best is not None and best is not history.validations[-1]:
+        what = "is written" if config.keep_best else "--keep-best would write it"
+        row("best", f"validation {best.loss:.4f} at step {best.step}; {what}")
+    if trainer.progress.step < trainer.n_steps and history.has_stalled(config.patience):
+        row("ended", f"early: {config.patience} validations were no better")
 
 
 def save(trained: Trained, meter: Meter, path: Path) -> None:

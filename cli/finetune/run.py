@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def run(job: Job, resumed: Resumed, save_settings: Callable[[Job], None]) -> int
 
 def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
     """All that comes before the first step, said as it is made; the job as memory settles it."""
+    if job.resume is not None:
+        job = replace(job, resume=checkpoint_of(job.resume))
     base = _loaded(job, _compute(job))
     overview.say_model(base)
     trained = _trained(job, base)
@@ -74,7 +77,7 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
         preview(corpus, model.tokenizer, job.preview)
     trainer = Trainer(model, trained.parameters, corpus, job.train, _objective(job, base))
     if job.resume is not None:
-        trainer.resume(checkpoint_of(job.resume))
+        trainer.resume(job.resume)
     overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     overview.say_steps(trainer)
     if job.output.exists():
@@ -138,7 +141,7 @@ def _compute(job: Job) -> str:
     """How products are computed: as the run did that is continued, or as the user says."""
     if job.resume is None or job.train.compute != "auto":
         return job.train.compute
-    found = stored_compute(checkpoint_of(job.resume))
+    found = stored_compute(job.resume)
     if found not in (None, FASTEST):
         row("compute", f"{found}, as the run that is continued; auto is {FASTEST} here")
     return found or "auto"

@@ -8,6 +8,7 @@ from pyggml.errors import Fault
 from pyggml.lora.config.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
 from pyggml.model import COMPUTE_TYPES
 
+OPTIMISERS = ("adamw", "lion")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")
 
 _BETA = ("at least 0 and below 1", lambda value: 0 <= value < 1)
@@ -87,8 +88,18 @@ class TrainConfig(Settings):
 
     # -- the update -----------------------------------------------------------------------------
 
+    optimiser: str = setting(
+        "adamw",
+        "adamw; or lion, which keeps half as much and wants a third to a tenth of the rate",
+        *one_of(OPTIMISERS),
+        group="optimiser",
+    )
     weight_decay: float = setting(
-        0.01, "AdamW's decay", "0 to 1", lambda x: 0 <= x <= 1, group="optimiser"
+        0.01,
+        "decay of the weights, apart from the gradient",
+        "0 to 1",
+        lambda x: 0 <= x <= 1,
+        group="optimiser",
     )
     clip: float = setting(
         1.0,
@@ -97,8 +108,13 @@ class TrainConfig(Settings):
         lambda x: 0 <= x < 1e30,
         group="optimiser",
     )
-    beta1: float = setting(0.9, "AdamW's memory of the gradient", *_BETA, group="optimiser")
-    beta2: float = setting(0.999, "AdamW's memory of its square", *_BETA, group="optimiser")
+    beta1: float = setting(0.9, "memory of the gradient", *_BETA, group="optimiser")
+    beta2: float = setting(
+        0.999,
+        "memory of its square; of lion, of the gradient from step to step",
+        *_BETA,
+        group="optimiser",
+    )
     eps: float = setting(
         1e-8,
         "AdamW's guard against a zero square",
@@ -140,6 +156,19 @@ class TrainConfig(Settings):
         group="output",
         may_change=True,
     )
+    patience: int = setting(
+        0,
+        "end the run when so many validations in a row were no better than the best (0: never)",
+        *at_least(0),
+        group="output",
+        may_change=True,
+    )
+    keep_best: bool = setting(
+        False,
+        "write what validated best, not what the last step made",
+        group="output",
+        common=True,
+    )
     checkpoint_dir: str | None = setting(
         None,
         "folder for checkpoints (default: none are kept)",
@@ -153,6 +182,9 @@ class TrainConfig(Settings):
         *at_least(0),
         group="output",
         may_change=True,
+    )
+    checkpoint_keep: int = setting(
+        2, "newest checkpoints that stay", *at_least(1), group="output", may_change=True
     )
 
     def _faults(self) -> list[Fault]:

@@ -43,7 +43,7 @@ from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.narrow import concat, halves, narrow, split
 from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
-from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_sgd
+from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.pad import pad, pad_reflect_1d, roll
 from pyggml.ops.pool import pool_1d, pool_2d
 from pyggml.ops.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
@@ -161,6 +161,7 @@ __all__ = [
     "norm",
     "norm_back",
     "opt_step_adamw",
+    "opt_step_lion",
     "opt_step_sgd",
     "out_prod",
     "out_prod_add",

@@ -4,10 +4,13 @@ comes before it.
 clip_norm        n = ‖g‖,  g = g·min(1, limit / n)
 opt_step_adamw   m = β1·m + (1 − β1)·g,  v = β2·v + (1 − β2)·g²
                  p = p·(1 − α·wd) − α·(m·β1h) / (√(v·β2h) + ε)      (Loshchilov, Hutter 2019)
+opt_step_lion    p = p·(1 − α·wd) − α·sign(β1·m + (1 − β1)·g),  m = β2·m + (1 − β2)·g
+                                                                        (Chen et al. 2023)
 opt_step_sgd     p = p·(1 − α·wd) − α·g
 
 The settings are data, not parameters of the node, so that one plan serves every step:
-[α, β1, β2, ε, wd, β1h, β2h] with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n, and [α, wd].
+[α, β1, β2, ε, wd, β1h, β2h] with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n, of Lion
+[α, β1, β2, wd], and [α, wd].
 """
 
 from __future__ import annotations
@@ -47,6 +50,16 @@ def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor)
     for what, t in zip("pmv", (p, m, v), strict=True):
         expect_gapless("opt_step_adamw", what, t)
     return OPT_STEP_ADAMW(p, g, m, v, settings)
+
+
+def opt_step_lion(p: Tensor, g: Tensor, m: Tensor, settings: Tensor) -> Tensor:
+    """The parameter p after one step, in p's own memory; m is updated in its too.
+
+    p, g, m F32 of one shape, without gaps; settings (4,) F32 as above.
+    """
+    for what, t in zip("pm", (p, m), strict=True):
+        expect_gapless("opt_step_lion", what, t)
+    return OPT_STEP_LION(p, g, m, settings)
 
 
 def opt_step_sgd(p: Tensor, g: Tensor, settings: Tensor) -> Tensor:
@@ -164,6 +177,52 @@ OPT_STEP_ADAMW = op(
     changes=(2, 3),
 )
 cpu_kernel(OPT_STEP_ADAMW, flat(_adamw))
+
+# -- opt_step_lion ------------------------------------------------------------------------------
+
+
+def _lion_spec(p: Tensor, g: Tensor, m: Tensor, settings: Tensor) -> Spec:
+    expect_type("opt_step_lion", "p", p)
+    for what, t in zip("gm", (g, m), strict=True):
+        expect("opt_step_lion", what, t, p.shape)
+    expect("opt_step_lion", "settings", settings, (4,))
+    return Spec(p.shape)
+
+
+@kernel
+def _lion(out, p, g, m, settings):
+    """out and p are the same memory."""
+    alpha, beta1, beta2, decay = settings[0], settings[1], settings[2], settings[3]
+    keep = _ONE - alpha * decay
+    for j in range(out.size):
+        direction = np.sign(m[j] * beta1 + g[j] * (_ONE - beta1))
+        out[j] = out[j] * keep - alpha * direction
+        m[j] = m[j] * beta2 + g[j] * (_ONE - beta2)
+
+
+def _lion_ref(p: np.ndarray, g: np.ndarray, m: np.ndarray, settings: np.ndarray) -> np.ndarray:
+    alpha, beta1, _, decay = settings
+    return np.asarray(p * (1 - alpha * decay) - alpha * np.sign(m * beta1 + g * (1 - beta1)))
+
+
+def _lion_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1,), (5, 33), (3, 1700)]:
+        p, g, m = rng.standard_normal((3, *shape))
+        yield Sample((p, g, m, np.array([0.1, 0.9, 0.99, 0.2])))
+
+
+OPT_STEP_LION = op(
+    name="opt_step_lion",
+    ggml=GGMLOp.CUSTOM,
+    spec=_lion_spec,
+    ref=_lion_ref,
+    grad=_NO_LOSS,
+    samples=_lion_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.ALIAS,
+    changes=(2,),
+)
+cpu_kernel(OPT_STEP_LION, flat(_lion))
 
 # -- opt_step_sgd -------------------------------------------------------------------------------
 

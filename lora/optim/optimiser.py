@@ -1,9 +1,10 @@
-"""AdamW over flat buffers: clip the gradient to a length, then one OPT_STEP_ADAMW over everything.
-
-g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters
-"""
+"""What every optimiser does: zero, clip, step; a subclass says what a step is."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 from pyggml._jit import compile_for
 from pyggml.backends import CPU, write
@@ -11,13 +12,20 @@ from pyggml.dtypes import F32
 from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.parameters import Parameters
-from pyggml.ops import clip_norm, fill_inplace, opt_step_adamw
+from pyggml.ops import clip_norm, fill_inplace
 from pyggml.schedule import Devices, bind, schedule
 from pyggml.tensor import Tensor, window, zeros
 
 
-class AdamW:
-    """An optimiser bound to parameters, whose moments it uses; on the CPU unless told otherwise."""
+class Optimiser(ABC):
+    """An optimiser bound to parameters, whose moments it uses; on the CPU unless told otherwise.
+
+    moments       buffers of Parameters that it keeps from step to step
+    n_settings    numbers that a step reads besides
+    """
+
+    moments: ClassVar[tuple[str, ...]]
+    n_settings: ClassVar[int]
 
     def __init__(
         self, parameters: Parameters, config: TrainConfig, devices: Devices | None = None
@@ -26,14 +34,22 @@ class AdamW:
         gradient = parameters.buffers["gradient"]
         self._norm = clip_norm(gradient, config.clip)
         self._rates = [rate for *_, rate in parameters.groups]
-        self._settings = [zeros((7,), F32, "AdamW settings") for _ in parameters.groups]
+        self._settings = [zeros((self.n_settings,), F32, "settings") for _ in parameters.groups]
         updates = [
-            opt_step_adamw(*_part(parameters, first, n), settings)
+            self.update(*self._part(parameters, first, n), settings)
             for (first, n, _), settings in zip(parameters.groups, self._settings, strict=True)
         ]
         devices = devices or Devices([CPU()])
         graphs = (Graph.of(out) for out in (fill_inplace(gradient, 0.0), self._norm, *updates))
         self._zero, self._clip, *self._updates = bind(*(schedule(g, devices) for g in graphs))
+
+    @abstractmethod
+    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
+        """The node that takes one step, in place."""
+
+    @abstractmethod
+    def settings(self, lr: float, n: int) -> Sequence[float]:
+        """The n_settings numbers of step n, counted from 1."""
 
     def zero(self) -> None:
         """Set the gradient to 0."""
@@ -46,10 +62,8 @@ class AdamW:
 
     def step(self, lr: float, n: int) -> None:
         """Update the parameters with the gradient; n counts the steps from 1."""
-        c = self.config
-        hats = (1 / (1 - c.beta1**n), 1 / (1 - c.beta2**n))
         for rate, settings, update in zip(self._rates, self._settings, self._updates, strict=True):
-            write(settings, (rate * lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats))
+            write(settings, self.settings(rate * lr, n))
             update()
 
     def compile(self) -> None:
@@ -57,10 +71,7 @@ class AdamW:
         for call in (call for update in self._updates for call in update.calls):
             compile_for(call.kernel, call.arguments)
 
-
-def _part(p: Parameters, first: int, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Parameters, gradient and moments of one group; the buffers themselves if there is one."""
-    data, gradient, m, v = (
-        b if len(p.groups) == 1 else window(b, first, (n,)) for b in p.buffers.values()
-    )
-    return data, gradient, m, v
+    def _part(self, p: Parameters, first: int, n: int) -> list[Tensor]:
+        """Parameters, gradient and moments of one group; the buffers themselves if there is one."""
+        buffers = [p.buffers[name] for name in ("data", "gradient", *self.moments)]
+        return buffers if len(p.groups) == 1 else [window(b, first, (n,)) for b in buffers]

@@ -1,0 +1,21 @@
+"""Optimisers over flat buffers: clip the gradient to a length, then one step over everything.
+
+g = g · min(1, clip / ‖g‖)      ‖g‖ over all parameters
+
+A new one is a file with a subclass of Optimiser, a row of OPTIMISERS, and its name in
+pyggml.lora.config.
+"""
+
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.optim.adamw import AdamW
+from pyggml.lora.optim.lion import Lion
+from pyggml.lora.optim.optimiser import Optimiser
+
+OPTIMISERS: dict[str, type[Optimiser]] = {"adamw": AdamW, "lion": Lion}
+
+__all__ = ["OPTIMISERS", "AdamW", "Lion", "Optimiser", "n_kept"]
+
+
+def n_kept(config: TrainConfig) -> int:
+    """Numbers that a run keeps for each parameter besides its gradient: moments, and the best."""
+    return len(OPTIMISERS[config.optimiser].moments) + config.keep_best

@@ -1,0 +1,25 @@
+"""AdamW: two moments of the gradient, and weight decay apart from it (Loshchilov, Hutter 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml.lora.optim.optimiser import Optimiser
+from pyggml.ops import opt_step_adamw
+from pyggml.tensor import Tensor
+
+
+class AdamW(Optimiser):
+    """One OPT_STEP_ADAMW over the flat buffers."""
+
+    moments = ("m", "v")
+    n_settings = 7
+
+    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
+        m, v, settings = moments_and_settings
+        return opt_step_adamw(data, gradient, m, v, settings)
+
+    def settings(self, lr: float, n: int) -> Sequence[float]:
+        c = self.config
+        hats = (1 / (1 - c.beta1**n), 1 / (1 - c.beta2**n))
+        return lr, c.beta1, c.beta2, c.eps, c.weight_decay, *hats

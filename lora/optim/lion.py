@@ -1,0 +1,28 @@
+"""Lion: one moment, and steps of the sign alone (Chen et al. 2023).
+
+It keeps half of AdamW's state. Its steps are as long as the learning rate in every number, so it
+wants a third to a tenth of AdamW's rate, and as many times its weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml.lora.optim.optimiser import Optimiser
+from pyggml.ops import opt_step_lion
+from pyggml.tensor import Tensor
+
+
+class Lion(Optimiser):
+    """One opt_step_lion over the flat buffers."""
+
+    moments = ("m",)
+    n_settings = 4
+
+    def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
+        m, settings = moments_and_settings
+        return opt_step_lion(data, gradient, m, settings)
+
+    def settings(self, lr: float, n: int) -> Sequence[float]:
+        c = self.config
+        return lr, c.beta1, c.beta2, c.weight_decay
