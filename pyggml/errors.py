@@ -1,4 +1,5 @@
-"""What a user can cause. Each error is one sentence: the thing, what was found, what was wanted."""
+"""Errors that a user can cause. Each is one sentence: the thing, what was found, what was
+wanted."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ Fault = str | tuple[str, str]  # a sentence, or a setting and what is wrong with
 class PyggmlError(Exception):
     """Base of every error that input can cause; the command line prints it and exits with 2.
 
-    faults   what is wrong: a sentence or several; ("rank", "is 0, wanted 1 to 9") is of a setting
-    about    what stands before them, such as a path and a colon
+    faults   one or more sentences; a pair such as ("rank", "is 0, wanted 1 to 9") names a setting
+    about    the text before them, such as a path and a colon
     """
 
     def __init__(self, faults: str | Iterable[Fault] = "", about: str = "") -> None:
@@ -20,7 +21,7 @@ class PyggmlError(Exception):
         super().__init__(self.said(str))
 
     def said(self, named: Callable[[str], str]) -> str:
-        """The message, in which settings have other names, such as those of a command line."""
+        """The message, with other names for settings, such as those of a command line."""
         parts = [f if isinstance(f, str) else f"{named(f[0])} {f[1]}" for f in self.faults]
         return self.about + "; ".join(dict.fromkeys(parts))
 
@@ -30,7 +31,7 @@ class ShapeError(PyggmlError):
 
 
 class GraphError(PyggmlError):
-    """Nodes that can run in no order."""
+    """Nodes without a possible order."""
 
 
 class NoGradientError(PyggmlError):
@@ -42,7 +43,7 @@ class GGUFError(PyggmlError):
 
 
 class QuantError(PyggmlError):
-    """A tensor type that cannot be unpacked, or data that cannot be packed."""
+    """A tensor type that cannot be unpacked, or numbers that cannot be quantised."""
 
 
 class TokenizerError(PyggmlError):
@@ -50,7 +51,7 @@ class TokenizerError(PyggmlError):
 
 
 class TemplateError(PyggmlError):
-    """A chat template that is faulty, does too much, or does not take these messages."""
+    """A chat template that is faulty, costs too much, or refuses these messages."""
 
 
 class ModelError(PyggmlError):
@@ -62,7 +63,7 @@ class ConfigError(PyggmlError):
 
 
 class DataError(PyggmlError):
-    """Training text that is empty, unreadable or too short."""
+    """Training text that is empty, unreadable, malformed or too short."""
 
 
 class AdapterError(PyggmlError):

@@ -31,12 +31,12 @@ COMPUTE_TYPES: tuple[Compute | Literal["auto"], ...] = ("auto", "int8", "bf16", 
 
 
 class Model:
-    """A model whose weights stay quantised and mapped. Make one with `pyggml.load`.
+    """An open model, with its weights quantised and mapped. `pyggml.load` makes one.
 
-    `adapters` are the low-rank updates that its graphs are built with. They never change:
-    `with_adapters` gives another model over the same weights. `devices` run its graphs: `backends`,
-    and the CPU for what they leave. release: let go of a weight's pages after each use, as training
-    does, for a small process at 0.1 ms a MB.
+    `adapters` are the low-rank updates in its graphs. They never change: `with_adapters` gives
+    another model over the same weights. `devices` run its graphs: `backends` first, and the CPU for
+    the rest. `release`: free the pages of a weight after each use, as training does. The process
+    stays small, at a cost of 0.1 ms a MB.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Model:
         self.release = False
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
-        """The same weights, not copied, with these updates instead of its own; none: the base."""
+        """A model over the same weights, not copied, with these updates instead; none: the base."""
         model = copy(self)  # with the tokenizer, if that is built already
         model.adapters = adapters
         return model
@@ -77,7 +77,7 @@ class Model:
 
     @property
     def kept_as(self) -> DType:
-        """How training keeps what is large inside a layer: rounded where products round."""
+        """The type in which training keeps a layer's large tensors: rounded if products round."""
         packed = any(w.dtype is not F32 for w in self.parts.weights.values())
         return BF16 if packed and self.backend.compute != "f32" else F32
 
@@ -87,9 +87,10 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
-        """Built from the file's own vocabulary when first used.
+        """The tokenizer of the file's own vocabulary, built at its first use.
 
-        Raises TokenizerError if there is none, or not one token for each row of the embedding.
+        Raises TokenizerError if the file has none, or if tokens and rows of the embedding differ in
+        number.
         """
         found = tokenizer.from_gguf(self.file)
         if found.n_vocab != self.config.n_vocab:
@@ -153,12 +154,13 @@ def load(
 ) -> Model:
     """Open a GGUF model, and LoRA adapters for it.
 
-    adapter: a file, or (file, weight), or a list of these, whose updates add up; a weight is the
-    factor of an update, as llama.cpp's --lora-scaled has it.
-    compute: how packed weights are multiplied, see pyggml.gemm. "f32" is exact; "bf16" and "int8"
-    round, and are slow where the CPU has no such instructions; "auto" takes the fastest of them.
-    backends: devices that compute, train and generate for it, in this order; what they lack, which
-    a warning says, runs on the CPU, as everything does if there are none.
+    adapter: a file, (file, weight), or a list of these; their updates add up. A weight multiplies
+    an update, like llama.cpp's --lora-scaled.
+    compute: how products with quantised weights are computed, see pyggml.gemm. "f32" is exact;
+    "bf16" and "int8" round, and are slow on CPUs without such instructions; "auto" takes the
+    fastest.
+    backends: devices to compute, train and generate on, in order of preference. The CPU runs what
+    they lack, with a warning; without backends it runs everything.
     Raises GGUFError, ModelError, AdapterError or ConfigError: one sentence that names the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)

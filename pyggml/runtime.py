@@ -1,4 +1,4 @@
-"""Plan -> numbers: every node's kernel is bound to its memory once, then they run in order."""
+"""Plan → numbers: each kernel is bound to its memory once, then all run in order."""
 
 from __future__ import annotations
 
@@ -35,17 +35,20 @@ class Program:
             call()
 
     def read(self, t: Tensor) -> np.ndarray:
-        """A copy of a tensor's numbers, as the backend has them: an output's stay until the next
-        run, another node's until its memory is used again."""
+        """A copy of a tensor's numbers, as the backend has them.
+
+        Those of an output stay until the next run, those of another node until its memory is
+        reused.
+        """
         return self.plan.backend.read(t)
 
 
 def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
     """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
 
-    release: after each node, let go of the weights that it read from a file; worth the while where
-    many tokens use a weight before it is read again. Raises PyggmlError, naming op and tensor, if
-    the backend does not support a node.
+    release: after each node, free the pages of the weights that it read from a file. This pays
+    where each read serves many tokens. Raises PyggmlError, naming op and tensor, for a node that
+    the backend does not support.
     """
     device = p.backend
     if arena is None:
@@ -59,9 +62,11 @@ def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
 
 
 def compile_backwards(p: Plan) -> Iterator[Tensor]:
-    """Compile the kernels of a plan, its last node's first, and run none; yields each node done.
+    """Compile the kernels of a plan from the last node to the first, running none; yields each
+    node.
 
-    For a second process: the one that runs the plan, compiling what it meets, finds these done.
+    Meant for a second process. The first one runs the plan, compiles from the front, and finds the
+    rest compiled.
     """
     arena = p.backend.alloc(p.n_bytes)  # never written, so it takes no pages
     for t in reversed(_attached(p, arena)):
@@ -71,7 +76,7 @@ def compile_backwards(p: Plan) -> Iterator[Tensor]:
 
 
 def _attached(p: Plan, arena: Any) -> tuple[Tensor, ...]:
-    """Give all tensors of a plan their memory; the nodes that are computed."""
+    """Give all tensors of a plan their memory; returns the nodes to compute."""
     for t, offset in p.offsets.items():
         p.backend.attach(t, arena, offset)
     return tuple(t for t in p.graph.nodes if has_kernel(t) and (t.n_elements or t.saved))
@@ -103,14 +108,14 @@ def compute(p: Plan) -> Program:
 
 
 def run(*outputs: Tensor, backend: Backend | None = None) -> list[np.ndarray]:
-    """Plan, bind and run the graph of these outputs; copies of their values.
+    """Plan, bind and run the graph of these outputs; returns copies of their values.
 
-    backend: where, and how packed weights are multiplied; the CPU, in float32, if it is not given.
+    backend: the device, and how it multiplies by quantised weights; by default the CPU, in float32.
     """
     return results(Graph.of(*outputs), backend)
 
 
 def results(graph: Graph, backend: Backend | None = None) -> list[np.ndarray]:
-    """Plan, bind and run a graph; copies of the values of its outputs."""
+    """Plan, bind and run a graph; returns copies of its outputs' values."""
     program = compute(plan(graph, backend or CPU()))
     return [program.read(t) for t in graph.outputs]

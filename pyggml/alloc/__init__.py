@@ -1,4 +1,4 @@
-"""Graph -> Plan: where every tensor will lie in one arena, and how large that must be."""
+"""Graph → Plan: the offset of every tensor in one arena, and the size of the arena."""
 
 from pyggml.alloc.plan import Plan, plan
 

@@ -35,7 +35,7 @@ class Arena:
         return start
 
     def _grow(self, size: int) -> int:
-        """A block at the end, which uses a hole that touches the end."""
+        """A block at the end of the arena; a free block that touches the end becomes part of it."""
         start = self.peak
         if self._starts and self._starts[-1] + self._sizes[-1] == self.peak:
             start = self._starts.pop()

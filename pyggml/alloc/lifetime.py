@@ -1,4 +1,4 @@
-"""From which node to which node each piece of memory is in use."""
+"""The lifetime of each piece of memory: its first and its last node."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def owners(graph: Graph) -> list[Tensor]:
 
 
 def lifetimes(graph: Graph) -> dict[Tensor, Lifetime]:
-    """The lifetime of every owner; a view's uses count for the tensor it looks into.
+    """The lifetime of every owner. A use of a view counts as a use of its owner.
 
-    A saved tensor that nothing reads is not in graph.nodes but is written all the same: it lives
+    A saved tensor without readers is not in graph.nodes, but it is written all the same: it lives
     for the one node that writes it.
     """
     index = {t: i for i, t in enumerate(graph.nodes)}
@@ -50,11 +50,11 @@ def lifetimes(graph: Graph) -> dict[Tensor, Lifetime]:
 
 
 def reusable_source(node: Tensor, i: int, lives: dict[Tensor, Lifetime]) -> Tensor | None:
-    """The owner whose memory node i may overwrite with its own result, if there is one.
+    """The owner whose memory node i may overwrite with its own result, or None.
 
-    It must die here, be seen whole by one source of the node's own type and size, and not be
-    seen by another source: not at all if only the first may be overwritten, else not through a
-    different window.
+    The owner's life must end here. One source of node i must show all of it, in the node's own type
+    and size. If the op can overwrite only its first source, no other source may show the owner;
+    else other sources may show it only whole, through the same window.
     """
     assert node.op is not None
     if node.op.memory not in (Memory.INPLACE, Memory.INPLACE_FIRST):

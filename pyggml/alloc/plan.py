@@ -1,4 +1,4 @@
-"""The planner: walks the graph once in the order of execution and decides every address."""
+"""The planner: one walk over the graph, in the order of execution, that decides every address."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Offsets in bytes into one arena of `n_bytes`. Nothing has been allocated yet.
+    """Offsets in bytes into one arena of `n_bytes`. Planning allocates nothing.
 
     offsets   of every tensor that owns memory
     scratch   of each node that needs any
     reused    node -> the tensor whose memory it overwrites
-    shared    node -> scratch that it shares with others; the first of them, its source, fills it
+    shared    node -> scratch that it shares with others; the first of them fills it
     """
 
     graph: Graph
@@ -37,10 +37,10 @@ class Plan:
 def plan(
     graph: Graph, backend: Backend | None = None, reuse: bool = True, share: bool = True
 ) -> Plan:
-    """Lay the graph out for a backend: the CPU, in float32, if none is given.
+    """The memory of a graph on a backend; by default the CPU, in float32.
 
-    For tests and timings: with reuse=False every tensor keeps an address of its own, with
-    share=False every node packs its sources for itself. Neither changes a bit of a result.
+    For tests and timings: reuse=False gives every tensor an address of its own, share=False lets
+    every node pack its sources for itself. Results are bitwise the same.
     """
     return _Planner(graph, backend or CPU(), reuse, share).run()
 

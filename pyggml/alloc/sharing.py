@@ -1,7 +1,8 @@
-"""Which nodes can share what their kernels make of one source: packed activations, above all.
+"""Shared scratch: several nodes use one packed source.
 
-The products of q, k and v read the same x, those of gate and up another one. Each packs it for the
-microkernel; in a plan the first does it for all. The numbers are the same as without.
+The products of q, k and v read the same x; so do those of gate and up. A product packs x for the
+microkernel. In a plan only the first product packs, and the others use its result. The numbers are
+the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pyggml.tensor import Tensor
 
 
 def sharing(graph: Graph, backend: Backend) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """The scratch, and the two or more nodes that share it, in the order in which they run."""
+    """The shared pieces of scratch, each with its two or more nodes in the order of execution."""
     users: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     changed = {t.root for t in graph.nodes if t.is_write}
     for t in graph.nodes:

@@ -1,4 +1,4 @@
-"""What of a plan's arena is in use while each node runs, and by which tensors."""
+"""Memory in use while each node of a plan runs, and the tensors that hold it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """One node under way: what is alive (a memory that is handed on counts once), its scratch."""
+    """The arena while one node runs: the tensors alive, and the bytes of the node's scratch.
+
+    A result that overwrites a source counts once, as the result.
+    """
 
     node: Tensor
     index: int
@@ -26,7 +29,7 @@ class Moment:
         return sum(t.n_bytes for t in self.alive) + self.n_scratch
 
     def by_kind(self) -> list[tuple[str, int, int]]:
-        """(op, type and shape; how many; bytes), the largest first; scratch stands for itself."""
+        """(kind, count, bytes) of what is alive, largest first; scratch is a kind of its own."""
         found: Mapping[str, list[int]] = defaultdict(lambda: [0, 0])
         for t in self.alive:
             kind = found[_kind(t)]
@@ -39,7 +42,7 @@ class Moment:
 
 
 def peak(plan: Plan) -> Moment:
-    """The node during which most of the arena is in use. The arena is larger by its gaps only."""
+    """The moment of highest use. The arena exceeds it only by the gaps between tensors."""
     i = max(range(len(plan.graph.nodes)), key=_bytes_at(plan).__getitem__)
     node = plan.graph.nodes[i]
     handed_on = {s for t, s in plan.reused.items() if plan.lives[t].first == i}
@@ -72,7 +75,7 @@ def _scratch(plan: Plan, node: Tensor) -> int:
 
 
 def _kind(t: Tensor) -> str:
-    """Op, type and shape; what a kernel saves is shown with the kernel's op."""
+    """Op, type and shape. A kernel's saved tensor counts under the kernel's op."""
     assert t.op is not None
     made_by = t.op.name
     if t.op in (SAVED, SHARED):

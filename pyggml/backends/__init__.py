@@ -1,4 +1,7 @@
-"""What runs a graph: memory and kernels by op. The CPU is the first; leaves lie in its memory."""
+"""Backends: devices that run graphs. Each has memory, and kernels by op.
+
+The CPU comes with the package; leaves lie in its memory.
+"""
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cpu import CPU, is_constant, read, write

@@ -15,9 +15,9 @@ from pyggml.tensor import Tensor
 class Backend(ABC):
     """A device: memory, and kernels by op.
 
-    A buffer is whatever the device addresses memory with; only the device looks inside. It keeps
-    the buffer of a tensor in `Tensor.data`. `is_host`: it computes in the memory of leaves, as that
-    lies; any other device has copies of them.
+    A buffer is the device's own handle of memory; only the device looks inside. It keeps the buffer
+    of a tensor in `Tensor.data`. `is_host` says that it computes on the leaves' own memory; any
+    other device has copies of them.
     """
 
     name: str
@@ -33,40 +33,45 @@ class Backend(ABC):
 
     @abstractmethod
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
-        """Give a tensor `n_bytes` of the arena from `offset` on as its memory."""
+        """Give a tensor its memory: `n_bytes` of the arena, from `offset` on."""
 
     @abstractmethod
     def bind(
         self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
     ) -> Call:
-        """The kernel of a node whose tensors all have memory, and its arguments.
+        """The kernel of a node, with its arguments. All its tensors have memory.
 
-        `scratch` is where in the arena the node's scratch begins, None if it needs none. `shared`
-        is scratch that nodes with the same last source share; its own source fills it.
+        `scratch` is the offset of the node's scratch in the arena, None if it needs none. `shared`
+        is scratch of all nodes with the same last source; the first of them fills it.
         """
 
     @abstractmethod
     def read(self, tensor: Tensor) -> np.ndarray:
-        """A copy of a tensor's numbers without gaps; rows of quantised types as bytes."""
+        """A contiguous copy of a tensor's numbers; rows of quantised types as bytes."""
 
     @abstractmethod
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
-        """Set a tensor's numbers to `values`, of its shape and type or such as NumPy casts."""
+        """Set a tensor's numbers. `values` has its shape, and a type that NumPy casts to its
+        own."""
 
     def scratch(self, node: Tensor) -> int:
         """Bytes of scratch that the node's kernel needs while it runs."""
         return 0
 
     def shared(self, node: Tensor) -> tuple[int, Hashable]:
-        """Bytes of scratch that its kernel makes of its last source alone, 0 if none, and what it
-        makes: nodes with the same last source for which this is equal can share it."""
+        """(bytes, key) of the scratch that the kernel makes of the node's last source alone.
+
+        Nodes with the same last source and equal answers can share it. 0 bytes: there is none.
+        """
         return 0, None
 
     def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """The calls of nodes that run one after the other, as the device starts them: as they are,
-        or fewer that do the same, such as one captured launch of all."""
+        """The calls to start for consecutive nodes: these, or fewer with the same effect.
+
+        An example of fewer is one captured launch of all.
+        """
         return calls
 
     def release(self, leaf: Tensor) -> Call | None:
-        """What lets go of a leaf's memory until it is read again, or None if there is no need."""
+        """A function that frees a leaf's memory until its next read; None if there is no need."""
         return None

@@ -1,11 +1,10 @@
-"""The graph of a loss in, that of its gradients out; then passes from graph to graph. No op's
-formula is here.
+"""The graph of a loss → the graph of its gradients. Each op's formula stands with the op.
 
     build_backward   the chain rule
-    round_large      what is read as a rounded copy
-    rematerialise    what is computed again
+    round_large      a pass: backward nodes read rounded copies of large tensors
+    rematerialise    a pass: some results are computed again instead of kept
 
-`check_gradient` holds gradients against float64 slopes; `evaluate` computes a graph in float64.
+`check_gradient` compares gradients with float64 slopes; `evaluate` computes a graph in float64.
 """
 
 from pyggml.backward.check import Slope, check_gradient, evaluate

@@ -94,10 +94,10 @@ def _compare(
 
 
 def evaluate(t: Tensor, values: Mapping[Tensor, np.ndarray] | None = None) -> np.ndarray:
-    """The graph of t in float64, by the references alone; `values` stands in for leaves.
+    """The graph of t in float64, by the references alone; `values` replaces leaves.
 
-    Quantised leaves are unpacked, integers stay integers. Raises NoGradientError on a graph that
-    holds backward nodes whose kernels read what a forward kernel saved.
+    Quantised leaves are unpacked, integers stay integers. Raises NoGradientError for backward nodes
+    that read what a forward kernel saved: there is no reference for them.
     """
     known: dict[Tensor, np.ndarray] = dict(values or {})
     for node in topological(t):

@@ -1,8 +1,8 @@
-"""What the backward pass computes again instead of finding it in memory.
+"""Rematerialisation: the backward pass computes some forward results again instead of keeping them.
 
-What is not kept is made again by the same op on the same numbers, right before the backward node
-that reads it first; what this reads is kept or made again in turn. The bits are the same, so
-gradients do not depend on what is kept; only memory and time do.
+The same op runs on the same numbers, right before the first backward node that reads its result.
+Its sources, in turn, are either kept or computed again. Gradients are therefore bitwise the same;
+only memory and time change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyggml.tensor import Tensor
 
 
 class Keep(Enum):
-    """Which results of the forward pass stay in memory until the backward pass has read them."""
+    """Which forward results stay in memory until the backward pass has read them."""
 
     ALL = "all that it reads"
     COSTLY = "what is not cheap to compute again: norms, activations and rotations are"
@@ -23,14 +23,16 @@ class Keep(Enum):
 
 
 def rematerialise(graph: Graph, keep: Keep) -> Graph:
-    """A graph of build_backward that keeps no more of its forward nodes than `keep` says; the
-    boundaries of layers are in graph.notes. Loss and gradients have the same bits."""
+    """The graph, from build_backward, with no more forward results kept than `keep` says.
+
+    Loss and gradients are bitwise the same. Boundaries of layers are in graph.notes.
+    """
     again = dropped(graph, keep)
     return Substitutes(graph, again).apply(parted(graph)[0]) if again else graph
 
 
 def dropped(graph: Graph, keep: Keep) -> set[Tensor]:
-    """The forward owners that `keep` does not keep."""
+    """The forward owners that are computed again."""
     if keep is Keep.ALL:
         return set()
     inside = _inside_layers(graph) if keep is Keep.LAYERS else set()
@@ -39,7 +41,7 @@ def dropped(graph: Graph, keep: Keep) -> set[Tensor]:
 
 
 def _inside_layers(graph: Graph) -> set[Tensor]:
-    """Owners on a way from one boundary to another."""
+    """Owners on a path from one boundary to another."""
     order, boundaries = parted(graph)[0], graph.notes.boundaries
     behind: set[Tensor] = set()
     for t in order:

@@ -1,8 +1,8 @@
-"""The backward pass reads what is large inside a layer from a rounded copy.
+"""Large tensors inside a layer are kept for the backward pass as rounded copies.
 
-The copy is made right after the tensor itself, whose memory is then free as soon as the forward
-pass has read it. Backward nodes read the copy, made float32 again; what they read that cheap ops
-make of such tensors is made of it too.
+Each copy is made right after its tensor, whose memory is then free after its last use in the
+forward pass. The backward pass widens the copy to float32 and reads that. Results of cheap ops on
+large tensors are not kept: they are computed again, from the widened copies.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pyggml.tensor import Tensor
 
 
 def round_large(graph: Graph, kept_as: DType) -> Graph:
-    """A graph of build_backward whose large tensors (graph.notes) are kept as this type, F32 or
-    BF16, between the two passes. The loss stays what it is, gradients bear the rounding."""
+    """The graph, with its large tensors (graph.notes) kept as `kept_as`: F32 or BF16.
+
+    `graph` comes from build_backward. The loss is unchanged; the gradients include the rounding.
+    """
     if kept_as is F32:
         return graph
     forward, _ = parted(graph)
@@ -28,7 +30,7 @@ def round_large(graph: Graph, kept_as: DType) -> Graph:
 
 
 def _made_of(large: frozenset[Tensor], graph: Graph) -> set[Tensor]:
-    """Large owners, and what is cheap to make of those."""
+    """Large owners, and the results of cheap ops on them."""
     forward, _ = parted(graph)
     again = cheap(graph) - pinned(graph)
     found: set[Tensor] = set()

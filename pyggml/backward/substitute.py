@@ -1,7 +1,7 @@
-"""What the passes over a finished backward graph share.
+"""Substitutes: the common part of the passes over a finished backward graph.
 
-Such a pass leaves forward nodes as they are and lets backward nodes read something else instead of
-some of them. A node is never changed: where its sources change, a new one takes its place.
+Forward nodes stay as they are. Some backward nodes get other sources. Nodes are immutable, so such
+a backward node is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pyggml.tensor import Tensor
 
 
 def parted(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Forward nodes, of which the loss is the last, and backward nodes."""
+    """(Forward nodes, backward nodes). The loss is the last forward node."""
     loss = graph.outputs[0]
     n_forward = graph.nodes.index(loss) + 1 if loss.op is not None else 0
     return graph.nodes[:n_forward], graph.nodes[n_forward:]
 
 
 def pinned(graph: Graph) -> set[Tensor]:
-    """Owners that no pass replaces: the loss, boundaries, what reads or writes memory that a
-    forward node changes."""
+    """Owners that no pass may replace: the loss, the boundaries of layers, memory that a forward
+    node changes, and the results of nodes that read such memory."""
     forward, _ = parted(graph)
     changed = {t.root for t in forward if t.is_write}
     around = {t.root for t in forward if any(s.root in changed for s in t.src)}
@@ -31,8 +31,11 @@ def pinned(graph: Graph) -> set[Tensor]:
 
 
 def cheap(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
-    """Forward owners that a cheap op makes of what is there in the backward pass: leaves, what
-    backward nodes read, the owners `again`, or what is cheap itself. Includes `again`."""
+    """The owners `again`, and all forward owners that cheap ops can compute again.
+
+    The backward pass has the sources of such an op: each is a leaf, is read by a backward node, is
+    in `again`, or is cheap itself.
+    """
     forward, backward = parted(graph)
     read = {s.root for t in backward if t.op is not SAVED for s in t.src}
     found = set(again)
@@ -44,8 +47,11 @@ def cheap(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
 
 
 class Substitutes:
-    """What backward nodes read instead of the forward owners `replaced`: the same ops once more, on
-    what is read instead of their sources. `given` are substitutes from elsewhere."""
+    """Replacements, for backward nodes, of the forward owners `replaced`.
+
+    A substitute is the same op once more, on the substitutes of its sources. `given` holds
+    substitutes that exist already.
+    """
 
     def __init__(
         self, graph: Graph, replaced: Set[Tensor], given: Mapping[Tensor, Tensor] | None = None
@@ -60,10 +66,10 @@ class Substitutes:
                 self._smaller[t.src[0]].append(t)
 
     def apply(self, forward: Sequence[Tensor]) -> Graph:
-        """The graph with these forward nodes, whose backward nodes read the substitutes.
+        """The graph of these forward nodes, with backward nodes that read substitutes.
 
-        A substitute stands right before the first node that reads it; but if it is smaller than
-        its only source, right after that, whose memory may then be free.
+        A substitute stands right before its first reader. One exception saves memory: if it is
+        smaller than its only source, it follows the source at once, whose memory may then be free.
         """
         for t in parted(self._graph)[1]:
             if t.op is not SAVED:
@@ -74,7 +80,7 @@ class Substitutes:
         return Graph.of(*outputs, steps=(*forward, *self._steps)).noted(self._graph.notes)
 
     def _make(self, wanted: Tensor) -> None:
-        """The substitute of what a backward node reads, if it has one, and all that this needs."""
+        """Add the substitute of `wanted`, if there is to be one, and of its sources."""
         for t in self._missing(wanted):
             if t not in self._found:
                 self._renew(t)
@@ -83,7 +89,7 @@ class Substitutes:
                     self._renew(small)
 
     def _renew(self, t: Tensor) -> None:
-        """Let t, or a new node in its stead, read what stands for its sources."""
+        """Add t to the steps, or a new node in its place if its sources have substitutes."""
         src = tuple(self._found.get(s, s) for s in t.src)
         new = t
         if src != t.src or t.root in self._replaced:
@@ -92,7 +98,7 @@ class Substitutes:
         self._steps.append(new)
 
     def _missing(self, wanted: Tensor) -> Iterator[Tensor]:
-        """The forward nodes that `wanted` needs to be made again, sources before users."""
+        """The forward nodes to compute again for `wanted`, sources before users."""
         needed, stack = set[Tensor](), [wanted]
         while stack:
             t = stack.pop()

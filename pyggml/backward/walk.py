@@ -25,15 +25,18 @@ def build_backward(
 ) -> Graph:
     """The graph of a loss, which is the output of `forward`, and of its gradients.
 
-    Its outputs are the loss, then d(sum(loss · seed)) / d(parameter) for each parameter; its nodes
-    those of `forward`, then the gradients' from the loss back to the start. `seed` has the loss's
-    shape (default: ones). With `accumulators`, leaves of the parameters' shapes, each gradient is
-    added to its accumulator in place as soon as it is complete, and the outputs are views of those.
-    What no parameter reaches gets no backward node. Integers carry no gradient: what is chosen by
-    number, such as the experts of a token, counts as fixed, and so does what `detach` makes.
-    Raises NoGradientError, before anything is computed, if an op on the way has no gradient, if a
-    parameter does not reach the loss, or if a gradient needs numbers that were written over since;
-    ShapeError if a seed or an accumulator has another shape.
+    Outputs: the loss, then d(sum(loss · seed)) / d(parameter) for each parameter. Nodes: those of
+    `forward`, then those of the gradients, from the loss back to the start. `seed` has the loss's
+    shape (default: ones). `accumulators` are leaves of the parameters' shapes: each complete
+    gradient is then added to its accumulator in place, and the outputs are views of the
+    accumulators.
+
+    Only tensors that depend on a parameter get backward nodes. Integers carry no gradient, nor does
+    the result of `detach`; a choice by number, such as the experts of a token, counts as fixed.
+
+    Raises NoGradientError, before anything is computed, if an op on a path has no gradient, if a
+    parameter does not reach the loss, or if a gradient needs numbers that were overwritten since.
+    Raises ShapeError for a seed or an accumulator of another shape.
     """
     (loss,) = forward.outputs
     _same_shapes("seed", [seed or loss], [loss])
@@ -50,10 +53,10 @@ def build_backward(
 
 
 class _Walk:
-    """From the loss to the start: every node's gradient rule, once its own gradient is complete.
+    """The reverse walk: a node's gradient rule is applied once its own gradient is complete.
 
-    grads   tensor -> its gradient, as far as the walk has come
-    steps   the sums of contributions to gradients, and the additions to accumulators, as made
+    grads   tensor -> its gradient so far
+    steps   sums of gradients, and additions to accumulators, in the order of their making
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class _Walk:
             self.complete_after[first_user.get(p, p)].append(i)
 
     def back_from(self, loss: Tensor, seed: Tensor) -> list[Tensor]:
-        """The gradients, or the accumulators with these added, in the order of the parameters."""
+        """The gradients in the order of the parameters, or the accumulators after the additions."""
         self.grads[loss] = seed
         faults: list[str] = []
         for t in reversed(self.order):
@@ -92,7 +95,7 @@ class _Walk:
         return [self.grads[p] for p in self.parameters]
 
     def _propagate(self, t: Tensor) -> list[str]:
-        """Add t's contribution to the gradients of its sources; what is wrong with that."""
+        """Add t's contributions to the gradients of its sources; returns the faults found."""
         assert t.op is not None and not isinstance(t.op.grad, NoGrad)
         parts = t.op.grad(t, self.grads[t])
         if len(parts) != len(t.src):
@@ -114,7 +117,7 @@ class _Walk:
         return faults
 
     def _accumulate_after(self, t: Tensor) -> None:
-        """Add what is complete once the walk has passed t to its accumulator."""
+        """After t, add every gradient that is complete now to its accumulator."""
         for i in self.complete_after.get(t, ()):
             g = self.grads.get(self.parameters[i])
             if g is not None:  # no gradient is a fault found
@@ -123,7 +126,7 @@ class _Walk:
 
 
 def _sum(total: Tensor, part: Tensor) -> Tensor:
-    """total + part, in one node where an op does both: products are added as they are made."""
+    """total + part, in one node where an op can add its product to a sum."""
     fused = _ADDING.get(part.op.name) if part.op is not None else None
     return add(total, part) if fused is None else fused(total, *part.src, **part.params)
 
@@ -137,7 +140,7 @@ def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -
 
 
 def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors whose value changes smoothly with a parameter."""
+    """The tensors that depend smoothly on a parameter."""
     reached = set(parameters)
     for t in order:
         if not _is_fixed(t) and any(s in reached for s in t.src):
@@ -146,7 +149,7 @@ def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[
 
 
 def _reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
-    """The tensors from which a way without fixed ones leads to the loss."""
+    """The tensors with a path to the loss that has no fixed tensor on it."""
     reaching = {loss}
     for t in reversed(order):
         if t in reaching and not _is_fixed(t):
@@ -155,7 +158,7 @@ def _reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
 
 
 def _is_fixed(t: Tensor) -> bool:
-    """Whether it carries no gradient: integers, and what was detached."""
+    """Whether a tensor carries no gradient: integers, and results of `detach`."""
     detached = t.op is not None and isinstance(t.op.grad, Detached)
     return detached or t.dtype.numpy.kind == "i"
 
@@ -163,7 +166,7 @@ def _is_fixed(t: Tensor) -> bool:
 def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: Sequence[Tensor], reached: set[Tensor]
 ) -> None:
-    """Every way from a parameter to the loss must be differentiable; all faults at once."""
+    """Raise NoGradientError, with all faults, unless every path is differentiable."""
     known = _reaching(loss, order)
     faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
     faults += [
@@ -176,7 +179,7 @@ def _refuse_gaps(
 
 
 def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """A backward node must not read a forward tensor whose memory a later node has changed."""
+    """Raise NoGradientError if a backward node reads memory that a forward node changed later."""
     last = {t.root: t for t in order if t.is_write}
     forward = set(order)
     faults = {
@@ -191,7 +194,7 @@ def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> Non
 
 
 def _place(t: Tensor) -> str:
-    """Where a node stands: its name, else the first named tensor among what it is made of."""
+    """A name for a node in errors: its own, else that of the nearest named source."""
     if t.name:
         return t.name
     for s in reversed(topological(t)):

@@ -1,4 +1,4 @@
-"""Mixtures of experts: packed weights, what a router is told, and files that cannot be."""
+"""Mixtures of experts: quantised weights, what a router is told, and files that cannot be."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 
 class CPU(Backend):
-    """The machine this runs on, through Numba; `compute` is how packed weights are multiplied."""
+    """The host CPU, through Numba. `compute`: how products with quantised weights run."""
 
     name = "cpu"
     is_host = True
@@ -103,7 +103,7 @@ def _stored_shape(t: Tensor) -> tuple[int, ...]:
 
 
 def array(t: Tensor) -> np.ndarray:
-    """The NumPy array of a tensor that has memory, a view's through its base's; never a copy."""
+    """The NumPy array of a tensor that has memory, never a copy; a view's looks into its base's."""
     if t.base is None:
         assert t.data is not None, f"{t!r} has no memory yet"
         return t.data

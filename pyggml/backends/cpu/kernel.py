@@ -1,4 +1,4 @@
-"""What the CPU does for an op, declared beside the op: `cpu_kernel(ADD, run)`."""
+"""The CPU's kernel of an op, declared beside the op: `cpu_kernel(ADD, run)`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Compute = Literal["f32", "bf16", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One node's memory, as the CPU hands it to a kernel's `run`; arrays have the node's shapes."""
+    """The memory of one node, as a kernel's `run` gets it; arrays have the node's shapes."""
 
     node: Tensor
     out: np.ndarray
     src: tuple[np.ndarray, ...]
     saved: tuple[np.ndarray, ...]
     scratch: np.ndarray  # uint8, of the bytes that the kernel asks for, 64-byte aligned
-    compute: Compute  # how packed weights are multiplied, see pyggml.gemm
+    compute: Compute  # how quantised weights are multiplied, see pyggml.gemm
     shared: np.ndarray | None = None  # scratch that several nodes read, see Kernel.shared
     fills_shared: bool = False  # whether this node is the first of them
 
@@ -48,13 +48,12 @@ def _nothing_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """How the CPU computes an op.
+    """The CPU's way to compute an op.
 
     run       (Site) -> Call, asked once when a plan is bound to memory
     scratch   (node, compute) -> bytes of scratch
-    shared    (node, compute) -> bytes of scratch that the kernel makes of its last source alone, 0
-              if none, and a word for what it makes; nodes with the same source, function and word
-              share it
+    shared    (node, compute) -> (bytes, key) of the scratch made of the last source alone, 0 bytes
+              if none; nodes with the same source, function and key share it
     """
 
     run: Callable[[Site], Call]

@@ -1,7 +1,8 @@
-"""Pages of mapped files count as a process's memory once it has read them.
+"""Release of mapped pages.
 
-The system holds them anyway and takes them back when memory is short; letting go of them keeps the
-process small. It costs about 0.1 ms a MB, mapping them again included.
+Pages of a mapped file count as a process's memory after their first read. The system caches them
+anyway, and takes them back when memory is short. Releasing them keeps the process small. The cost
+is about 0.1 ms a MB, including the next mapping.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ LEAST = 1 << 16  # bytes; the system maps pages in runs of this size
 
 
 def release(a: np.ndarray) -> Call | None:
-    """The call that lets go of the pages of an array in a mapped file, which the next reader maps
-    again; None if it lies elsewhere, is small, or the system has no such call."""
+    """A call that releases the pages of an array in a mapped file; the next read maps them again.
+
+    None for an array elsewhere or a small one, and on systems without such a call.
+    """
     mapped = _map_of(a)
     if mapped is None or a.nbytes < LEAST or not sys.platform.startswith("linux"):
         return None
@@ -28,7 +31,7 @@ def release(a: np.ndarray) -> Call | None:
 
 
 def _map_of(a: np.ndarray) -> mmap.mmap | None:
-    """The read-only map that an array looks into: nothing is lost with its pages."""
+    """The read-only map under an array; its pages can be released without loss."""
     owner: object = a
     while isinstance(owner, np.ndarray):
         owner = owner.base
