@@ -1,12 +1,16 @@
-"""Adapter → a GGUF file that llama.cpp loads, or a model with the updates in its weights.
+"""Adapter → a GGUF file that llama.cpp loads.
 
-general.type = "adapter", adapter.type = "lora", general.architecture as the base model's,
-adapter.lora.alpha float32; F32 tensors NAME.lora_a (rank, n_in) and NAME.lora_b (n_out, rank) for
-the base tensor NAME, with one more axis in front for experts, and (n_vocab, rank), (n_embd, rank)
-for the token embedding. llama.cpp takes the rank from the tensors and scales by alpha / rank, with
-one alpha for all. So an update s·BA of rank r has the alpha s·r; where that is another than most
-tensors have, B is multiplied by the ratio. What PiSSA subtracts follows A and B, as further ranks.
-Two keys of our own (pyggml.models.adapter) let such a file be trained on.
+general.type           "adapter"
+adapter.type           "lora"
+general.architecture   the base model's
+adapter.lora.alpha     float32
+NAME.lora_a, .lora_b   F32 (rank, n_in), (n_out, rank) for the base tensor NAME; one more axis in
+                       front for experts; (n_vocab, rank), (n_embd, rank) for the token embedding
+
+llama.cpp takes the rank from the tensors, and scales by alpha / rank with one alpha for the whole
+file. An update s·BA of rank r needs the alpha s·r. The file has the alpha of most updates; for any
+other one B is multiplied by the ratio. The start that PiSSA subtracts follows A and B, as further
+ranks. Two keys of our own (pyggml.models.adapter) let such a file be trained on.
 """
 
 from __future__ import annotations
@@ -34,9 +38,9 @@ from pyggml.models.adapter import ALPHAS, FIXED_RANKS
 class Adapter:
     """Low-rank updates of a model's matrices.
 
-    model        the model that they were made for, with them: what it computes follows training
-    parameters   their numbers; `pairs` are views of these
-    fixed        what PiSSA subtracts of its start, an adapter of its own below `pairs`
+    model        their model, with the updates in its graphs: its logits follow training
+    parameters   the numbers of the updates; `pairs` are views of these
+    fixed        the start that PiSSA subtracts, as a constant adapter below `pairs`
     """
 
     model: Model
@@ -47,7 +51,7 @@ class Adapter:
 
     @property
     def base_name(self) -> str:
-        """What the base model's file calls it."""
+        """The base model's name, from its file."""
         return str(self.model.file.get("general.name", self.model.config.architecture))
 
     def __repr__(self) -> str:
@@ -57,14 +61,14 @@ class Adapter:
 
     @property
     def fits_a_file(self) -> bool:
-        """Whether an adapter file can hold it: DoRA's magnitudes have no place there."""
+        """Whether an adapter file can hold the updates: it has no place for DoRA's magnitudes."""
         return not self.config.dora
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the adapter; an older file at `path` stays whole until the new one is complete.
 
-        Raises AdapterError for a DoRA, which `pyggml.lora.merge` writes, and PyggmlError if the
-        disk refuses.
+        Raises AdapterError for DoRA, whose result only `pyggml.lora.merge` writes, and PyggmlError
+        if the disk refuses.
         """
         if not self.fits_a_file:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
@@ -90,7 +94,7 @@ class Adapter:
         gguf.write(path, metadata, written)
 
     def _rank(self, name: str) -> int:
-        """In the file, so with what is subtracted."""
+        """The rank in the file, the ranks of the subtracted start included."""
         return sum(pairs[name].rank for pairs in (self.pairs, self.fixed) if name in pairs)
 
     def _tensors(self, name: str, ratio: np.float32) -> Iterator[TensorSource]:

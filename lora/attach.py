@@ -1,4 +1,4 @@
-"""Model → Adapter: fresh updates of chosen matrices, or those that it was loaded with."""
+"""Model → Adapter: fresh updates of chosen matrices, or the updates of a loaded adapter."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
 
 
 def attach(model: Model, config: LoraConfig | None = None, *, on_top: bool = False) -> Adapter:
-    """Trainable updates of a model's matrices. `model` stays as it is; `Adapter.model` has them.
+    """Trainable updates of a model's matrices, in `Adapter.model`; `model` itself stays as it is.
 
-    on_top: the adapters that the model has stay, fixed, and the new one comes on top of them.
-    Raises AdapterError if the model has an adapter and `on_top` is not said, and for what
+    on_top: put the new adapter on top of the model's own ones, which stay fixed. Raises
+    AdapterError if the model has an adapter and `on_top` is false, and for targets that
     `pyggml.lora.targets` refuses.
     """
     config = config or LoraConfig()
@@ -51,10 +51,10 @@ def attach(model: Model, config: LoraConfig | None = None, *, on_top: bool = Fal
 
 
 def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> Adapter:
-    """The last adapter that a model was loaded with, to be trained on from where its file ends;
-    others stay as they are. `model` stays as it is; ranks, alphas and modules are the file's.
+    """The model's last adapter, to be trained on from where its file ends; others stay fixed.
 
-    Raises AdapterError if the model has no adapter, or one whose rank or alpha is out of range.
+    `model` itself stays as it is. Ranks, alphas and modules are the file's. Raises AdapterError if
+    the model has no adapter, or one whose rank or alpha is out of range.
     """
     if not model.adapters:
         raise AdapterError("the model has 0 adapters, wanted one: load it with adapter=...")
@@ -78,7 +78,7 @@ def unfreeze(model: Model, *, dropout: float = 0.0, plus_ratio: float = 1.0) -> 
 def _parameters(
     bases: Mapping[str, Target], config: LoraConfig, with_constants: set[str] | None = None
 ) -> Parameters:
-    """A and B of every target, DoRA's magnitudes, and A and B of what PiSSA subtracts."""
+    """A and B of every target, DoRA's magnitudes, and the A and B that PiSSA subtracts."""
     if with_constants is None:
         with_constants = set(bases) if config.init == "pissa" else set()
     shapes: dict[str, Shape] = {}
@@ -115,7 +115,7 @@ def _start(
 
 
 def _magnitude(model: Model, parameters: Parameters, name: str) -> Magnitude:
-    """The lengths of a matrix's rows, with which DoRA starts: B is 0, so nothing changes."""
+    """DoRA's start: the length of each row of a matrix. B is 0, so nothing changes at first."""
     squares = row_squares(unpacked(model.parts.weights[name]))
     write(parameters.tensors[name + LENGTHS], np.sqrt(squares))
     return Magnitude(parameters.tensors[name + LENGTHS], leaf(squares, f"{name} squares"))
@@ -128,7 +128,7 @@ def _adapter(
     parameters: Parameters,
     pairs: LoraPairs,
 ) -> Adapter:
-    """The adapter, on top of others and of what is subtracted at its start."""
+    """The adapter over these parameters, above `others` and PiSSA's subtracted start."""
     constants = parameters.constants
     fixed = {
         name: LoraPair(constants[name + A], constants[name + B], pair.scale)
@@ -140,7 +140,7 @@ def _adapter(
 
 
 def _settings_of(pairs: LoraPairs) -> LoraConfig:
-    """What the updates of a file were made with; ranks and alphas that are not the usual ones are
+    """The settings of a loaded adapter; ranks and alphas unlike the most common one become
     patterns."""
     ranks = {name: pair.rank - pair.n_fixed for name, pair in pairs.items()}
     alphas = {name: float(np.float32(pair.scale * ranks[name])) for name, pair in pairs.items()}

@@ -1,8 +1,8 @@
-"""What computed a run: a run that is resumed computes as the one did that it continues.
+"""The compute type and vector unit of a run, which a resumed run must match.
 
-The compute type is taken over: `"auto"` may stand for another one on another machine. The vector
-unit cannot be: sums of other vectors have another order, so results are then equal to rounding, and
-a warning says so.
+The compute type is taken over from the checkpoint: `"auto"` may mean another one on another
+machine. The vector unit cannot be chosen. Another unit adds in another order, so results are then
+equal up to rounding, and a warning says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMPUTE, _VECTORS = "checkpoint.compute", "checkpoint.vectors"
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A compute type, as "auto" was settled, and the vector unit: "int8", "avx512bf16"."""
+    """A compute type, never "auto", and a vector unit: "int8", "avx512bf16"."""
 
     compute: str
     vectors: str
@@ -62,7 +62,7 @@ class Computed:
 
 
 def stored_compute(path: Path) -> str | None:
-    """The compute type of a checkpoint's run; None if it was written before they were kept.
+    """The compute type of a checkpoint's run; None in files older than this entry.
 
     Raises CheckpointError for a file that is no checkpoint.
     """

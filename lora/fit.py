@@ -1,12 +1,13 @@
-"""A limit of memory → a batch, checkpointing and a length of windows that stay below it.
+"""A limit of memory → the batch, checkpointing and window length that stay below it.
 
-Plans are compared and nothing is run: the planner knows each arena before a byte of it is taken.
-Tried in this order, each with the largest batch that fits:
+Only plans are compared, nothing runs: the planner knows the size of an arena before it is taken.
+Candidates in their order, each with the largest batch that fits:
 
-1. everything kept              2. layers computed again, for the same gradients in more time
+1. everything kept
+2. layers computed again: the same gradients in more time
 3. both again with windows half as long, down to SHORTEST, if the length is free
 
-The number of windows in a step stays, so a smaller batch means more passes in a step.
+A step keeps its number of windows, so a smaller batch means more passes a step.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ SHORTEST = 32  # tokens of a window, below which nothing is worth learning
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Settings, and bytes that a run of them takes: its arena, parameters with gradients and
-    moments, and the largest weight, whose pages are mapped while it is read."""
+    """Settings, and the bytes of a run with them.
+
+    The bytes are the arena's, the parameters' with gradients and moments, and the largest weight's,
+    whose pages are mapped while it is read.
+    """
 
     config: TrainConfig
     ctx: int
@@ -47,11 +51,10 @@ def fit(
     limit: int,
     fixed: Collection[str] = (),
 ) -> tuple[Fit, bool]:
-    """The first settings in that order that take at most `limit` bytes, and True; else those that
-    take least, and False.
+    """(the first candidate of at most `limit` bytes, True), or (the smallest candidate, False).
 
-    fixed: settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that stay. With batch and
-    grad_accum both fixed a step's passes stay; with one, their product does.
+    fixed: settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that must not change. If
+    batch and grad_accum are both among them, neither changes; else their product stays.
     """
     largest = max(t.n_bytes for t in model.parts.weights.values())
     taken = parameters.n_bytes(n_kept(config))
@@ -70,7 +73,7 @@ def fit(
 def _candidates(
     config: TrainConfig, ctx: int, fixed: Collection[str]
 ) -> Iterator[tuple[TrainConfig, int]]:
-    """Settings and lengths of windows, in the order in which they are tried."""
+    """Settings and window lengths, in the order of trial."""
     whole = config.windows_per_step
     split = not {"batch", "grad_accum"} <= set(fixed)
     batches = [b for b in range(config.batch, 0, -1) if whole % b == 0] if split else [config.batch]

@@ -1,4 +1,4 @@
-"""Loss and gradients of one sequence, as arrays: for checks, experiments and looking inside.
+"""Loss and gradients of one sequence, as arrays: for checks and experiments.
 
 L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_t]
 """

@@ -1,7 +1,7 @@
-"""One writer at a time: a lock file that names the process which holds it.
+"""One writer at a time: a lock file that names the process holding it.
 
-What counts is the system's lock on the open file (flock; on Windows a locked byte), which ends with
-its process however that ends: a file that a killed process left behind is taken over.
+The lock is the system's, on the open file (flock; on Windows a locked byte). It ends with its
+process in any case, so a file left behind by a killed process is taken over.
 """
 
 from __future__ import annotations

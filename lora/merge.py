@@ -1,10 +1,10 @@
-"""Model with adapters → a model file with their updates in its weights.
+"""Model with adapters → a model file with the updates added to its weights.
 
-matrices   W ← W + s·BA          one for each expert too; tables   W ← W + s·AB
+matrices   W ← W + s·BA          experts: each its own; tables: W ← W + s·AB
 DoRA       W_i ← m_i · (W + s·BA)_i / ‖(W + s·BA)_i‖
 
-Each tensor is unpacked, updated in float32 and packed again as the type that it had, so that a
-coarse type loses what is smaller than its steps. One tensor is in memory at a time.
+Each tensor is unpacked, updated in float32 and quantised again to its own type. A coarse type loses
+changes below its step. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def merge(model: Model, path: str | os.PathLike[str]) -> None:
     """Write the model with the updates of all its adapters in its weights; metadata is kept.
 
     An older file at `path` stays whole until the new one is complete. Raises AdapterError if the
-    model has no adapter, QuantError for a type that nothing packs, PyggmlError if the disk refuses.
+    model has no adapter, QuantError for a type without a quantiser, PyggmlError if the disk
+    refuses.
     """
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
@@ -37,7 +38,7 @@ def merge(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def merged(model: Model, name: str) -> np.ndarray:
-    """The float32 numbers of one tensor with its updates, in the shape of the tensor."""
+    """One tensor with its updates, float32, in its own shape."""
     w = unpacked(model.parts.weights[name]).copy()
     is_table = model.parts.decoder.tensors()[name].table
     for pairs in model.adapters:

@@ -1,7 +1,7 @@
-"""What a run minimises, as the loop sees it: windows in, the loss of a step out.
+"""The objective of a run, as the training loop sees it: windows in, the loss of a step out.
 
-An objective has the run's graphs. `NextToken` is that of text and of answers to learn;
-`pyggml.lora.preference` has those of preferences.
+An objective owns the run's graphs. `NextToken` learns texts and answers; `pyggml.lora.preference`
+learns preferences.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Windows = np.ndarray | range  # numbers of some windows of a dataset
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mean loss over some windows, and what answers earned, if that is what is trained."""
+    """The mean loss over some windows, and the rewards of their answers in preference training."""
 
     loss: float
     rewards: Rewards | None = None
 
 
 class Minimised(Protocol):
-    """An objective with the graphs of one run, planned."""
+    """An objective with the planned graphs of one run."""
 
     passes: Passes
 
     def train(self, data: Dataset, windows: Windows) -> Outcome:
-        """The loss of one step over these windows; its gradients have been added."""
+        """Add the gradients of one step over these windows; returns its loss."""
 
     def evaluate(self, data: Dataset, windows: Windows) -> Outcome:
-        """The loss over these windows."""
+        """The loss over these windows; nothing is trained."""
 
 
 class Objective(Protocol):
-    """What a run minimises, before there is a run."""
+    """What a run minimises, not yet bound to a run."""
 
     def settled(self) -> Mapping[str, Any]:
         """What a resumed run must share, by name."""
@@ -51,12 +51,12 @@ class Objective(Protocol):
     def of(
         self, model: Model, parameters: Parameters, corpus: Corpus, config: TrainConfig
     ) -> Minimised:
-        """Plan the graphs of a run, taking no memory for them yet."""
+        """Plan the graphs of a run, without memory so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextToken:
-    """Mean cross entropy of the trained tokens of a step. fused: see `TokenLoss`."""
+    """The mean cross entropy of a step's trained tokens. fused: see `TokenLoss`."""
 
     fused: bool = True
 

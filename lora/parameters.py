@@ -1,7 +1,7 @@
-"""All that is trained, in one flat float32 buffer; gradients and an optimiser's moments in more.
+"""All trained numbers in one flat float32 buffer; gradients and an optimiser's moments in more.
 
-An all-reduce, a norm or an optimiser step is then one loop, however many tensors there are. Every
-tensor starts at a multiple of 64 bytes; the gaps stay zero.
+An all-reduce, a norm or an optimiser step is one loop over a buffer, whatever the number of
+tensors. Every tensor starts at a multiple of 64 bytes; the gaps stay zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The graphs of a run: loss with its gradients, and loss alone, over the same inputs.
+"""The graphs of a run: the loss with its gradients, and the loss alone, over the same inputs.
 
-What the loss is, a `Loss` says. All graphs are built and planned first, which takes no memory, then
-bound to one arena of each device that fits each of them: they run one after the other.
+A `Loss` defines the loss. All graphs are built and planned first, without memory. They run one
+after the other, so each device has one arena that fits its largest.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _WORD = 0xFFFFFFFF
 
 
 class Loss(Protocol):
-    """What a run minimises: leaves that every batch fills, and a loss that is made of them."""
+    """The loss of a run: leaves that every batch fills, and the graph from these to the loss."""
 
     def build(self, model: Model, inputs: Inputs, gradient: bool) -> Graph:
-        """A graph over these inputs; outputs: the loss (), then what is to be read beside it."""
+        """The graph over these inputs; outputs: the loss (), then further results to be read."""
 
     def write(self, batch: Any) -> None:
-        """Put a batch's numbers into the leaves; those of the inputs are not this one's."""
+        """Put a batch's numbers into the loss's own leaves, not into those of the inputs."""
 
 
 class TokenLoss:
@@ -112,13 +112,13 @@ class Passes:
         loss: Loss | None = None,
         others: Sequence[Graph] = (),
     ) -> Passes:
-        """The graphs that a run with these settings needs, over windows of `ctx` tokens."""
+        """The graphs of a run with these settings, over windows of `ctx` tokens."""
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
         return cls(model, parameters, config.batch * ctx, fused, ctx, keep, loss, others)
 
     @property
     def n_bytes(self) -> int:
-        """Of the arenas of all devices."""
+        """Bytes of the arenas of all devices."""
         used = {b: None for made in self._schedules for b in made.plans}
         return sum(
             max(made.plans[b].n_bytes for made in self._schedules if b in made.plans) for b in used
@@ -148,12 +148,12 @@ class Passes:
                 yield from compile_backwards(p)
 
     def draw(self, seed: int, number: int) -> None:
-        """What training drops next is what this seed and number of the draw say; each batch after
-        it has the next number."""
+        """Seed dropout: the next batch uses this seed and number, each later one the next
+        number."""
         self._next = (seed, number)
 
     def train(self, batch: Batch) -> float:
-        """The batch's part of the loss; its gradients have been added."""
+        """Add a batch's gradients; returns its part of the loss."""
         seed, number = self._next
         words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
         write(self._draw, words.view(np.int32))

@@ -1,4 +1,4 @@
-"""What a run tells as it goes, and what stays of it: the loss of every step and validation."""
+"""The reports of a run as it goes, and its history: the losses of every step and validation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ENOUGH = 5  # of them, before a rise of their mean is no noise
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """What answers earned: β times how much likelier they are now than by the reference, ln p each.
+    """Rewards of answers: β times the gain of an answer's ln p over the reference.
 
-    ORPO has no reference: there it is β times the mean log-probability of an answer's tokens. Right
-    is a chosen answer that earned more than its rejected one; of KTO, an answer that lies on its
-    side of the KL. Rewards of several batches add up.
+    ORPO has no reference: its reward is β times the mean log-probability of an answer's tokens.
+    Right is a pair whose chosen answer has the higher reward; of KTO, an answer on its side of the
+    KL. Rewards of several batches add up.
     """
 
     chosen_sum: float = 0.0
@@ -36,12 +36,12 @@ class Rewards:
 
     @property
     def chosen(self) -> float:
-        """The mean of chosen, or wanted, answers; 0 if there was none."""
+        """The mean reward of chosen, or wanted, answers; 0 without any."""
         return self.chosen_sum / max(self.n_chosen, 1)
 
     @property
     def rejected(self) -> float:
-        """The mean of rejected, or unwanted, answers; 0 if there was none."""
+        """The mean reward of rejected, or unwanted, answers; 0 without any."""
         return self.rejected_sum / max(self.n_rejected, 1)
 
     @property
@@ -97,13 +97,14 @@ Callback = Callable[[Report], None]
 
 @dataclass(slots=True)
 class History:
-    """The losses of a run from its first step on, also of what came before it was resumed."""
+    """The losses of a run from its first step on, across resumptions."""
 
     losses: array[float] = field(default_factory=lambda: array("d"))
     validations: list[ValidationReport] = field(default_factory=list)
 
     def ends(self) -> tuple[float, float]:
-        """Mean loss of the first and of the last steps: so many that noise does not rule."""
+        """Mean losses of the first and of the last steps, each over enough steps for little
+        noise."""
         n = max(1, min(_ENDS, len(self.losses) // 2))
         return fmean(self.losses[:n]), fmean(self.losses[-n:])
 

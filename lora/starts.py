@@ -1,12 +1,12 @@
-"""How A and B of an update start.
+"""Initial values of an update's A and B.
 
-kaiming   A ~ uniform(−1/√n_in, 1/√n_in), B = 0, so that nothing changes at first; for the token
-          embedding A = 0, so that tokens that are never seen never change, and B ~ normal(0, 1).
-          Both are PEFT's starts (Kaiming with a = √5).
+kaiming   A ~ uniform(−1/√n_in, 1/√n_in), B = 0: nothing changes at first. For the token embedding
+          A = 0 and B ~ normal(0, 1): tokens that never occur never change. Both are PEFT's
+          (Kaiming with a = √5).
 pissa     W ≈ U S Vᵀ, its r largest directions:  A = √(S / s) Vᵀ,  B = U √(S / s)  at scale s, so
           that s·BA is the principal part of W (Meng et al. 2024, arXiv:2404.02948)
 
-Every tensor has a random stream of its own, named by seed and tensor.
+Every tensor has a random stream of its own, given by seed and tensor name.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def pissa(w: np.ndarray, rank: int, scale: float, seed: int, name: str) -> tuple
 
 
 def _largest(w: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """The n largest directions of w, nearly: a randomised SVD with power iteration (Halko,
-    Martinsson, Tropp 2011, algorithms 4.4 and 5.1). Besides w it holds but n rows and columns."""
+    """The n largest singular directions of w, nearly, in memory for n of its rows and columns.
+
+    A randomised SVD with power iteration (Halko, Martinsson, Tropp 2011, algorithms 4.4 and 5.1).
+    """
     n = min(n, *w.shape)
     q, _ = np.linalg.qr(w @ rng.standard_normal((w.shape[1], n), np.float32))
     for _ in range(_ROUNDS):
@@ -60,7 +62,7 @@ def _largest(w: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarra
 
 
 def row_squares(w: np.ndarray) -> np.ndarray:
-    """‖w_i‖² (n_out,) float32 of each row; summed in one order, whatever the number of threads."""
+    """‖w_i‖² (n_out,) float32 of each row, bitwise the same for any number of threads."""
     return np.array([np.sum(np.square(row, dtype=np.float64)) for row in w], np.float32)
 
 

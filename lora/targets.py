@@ -22,7 +22,7 @@ T = TypeVar("T", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor, and the update that it is to get: of this rank, times `scale`."""
+    """A tensor, and the rank and scale of the update that it gets."""
 
     spec: TensorSpec
     rank: int
@@ -30,23 +30,23 @@ class Target:
 
     @property
     def shapes(self) -> tuple[Shape, Shape]:
-        """Of A and B, as in the adapter file."""
+        """The shapes of A and B, as in the adapter file."""
         found = self.spec.update(self.rank)
         assert found is not None, "targets() gives only what can be updated"
         return found
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is one matrix of a product: no table, and no matrix for each expert."""
+        """Whether it is one matrix of a product: neither a table nor a stack of experts."""
         return self.spec.linear and len(self.spec.shape) == 2
 
 
 def targets(parts: Parts, config: LoraConfig) -> dict[str, Target]:
     """The tensors that get an update, by full name, in the model's order.
 
-    Raises AdapterError with every module that the model lacks or llama.cpp would not apply, every
-    pattern that fits none, and every tensor that is too small for its rank, or no plain matrix
-    where DoRA or PiSSA need one.
+    Raises AdapterError with all faults: modules that the model lacks or that llama.cpp would not
+    apply, patterns without a match, tensors too small for their rank, and, for DoRA and PiSSA,
+    tensors that are no plain matrix.
     """
     n_layer, specs = parts.config.n_layer, parts.decoder.tensors()
     modules = parts.decoder.usual_modules if config.modules is None else config.modules
@@ -83,19 +83,19 @@ def _target(name: str, spec: TensorSpec, config: LoraConfig) -> Target:
 
 
 def _matched(patterns: Mapping[str, T] | None, name: str, default: T) -> T:
-    """The value of the last pattern that fits a tensor."""
+    """The value of the last pattern that matches a tensor."""
     found = [value for pattern, value in (patterns or {}).items() if fits(pattern, name)]
     return found[-1] if found else default
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether a pattern is of a tensor's name, with or without .weight, or of its module's."""
+    """Whether a pattern matches a tensor's name, with or without .weight, or its module's name."""
     short = name.removesuffix(".weight")
     return any(fnmatchcase(n, pattern) for n in (name, short, short.split(".", 2)[-1]))
 
 
 def _unmatched(found: Mapping[str, Target], config: LoraConfig) -> list[Fault]:
-    """Patterns that fit no target: most likely they are misspelt."""
+    """Patterns without a target: most likely they are misspelt."""
     settings = ("rank_pattern", "alpha_pattern")
     return [
         (setting, f"has {pattern!r}, wanted a pattern that fits a matrix of the adapter")
@@ -153,7 +153,7 @@ def _known(parts: Parts) -> tuple[str, ...]:
 
 
 def _too_small(found: Mapping[str, Target], usual: int) -> list[Fault]:
-    """Tensors whose rank exceeds what an update of them can have, told of the smallest."""
+    """Tensors whose rank is above the most that they allow; the sentence names the smallest."""
     highest = {name: min(target.spec.shape[-2:]) for name, target in found.items()}
     small = [name for name, most in highest.items() if found[name].rank > most]
     if not small:

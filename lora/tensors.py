@@ -1,7 +1,7 @@
-"""Full fine-tuning of some of a model's own tensors: norms, biases, an embedding, small models.
+"""Full fine-tuning of some of a model's own tensors: norms, biases, an embedding, a small model.
 
-The trained tensors take the place of the file's in the model's graphs. An adapter file cannot hold
-them, so the result is a model file.
+The trained tensors replace the file's in the model's graphs. An adapter file cannot hold them, so
+the result is a model file.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _FLOATS = (F32, F16, BF16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedTensors:
-    """Tensors of a model that are trained as they are.
+    """A model's own tensors, trained directly.
 
-    model        the model with them: what it computes follows training
-    parameters   their numbers, in float32 also where the file has halves
+    model        the model with these tensors: its logits follow training
+    parameters   their numbers in float32, whatever the file's type
     """
 
     model: Model
     parameters: Parameters
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole model, with these tensors in the types that they have in its file.
+        """Write the whole model, with these tensors in the types of its file.
 
         An older file at `path` stays whole until the new one is complete. Raises QuantError for
         numbers that F16 cannot hold, PyggmlError if the disk refuses.
@@ -53,10 +53,10 @@ def _numbers(t: Tensor) -> np.ndarray:
 
 
 def train_tensors(model: Model, patterns: Sequence[str]) -> TrainedTensors:
-    """Make the tensors that fit one of the patterns trainable; `model` stays as it is.
+    """Make all tensors trainable that match one of the patterns; `model` itself stays as it is.
 
-    Patterns are as in LoraConfig.rank_pattern. Raises AdapterError for a pattern that fits no
-    tensor, and with every tensor that is no F32, F16 or BF16.
+    Patterns are those of LoraConfig.rank_pattern. Raises AdapterError for a pattern without a
+    match, and with every matching tensor that is not F32, F16 or BF16.
     """
     weights = model.parts.weights
     chosen = [name for name in weights if any(fits(p, name) for p in patterns)]

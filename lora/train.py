@@ -52,8 +52,10 @@ _USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes that a run takes: the arena of its graphs, the parameters with gradients and moments,
-    and the weights, which stay mapped from the file."""
+    """Bytes that a run takes: its arena, its parameters and the mapped weights.
+
+    The arena is that of its graphs. The parameters include gradients and moments.
+    """
 
     arena: int
     parameters: int
@@ -94,7 +96,7 @@ class Trainer:
         self._saved = -1  # step of the newest checkpoint
 
     def reserve(self) -> Reserved:
-        """Build and plan the graphs, taking no memory for them yet; what a run will take."""
+        """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         weights = sum(t.n_bytes for t in self.model.parts.weights.values())
         taken = self.parameters.n_bytes(n_kept(self.config))
         return Reserved(self.passes.n_bytes, taken, weights)
@@ -114,16 +116,16 @@ class Trainer:
         return self._minimised
 
     def rehearse(self) -> float:
-        """Seconds of a step: of the second of two, since the first may compile.
+        """Seconds of a step, measured on the second of two: the first may compile.
 
-        For a plan: the parameters have changed afterwards, and nothing is on the disk.
+        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
         """
         self._begin()
         self._step()
         return self._step().seconds
 
     def free(self) -> None:
-        """Let go of the arenas; what is still to come takes them again."""
+        """Free the arenas; later steps take them again."""
         self._passes = None
 
     def stop(self) -> None:
@@ -256,17 +258,17 @@ class Trainer:
         report(self.history.validations[-1])
 
     def _gather(self) -> None:
-        """Have parameters and moments in the host's arrays, whatever device they are on."""
+        """Copy parameters and moments from the devices into the host's arrays."""
         p = self.parameters.buffers
         self.model.devices.gather(p["data"], p["m"], p["v"])
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def resume(self, path: str | Path) -> None:
-        """Continue where a checkpoint stands; all that follows is bit for bit as without a break.
+        """Continue from a checkpoint; all that follows is bit for bit as without the break.
 
-        Raises CheckpointError if the file is damaged, of another run, or of one that computed with
-        another compute type. Warns if it did with another vector unit: bits then differ.
+        Raises CheckpointError for a file that is damaged, of another run, or of another compute
+        type. Warns if its run used another vector unit: bits then differ.
         """
         here = Computed.by(self.model)
         progress, history = checkpoint.load(

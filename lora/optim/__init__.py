@@ -17,5 +17,5 @@ __all__ = ["OPTIMISERS", "AdamW", "Lion", "Optimiser", "n_kept"]
 
 
 def n_kept(config: TrainConfig) -> int:
-    """Numbers that a run keeps for each parameter besides its gradient: moments, and the best."""
+    """Numbers kept for each parameter besides its gradient: the moments, and the best value."""
     return len(OPTIMISERS[config.optimiser].moments) + config.keep_best

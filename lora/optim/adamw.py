@@ -1,4 +1,4 @@
-"""AdamW: two moments of the gradient, and weight decay apart from it (Loshchilov, Hutter 2019)."""
+"""AdamW: two moments of the gradient, and decoupled weight decay (Loshchilov, Hutter 2019)."""
 
 from __future__ import annotations
 

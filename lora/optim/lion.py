@@ -1,7 +1,7 @@
-"""Lion: one moment, and steps of the sign alone (Chen et al. 2023).
+"""Lion: one moment, and steps that know only signs (Chen et al. 2023).
 
-It keeps half of AdamW's state. Its steps are as long as the learning rate in every number, so it
-wants a third to a tenth of AdamW's rate, and as many times its weight decay.
+It keeps half of AdamW's state. Each number moves by the whole learning rate in every step. Lion
+therefore needs a third to a tenth of AdamW's rate, and as many times its weight decay.
 """
 
 from __future__ import annotations

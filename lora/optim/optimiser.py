@@ -1,4 +1,4 @@
-"""What every optimiser does: zero, clip, step; a subclass says what a step is."""
+"""The common part of all optimisers: zero, clip, step. A subclass defines the step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pyggml.tensor import Tensor, window, zeros
 
 
 class Optimiser(ABC):
-    """An optimiser bound to parameters, whose moments it uses; on the CPU unless told otherwise.
+    """An optimiser bound to parameters and their moments; on the CPU unless told otherwise.
 
-    moments       buffers of Parameters that it keeps from step to step
-    n_settings    numbers that a step reads besides
+    moments       the buffers of Parameters that it updates in each step
+    n_settings    how many further numbers a step reads
     """
 
     moments: ClassVar[tuple[str, ...]]
@@ -56,7 +56,7 @@ class Optimiser(ABC):
         self._zero()
 
     def clip(self) -> float:
-        """Shorten the gradient to `config.clip` if it is longer; the length it had."""
+        """Shorten the gradient to `config.clip` if it is longer; returns its length before."""
         self._clip()
         return float(self._clip.read(self._norm)[0])
 
@@ -67,11 +67,11 @@ class Optimiser(ABC):
             update()
 
     def compile(self) -> None:
-        """Have the kernel of `step` ready; nothing is updated."""
+        """Compile the kernel of `step`; nothing is updated."""
         for call in (call for update in self._updates for call in update.calls):
             compile_for(call.kernel, call.arguments)
 
     def _part(self, p: Parameters, first: int, n: int) -> list[Tensor]:
-        """Parameters, gradient and moments of one group; the buffers themselves if there is one."""
+        """One group's parameters, gradient and moments; the whole buffers if there is one group."""
         buffers = [p.buffers[name] for name in ("data", "gradient", *self.moments)]
         return buffers if len(p.groups) == 1 else [window(b, first, (n,)) for b in buffers]

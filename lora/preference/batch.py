@@ -1,7 +1,7 @@
-"""Windows → what the leaves of a batch hold.
+"""Windows → the numbers of a batch's leaves.
 
-S answers of a batch are `room` for each of its windows, in their order: a pair's two stand beside
-each other. Where a window has fewer, share, sign and members are 0.
+A batch has S answers: `room` for each window, in their order. A pair's two answers stand side by
+side. Unused answers have share, sign and members 0.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pyggml.lora.preference.data import Preferences, slots
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerBatch(Batch):
-    """T tokens as `Batch` has them, and the S answers among them; float32.
+    """T tokens as in `Batch`, and the S answers among them; float32.
 
     read        (T,) 1 where a target's loss is used at all
-    members     (S, T) 1 where a target is a learned token of an answer, or its share of a mean
+    members     (S, T) 1 where a target is a learned token of the answer, 1 / their number for means
     nll         (T,) weight of each target in the NLL of the chosen answers and their prompts
-    reference   (S,) log-probabilities that the reference gives; of KTO the KL is added
+    reference   (S,) the reference's log-probabilities; for KTO, plus the KL
     sign        (S,) 1 for wanted answers, −1 for others
     share       (S,) weight of each answer, or of its pair, in the step's loss
     """
@@ -42,8 +42,11 @@ class AnswerBatch(Batch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """Of some windows, for each target (n, ctx): which answer it is of, −1 for none; and for each
-    answer (n, room): its sign, 0 where there is none."""
+    """The answers in some windows.
+
+    Each target (n, ctx) has the number of its answer, −1 for none. Each answer (n, room) has its
+    sign, 0 where there is none.
+    """
 
     of: np.ndarray
     learned: np.ndarray

@@ -1,11 +1,12 @@
 """Rows → answers → windows of whole answers.
 
-A window holds whole pairs, a chosen answer and then its rejected one, or (KTO) whole answers, each
-after a copy of its prompt: they are documents, which do not see each other. A document's number is
-even if the answer is wanted, else odd; a window's answers are counted from its start.
+A window holds whole pairs, a chosen answer and then its rejected one, or, for KTO, whole single
+answers. Each answer follows a copy of its prompt. Prompt and answer form one document; documents do
+not see each other. A document's number is even for a wanted answer, else odd. Answers are numbered
+from the start of their window.
 
-Of KTO a second dataset has the same prompts, each with the completion of another answer of the
-same window: what these gain over the reference tells how far the model has moved at all.
+KTO has a second dataset: the same prompts, each with the completion of another answer of the same
+window. Their gain over the reference estimates the KL: how far the model has moved.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pyggml.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """A prompt and a completion, of which the trained tokens count, and whether it is wanted."""
+    """A prompt and a completion, whose trained tokens count; and whether it is wanted."""
 
     ids: Sequence[int]
     trained: np.ndarray
@@ -47,7 +48,7 @@ class Answer:
         return len(self.ids)
 
     def after_prompt_of(self, other: Answer) -> Answer:
-        """This completion where another answer has its own."""
+        """This completion after another answer's prompt."""
         mine, theirs = int(np.argmax(self.trained)), int(np.argmax(other.trained))
         return Answer(
             [*other.ids[:theirs], *self.ids[mine:]],
@@ -58,7 +59,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preferences(Dataset):
-    """Windows of whole answers, and (KTO) of the same prompts with other answers' completions."""
+    """Windows of whole answers; for KTO, also of the same prompts with exchanged completions."""
 
     mismatched: Dataset | None = None
 
@@ -79,7 +80,7 @@ def slots(documents: np.ndarray) -> np.ndarray:
 
 
 def answers_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Answer]:
-    """Chosen and rejected of a preference row; the one answer of a KTO row.
+    """The two answers of a preference row, chosen first, or the one answer of a KTO row.
 
     Raises DataError for a row of another kind.
     """
@@ -156,7 +157,7 @@ def preference_corpus(
 
 
 def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) -> None:
-    """No answer is cut without a word."""
+    """DataError for answers longer than a window: none is cut silently."""
     long = [i for i, n in enumerate(lengths) if n > ctx + 1]
     if long:
         i = max(long, key=lengths.__getitem__)
@@ -172,10 +173,11 @@ def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) ->
 
 
 def preferences(units: Sequence[Sequence[Answer]], ctx: int, mismatch: bool) -> Preferences:
-    """Windows of units, each of which lies whole in one and has at most ctx + 1 tokens.
+    """Windows of units, each at most ctx + 1 tokens and whole in one window.
 
-    mismatch: with the completions of a window's answers moved on by one, to the next one's prompt,
-    which takes no more room. Raises DataError if there are none to exchange.
+    mismatch: also make the windows of exchanged completions. Each completion of a window moves on
+    to the next prompt, so the window needs no more room. Raises DataError if there are none to
+    exchange.
     """
     windows = [[a for unit in w for a in unit] for w in _placed(units, ctx + 1)]
     matched = filled(windows, ctx)
@@ -201,15 +203,17 @@ def _placed(units: Sequence[Sequence[Answer]], width: int) -> list[list[Sequence
 
 
 def _moved_on(windows: Sequence[Sequence[Answer]], i: int) -> list[Answer]:
-    """A window's answers, each with the completion of the one before it; where there is one alone,
-    the last one's of the window before."""
+    """The answers of a window, each with the completion of the one before it.
+
+    An answer alone in its window gets the last completion of the window before.
+    """
     window = windows[i]
     before = [window[-1] if len(window) > 1 else windows[i - 1][-1], *window[:-1]]
     return [other.after_prompt_of(a) for a, other in zip(window, before, strict=True)]
 
 
 def filled(windows: Sequence[Sequence[Answer]], ctx: int) -> Dataset:
-    """Windows of these answers; what is longer than a window is cut."""
+    """Windows of these answers; an answer longer than a window is cut."""
     shape = (len(windows), ctx + 1)
     tokens, trained = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
     documents, number = np.tile(-1 - np.arange(ctx + 1, dtype=np.int32), (len(windows), 1)), 0

@@ -49,7 +49,7 @@ _CERTAIN = -1e-7  # the highest mean log-probability whose odds are finite in fl
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """What a batch of T tokens with room for S answers fills; see AnswerBatch for the meaning."""
+    """The leaves of a batch of T tokens and S answers; AnswerBatch explains each."""
 
     targets: Tensor  # (T,) int32
     read: Tensor  # (T,)
@@ -89,7 +89,7 @@ def log_probs(
 
 
 class PreferenceLoss:
-    """The loss of a batch of answers; read beside it: their log-probabilities (S,)."""
+    """The loss of a batch of answers; its further result is their log-probabilities (S,)."""
 
     def __init__(self, config: PreferenceConfig, n_tokens: int, n_answers: int) -> None:
         self.config, self.leaves = config, Leaves.empty(n_tokens, n_answers)
@@ -110,7 +110,7 @@ class PreferenceLoss:
 
 
 def _pairs(of_answers: Tensor) -> tuple[Tensor, ...]:
-    """What belongs to the chosen answers, and to the rejected: (P, 1) each."""
+    """The values of the chosen answers, and of the rejected: (P, 1) each."""
     return split(reshape(of_answers, (-1, 2)), (1, 1), axis=1)
 
 
@@ -131,6 +131,6 @@ def _odds_ratio(found: Tensor, leaves: Leaves, beta: float) -> Tensor:
 
 
 def _kto(found: Tensor, leaves: Leaves, beta: float) -> Tensor:
-    """1 − σ(x) is σ(−x); the reference holds the KL too."""
+    """1 − σ(x), computed as σ(−x); the reference includes the KL."""
     found = mul(leaves.sign, sub(found, leaves.reference))
     return sum_(mul(sigmoid(scale(found, -beta)), leaves.share))

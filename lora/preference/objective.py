@@ -1,7 +1,7 @@
-"""Preferences as the training loop sees them: windows in, loss and rewards of a step out.
+"""Preferences as an objective: windows in, loss and rewards of a step out.
 
-What the reference thinks of an answer never changes, so each window is scored once, when it is
-first read, and its numbers are kept: one float for each answer.
+The reference never changes. Each window is therefore scored once, when it is first read, and its
+scores are kept: one float for each answer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from pyggml.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """DPO, ORPO or KTO. reference: the model that answers are compared with, as it is to stay: the
-    base, or the base with an adapter that training starts from. ORPO has none."""
+    """The objective of DPO, ORPO or KTO.
+
+    reference: the fixed model to compare answers with: the base, or the base with the adapter from
+    which training starts. ORPO has none.
+    """
 
     config: PreferenceConfig
     reference: Model
@@ -65,7 +68,7 @@ def _digest(model: Model) -> str:
 
 
 class _Preference:
-    """The graphs of one run, and what the reference has said so far."""
+    """The graphs of one run, and the reference's scores so far."""
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class _Preference:
         return max(float(moved.sum(dtype=np.float64)) / n, 0.0)
 
     def _references(self, data: Dataset, windows: Windows) -> np.ndarray:
-        """(n, room) float32: what the reference says, 0 if there is none."""
+        """The reference's log-probabilities (n, room) float32; 0 without a reference."""
         if self._config.objective == "orpo":
             return np.zeros((len(windows), self._room), np.float32)
         for window in windows:

@@ -1,7 +1,7 @@
-"""Log-probabilities of the answers of a window, nothing trained.
+"""Log-probabilities of the answers of a window, without training.
 
-One window at a time, so that its numbers do not depend on what else is in a batch: a resumed run
-finds the same.
+Windows are scored one at a time, so that scores do not depend on the rest of a batch: a resumed run
+finds the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyggml.schedule import ScheduledProgram
 
 
 class Scorer:
-    """The graph of one window of ctx tokens and at most `room` answers, by one model."""
+    """One model's graph for one window of ctx tokens and at most `room` answers."""
 
     def __init__(self, model: Model, ctx: int, room: int) -> None:
         self._inputs, self._leaves = Inputs.empty(ctx), Leaves.empty(ctx, room)

@@ -1,7 +1,7 @@
-"""Which device computes each node: the first of the backends, in their order, that supports it.
+"""Assign nodes to devices: each goes to the first backend, in their order, that supports it.
 
-Views and writers go with the memory that they look at or change. All that change one leaf run on
-one device, the first that can, so that the leaf does not go to and fro.
+Views and writers stay with the memory that they look at or change. All writers of one leaf run on
+one device, the first that supports them all: the leaf need not go to and fro.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _first(
     backends: Sequence[Backend],
     fallbacks: dict[tuple[str, str], str],
 ) -> Backend:
-    """The first device that runs t and all that write into the same memory."""
+    """The first device that can run t and all writers of the same memory."""
     faults = []
     for backend in backends:
         fault = _fault(t, writers, backend)

@@ -1,12 +1,12 @@
 """Devices: the backends that share the work, and their copies of leaves.
 
-A leaf's own memory is the host's. A device that reads it has a copy, which all programs share:
+A leaf's own memory is the host's. Any other device that reads it has one copy for all programs:
 
-constant   over a read-only array, as a mapped weight is: copied once
-held       weights, parameters, gradients, a cache: copied where a program reads them and their
-           newest numbers lie elsewhere
-others     inputs: the host may have written them, so they are copied in every run; what a run
-           changes of them is copied back at its end
+constant   a read-only array, such as a mapped weight: copied once
+held       weights, parameters, gradients, a cache: copied when a program reads them, if their
+           newest numbers are on another device
+others     inputs, which the host may have written: copied in every run; changes made by the run
+           are copied back at its end
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pyggml.tensor import Tensor
 
 
 class Devices:
-    """Backends in the order in which they are preferred, and where the numbers of leaves lie.
+    """Backends in order of preference, and the device of each leaf's newest numbers.
 
-    Where the host is the only backend nothing is ever copied.
+    With the host as the only backend nothing is ever copied.
     """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
@@ -41,23 +41,23 @@ class Devices:
     # -- what stays on devices --------------------------------------------------------------------
 
     def hold(self, *leaves: Tensor) -> None:
-        """Leave these where programs change them, from the numbers on that the host has now.
+        """Keep these leaves on the devices that change them, starting from the host's numbers.
 
-        Until `gather` the host's own arrays of them may be out of date; what is written there is
-        not seen.
+        Until `gather` the host's arrays of them may be out of date, and writes to those are not
+        seen.
         """
         for root in {t.root: None for t in leaves}:
             self._newest[root] = {self.host}
             self._held.add(root)
 
     def gather(self, *leaves: Tensor) -> None:
-        """Have the newest numbers of these in the host's arrays."""
+        """Copy the newest numbers of these leaves into the host's arrays."""
         for t in leaves:
             self.fetch(t, self.host)
 
     @contextmanager
     def holding(self, *leaves: Tensor) -> Iterator[None]:
-        """Inside, these are held; after it the host has their numbers."""
+        """A context in which these leaves are held; at its end the host has their numbers."""
         self.hold(*leaves)
         try:
             yield
@@ -68,8 +68,10 @@ class Devices:
     # -- what programs ask for --------------------------------------------------------------------
 
     def copy_of(self, t: Tensor, backend: Backend) -> Tensor:
-        """What a node on this backend reads for a leaf, or for a view of one: the same numbers in
-        the same places of the backend's copy of the leaf."""
+        """This backend's copy of a leaf, or of a view of one, for a node to read.
+
+        The copy has the leaf's offsets and strides.
+        """
         if backend.is_host:
             return t
         copy = self._copies[backend].get(t.root)
@@ -82,7 +84,7 @@ class Devices:
         )  # fmt: skip
 
     def fetch(self, leaf: Tensor, backend: Backend) -> None:
-        """Have a leaf's newest numbers in this backend's memory."""
+        """Copy a leaf's newest numbers into this backend's memory."""
         taker = self.host if backend.is_host else backend
         newest = self._newest.setdefault(leaf, {self.host})
         if taker in newest:
@@ -96,21 +98,21 @@ class Devices:
             let_go()
 
     def changed(self, leaf: Tensor, backend: Backend) -> None:
-        """A node on this backend has written into a leaf, whose other copies are old now."""
+        """Note that this backend has written into a leaf: all other copies are out of date."""
         self._newest[leaf] = {self.host if backend.is_host else backend}
 
     def begin(self, leaves: Iterable[Tensor]) -> None:
-        """A run begins: what is not held is as the host has it."""
+        """Start of a run: for leaves that are not held, the host's numbers are the newest."""
         for t in leaves:
             if t not in self._held:
                 self._newest[t] = {self.host}
 
     def end(self, leaves: Iterable[Tensor]) -> None:
-        """A run that has changed these leaves ends: the host gets what is not held."""
+        """End of a run that changed these leaves: copy those that are not held back to the host."""
         self.gather(*(t for t in leaves if t not in self._held))
 
     def say_fallbacks(self, fallbacks: Iterable[tuple[str, str]]) -> None:
-        """Warn, once for each, of the ops that a device leaves to those after it."""
+        """Warn, once for each, of ops that a device leaves to a later one."""
         new: dict[str, list[str]] = {}
         for device, op in fallbacks:
             if (device, op) not in self._said:

@@ -1,4 +1,4 @@
-"""Schedule -> numbers: all kernels are bound once, then parts and copies run in order."""
+"""Schedule → numbers: all kernels are bound once, then parts and copies run in order."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ScheduledProgram:
         return home.read(twin)
 
     def walk(self) -> Iterator[tuple[Tensor, Backend]]:
-        """Run node by node; yields each node when it has run, and the device that has its result.
+        """Run node by node; yields each node after it has run, with the device that has its result.
 
-        For looking inside: what a kernel wrote is there until its memory is used again.
+        Meant for looking inside: a result stays readable until its memory is used again.
         """
         calls = _calls(self.programs)
         for part in self.schedule.parts:
@@ -57,10 +57,10 @@ class ScheduledProgram:
 
 
 def bind(*schedules: Schedule, release: bool = False) -> tuple[ScheduledProgram, ...]:
-    """Take memory on every device, bind every kernel call, and make the copies of constants.
+    """Take memory on every device, bind every kernel call, and copy the constants.
 
-    Several programs share the memory, each of which then leaves its outputs until the next one
-    runs. release: see pyggml.runtime.bind.
+    The programs share this memory: the outputs of one last until another one runs. release: see
+    pyggml.runtime.bind.
     """
     arenas = {}
     for backend in {b: None for made in schedules for b in made.plans}:
@@ -96,7 +96,7 @@ def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> S
 
 
 def _is_alone(made: Schedule) -> bool:
-    """Whether there is no device but one host, so that leaves lie nowhere else."""
+    """Whether one host is the only device, so that no leaf has a copy."""
     return all(b.is_host for b in made.devices.backends) and len(made.plans) == 1
 
 
@@ -116,7 +116,7 @@ def _copy_constants(made: Schedule) -> None:
 
 
 def _leaves(made: Schedule) -> Sequence[Tensor]:
-    """All that may change."""
+    """All leaves that may change."""
     found = {t: None for part in made.parts for t in part.leaves}
     return [t for t in found if not is_constant(t)]
 

@@ -17,10 +17,10 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Parts of a graph in the order in which they run, and a plan of each device's memory.
+    """A graph in parts, in the order of execution, and a plan of each device's memory.
 
     plans       of each device, one arena for all its parts
-    twins       node -> the node that computes it, where that is another
+    twins       node -> its twin on the device that computes it, where that is another node
     fallbacks   (device, op) -> why that device left nodes of this op to a later one
     """
 
@@ -33,12 +33,12 @@ class Schedule:
 
     @property
     def copies(self) -> tuple[Copy, ...]:
-        """Of results of nodes, in every run, in order."""
+        """The results of nodes that every run copies, in order."""
         return tuple(copy for part in self.parts for copy in part.copies)
 
     @property
     def n_bytes(self) -> int:
-        """Of the arenas of all devices."""
+        """Bytes of the arenas of all devices."""
         return sum(p.n_bytes for p in self.plans.values())
 
     def report(self) -> str:
@@ -54,7 +54,7 @@ class Schedule:
 
 
 def schedule(graph: Graph, devices: Devices) -> Schedule:
-    """Assign, split and plan; warns, once for each op, of what a device leaves to a later one.
+    """Assign, split and plan. Warns, once for each op, of what a device leaves to a later one.
 
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """
@@ -70,7 +70,7 @@ def schedule(graph: Graph, devices: Devices) -> Schedule:
 
 
 def _whole(graph: Graph, host: Backend) -> Split:
-    """One part, whose leaves may still have newer numbers elsewhere than with the host."""
+    """The graph as one part. Its leaves may still have newer numbers on another device."""
     nodes = [t for t in graph.nodes if has_kernel(t)]
     leaves = {s.root: None for t in nodes for s in t.src if s.root.op is None}
     changed = {root: None for t in nodes for root in changed_by(t) if root.op is None}

@@ -27,7 +27,7 @@ from pyggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """`source`, which one device computes, is copied to `target`, which lies with another."""
+    """A copy of `source`, a result of one device, into `target`, memory of another."""
 
     source: Tensor
     target: Tensor
@@ -37,9 +37,9 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Nodes that run on one device, after the copies that they read have been made.
+    """Consecutive nodes of one device, and the copies that they read, made before them.
 
-    leaves    that they read or change, in whatever window
+    leaves    the leaves that they read or change, through whatever view
     changed   those of them that they change
     """
 
@@ -64,7 +64,7 @@ class Split:
 
 
 def split(graph: Graph, assignment: Assignment, devices: Devices) -> Split:
-    """The parts of a graph whose nodes have devices; the graph itself stays as it is."""
+    """The parts of a graph with assigned nodes; the graph itself stays as it is."""
     return _Splitter(graph, assignment, devices).run()
 
 
@@ -109,7 +109,7 @@ class _Splitter:
         return twin
 
     def _here(self, s: Tensor, backend: Backend) -> Tensor:
-        """What a node of this device reads for s, which has the same numbers for all readers."""
+        """The tensor that nodes of this device read in place of s; one for all readers."""
         if s.root.op is None:
             self.parts[-1].leaves[s.root] = None
             return self.devices.copy_of(s, backend)
