@@ -183,11 +183,9 @@ def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[
         if isinstance(value, bool):
             found += option.opts[-1:] if value else option.secondary_opts[-1:]
         elif isinstance(option, click.Option) and option.multiple:
-            found += [word for text in value or () for word in (option.opts[0], str(text))]
+            found += [word for one in value or () for word in (option.opts[0], _word(one))]
         elif value is not None:
-            several = isinstance(option, click.Option) and option.multiple
-            for one in value if several else [value]:
-                found += [option.opts[0], _word(one)]
+            found += [option.opts[0], _word(value)]
     return found
 
 

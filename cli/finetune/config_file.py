@@ -107,14 +107,11 @@ def _converted(value: Any, option: click.Parameter) -> Any:
         several = value if isinstance(value, list) else [value]
         if not several or not all(isinstance(item, str) and item for item in several):
             raise ValueError("a file or a list of files")
-        return tuple(several)
+        return tuple(option.type.convert(item, None, None) for item in several)
     if isinstance(option, click.Option) and option.is_flag:
         if not isinstance(value, bool):
             raise ValueError("true or false")
         return value
-    if isinstance(option, click.Option) and option.multiple:
-        several = value if isinstance(value, list) else [value]
-        return tuple(option.type.convert(str(one), None, None) for one in several)
     if isinstance(option.type, Patterns):
         try:
             return option.type.convert(value, None, None)
@@ -128,7 +125,8 @@ def _converted(value: Any, option: click.Parameter) -> Any:
         except click.BadParameter:
             raise ValueError("a size such as 4GB or 800MB") from None
     if option.type is click.STRING and not isinstance(value, str):
-        raise ValueError("a word; put it in quotes")
+        one = isinstance(value, list | dict)
+        raise ValueError("one word" if one else "a word; put it in quotes")
     return value
 
 

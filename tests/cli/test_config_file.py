@@ -1,5 +1,7 @@
 """Settings as a file: what it gives, all that is wrong with it at once, and runs from it."""
 
+from pathlib import Path
+
 import pytest
 
 from pyggml.cli import __main__ as cli
@@ -47,6 +49,8 @@ def configured(pyggml, tiny, text, tmp_path):
         ("lora-rank: 4", "lora_rank", 4),  # as the option is written
         ("lora_modules: [attn_q, ffn_up]", "lora_modules", ("attn_q", "ffn_up")),
         ("lora_modules: attn_q,ffn_up", "lora_modules", ("attn_q", "ffn_up")),
+        ("lora: [a.gguf:0.5, b.gguf]", "below", ((Path("a.gguf"), 0.5), (Path("b.gguf"), 1.0))),
+        ("file: a.txt:2", "data", ("a.txt:2",)),
         ("grad_checkpointing: true", "grad_checkpointing", True),
         ("grad_checkpointing: false", "grad_checkpointing", False),
         ("prompt: 'yes'", "prompt", "yes"),
@@ -110,10 +114,11 @@ def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
 
 
 def test_a_wrong_type_is_told_by_its_line(configured):
-    ended = configured("lr: fast\nbatch: 2.5\ncompute: 32\n")
+    ended = configured("lr: fast\nbatch: 2.5\ncompute: 32\nval_file: [a, b]\n")
     assert "line 5: lr is 'fast', wanted above 0" in ended.err
     assert "line 6: batch is 2.5, wanted 1 to 65536" in ended.err
     assert "line 7: compute is 32, wanted a word" in ended.err
+    assert "line 8: val_file is ['a', 'b'], wanted one word" in ended.err
 
 
 # -- runs ---------------------------------------------------------------------------------------
