@@ -1,8 +1,8 @@
-"""The first training step of its kind is compiled by two processes: a helper begins at its end.
+"""A helper process for the first training step: it compiles kernels, starting from the last.
 
-It plans the same graphs and compiles their kernels from the last to the first, running none. Both
-keep what they compile in the cache's folder, where the other finds it. A note in that folder says
-that a step of this kind has been taken, so that no later run asks for help.
+The run compiles the same kernels from the first, as it meets them. Both keep their results in the
+cache's folder, where the other finds them. A note in that folder says that a step of this kind has
+been taken, so that no later run starts a helper.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from pyggml.lora.passes import Passes
 def helped(
     model: Path, lora: LoraConfig | None, train: TrainConfig, ctx: int, graph: Graph, compute: str
 ) -> Iterator[Callable[[], None]]:
-    """Inside, a helper compiles what the graph needs, if it may be the first of its kind; what this
-    yields is to be called after the first step. lora: None where no adapter is trained."""
+    """A context with a helper, if the graph may be the first of its kind.
+
+    Yields a function to call after the first step. lora: None if no adapter is trained.
+    """
     note = None if CACHE is None else CACHE / f"{_kind(graph, compute)}.compiled"
     alone = (train.threads or threads.most()) == 1
     helper = None
@@ -79,14 +81,14 @@ def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:
 
 
 def _kind(graph: Graph, compute: str) -> str:
-    """The same for graphs that need the same kernels."""
+    """A digest that is equal for graphs with the same kernels."""
     nodes = graph.nodes
     kinds = {(t.op.name, *(s.dtype.name for s in t.src)) for t in nodes if t.op is not None}
     return hashlib.sha256(repr((compute, sorted(kinds))).encode()).hexdigest()[:12]
 
 
 def main() -> None:
-    """The helper: a job comes as a line of input, whose end is the helper's."""
+    """The helper. Its job is one line of standard input; the end of that input ends the helper."""
     name, lora, train, ctx = json.loads(sys.stdin.readline())
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What is said of chats before training, and samples as the model will read them."""
+"""Chats on the command line: a summary before training, and samples as the model will read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAID = {
 
 
 def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
-    """Which template, what is learned, what was done to the chats; nothing if there are none."""
+    """Print the template, what is learned, and what was changed; nothing if there are no chats."""
     found = [f for f in corpus.found if CHAT in f.notes]
     if not found:
         return
@@ -47,7 +47,7 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
 
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
-    """Print n documents, what is learned in green, or between ⟦ and ⟧ without colours."""
+    """Print n documents. Learned text is green, or between ⟦ and ⟧ without colours."""
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     learned = "green" if coloured else "between ⟦ and ⟧"
     for i, (ids, trained) in enumerate(islice(_documents(corpus.train, n), n)):
@@ -63,8 +63,10 @@ def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
 
 
 def _documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of n documents, and which of them are learned: the first of windows that are
-    evenly apart, or all, one after the other, where there are fewer windows."""
+    """The tokens of n documents, and which of them are learned.
+
+    They are the first ones of evenly spaced windows; with fewer than n windows, all documents.
+    """
     spread = len(windows) >= n
     for i in [k * len(windows) // n for k in range(n)] if spread else range(len(windows)):
         numbers, targets = windows.documents[i], windows.part(slice(i, i + 1)).targets()[0]
@@ -76,7 +78,7 @@ def _documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarra
 
 
 def _runs(tokenizer: Tokenizer, ids: np.ndarray, trained: np.ndarray) -> Iterator[tuple[bool, str]]:
-    """Tokens one after the other that are learned, or not, as text."""
+    """Runs of tokens that are all learned, or all not, as text."""
     edges = np.flatnonzero(np.diff(trained.astype(np.int8))) + 1
     for part in np.split(np.arange(len(ids)), edges):
         if len(part):

@@ -1,7 +1,7 @@
-"""Settings as a YAML file: one `name: value` a line, named as the command line's long options.
+"""Settings as a YAML file: one `name: value` a line, named like the long options.
 
-Words without quotes are what YAML 1.2 takes them for: 2e-4 is a number, `yes` is text. A file is
-hostile until checked: its size and depth are bounded, and nothing in it is an object or a copy.
+Words without quotes have their YAML 1.2 meaning: 2e-4 is a number, `yes` is text. A file is hostile
+until checked: its size and depth are bounded, and it can make no objects and no copies of parts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file gives: values by parameter, where each stands, and what is wrong with others."""
+    """The content of a settings file: values by parameter, the place of each, and the faults."""
 
     values: Mapping[str, Any]
     places: Mapping[str, str]  # parameter -> "run.yaml: line 3: lora_rank"
@@ -57,14 +57,15 @@ class Given:
 
 
 def key_of(option: click.Parameter) -> str:
-    """The name that an option has in a file: --lora-rank -> lora_rank."""
+    """The name of an option in a file: --lora-rank -> lora_rank."""
     return next(o for o in option.opts if o.startswith("--"))[2:].replace("-", "_")
 
 
 def read(path: Path, options: Iterable[click.Parameter]) -> Given:
-    """What a file of settings gives for these options.
+    """The settings in a file for these options.
 
-    Raises ConfigError if it cannot be read or is no YAML; faulty settings are listed in the result.
+    Raises ConfigError for a file that cannot be read or is not YAML; the result lists faulty
+    settings.
     """
     known = {key_of(option): option for option in options}
     values: dict[str, Any] = {}
@@ -97,8 +98,10 @@ def _meant(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _converted(value: Any, option: click.Parameter) -> Any:
-    """As the command line would give it; ValueError says what was wanted. Ranges, and the types of
-    numbers, are the settings' own to check."""
+    """The value as the command line would give it; ValueError says what was wanted.
+
+    Ranges and the types of numbers are checked by the settings themselves.
+    """
     if isinstance(option.type, click.Path):
         if not isinstance(value, str) or not value:
             raise ValueError("a path")
@@ -143,7 +146,7 @@ _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 
 def _pairs(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """Line, name and value of every setting. Raises ConfigError for what is no such file."""
+    """Line, name and value of every setting. ConfigError if the file is not a list of settings."""
     text = _text(path)
     try:
         _check_events(path, yaml.parse(text, yaml.BaseLoader))
@@ -180,8 +183,10 @@ def _text(path: Path) -> str:
 
 
 def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
-    """ConfigError for what settings never have: deep nesting, which would exhaust the stack, and
-    anchors, aliases and tags, which a file could grow by."""
+    """ConfigError for YAML that settings never need.
+
+    Deep nesting would exhaust the stack; anchors, aliases and tags could make a small file huge.
+    """
     depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -197,7 +202,7 @@ def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
 
 
 def _plain(node: yaml.Node) -> Any:
-    """A node as numbers, words, lists and dictionaries."""
+    """A YAML node as numbers, words, lists and dictionaries."""
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
     if isinstance(node, yaml.MappingNode):
@@ -222,7 +227,7 @@ def path_beside(adapter: Path) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """ConfigError if a file stands there that the command did not write."""
+    """ConfigError if a file that this command did not write stands there."""
     try:
         with path.open("rb") as file:
             theirs = file.read(len(_FIRST)) != _FIRST.encode()
@@ -236,7 +241,7 @@ def check_place(path: Path) -> None:
 
 
 def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Parameter]) -> None:
-    """Write the values of these options, by parameter; `--config PATH` gives the same ones.
+    """Write the values of these options, by parameter. `--config PATH` gives the same ones again.
 
     Raises PyggmlError if the disk refuses.
     """
@@ -256,7 +261,7 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
 
 
 def _written(value: Any) -> str:
-    """A value as `_plain` reads it: words in quotes, numbers and true or false without."""
+    """The text that `_plain` reads back as this value: only words are in quotes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_written(k)}: {_written(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""The command line, understood: a job, and whether there is room and a place for it."""
+"""The job that the command line describes, and whether its disks have room and a place for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HEADER_BYTES = 64 << 10  # more than the header of an adapter takes
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train, on what, how, and where the results go."""
+    """A model, data, settings, and the paths of the results."""
 
     model: Path
     data: tuple[str | Path, ...]
@@ -71,8 +71,7 @@ class Job:
 
     @property
     def cache(self) -> TokenCache | None:
-        """Where tokens are kept: beside the checkpoints, else in the user's cache folder; a dry
-        run keeps none."""
+        """The folder of kept tokens: beside the checkpoints, else the user's; None in a dry run."""
         if self.dry_run:
             return None
         if self.reading.cache_dir is not None:
@@ -86,9 +85,9 @@ class Job:
             return None
 
     def settled(self) -> dict[str, Any]:
-        """Every parameter that makes the run what it is: another with these is the same run.
+        """The parameters that identify the run: a job with the same ones is the same run.
 
-        Not where checkpoints go, since those of this run lie there.
+        The folder of checkpoints is not among them: it holds the run's own.
         """
         found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
         found["below"] = self.below and tuple(map(adapter_word, self.below))
@@ -104,10 +103,13 @@ class Job:
 def job_of(
     given: Mapping[str, Any], places: Mapping[str, str] | None = None, faults: Sequence[str] = ()
 ) -> Job:
-    """The job that these parameters ask for; None is one that the user did not give.
+    """The job that these parameters describe; None stands for a parameter that the user did not
+    give.
 
-    places: where parameters stand that are from a file; faults: what is wrong with that file.
-    Raises ConfigError with all that is wrong.
+    places   parameter -> its place in a settings file
+    faults   what is wrong with that file
+
+    Raises ConfigError with all faults.
     """
     places = places or {}
     fixed = frozenset(name for name, value in given.items() if value is not None)
@@ -172,8 +174,7 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
 
 
 def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
-    """The parameters of an adapter that --init or --train-tensors leave nothing to say of, and
-    why."""
+    """The adapter parameters that --init or --train-tensors rule out, and the reason."""
     names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
     if given["train_tensors"] is not None:
         settled = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
@@ -185,7 +186,7 @@ def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
 
 
 def check_places(job: Job) -> None:
-    """What would fail after hours fails now. A dry run takes no lock, which is a file."""
+    """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
     config_file.check_place(config_file.path_beside(job.output))
     inputs = [("model", job.model), ("checkpoint", job.resume)]
     inputs += [("text", path) for path in job.files]
@@ -205,8 +206,10 @@ def check_places(job: Job) -> None:
 
 
 def check_room(job: Job, n_trained: int, n_output: int) -> None:
-    """ConfigError if a disk lacks room for an output of so many bytes, or for checkpoints of so
-    many bytes of parameters."""
+    """ConfigError if a disk lacks room for the output or for the checkpoints.
+
+    The bytes are those of the output, and of the trained parameters.
+    """
     check_space(job.output, n_output + _HEADER_BYTES)
     folder = job.train.checkpoint_dir
     if folder is not None:  # one more than those that stay

@@ -1,4 +1,4 @@
-"""Memory of a run by part, and settings that stay below `--max-memory`."""
+"""The memory of a run by part, and settings that stay below `--max-memory`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHOSEN = ("ctx", "batch", "grad_accum", "grad_checkpointing")
 
 
 def resident() -> int:
-    """Bytes of this process now."""
+    """The bytes of this process now."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
@@ -29,7 +29,7 @@ def resident() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes of a run by part, as they add up at its peak."""
+    """The bytes of a run at its peak, by part."""
 
     process: int  # interpreter, libraries, text; kernels and what they need to compile and run
     arena: int
@@ -43,7 +43,7 @@ class Parts:
 
 
 def parts(trainer: Trainer, n_prompt: int) -> Parts:
-    """Of a run that is planned, and has taken none of it yet."""
+    """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     largest = max(t.n_bytes for t in model.parts.weights.values())
     cache = _cache(model, n_prompt)
@@ -56,9 +56,9 @@ def _cache(model: Model, n_prompt: int) -> int:
 
 
 def within(job: Job, trained: Trained, n_prompt: int) -> Job:
-    """The job with settings that stay below its limit, if it has one, and says which.
+    """The job with settings below its memory limit, if it has one; prints the changes.
 
-    Raises ConfigError, with what would fit, if none do.
+    Raises ConfigError, naming the memory that would do, if no settings fit.
     """
     if job.max_memory is None:
         return job
@@ -74,7 +74,7 @@ def within(job: Job, trained: Trained, n_prompt: int) -> Job:
 
 
 def _why(job: Job, settled: Job) -> str:
-    """What became of the settings that were asked for."""
+    """What was changed of the settings asked for."""
     before, after = (chosen(j) for j in (job, settled))
     changed = [f"{n} {before[n]}" for n in _CHOSEN if before[n] != after[n]]
     if not changed:

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run takes, by part, and how long it will be, by a step that is made."""
+"""`--dry-run`: the memory of a run by part, and its time, measured on one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyggml.lora import Corpus, Trainer
 
 
 def say_plan(trainer: Trainer, parts: Parts) -> None:
-    """Print the plan; two steps are made in memory, and nothing goes on the disk."""
+    """Print the plan. Two steps are made in memory; nothing is written to the disk."""
     _say_windows(trainer.corpus)
     weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
     row("peak", f"about {size(parts.peak)}, of which")
@@ -29,7 +29,7 @@ def say_plan(trainer: Trainer, parts: Parts) -> None:
 
 
 def _say_windows(corpus: Corpus) -> None:
-    """How full the windows are, and what lies in them."""
+    """Print how full the windows are, and what they hold."""
     train = corpus.train
     padding = np.count_nonzero(train.documents < 0) / train.documents.size
     learned = train.n_targets() / (len(train) * train.ctx)

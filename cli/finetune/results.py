@@ -1,4 +1,4 @@
-"""What a run tells and saves at its end."""
+"""The end of a run: what it prints and saves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Trained = Adapter | TrainedTensors
 
 
 def is_model(trained: Trained) -> bool:
-    """Whether the output is a whole model, as no adapter file can hold what was trained."""
+    """Whether the output is a whole model: no adapter file can hold what was trained."""
     return not (isinstance(trained, Adapter) and trained.fits_a_file)
 
 
 def n_bytes(trained: Trained) -> int:
-    """About the size of the output."""
+    """The approximate size of the output."""
     if is_model(trained):
         return trained.model.file.n_bytes
     p = trained.parameters
@@ -51,7 +51,7 @@ def _write(trained: Trained, path: Path) -> None:
 
 
 def say_result(trainer: Trainer) -> None:
-    """The whole run, also what came before it was resumed."""
+    """Print the result of the whole run, with the part before it was resumed."""
     history = trainer.history
     change = "loss {:.4f} → {:.4f}".format(*history.ends())
     if len(history.validations) > 1:
@@ -76,7 +76,7 @@ def _say_best(trainer: Trainer) -> None:
 
 
 def save(trained: Trained, meter: Meter, path: Path) -> None:
-    """Write what was trained; if the disk refuses, the error says where else it was saved."""
+    """Write the result. If the disk refuses, the error says where else it was saved."""
     try:
         _write(trained, path)
     except PyggmlError as error:
@@ -86,8 +86,10 @@ def save(trained: Trained, meter: Meter, path: Path) -> None:
 
 
 def rescued(trained: Trained, meter: Meter, path: Path) -> list[str]:
-    """Save what the last step made in a temporary folder, so that an error costs no work; a clause
-    that says where, or none if there was no step or no room."""
+    """Save the result in a temporary folder, so that an error costs no work.
+
+    Returns a clause that says where; an empty list if no step was made or there was no room.
+    """
     if meter.last is None:
         return []
     spare = Path(tempfile.mkdtemp(prefix="pyggml-"), path.name)

@@ -44,7 +44,7 @@ Resumed = Callable[[Job, Path], str]  # the command line that goes on from a fol
 
 
 def run(job: Job, resumed: Resumed, save_settings: Callable[[Job], None]) -> int:
-    """Do the job; the exit code. `save_settings` writes a job's settings beside its adapter."""
+    """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter."""
     check_places(job)
     with nullcontext() if job.dry_run else lock.held(job.output):
         job, trainer, trained, prompt = _prepared(job)
@@ -112,7 +112,7 @@ def _run(
 
 
 def _loaded(job: Job, compute: str) -> Model:
-    """The model as the run finds it."""
+    """The model from which the run starts."""
     files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
     return load(job.model, files, compute)
 
@@ -138,7 +138,7 @@ def _objective(job: Job, base: Model) -> Objective:
 
 
 def _compute(job: Job) -> str:
-    """How products are computed: as the run did that is continued, or as the user says."""
+    """The compute type: that of the continued run, else the user's."""
     if job.resume is None or job.train.compute != "auto":
         return job.train.compute
     found = stored_compute(job.resume)
@@ -148,7 +148,7 @@ def _compute(job: Job) -> str:
 
 
 def _train(job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray) -> bool:
-    """Train and write what was trained; whether that went to the end."""
+    """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history)
     with stopping(trainer.stop):
         with (
@@ -179,7 +179,7 @@ def _train(job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray) -> 
 def _helped(
     job: Job, trainer: Trainer, trained: Trained
 ) -> AbstractContextManager[Callable[[], None]]:
-    """A second process that compiles, unless memory is limited: it has 300 MB of its own."""
+    """A second process that compiles, unless memory is limited: it takes 300 MB of its own."""
     if job.max_memory is not None:
         return nullcontext(lambda: None)
     graph, compute = trainer.passes.training.graph, trainer.model.backend.compute

@@ -1,11 +1,11 @@
-"""Chats as models read them: messages → text → tokens, and which of them are learned.
+"""Chats as models read them: messages → text → tokens, with the learned ones marked.
 
-limits     what a template may cost
+limits     the most that a template may cost
 sandbox    Jinja2 as chat templates expect it
 template   messages → text
-source     which template: the model's own, a built-in one, a file's
-answers    where in the text the assistant's answers stand
-encode     tokens, and which of them are learned
+source     the choice of a template: the model's own, a built-in one, a file's
+answers    the ranges of the assistant's answers in the text
+encode     the tokens, and which of them are learned
 """
 
 from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat

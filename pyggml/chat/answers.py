@@ -30,7 +30,7 @@ _REWRITTEN = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Characters [start, end) of a text are an answer; the token that ends it stands before
+    """Characters [start, end) of a text are an answer. The token that ends it lies before
     `limit`."""
 
     start: int
@@ -41,9 +41,9 @@ class Answer:
 def find_answers(
     template: ChatTemplate, messages: Sequence[Message], tools: Tools = None
 ) -> tuple[str, list[Answer]]:
-    """The text of messages that end with the assistant's, and every answer in it, in order.
+    """The text of a chat that ends with the assistant's message, and all answers in order.
 
-    Raises TemplateError as `render` does, and where no exact range can be had.
+    Raises TemplateError as `render` does, and if the range of an answer cannot be found exactly.
     """
     numbers = [i for i, m in enumerate(messages) if m["role"] == ASSISTANT]
     if template.marks_answers:
@@ -60,7 +60,7 @@ def find_answers(
 
 
 class _Probes:
-    """Renderings of a chat in which answers are replaced."""
+    """Renderings of a chat with probes in place of answers."""
 
     def __init__(
         self, template: ChatTemplate, messages: Sequence[Message], tools: Tools, text: str
@@ -72,7 +72,7 @@ class _Probes:
         self.name = f"answer{salt}x"
 
     def around(self, numbers: Sequence[int]) -> list[str] | None:
-        """What stands before, between and after these answers; None if the template refuses."""
+        """The text before, between and after these answers; None if the template refuses."""
         probes = {i: f"{self.name}{i}x" for i in numbers}
         changed = [
             {"role": ASSISTANT, "content": probes[i]} if i in probes else message
@@ -92,7 +92,7 @@ class _Probes:
         return None if any(self.name in part for part in parts) else parts
 
     def all_at_once(self, numbers: Sequence[int]) -> list[Answer] | None:
-        """All answers, if each is its message's content, with or without white space around."""
+        """All answers, if each is its message's content, white space around it aside."""
         parts = self.around(numbers)
         if parts is None:
             return None
@@ -119,7 +119,7 @@ class _Probes:
         return None
 
     def one_by_one(self, numbers: Sequence[int]) -> list[Answer]:
-        """Every answer; TemplateError for the first whose range is not exact."""
+        """All answers, found one at a time; TemplateError for the first without an exact range."""
         last = self.around(numbers[-1:])
         ending = last[1] if last else ""
         found = [self._single(i, ending) for i in numbers]
@@ -154,7 +154,7 @@ class _Probes:
         return None if prompt is None else len(prompt)
 
     def _prefix(self, messages: Sequence[Message], asks: bool) -> str | None:
-        """What the template writes of these first messages, if the text begins with it."""
+        """The rendering of these first messages, if the text begins with it."""
         try:
             text = self.template.render(messages, self.tools, add_generation_prompt=asks)
         except TemplateError:
@@ -163,6 +163,6 @@ class _Probes:
 
 
 def _common(a: str, b: str) -> int:
-    """How many characters both begin with."""
+    """The length of the longest common start of both."""
     same = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
     return next(same, min(len(a), len(b)))

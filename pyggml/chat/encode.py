@@ -28,12 +28,12 @@ TRAIN_ON = ("assistant", "all")
 class EncodedChat:
     """A chat as a model reads it.
 
-    text       as the template writes it
+    text       the template's output
     ids        its tokens, with BOS where the tokenizer adds one
-    offsets    (n, 2) int64, the characters of each token
-    trained    (n,) bool, whether each is learned
-    n_open     answers that are learned without a token that ends them
-    names      of control tokens that stand in messages as plain text
+    offsets    (n, 2) int64, the range of characters of each token
+    trained    (n,) bool, whether each token is learned
+    n_open     how many answers are learned without a token that ends them
+    names      the control tokens whose names occur in messages as plain text
     """
 
     text: str
@@ -48,7 +48,7 @@ class ChatEncoder:
     """A template and a tokenizer.
 
     train_on   "assistant": its answers and the token that ends each; "all": every token
-    parse      the names of control tokens in messages are these tokens
+    parse      whether names of control tokens in messages become these tokens
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class ChatEncoder:
         tools: Tools = None,
         read_only: Collection[int] = (),
     ) -> EncodedChat:
-        """The tokens of a chat; read_only: numbers of the assistant's messages not to learn.
+        """The tokens of a chat. read_only: indices of assistant messages that are not learned.
 
-        For train_on "assistant" the chat ends with its last answer: nothing is learned behind it.
-        Raises TemplateError for messages that the template does not take or has no place for, and
-        where it is not exactly known which tokens are the assistant's.
+        For train_on "assistant" the chat ends with its last answer: nothing after it is learned.
+        Raises TemplateError for messages that the template refuses or drops, and if it is not
+        exactly known which tokens are the assistant's.
         """
         self._check_places(messages, tools)
         learned = list[Answer]()
@@ -97,14 +97,14 @@ class ChatEncoder:
         return EncodedChat(text, ids, offsets, trained, ended.count(False), names)
 
     def _check_places(self, messages: Sequence[Message], tools: Tools) -> None:
-        """The template has a place for tools, if they are used."""
+        """TemplateError if the chat uses tools and the template has no place for them."""
         if tools and "tools" not in self.template.reads:
             raise TemplateError(f"has tools, for which {self.template.origin} has no place")
         if any(m.get("tool_calls") for m in messages) and "tool_calls" not in self.template.source:
             raise TemplateError(f"calls tools, for which {self.template.origin} has no place")
 
     def _check_kept(self, messages: Sequence[Message], text: str) -> None:
-        """What users and tools say is in the text; Alpaca's words are made of other names."""
+        """TemplateError if the text lacks a user's or a tool's message; Alpaca's are exempt."""
         for i, message in enumerate(messages):
             content = message.get("content")
             if message["role"] not in ("user", "tool") or "instruction" in message:
@@ -113,7 +113,7 @@ class ChatEncoder:
                 raise TemplateError(f"{self.template.origin}: leaves out message {i + 1}")
 
     def _tokens(self, text: str, plain: Sequence[tuple[int, int]]) -> tuple[list[int], np.ndarray]:
-        """Tokens and their characters; BOS comes first where the tokenizer adds it, and once."""
+        """Token ids and their characters; one BOS comes first where the tokenizer adds it."""
         ids, offsets = self.tokenizer.encode_with_offsets(text, plain)
         bos = self.tokenizer.bos_id
         if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
@@ -125,7 +125,7 @@ class ChatEncoder:
     def _learn(
         self, answer: Answer, ids: list[int], offsets: np.ndarray, trained: np.ndarray
     ) -> bool:
-        """Enter an answer's tokens in `trained`; whether one that ends a turn is among them."""
+        """Mark an answer's tokens in `trained`; returns whether one of them ends a turn."""
         inside = (offsets[:, 0] < answer.end) & (offsets[:, 1] > answer.start)
         trained |= inside
         if any(self.tokenizer.is_eog(ids[i]) for i in np.flatnonzero(inside)[-1:]):
@@ -168,7 +168,7 @@ class ChatEncoder:
 
 
 def _mapped(change: Callable[[str], str], value: Any) -> Any:
-    """A value in which all strings but names and roles are changed."""
+    """A copy of a value with all strings changed but names and roles."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

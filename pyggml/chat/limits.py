@@ -1,11 +1,11 @@
-"""What a chat template may cost: each operation is measured before it is made.
+"""Limits on what a chat template may cost: each operation is measured before it is made.
 
-size       characters of a text, items of a list; a result may have MOST, all of them TOTAL
-weight     that of a value with all that is in it, as comparisons read it: MOST characters in VALUES
-           values
-steps      passes of loops, calls, filters and tests, and the seconds of processor time they take
+size       characters of a text, items of a list: at most MOST in one result, TOTAL in all results
+weight     size of a value with everything in it, for comparisons: at most MOST characters in
+           VALUES values
+steps      passes of loops, calls, filters and tests; also the seconds of processor time for them
 
-A template that costs more is refused with OverflowError. Real ones stay a hundred times below.
+A template above a limit is refused with OverflowError. Real ones stay a hundred times below.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DATE = re.compile(r"%[^A-Za-z%]*\d")  # C libraries take widths in formats of d
 
 
 class Spent(threading.local):
-    """What the rendering under way in this thread has cost."""
+    """The cost, so far, of the rendering in this thread."""
 
     size = 0
     steps = 0
@@ -59,7 +59,7 @@ SPENT = Spent()
 
 
 def weighed(*values: Any) -> None:
-    """OverflowError if the values weigh too much."""
+    """Check the weight of values; OverflowError if it is too much."""
     stack, size, n = list(values), 0, 0
     while stack:
         value = stack.pop()

@@ -1,4 +1,4 @@
-"""Marks in a rendered text: what was generated, and where something that was given begins."""
+"""Marks in a rendered text: around generated text, and at the start of given text."""
 
 from __future__ import annotations
 

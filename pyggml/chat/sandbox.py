@@ -1,9 +1,9 @@
-"""Jinja2 as chat templates expect it and as a stranger's template may have it.
+"""Jinja2, with the meaning that chat templates expect and the rights that a stranger's may have.
 
-What it means is settled by transformers' apply_chat_template: blocks are trimmed, loops have break
-and continue, `tojson` escapes nothing, `raise_exception` and `strftime_now` are there, and so is
-{% generation %}, which marks what the assistant writes. What it may do is listed here: filters,
-tests, functions, and methods of strings and mappings. All are measured, see `limits`.
+The meaning is that of transformers' apply_chat_template: blocks are trimmed, loops have break and
+continue, `tojson` escapes nothing, and there are `raise_exception`, `strftime_now` and {%
+generation %}, which marks what the assistant writes. The rights are listed here: filters, tests,
+functions, and methods of strings and mappings. All are measured, see `limits`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Measuring(NodeTransformer):
-    """A template whose loops count their passes, whose ~ and whose comparisons are measured."""
+    """A template with measured loops, concatenations (~) and comparisons."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -143,7 +143,7 @@ def _wrapped(node: nodes.Expr) -> nodes.Expr:
 
 
 def _measured(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A filter or test of Jinja's: one step, of arguments that pass a check."""
+    """A filter or test of Jinja's as one step, after a check of its arguments."""
     takes_context = hasattr(function, "jinja_pass_arg")
 
     @wraps(function)
@@ -203,7 +203,7 @@ def _step(context: Context, value: Any) -> Any:
 
 
 def _weighed(value: Any) -> Any:
-    """The value, to be compared or written."""
+    """The value itself, after its weight is checked."""
     if not isinstance(value, str):
         limits.weighed(value)
     return value
@@ -214,18 +214,18 @@ def _raise(message: str) -> None:
 
 
 class Refusal(TemplateError):
-    """What the template itself says against the messages, with raise_exception."""
+    """The template's own complaint about the messages, made with raise_exception."""
 
 
 class _Dict:
-    """The type dict as a function: its attributes lead to Python's inside."""
+    """The type dict as a function, since its attributes lead into Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
 
 class _Namespace(Namespace):
-    """Without private names, which lead to Python's inside."""
+    """Jinja's namespace without private names, which lead into Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *others = args

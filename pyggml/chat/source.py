@@ -25,17 +25,21 @@ MODEL = "model"
 def find_template(
     tokenizer: Tokenizer, wanted: str = MODEL, today: date | None = None
 ) -> ChatTemplate:
-    """The template that `wanted` names: "model", the one of the model's file; one of BUILT_IN;
-    NAME, the file's tokenizer.chat_template.NAME; or a path.
+    """The template that `wanted` names.
 
-    Raises TemplateError if there is none, and for a template that is no Jinja2.
+    "model"        the one of the model's file
+    a built-in     one of BUILT_IN
+    NAME           the file's tokenizer.chat_template.NAME
+    a path         the content of that file
+
+    Raises TemplateError if there is none, and for a template that is not Jinja2.
     """
     source, origin = _source(tokenizer, wanted)
     return ChatTemplate(source, origin, tokenizer.special_texts(), today)
 
 
 def _source(tokenizer: Tokenizer, wanted: str) -> tuple[str, str]:
-    """The template's text, and what to call it."""
+    """The template's text, and its name in errors."""
     own = tokenizer.chat_templates
     if wanted == MODEL:
         for name in ("", "default"):

@@ -22,14 +22,14 @@ _DEPTH = 64  # of lists and objects in a message
 
 
 class ChatTemplate:
-    """A template, compiled.
+    """A compiled template.
 
     source      its Jinja2
-    origin      what errors call it, such as "chatml" or a path
-    names       what it reads besides messages: bos_token, eos_token, … → text, or other settings
-    today       the date that strftime_now gives; None is the day on which it is asked
+    origin      its name in errors, such as "chatml" or a path
+    names       its inputs besides messages: bos_token, eos_token, … → text, or other settings
+    today       the date that strftime_now gives; None: the day of the call
 
-    Raises TemplateError for a template that is no Jinja2.
+    Raises TemplateError for a template that is not Jinja2.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ChatTemplate:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """Names that the template reads without setting them, such as messages and tools."""
+        """The names that the template reads but does not set, such as messages and tools."""
         from jinja2 import meta
 
         return frozenset(meta.find_undeclared_variables(self._sandbox.parse(self.source)))
@@ -75,10 +75,11 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of the messages; add_generation_prompt: up to where an answer begins.
+        """The text of the messages. add_generation_prompt: with the start of the assistant's next
+        turn.
 
-        Raises TemplateError with what the template says against the messages, or for one that does
-        too much, or what it may not.
+        Raises TemplateError with the template's own complaint about the messages, or for a template
+        that costs too much or does what it may not.
         """
         given = {
             "messages": [_message(m) for m in messages],
@@ -95,7 +96,7 @@ class ChatTemplate:
     def render_marked(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the ranges of its characters that stand in {% generation %} blocks."""
+        """The text, and the character ranges inside {% generation %} blocks."""
         MARKING.on = True
         try:
             marked = self.render(messages, tools)
@@ -123,7 +124,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """JSON's types alone: anything else has methods that no sandbox knows."""
+    """A value made of JSON's types alone: any other type has methods that no sandbox knows."""
     if isinstance(value, str) and (OPEN in value or CLOSE in value):
         raise TemplateError("a message has U+FDD0 or U+FDD1, which are no characters")
     if value is None or type(value) in (str, int, float, bool):
