@@ -58,14 +58,18 @@ def check_answer(model: Model, ids: np.ndarray) -> None:
         )
 
 
-def compare(before: Model, after: Model, ids: np.ndarray) -> None:
-    """Print both answers."""
+def compare(before: Model, after: Model, ids: np.ndarray) -> list[tuple[str, str]]:
+    """Print both answers; ("before", its text) and ("after", its text)."""
+    answers = []
     for label, model in (("before", before), ("after", after)):
         say(f"\n-- {label} " + "-" * (70 - len(label)))
-        stream = model.tokenizer.stream()
+        stream, answer = model.tokenizer.stream(), ""
         say(printable(model.tokenizer.decode(ids)), end="")
         n = min(N_TOKENS, model.config.n_ctx - len(ids))
         for token in generate(model, ids, n, _HOW):
-            say(printable(stream.feed(token)), end="")
+            answer += (piece := stream.feed(token))
+            say(printable(piece), end="")
         say(printable(stream.flush()))
+        answers.append((label, answer))
     say("-" * 74)
+    return answers

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
@@ -16,6 +18,22 @@ def say(text: str = "", end: str = "\n") -> None:
 def row(label: str, text: str) -> None:
     """A line of a table with one word at its left."""
     say(f"{label:<10} {text}")
+    for rows in _kept:
+        rows.append((label, text))
+
+
+_kept: list[list[tuple[str, str]]] = []
+
+
+@contextmanager
+def kept_rows() -> Iterator[list[tuple[str, str]]]:
+    """The rows that are printed inside, for the report of a run."""
+    rows: list[tuple[str, str]] = []
+    _kept.append(rows)
+    try:
+        yield rows
+    finally:
+        _kept.remove(rows)
 
 
 def size(n: float) -> str:

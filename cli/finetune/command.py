@@ -102,6 +102,21 @@ _OPTIONS = [
         "(default: a line of the held-out text)",
     ),
     GroupedOption(
+        ["--log-to"],
+        type=Names(),
+        metavar="A,B",
+        group="output",
+        help="tools that show runs, tensorboard or wandb (offline), in folders beside the adapter; "
+        "each an extra: pip install 'pyggml[tensorboard]'",
+    ),
+    GroupedOption(
+        ["--report/--no-report"],
+        default=None,
+        group="output",
+        help="write a page with the run's charts, settings and answers beside the adapter, as "
+        ".html  [default: True]",
+    ),
+    GroupedOption(
         ["--max-memory"],
         type=Size(),
         metavar="SIZE",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pyggml.cli import demo
+from pyggml.cli import demo, report
 from pyggml.cli.finetune import config_file
 from pyggml.cli.options import adapter_word, given_settings
 from pyggml.cli.paths import check_output, check_space
@@ -18,6 +18,7 @@ from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.checkpoint import existing, held, newest
 from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.optim import n_kept
+from pyggml.lora.record import check_loggers
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")
@@ -30,7 +31,8 @@ SETTINGS_FLAGS: Mapping[type, Mapping[str, str]] = {
     PreferenceConfig: PREFERENCE_FLAGS,
 }
 _NEEDED = {"model": "-m MODEL.gguf", "data": "-f TEXT", "output": "-o ADAPTER.gguf"}
-_OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt")  # a job's own, no settings
+# A job's own, no settings.
+_OWN = (*_NEEDED, "init", "below", "train_tensors", "prompt", "log_to", "report")
 _NOT_IN_FILES = ("seed", "dropout", "plus_ratio")  # of an adapter, so given again with --init
 _CHECKPOINTS = ("checkpoint_dir", "checkpoint_every", "cache_dir")
 AUTO = Path("auto")  # of --resume: the newest checkpoint, or a new run if there is none
@@ -50,6 +52,8 @@ class Job:
     resume: Path | None
     prompt: str | None
     preview: int | None
+    log_to: tuple[str, ...] | None
+    report: bool | None
     lora: LoraConfig
     reading: DataConfig
     train: TrainConfig
@@ -188,6 +192,9 @@ def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
 def check_places(job: Job) -> None:
     """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
     config_file.check_place(config_file.path_beside(job.output))
+    if job.report is not False:
+        report.check_place(report.path_beside(job.output))
+    check_loggers(job.log_to or ())
     inputs = [("model", job.model), ("checkpoint", job.resume)]
     inputs += [("text", path) for path in job.files]
     inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]

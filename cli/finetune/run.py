@@ -14,7 +14,7 @@ import numpy as np
 from pyggml import load
 from pyggml.cli import ahead, overview
 from pyggml.cli.chats import preview, say_chats
-from pyggml.cli.finetune import memory, results
+from pyggml.cli.finetune import memory, record, results
 from pyggml.cli.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.finetune.plan import say_plan
 from pyggml.cli.finetune.results import Trained
@@ -22,7 +22,7 @@ from pyggml.cli.interrupt import stopping
 from pyggml.cli.progress import Meter, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import check_answer, compare, prompt_ids
-from pyggml.cli.show import row, say, unescaped
+from pyggml.cli.show import kept_rows, row, say, unescaped
 from pyggml.errors import PyggmlError
 from pyggml.gemm import FASTEST
 from pyggml.lora import (
@@ -47,11 +47,12 @@ def run(job: Job, resumed: Resumed, save_settings: Callable[[Job], None]) -> int
     """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter."""
     check_places(job)
     with nullcontext() if job.dry_run else lock.held(job.output):
-        job, trainer, trained, prompt = _prepared(job)
+        with kept_rows() as told:
+            job, trainer, trained, prompt = _prepared(job)
         if job.dry_run:
             say_plan(trainer, memory.parts(trainer, len(prompt)))
             return 0
-        return _run(job, trainer, trained, prompt, resumed, save_settings)
+        return _run(job, trainer, trained, prompt, told, resumed, save_settings)
 
 
 def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
@@ -90,6 +91,7 @@ def _run(
     trainer: Trainer,
     trained: Trained,
     prompt: np.ndarray,
+    told: record.Rows,
     resumed: Resumed,
     save_settings: Callable[[Job], None],
 ) -> int:
@@ -103,10 +105,14 @@ def _run(
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
+        if trainer.progress.step > start:
+            record.save_report(job, told)
         results.say_how_to_resume(trainer, start, partial(resumed, job))
         return STOPPED
     written = results.is_model(trained)
-    compare(before, load(job.output, None, model.compute) if written else model, prompt)
+    after = load(job.output, None, model.compute) if written else model
+    answers = compare(before, after, prompt)
+    record.save_report(job, told, model.tokenizer.decode(prompt), answers)
     results.say_how_to_use(job, written)
     return 0
 
@@ -154,11 +160,13 @@ def _train(job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray) -> 
         with (
             _helped(job, trainer, trained) as compiled,
             display(meter, trainer.n_steps, start) as shown,
+            record.recorder(job, trainer) as recorded,
         ):
 
             def report(event: Any) -> None:
                 meter.add(event)
                 shown(event)
+                recorded(event)
                 if meter.last is not None:
                     compiled()
 
@@ -173,6 +181,7 @@ def _train(job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray) -> 
         if finished or trainer.progress.step > start:
             results.say_result(trainer)
             results.save(trained, meter, job.output)
+            record.say_faults(recorded)
     return finished
 
 

@@ -1,0 +1,64 @@
+"""What of a run stays beside its adapter: metrics, logs of other tools, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyggml.cli import report
+from pyggml.cli.finetune.job import Job
+from pyggml.cli.show import row
+from pyggml.errors import PyggmlError
+from pyggml.lora import Trainer
+from pyggml.lora.record import Recorder, metrics_beside
+
+Rows = Sequence[tuple[str, str]]
+
+
+def recorder(job: Job, trainer: Trainer) -> Recorder:
+    return Recorder(trainer, job.output, job.log_to or (), _settings(job))
+
+
+def say_faults(recorded: Recorder) -> None:
+    for fault in recorded.faults:
+        row("warning", fault)
+
+
+def save_report(job: Job, about: Rows, prompt: str = "", answers: Rows = ()) -> None:
+    """Write the report, unless the user wants none; a full disk costs no more than that.
+
+    about: the rows that were told before the first step
+    """
+    if job.report is False:
+        return
+    path = report.path_beside(job.output)
+    title = job.output.name.removesuffix(".gguf")
+    page = report.Page(title, _joined(about), _settings(job), prompt, answers)
+    try:
+        report.write(path, page, metrics_beside(job.output))
+    except PyggmlError as error:
+        row("warning", str(error))
+    else:
+        row("report", str(path))
+
+
+def _joined(rows: Rows) -> Rows:
+    """With the rows that have no label put behind those that they go on with."""
+    found: list[tuple[str, str]] = []
+    for label, text in rows:
+        if label or not found:
+            found.append((label, text))
+        else:
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{text}")
+    return found
+
+
+def _settings(job: Job) -> dict[str, object]:
+    return {name: _shown(value) for name, value in job.settled().items() if value is not None}
+
+
+def _shown(value: object) -> object:
+    """As the command line would have it."""
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,9 @@
+"""adapter.html: a finished run on one page, which needs nothing but a browser.
+
+series    columns of numbers for the charts, from the records of the run
+page      the page, of a template, a style sheet and a script that lie beside it
+"""
+
+from pyggml.cli.report.page import Page, check_place, path_beside, write
+
+__all__ = ["Page", "check_place", "path_beside", "write"]

@@ -1,0 +1,119 @@
+"""The page of a run: a template filled with its numbers and texts, all in one file.
+
+Charts are drawn by uPlot, which lies beside this file: 50 KB that need neither network nor another
+package, and let the reader zoom and point. Plotly brings 4 MB, Vega a network or more, Matplotlib
+50 MB of packages for pictures that answer no pointer and know one width and one scheme.
+
+Texts of files and samples are hostile: the template escapes all of them, and the page's policy lets
+no script run but this one, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from pyggml.cli.report.series import charts_of
+from pyggml.cli.show import printable, size, span
+from pyggml.errors import ConfigError
+from pyggml.files import replacing
+from pyggml.lora.record import read_records
+
+_FIRST = "<!doctype html><!-- Written by pyggml-finetune -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the page shows beside the records of the run."""
+
+    title: str
+    about: Sequence[tuple[str, str]]  # what a run said of model, adapter, data, memory and steps
+    settings: Mapping[str, Any]
+    prompt: str = ""
+    answers: Sequence[tuple[str, str]] = ()  # ("before", its text), ("after", …)
+
+
+def path_beside(adapter: Path) -> Path:
+    """adapter.gguf -> adapter.html."""
+    return adapter.with_name(adapter.name.removesuffix(".gguf") + ".html")
+
+
+def check_place(path: Path) -> None:
+    """ConfigError if a file stands there that is no report."""
+    try:
+        with path.open("rb") as file:
+            theirs = file.read(len(_FIRST)) != _FIRST.encode()
+    except OSError:
+        theirs = False  # there is none, or what is wrong with it shows when it is written
+    if theirs:
+        raise ConfigError(
+            f"{path}: was not written by pyggml-finetune, and the report of this run would "
+            "replace it: give it another name, or the adapter, or --no-report"
+        )
+
+
+def write(path: Path, page: Page, metrics: Path) -> None:
+    """Write the page of the run whose records are in this file. Raises PyggmlError if the disk
+    refuses."""
+    text = rendered(page, list(read_records(metrics)))
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
+    """The page as HTML."""
+    style = _part("uPlot.min.css") + _part("page.css")
+    script = _part("uPlot.iife.min.js") + _part("charts.js")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(_part("page.html")).render(
+        first=_FIRST,
+        page=page,
+        printable=printable,
+        facts=_facts(records),
+        charts=charts_of(records),
+        style=style,
+        script=script,
+        policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
+    )
+
+
+def _part(name: str) -> str:
+    return files("pyggml.cli.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The run in a few numbers: name and value."""
+    steps = [r for r in records if r["event"] == "step"]
+    held_out = [r["loss"] for r in records if r["event"] == "validation" and _is_number(r, "loss")]
+    found = [("steps", f"{len(steps):,}")]
+    losses = [r["loss"] for r in steps if _is_number(r, "loss")]
+    if losses:
+        found.append(("loss", f"{losses[0]:.3f} → {losses[-1]:.3f}"))
+    if held_out:
+        found.append(("validation", f"{held_out[0]:.3f} → {held_out[-1]:.3f}"))
+    n_tokens = sum(r["n_tokens"] for r in steps if _is_number(r, "n_tokens"))
+    seconds = sum(r["seconds"] for r in steps if _is_number(r, "seconds"))
+    if n_tokens and seconds:
+        found.append(("trained tokens", f"{n_tokens:,}"))
+        found.append(("time in steps", span(seconds)))
+        found.append(("tokens a second", f"{n_tokens / seconds:,.0f}"))
+    memory = [r["memory_bytes"] for r in steps if _is_number(r, "memory_bytes")]
+    if memory:
+        found.append(("most memory", size(max(memory))))
+    return found
+
+
+def _is_number(record: Mapping[str, Any], name: str) -> bool:
+    return isinstance(record.get(name), int | float)

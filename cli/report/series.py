@@ -1,0 +1,104 @@
+"""Columns of numbers for the charts, from the records of a run.
+
+A chart is {"title", "note", "log", "x": steps, "series": [{"name", "role", "y": numbers or None}]}.
+Role says how a line looks: "main", "faint", "second", "points", or a number from 0 to 1, the depth
+of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+Chart = dict[str, Any]
+Points = Mapping[int, float]  # number by step
+
+_MOST_POINTS = 1000  # of a line: more than a screen shows
+_WIDE = 30  # greatest over least number, from which on an axis may be logarithmic
+_SMOOTH = 40  # a smooth line is the mean of one part in so many of all steps
+
+
+def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Those for which the run has numbers."""
+    steps = [r for r in records if r["event"] == "step"]
+    validations = [r for r in records if r["event"] == "validation"]
+    found = [
+        _loss(_points(steps, "loss"), _points(validations, "loss")),
+        _simple("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
+        _layers(steps),
+        *_rewards([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
+        _simple("Learning rate", "", _points(steps, "lr")),
+        _simple("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
+    ]
+    return [chart for chart in found if chart["series"]]
+
+
+def _loss(steps: Points, validations: Points) -> Chart:
+    window = len(steps) // _SMOOTH
+    lines = [("each step", "faint" if window > 1 else "main", steps)]
+    if window > 1:
+        lines.append((f"mean of {window} steps", "main", _smoothed(steps, window)))
+    lines.append(("validation", "points", validations))
+    return _chart("Loss", "", lines)
+
+
+def _layers(steps: Iterable[Mapping[str, Any]]) -> Chart:
+    """A line for each block, coloured by its depth."""
+    sampled = [r for r in steps if isinstance(r.get("grad_norm_by_layer"), dict)]
+    by_layer = [r["grad_norm_by_layer"] | {"step": r["step"]} for r in sampled]
+    names = list(dict.fromkeys(n for r in by_layer for n in r if n != "step"))
+    depth = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
+    lines = [(name, depth[name], _points(by_layer, name)) for name in names]
+    return _chart("Gradient norm by block", "at some steps", lines, log=True)
+
+
+def _rewards(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Of a preference run."""
+    margins = [
+        ("margin", "main", _points(steps, "margin")),
+        ("chosen", "second", _points(steps, "chosen")),
+        ("rejected", "faint", _points(steps, "rejected")),
+    ]
+    accuracy = _simple("Reward accuracy", "share of pairs", _points(steps, "accuracy"))
+    return [_chart("Rewards", "", margins), accuracy]
+
+
+def _simple(title: str, note: str, points: Points, log: bool = False) -> Chart:
+    return _chart(title, note, [(title.lower(), "main", points)], log)
+
+
+def _chart(
+    title: str, note: str, lines: Sequence[tuple[str, str | float, Points]], log: bool = False
+) -> Chart:
+    kept = [(name, role, _binned(points)) for name, role, points in lines if points]
+    xs = sorted({x for _, _, points in kept for x in points})
+    series = [{"name": n, "role": role, "y": [p.get(x) for x in xs]} for n, role, p in kept]
+    ys = [y for _, _, points in kept for y in points.values()]
+    log = log and 0 < _WIDE * min(ys, default=0.0) < max(ys, default=0.0)
+    return {"title": title, "note": note, "log": log, "x": xs, "series": series}
+
+
+def _points(records: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
+    found = ((r["step"], r.get(name)) for r in records)
+    return {s: float(v) for s, v in found if isinstance(v, int | float) and isfinite(v)}
+
+
+def _binned(points: Points) -> Points:
+    """At most so many points that a browser is quick: means of steps next to each other."""
+    width = -(-len(points) // _MOST_POINTS)
+    steps = sorted(points)
+    bins = [steps[i : i + width] for i in range(0, len(steps), max(width, 1))]
+    return {b[len(b) // 2]: fmean(points[s] for s in b) for b in bins}
+
+
+def _smoothed(points: Points, window: int) -> Points:
+    """The mean of the last `window` steps at each."""
+    steps = sorted(points)
+    total, found = 0.0, {}
+    for i, step in enumerate(steps):
+        total += points[step] - (points[steps[i - window]] if i >= window else 0.0)
+        if i >= window - 1:
+            found[step] = total / window
+    return found

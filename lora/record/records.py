@@ -1,0 +1,44 @@
+"""A report as a record: a dictionary of plain values, as it stands in a line of JSON.
+
+{"event": "step", "step": 1, "loss": 2.1, …}    the fields of the report by their names
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pyggml.lora.reports import Report, Rewards, StepReport
+
+Record = dict[str, Any]
+
+
+def record_of(report: Report) -> Record:
+    """The record of a report; what it has none of is left out."""
+    name = type(report).__name__.removesuffix("Report").lower()
+    found = {"event": name} | {f.name: _plain(getattr(report, f.name)) for f in fields(report)}
+    if isinstance(report, StepReport):
+        found["tokens_per_second"] = report.tokens_per_second
+        # What of this process lies in RAM, pages of mapped weights included.
+        found["memory_bytes"] = psutil.Process().memory_info().rss
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Rewards):
+        return {n: getattr(value, n) for n in ("chosen", "rejected", "margin", "accuracy")}
+    return str(value) if isinstance(value, Path) else value
+
+
+def numbers_of(record: Record) -> dict[str, float]:
+    """The numbers of a record by name, those inside it too: rewards.margin."""
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": x for inner, x in numbers_of(value).items()}
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = float(value)
+    return found

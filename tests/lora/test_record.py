@@ -1,0 +1,169 @@
+"""adapter.metrics.jsonl: whole after a kill, continued by a resumed run, silent before step 1."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from pyggml.backends import read
+from pyggml.errors import ConfigError
+from pyggml.lora.record import Recorder, check_loggers, read_records
+from pyggml.lora.reports import StepReport, ValidationReport
+
+
+def _recorded(trainer, tmp_path, **options):
+    with Recorder(trainer, tmp_path / "adapter.gguf", **options) as recorder:
+        trainer.run(recorder)
+    return recorder
+
+
+def _steps(records):
+    return [r["step"] for r in records if r["event"] == "step"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "adapter.metrics.jsonl"
+
+
+def test_every_report_is_a_line(trainer_of, tmp_path, path):
+    trainer, told = trainer_of(max_steps=3, grad_accum=2, weight_decay=0.1), []
+    with Recorder(trainer, tmp_path / "adapter.gguf") as recorder:
+        trainer.run(lambda report: (told.append(report), recorder(report)))
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["event"] for r in records] == [
+        {StepReport: "step", ValidationReport: "validation"}[type(t)] for t in told
+    ]
+    for report, record in zip(told, records, strict=True):
+        assert (record["step"], record["loss"]) == (report.step, report.loss)
+    step, first = records[1], told[1]
+    assert step["grad_norm"] == first.grad_norm and step["lr"] == first.lr
+    assert step["n_tokens"] == first.n_tokens and step["memory_bytes"] > 1 << 20
+    assert step["tokens_per_second"] == first.n_tokens / first.seconds
+
+
+def test_a_gradient_is_measured_by_block_as_before_clipping(trainer_of, tmp_path, path):
+    trainer = trainer_of(max_steps=1, clip=1e-3)
+    _recorded(trainer, tmp_path)
+    (step,) = (r for r in read_records(path) if r["event"] == "step")
+    norms = step["grad_norm_by_layer"]
+    assert norms.keys() == {"blk.0", "blk.1", "blk.2"} and step["grad_norm"] > 1e-3
+    assert np.hypot.reduce([*norms.values()]) == pytest.approx(step["grad_norm"], rel=1e-5)
+    squares = {
+        layer: sum(
+            float((read(g) ** 2).sum())
+            for name, g in trainer.parameters.gradients.items()
+            if name.startswith(layer + ".")
+        )
+        for layer in norms
+    }
+    share = {layer: np.sqrt(s / sum(squares.values())) for layer, s in squares.items()}
+    for layer, norm in norms.items():
+        assert norm / step["grad_norm"] == pytest.approx(share[layer], rel=1e-5)
+
+
+def test_lines_are_on_disk_as_they_are_told(trainer_of, tmp_path, path):
+    trainer, seen = trainer_of(max_steps=3), []
+
+    def watched(report):
+        recorder(report)
+        seen.append(len(path.read_text().splitlines()) if path.exists() else None)
+
+    with Recorder(trainer, tmp_path / "adapter.gguf") as recorder:
+        trainer.run(watched)
+    assert seen == [None, 2, 3, 4, 5], "the validation before step 1 waits for it"
+
+
+def test_a_run_that_is_stopped_before_its_first_step_leaves_the_older_file(
+    trainer_of, tmp_path, path
+):
+    path.write_text("older\n")
+    trainer = trainer_of(max_steps=3)
+    with Recorder(trainer, tmp_path / "adapter.gguf", log_to=["unheard of"]) as recorder:
+        trainer.run(lambda report: (recorder(report), trainer.stop()))
+    assert trainer.progress.step == 0
+    assert path.read_text() == "older\n" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_run_sets_an_older_file_aside(trainer_of, tmp_path, path):
+    path.write_text("older\n")
+    _recorded(trainer_of(max_steps=2), tmp_path)
+    assert (tmp_path / "adapter.metrics.old.jsonl").read_text() == "older\n"
+    assert _steps(read_records(path)) == [1, 2]
+
+
+@pytest.mark.parametrize("gone", ["nothing", "a step", "all", "another run's"])
+def test_a_resumed_run_goes_on_in_the_file(trainer_of, tmp_path, path, gone):
+    settings = {"checkpoint_every": 2, "checkpoint_dir": str(tmp_path / "points"), "val_every": 2}
+    _recorded(trainer_of(max_steps=6, **settings), tmp_path)
+    whole = list(read_records(path))
+    lines = path.read_text().splitlines(keepends=True)
+    killed = [line for line in lines if json.loads(line)["step"] <= 5]
+    changed = {
+        "nothing": killed,
+        "a step": [line for line in killed if json.loads(line)["step"] != 1],
+        "all": [],
+        "another run's": [line.replace('"loss": ', '"loss": 1') for line in killed],
+    }[gone]
+    path.write_text("".join(changed) + '{"event": "step", "st')
+    again = trainer_of(max_steps=6, **settings)
+    again.resume(tmp_path / "points" / "step-00000004.gguf")
+    _recorded(again, tmp_path)
+    found = list(read_records(path))
+    for event in ("step", "validation"):
+        told = [
+            [(r["step"], r["loss"]) for r in rs if r["event"] == event] for rs in (whole, found)
+        ]
+        assert told[0] == told[1]
+    assert (tmp_path / "adapter.metrics.old.jsonl").exists() == (gone != "nothing")
+
+
+def test_a_full_disk_ends_no_run(trainer_of, tmp_path, path, monkeypatch):
+    def fsync(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    trainer = trainer_of(max_steps=2)
+    recorder = _recorded(trainer, tmp_path)
+    assert trainer.is_done and not path.exists()
+    assert recorder.faults == [f"{path}: cannot be written: No space left on device"]
+
+
+def test_a_file_of_others_is_read_with_care(path):
+    lines = [b"[" * 100_000, b"\xff\xfe", b"{}", b'{"event": 1, "step": 1}', b"null", b"7"]
+    good = b'{"event": "step", "step": 3, "loss": 1.5}'
+    path.write_bytes(b"\n".join([*lines, good, b'{"event": "step", "step": 4']))
+    assert list(read_records(path)) == [{"event": "step", "step": 3, "loss": 1.5}]
+
+
+def test_loggers_are_refused_by_one_sentence(monkeypatch):
+    monkeypatch.setattr("pyggml.lora.record.loggers.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        check_loggers(["wandb", "mlflow"])
+    assert str(caught.value) == (
+        "--log-to wandb needs the package wandb: pip install 'pyggml[wandb]'; "
+        "--log-to mlflow is unknown, wanted some of tensorboard, wandb"
+    )
+
+
+def test_a_logger_that_fails_ends_no_run(trainer_of, tmp_path, path, monkeypatch):
+    def broken(*about):
+        raise RuntimeError("no server")
+
+    monkeypatch.setattr("pyggml.lora.record.loggers.LOGGERS", {"wandb": broken})
+    trainer = trainer_of(max_steps=2)
+    recorder = _recorded(trainer, tmp_path, log_to=["wandb"])
+    assert trainer.is_done and recorder.faults == ["wandb: no server"]
+    assert _steps(read_records(path)) == [1, 2]
+
+
+def test_tensorboard_shows_a_resumed_run_once(trainer_of, tmp_path):
+    pytest.importorskip("tensorboardX")
+    settings = {"checkpoint_every": 2, "checkpoint_dir": str(tmp_path / "points")}
+    _recorded(trainer_of(max_steps=4, **settings), tmp_path, log_to=["tensorboard"])
+    again = trainer_of(max_steps=4, **settings)
+    again.resume(tmp_path / "points" / "step-00000002.gguf")
+    _recorded(again, tmp_path, log_to=["tensorboard"])
+    files = sorted((tmp_path / "adapter.tensorboard").iterdir())
+    assert len(files) == 2 and all(b"train/loss" in f.read_bytes() for f in files)
