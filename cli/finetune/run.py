@@ -81,8 +81,6 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
         trainer.resume(job.resume)
     overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     overview.say_steps(trainer)
-    if job.output.exists():
-        row("output", f"{job.output} exists; it is replaced at the end")
     return job, trainer, trained, prompt
 
 
@@ -95,6 +93,8 @@ def _run(
     resumed: Resumed,
     save_settings: Callable[[Job], None],
 ) -> int:
+    if job.output.exists():
+        row("output", f"{job.output} exists; it is replaced at the end")
     say()
     model = trained.model
     before = _loaded(job, model.compute)  # as it is now: -o may replace it

@@ -1,8 +1,8 @@
 """Columns of numbers for the charts, from the records of a run.
 
 A chart is {"title", "note", "log", "x": steps, "series": [{"name", "role", "y": numbers or None}]}.
-Role says how a line looks: "main", "faint", "second", "points", or a number from 0 to 1, the depth
-of a block.
+Role says how a line looks: "main", "faint", "second", "third", "points", or a number from 0 to 1,
+the depth of a block.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _rewards(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
     margins = [
         ("margin", "main", _points(steps, "margin")),
         ("chosen", "second", _points(steps, "chosen")),
-        ("rejected", "faint", _points(steps, "rejected")),
+        ("rejected", "third", _points(steps, "rejected")),
     ]
     accuracy = _simple("Reward accuracy", "share of pairs", _points(steps, "accuracy"))
     return [_chart("Rewards", "", margins), accuracy]

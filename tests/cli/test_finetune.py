@@ -131,7 +131,8 @@ def test_the_demo_needs_nothing_and_what_is_given_wins(pyggml, planted_demo, tmp
     ended = pyggml("finetune", "--demo", "--max-steps", 2)
     assert ended.code == 0 and ended.row("steps").startswith("2, 4 windows each;")
     assert ended.out.count("ROMEO:") == 2
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo-adapter.gguf", "demo-adapter.yaml"]
+    endings = ("gguf", "html", "metrics.jsonl", "yaml")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"demo-adapter.{e}" for e in endings]
 
 
 def test_a_stopped_demo_is_resumed_as_it_was_begun(pyggml, planted_demo, signal_after, tmp_path):

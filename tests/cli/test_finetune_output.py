@@ -22,10 +22,9 @@ def test_an_older_adapter_is_replaced_only_at_the_end(finetune, tmp_path, monkey
     monkeypatch.setattr(Trainer, "run", watched)
     ended = finetune()
     assert ended.code == 0 and ended.row("output").endswith("it is replaced at the end")
-    assert path.read_bytes()[:4] == b"GGUF" and sorted(tmp_path.iterdir()) == [
-        path,
-        path.with_suffix(".yaml"),
-    ]
+    assert path.read_bytes()[:4] == b"GGUF"
+    endings = (".gguf", ".html", ".metrics.jsonl", ".yaml")
+    assert sorted(tmp_path.iterdir()) == [path.with_suffix(e) for e in endings]
 
 
 def full_disk(folder):

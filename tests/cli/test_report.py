@@ -1,0 +1,115 @@
+"""adapter.html: one file that needs no network, in which no text of others is more than text."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from pyggml.cli.report.page import Page, rendered
+from pyggml.cli.report.series import charts_of
+
+HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
+
+
+class Seen(HTMLParser):
+    """Tags of a page with their attributes, and the text inside each kind of them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.texts, self._open = [], {}, None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._open = tag
+
+    def handle_data(self, data):
+        self.texts.setdefault(self._open, []).append(data)
+
+
+def _step(step, loss=1.0, **more):
+    return {"event": "step", "step": step, "loss": loss, "lr": 1e-3, "grad_norm": 0.5} | more
+
+
+def test_texts_of_others_stay_texts():
+    norms = {HOSTILE: 0.5, "blk.0": 0.1}
+    page = Page(HOSTILE, [("data", HOSTILE)], {"prompt": HOSTILE}, HOSTILE, [("before", HOSTILE)])
+    seen = Seen(rendered(page, [_step(1, grad_norm_by_layer=norms), _step(2, loss=HOSTILE)]))
+    assert [tag for tag, _ in seen.tags].count("script") == 2
+    assert not any(tag == "img" or "onerror" in about for tag, about in seen.tags)
+    shown = HOSTILE.replace("\x1b", "\ufffd")
+    assert seen.texts["mark"][:2] == [shown, shown], "the prompt, and the answer behind it"
+    assert shown in seen.texts["td"] and shown in seen.texts["title"]
+    charts = json.loads(seen.texts["script"][0])
+    assert any(line["name"] == HOSTILE for chart in charts for line in chart["series"])
+
+
+def test_a_page_fetches_nothing():
+    text = rendered(Page("adapter", [], {}), [_step(1)])
+    seen = Seen(text)
+    for tag, about in seen.tags:
+        assert tag not in ("link", "iframe", "img", "base") and not {"src", "href"} & about.keys()
+    policy = next(about["content"] for _, about in seen.tags if "http-equiv" in about)
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    assert not re.search(r"fetch\(|XMLHttpRequest|@import|url\(", text)
+
+
+def test_charts_have_the_numbers_of_the_run():
+    records = [_step(i, 2.0 / i) for i in range(1, 81)]
+    records.insert(0, {"event": "validation", "step": 0, "loss": 3.0})
+    records.append({"event": "validation", "step": 80, "loss": 0.5})
+    loss, norm, rate = charts_of(records)
+    assert loss["x"] == list(range(81))
+    each, smooth, held_out = (line["y"] for line in loss["series"])
+    assert each == [None, *(2.0 / i for i in range(1, 81))]
+    assert smooth[:3] == [None, None, pytest.approx(1.5)] and smooth[80] == pytest.approx(
+        (2 / 80 + 2 / 79) / 2
+    )
+    assert held_out == [3.0, *[None] * 79, 0.5]
+    assert (norm["series"][0]["y"], rate["series"][0]["y"]) == ([0.5] * 80, [1e-3] * 80)
+
+
+def test_a_long_run_is_binned():
+    (chart, *_) = charts_of([{"event": "step", "step": i, "loss": i % 2} for i in range(1, 4001)])
+    each = [y for y in chart["series"][0]["y"] if y is not None]
+    assert len(each) == 1000 and set(each) == {0.5}
+
+
+def test_rewards_of_a_preference_run_are_drawn():
+    rewards = {"chosen": 0.5, "rejected": -0.5, "margin": 1.0, "accuracy": 0.75}
+    charts = {c["title"]: c for c in charts_of([_step(1, rewards=rewards)])}
+    assert [line["y"] for line in charts["Rewards"]["series"]] == [[1.0], [0.5], [-0.5]]
+    assert charts["Reward accuracy"]["series"][0]["y"] == [0.75]
+
+
+def test_a_run_leaves_its_report(finetune, tmp_path):
+    ended = finetune()
+    assert ended.code == 0 and ended.row("report") == str(tmp_path / "adapter.html")
+    text = (tmp_path / "adapter.html").read_text()
+    seen = Seen(text)
+    assert ended.row("steps") in "".join(seen.texts["td"]) and "lora_rank" in seen.texts["span"]
+    assert seen.texts["mark"].count("the ") == 2, "the prompt of both answers"
+    assert finetune().code == 0, "an older report is replaced"
+
+
+def test_no_report_is_made_where_none_is_wanted(finetune, tmp_path):
+    (tmp_path / "adapter.html").write_text("mine")
+    refused = finetune()
+    assert refused.code == 2 and "adapter.html: was not written by pyggml-finetune" in refused.err
+    assert finetune("--no-report").code == 0
+    assert (tmp_path / "adapter.html").read_text() == "mine"
+
+
+def test_a_stopped_run_has_metrics_and_report_too(finetune, signal_after, tmp_path):
+    signal_after(2)
+    assert finetune().code == 130
+    lines = (tmp_path / "adapter.metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["validation", "step", "step"]
+    assert "Before and after" not in (tmp_path / "adapter.html").read_text()
+
+
+def test_an_unknown_logger_is_refused_before_the_work(finetune, tmp_path):
+    ended = finetune("--log-to", "mlflow")
+    assert ended.code == 2 and ended.out == "" and not list(tmp_path.iterdir())
+    assert "--log-to mlflow is unknown, wanted some of tensorboard, wandb" in ended.err
