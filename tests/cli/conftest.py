@@ -5,48 +5,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import tiny_llama
 from tokenizers.pre_tokenizers import ByteLevel
 
-from pyggml import gguf
 from pyggml.cli import __main__ as cli
-from pyggml.dtypes import F32
 from pyggml.lora import Trainer
 
-N_EMBD, N_FF, N_KV = 32, 64, 16
 TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
 
 
-def _metadata():
-    return {
-        "general.architecture": "llama",
-        "general.name": "tiny",
-        "llama.context_length": 64,
-        "llama.embedding_length": N_EMBD,
-        "llama.block_count": 2,
-        "llama.feed_forward_length": N_FF,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": np.array([1] * (len(TOKENS) - 1) + [3], np.int32),
-        "tokenizer.ggml.merges": ["t h"],
-        "tokenizer.ggml.eos_token_id": len(TOKENS) - 1,
-        "tokenizer.ggml.add_bos_token": False,
-    }
-
-
-def _shapes():
-    shapes = {"token_embd": (len(TOKENS), N_EMBD), "output_norm": (N_EMBD,)}
-    shapes["output"] = (len(TOKENS), N_EMBD)
-    for i in range(2):
-        shapes |= {f"blk.{i}.{norm}": (N_EMBD,) for norm in ("attn_norm", "ffn_norm")}
-        shapes |= {f"blk.{i}.attn_{m}": (N_EMBD, N_EMBD) for m in ("q", "output")}
-        shapes |= {f"blk.{i}.attn_{m}": (N_KV, N_EMBD) for m in "kv"}
-        shapes |= {f"blk.{i}.ffn_{m}": (N_FF, N_EMBD) for m in ("gate", "up")}
-        shapes[f"blk.{i}.ffn_down"] = (N_EMBD, N_FF)
-    return shapes
+VOCABULARY = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": np.array([1] * (len(TOKENS) - 1) + [3], np.int32),
+    "tokenizer.ggml.merges": ["t h"],
+    "tokenizer.ggml.eos_token_id": len(TOKENS) - 1,
+    "tokenizer.ggml.add_bos_token": False,
+}
 
 
 @pytest.fixture(scope="session")
@@ -54,15 +30,9 @@ def model_with(tmp_path_factory):
     """Writes the tiny model with changed metadata (None removes a key); its path."""
 
     def make(**changes):
-        rng = np.random.default_rng(1)
-        metadata = _metadata() | {key.replace("__", "."): v for key, v in changes.items()}
-        tensors = []
-        for name, shape in _shapes().items():
-            data = rng.normal(float(len(shape) == 1), 0.3 if len(shape) > 1 else 0.1, shape)
-            tensors.append((f"{name}.weight", F32, shape, data.astype(np.float32)))
+        metadata = VOCABULARY | {key.replace("__", "."): v for key, v in changes.items()}
         path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-        gguf.write(path, {k: v for k, v in metadata.items() if v is not None}, tensors)
-        return path
+        return tiny_llama.write(path, len(TOKENS), 2, 1, attention="qokv", changes=metadata)
 
     return make
 

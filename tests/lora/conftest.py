@@ -2,49 +2,17 @@
 
 import numpy as np
 import pytest
+import tiny_llama
 
 import pyggml
-from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 
 LENGTHS = [30, 12, 7, 25, 9, 18, 22, 14]  # of documents; the last one is held out
-N_VOCAB, N_EMBD, N_FF, N_KV = 48, 32, 64, 16
+N_VOCAB = 48
 
 
 def _write(path, tied, seed):
-    rng = np.random.default_rng(seed)
-    shapes = {"token_embd": (N_VOCAB, N_EMBD), "output_norm": (N_EMBD,)}
-    shapes |= {} if tied else {"output": (N_VOCAB, N_EMBD)}
-    for i in range(3):
-        shapes |= {f"blk.{i}.{norm}": (N_EMBD,) for norm in ("attn_norm", "ffn_norm")}
-        shapes |= {
-            f"blk.{i}.attn_q": (N_EMBD, N_EMBD),
-            f"blk.{i}.attn_k": (N_KV, N_EMBD),
-            f"blk.{i}.attn_v": (N_KV, N_EMBD),
-            f"blk.{i}.attn_output": (N_EMBD, N_EMBD),
-            f"blk.{i}.ffn_gate": (N_FF, N_EMBD),
-            f"blk.{i}.ffn_up": (N_FF, N_EMBD),
-            f"blk.{i}.ffn_down": (N_EMBD, N_FF),
-        }
-    metadata = {
-        "general.architecture": "llama",
-        "general.name": "tiny",
-        "llama.context_length": 64,
-        "llama.embedding_length": N_EMBD,
-        "llama.block_count": 3,
-        "llama.feed_forward_length": N_FF,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    }
-    tensors = []
-    for name, shape in shapes.items():
-        spread = 0.3 if len(shape) > 1 else 0.1
-        data = rng.normal(1.0 if len(shape) == 1 else 0.0, spread, shape)
-        tensors.append((f"{name}.weight", F32, shape, data.astype(np.float32)))
-    gguf.write(path, metadata, tensors)
-    return path
+    return tiny_llama.write(path, N_VOCAB, n_layer=3, seed=seed, tied=tied)
 
 
 @pytest.fixture(scope="session")
