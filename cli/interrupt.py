@@ -26,10 +26,10 @@ _NOTE = b"\nstopping after this step; Ctrl-C again ends at once, without saving\
 
 @contextmanager
 def stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first signal, and a standard output that nobody reads any more, call `stop`.
+    """A context in which a first signal, or a standard output without a reader, calls `stop`.
 
-    The same signal again raises SystemExit (KeyboardInterrupt would make the trainer save once
-    more); not SIGHUP, which a shell and the system may both send. An output that is lost for
+    The same signal again raises SystemExit; KeyboardInterrupt would make the trainer save once
+    more. SIGHUP is an exception: a shell and the system may both send it. An output lost for
     another reason, such as a full disk, is an OSError at the end.
     """
     asked: set[int] = set()
@@ -54,7 +54,7 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _outliving(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, a standard stream that cannot be written to calls `stop`, and nothing is raised."""
+    """A context in which a standard stream that fails calls `stop`; nothing is raised."""
     before, faults = (sys.stdout, sys.stderr), list[OSError]()
 
     def lost(error: OSError) -> None:

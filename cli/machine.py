@@ -1,4 +1,4 @@
-"""`pyggml inspect --machine`: what computes here, and why."""
+"""`pyggml inspect --machine`: the CPU, its vector unit and the chosen paths, with reasons."""
 
 from __future__ import annotations
 

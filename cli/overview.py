@@ -1,4 +1,4 @@
-"""What a fine-tune will do, line by line, before it takes memory or time."""
+"""The plan of a fine-tune, printed line by line before it takes memory or time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def n_parameters(file: GGUFFile) -> int:
 
 
 def weight_types(file: GGUFFile) -> str:
-    """The types by their share of the file's tensor bytes: Q4_K 61 %, Q6_K 39 %."""
+    """The weight types, by share of the file's tensor bytes: Q4_K 61 %, Q6_K 39 %."""
     n_bytes: Counter[str] = Counter()
     for t in file.tensors.values():
         n_bytes[t.dtype.name] += t.n_bytes
@@ -68,7 +68,7 @@ def say_trained(trained: Adapter | TrainedTensors) -> None:
 
 
 def _kinds(c: LoraConfig, n_below: int) -> list[str]:
-    """What sets an adapter apart from plain LoRA."""
+    """The differences of an adapter from plain LoRA."""
     patterns = (c.rank_pattern, c.alpha_pattern)
     n_patterns = sum(len(p) for p in patterns if p)
     kinds = {
@@ -137,7 +137,7 @@ def _why_none(corpus: Corpus, val_split: float) -> str:
 
 
 def say_memory(reserved: Reserved, checkpointing: bool) -> None:
-    """ConfigError if the machine has less than what is not mapped."""
+    """Print the memory of a run; ConfigError if the machine has less than its unmapped part."""
     own = reserved.arena + reserved.parameters
     graph = f"{size(reserved.arena)} for the graph" + ", layers computed again" * checkpointing
     row(

@@ -13,7 +13,7 @@ from pyggml.errors import ConfigError
 
 
 def check_output(path: Path, inputs: Iterable[tuple[str, Path | None]]) -> None:
-    """ConfigError if `path` cannot be made or replaced, or is one of the inputs (name, path)."""
+    """ConfigError if `path` cannot be written, or is one of the inputs (name, path)."""
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder, wanted the name of a file to write")
     for name, source in inputs:
@@ -30,7 +30,7 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _check_writable(path: Path) -> None:
-    """A file that is made and removed is the only answer that holds on every system."""
+    """Make a file and remove it: the only check that holds on every system."""
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path}: is a device, wanted the name of a file to write")
@@ -42,7 +42,7 @@ def _check_writable(path: Path) -> None:
 
 
 def check_space(path: Path, n_bytes: int) -> None:
-    """ConfigError if the disk of `path`, a file or folder that may not exist yet, has less room."""
+    """ConfigError if the disk of `path` has too little room; `path` need not exist yet."""
     there = path.absolute()
     folder = next(p for p in (there, *there.parents) if p.is_dir())
     free = shutil.disk_usage(folder).free

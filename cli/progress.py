@@ -1,4 +1,4 @@
-"""A run as it goes: a bar where a terminal is, lines elsewhere."""
+"""The progress of a run: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ _COMPILED = 120.0  # a step that takes longer than this is no measure of the com
 
 
 class Meter:
-    """What can be said after each step. The first may compile, so its time does not count, unless
-    it is so long that compiling hardly matters."""
+    """A run's figures after each step, averaged over the last ones.
+
+    The first step may compile, so its time does not count, unless it is so long that compiling
+    hardly matters.
+    """
 
     def __init__(self, history: History | None = None) -> None:
         self.history = history or History()
@@ -68,7 +71,7 @@ class Meter:
 
     @property
     def each(self) -> float | None:
-        """Seconds from step to step, with validations and checkpoints; None if not known yet."""
+        """Seconds from step to step, including validations and checkpoints; None if unknown."""
         assert self.first is not None and self.last is not None
         made = self.last.step - self.first.step
         if made:
@@ -77,13 +80,13 @@ class Meter:
 
     @property
     def left(self) -> str:
-        """The time to the end, or nothing where it is not known or over."""
+        """The time to the end; empty if it is unknown or over."""
         assert self.last is not None
         each, n_left = self.each, self.last.n_steps - self.last.step
         return f"{span(each * n_left)} left" if each is not None and n_left else ""
 
     def estimate(self) -> str | None:
-        """How long the run will be: once, as soon as that is known."""
+        """The length of the run: once, as soon as it is known."""
         each, left = self.each, self.left
         if self._estimated or each is None or not left:
             return None
@@ -91,7 +94,7 @@ class Meter:
         return f"{span(each)} a step, {left}"
 
     def warning(self) -> str | None:
-        """That the loss went up instead of down: once, as soon as that is no noise."""
+        """A warning of a rising loss: once, as soon as the rise is more than noise."""
         if self._warned or not self.history.has_doubled:
             return None
         self._warned = True
@@ -113,7 +116,7 @@ def earned(rewards: Rewards | None) -> str:
 
 
 class Display(Protocol):
-    """Hears every report, after the meter did."""
+    """Receives every report, after the meter."""
 
     def __call__(self, report: Report) -> None: ...
 
@@ -164,7 +167,7 @@ Parts = Sequence[tuple[int, str]]  # importance, 0 the highest, and text; in the
 
 
 def fitting(parts: Parts, room: int) -> str:
-    """The most important of these that fit into so many columns, and at least the first of them."""
+    """The most important words that fit into so many columns; always the first one."""
     kept: list[tuple[int, str]] = []
     for part in sorted(p for p in parts if p[1]):
         if not kept or len(_joined(parts, [*kept, part])) <= room:
@@ -209,7 +212,7 @@ _SHORTEST = 8  # columns of a bar that still says something
 
 @contextmanager
 def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
-    """The display that fits standard output, for a run of which `done` steps are made already."""
+    """The display for standard output, for a run with `done` steps already made."""
     if not sys.stdout.isatty():
         yield Lines(meter)
         return

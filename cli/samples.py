@@ -1,4 +1,4 @@
-"""The same prompt answered without and with the adapter, by the same seed."""
+"""Samples: answers to one prompt without and with the adapter, by the same seed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _from_text(model: Model, windows: Dataset) -> np.ndarray:
 
 
 def check_answer(model: Model, ids: np.ndarray) -> None:
-    """PyggmlError if the model answers the prompt with no numbers: what was trained is broken."""
+    """PyggmlError if the model's answer to the prompt is not finite: training broke it."""
     greatest = Session(model, len(ids)).feed(ids).max()
     if not np.isfinite(greatest):
         raise PyggmlError(

@@ -1,13 +1,13 @@
-"""Tokens of files that were read before, as GGUF files that are mapped into memory.
+"""Kept tokens: the tokens of files read before, as GGUF files mapped into memory.
 
     DIGEST.gguf   general.type "tokens"; the tensors ids, lengths, trained, places of `Documents`
                   tokens.key       JSON: what the tokens depend on; DIGEST is its SHA-256
                   tokens.about     JSON: the file's format and its faulty rows
                   tokens.crc32     of each tensor
-    DIGEST.json   size, times and SHA-256 of a file that was read; DIGEST is of its path
+    DIGEST.json   size, times and SHA-256 of a file that was read; DIGEST is that of its path
 
-A file is known by the SHA-256 of its bytes, and these by its size and times, so that a second run
-does not read it. What does not fit together is as good as absent: it is made anew.
+A file is known by the SHA-256 of its bytes. Its size and times stand for that hash, so that a
+second run need not read it. Damaged or inconsistent entries count as absent and are made anew.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES: dict[str, DType] = {"ids": I32, "lengths": I64, "trained": I8, "places"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The documents of a file, its format, the rows that were skipped, and what is to be said."""
+    """A file's documents and format, its skipped rows, and remarks for the user."""
 
     documents: Documents
     kind: str
@@ -51,13 +51,13 @@ class Kept:
 
 
 class TokenCache:
-    """A folder of tokens."""
+    """A folder of kept tokens."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, key: Mapping[str, Any], n_vocab: int) -> Kept | None:
-        """What is kept under a key, mapped."""
+        """The entry with this key, mapped; None if there is none."""
         path = self._path(key)
         try:
             with gguf.open(path) as file:
@@ -68,7 +68,7 @@ class TokenCache:
             return None
 
     def keep(self, key: Mapping[str, Any], kept: Kept) -> str:
-        """Write it. Returns why that could not be; "" if it could."""
+        """Write an entry. Returns the reason if it cannot be written, else ""."""
         documents = kept.documents
         tensors = {"ids": documents.ids, "lengths": documents.lengths}
         if documents.trained is not None:
@@ -102,7 +102,7 @@ class TokenCache:
         return self.folder / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:32]}.gguf"
 
     def _prune(self, room_for: int) -> None:
-        """Remove the entries that were not used for longest, until there is room for another."""
+        """Remove the least recently used entries, until there is room for another."""
         found = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         left = MOST_BYTES - room_for
         for i, path in enumerate(p for p in found if p.suffix in (".gguf", ".json", ".partial")):
@@ -148,7 +148,7 @@ def _about(path: Path) -> list[int]:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    """An object, empty if there is none."""
+    """The JSON object in a file; an empty one if there is none."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(1 << 16))

@@ -1,4 +1,4 @@
-"""A chat → its tokens, of which those of the assistant are learned. See `pyggml.chat`."""
+"""Chats → tokens, with the assistant's marked as learned. See `pyggml.chat`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OPEN = "open"  # an answer is learned without a token that ends it
 class Chats:
     """How chats become tokens.
 
-    source, origin   the template's Jinja2, and what errors call it
+    source, origin   the template's Jinja2, and its name in errors
     train_on         "assistant" or "all", see `pyggml.chat.ChatEncoder`
     today            the date for templates that ask for one, as YYYY-MM-DD
-    parse            names of control tokens in messages are these tokens
-    most             tokens of a chat beyond which its first rounds are left out; 0 for any number
+    parse            whether names of control tokens in messages become these tokens
+    most             the most tokens of a chat; longer ones lose their first rounds. 0: any number
     """
 
     source: str
@@ -42,9 +42,9 @@ class Chats:
 
     @staticmethod
     def of(config: DataConfig, tokenizer: Tokenizer) -> Chats | None:
-        """As the settings say; None if the model's own template is wanted and it has none.
+        """From settings; None if the model's own template is wanted and it has none.
 
-        Raises TemplateError for a template that does not exist or is no Jinja2.
+        Raises TemplateError for a template that does not exist or is not Jinja2.
         """
         if config.chat_template == MODEL and not tokenizer.chat_templates:
             return None
@@ -62,8 +62,8 @@ class Chats:
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:
     """The tokens of a chat.
 
-    Raises Bad for messages that the template does not take or whose tokens cannot be told from
-    others, and TemplateError if there is no template.
+    Raises Bad for messages that the template refuses, or if the learned tokens cannot be told from
+    others. Raises TemplateError if there is no template.
     """
     encoder = _encoder(tokenizer, chats)
     messages, read_only = _messages(row, encoder.template), row.read_only
@@ -93,8 +93,7 @@ def _encoder(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
 
 
 def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
-    """The messages as templates take them: texts in one piece, and Alpaca's names if they are
-    asked for."""
+    """The messages in the form of templates: one text each; with Alpaca's names if asked for."""
     messages = [{**m, "content": _text(m["content"])} for m in row.messages]
     if row.alpaca is not None and ".instruction" in template.source:
         instruction, given = row.alpaca
@@ -104,13 +103,15 @@ def _messages(row: ChatRow, template: ChatTemplate) -> list[Message]:
 
 
 def _text(content: Any) -> str:
-    """Content as one text; the parts of a list are all texts."""
+    """A message's content as one text; a list consists of texts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _first_round(messages: Sequence[Message]) -> range:
-    """The numbers of the first messages up to the user's second, those of the system before them
-    apart; none if there is no second."""
+    """The indices of the first round: from the first message to before the user's second one.
+
+    System messages at the start are not part of it. Empty if the user has only one message.
+    """
     users = [i for i, m in enumerate(messages) if m["role"] == "user"]
     first = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), 0)
     return range(first, users[1]) if len(users) > 1 else range(0)

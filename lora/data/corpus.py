@@ -68,7 +68,7 @@ def read_corpus(
 def encode_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, encoding: Encoding = AUTO
 ) -> list[Document]:
-    """The tokens of each row. Raises DataError for one that has none."""
+    """The tokens of each row. Raises DataError for a row without any."""
     documents = []
     for row in rows:
         try:
@@ -80,7 +80,7 @@ def encode_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a file holds, and how that was found. See `Found`."""
+    """A file's content, and remarks on its reading. See `Found`."""
 
     kept: Kept
     was_kept: bool = False
@@ -89,7 +89,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The windows of one file; `whole`: a document has to lie in one."""
+    """The windows of one file. `whole`: no document may be cut between windows."""
 
     train: Dataset
     validation: Dataset
@@ -98,7 +98,7 @@ class _Part:
 
 
 class _Reader:
-    """What `read_corpus` was asked for. See there."""
+    """One call of `read_corpus`, with its arguments."""
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
         self.tokenizer, self.ctx, self.cache = tokenizer, config.ctx, cache
@@ -242,7 +242,7 @@ def _check_ends(path: Path, notes: Notes) -> None:
 
 
 def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> None:
-    """No answer is cut without a word."""
+    """DataError for answers longer than a window: none is cut silently."""
     long = np.flatnonzero(documents.lengths > ctx + 1)
     if len(long):
         assert documents.places is not None

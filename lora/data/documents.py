@@ -1,4 +1,4 @@
-"""Documents of tokens: one by one as rows give them, or all of a file in few long arrays."""
+"""Documents of tokens: single ones, made from rows, and all of a file in a few long arrays."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Notes = Mapping[str, tuple[int, str]]  # a note of `Document` -> of how many, an
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Token ids, and whether each is learned where it is a target; None is all.
+    """Token ids, and whether each is learned as a target; None: all are.
 
-    notes: what is to be said of it, see `pyggml.lora.data.chats`
+    notes: remarks on it for the user, see `pyggml.lora.data.chats`
     """
 
     ids: Sequence[int]
@@ -31,13 +31,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Documents:
-    """n documents whose tokens lie in long arrays, in memory or mapped from a file.
+    """n documents, with their tokens in long arrays, in memory or mapped from a file.
 
     ids       (n_tokens,) int32
-    starts    (n,) int64, where each document begins in `ids`
+    starts    (n,) int64, the start of each document in `ids`
     lengths   (n,) int64
-    trained   (n_tokens,) bool, whether each token is learned where it is a target; None is all
-    places    (n, 2) int64, number and end of the `Place` of each; None where nothing is to be told
+    trained   (n_tokens,) bool, whether each token is learned as a target; None: all are
+    places    (n, 2) int64, number and end of each `Place`; None if no place is ever named
     """
 
     ids: np.ndarray
@@ -54,7 +54,7 @@ class Documents:
         return int(self.lengths.sum())
 
     def part(self, which: np.ndarray) -> Documents:
-        """Some of the documents, their tokens where they are."""
+        """Some of the documents; their tokens are not copied."""
         places = None if self.places is None else self.places[which]
         return Documents(self.ids, self.starts[which], self.lengths[which], self.trained, places)
 
@@ -68,7 +68,7 @@ class Documents:
 
 
 class Writer:
-    """Documents, as they come, → `Documents`."""
+    """Collects documents one by one into `Documents`."""
 
     def __init__(self, folder: Path | None) -> None:
         self._ids, self._trained = Column(np.int32, folder), Column(np.bool_, folder)
@@ -82,7 +82,7 @@ class Writer:
         self._end(len(document), place)
 
     def add_parts(self, parts: Iterator[Sequence[int]], place: Place | None = None) -> None:
-        """One more document, all of it learned, whose tokens come in parts."""
+        """Add a document, all of it learned, from parts of its tokens."""
         n = 0
         for ids in parts:
             self._mark(len(ids), None)
@@ -105,7 +105,7 @@ class Writer:
             self._places.extend((place.number, place.end))
 
     def documents(self) -> Documents:
-        """All that were added; the writer takes no more."""
+        """All documents added; call it once, at the end."""
         lengths, places = self._lengths.finished(), self._places.finished()
         return Documents(
             self._ids.finished(),

@@ -32,9 +32,9 @@ Messages = tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row stands: the third line, item, record or row of a file; counted from 1.
+    """The place of a row: the third line, item, record or row of a file, counted from 1.
 
-    end: the line that a record of several lines ends in, 0 where number already is the line.
+    end: the last line of a record that spans several; 0 if `number` is already a line.
     """
 
     file: str
@@ -119,7 +119,7 @@ Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow
 class Bad(Exception):
     """A record that makes no row, or a row that cannot be encoded.
 
-    The message is the rest of the sentence that its place begins: Bad("is no JSON").
+    The message is the rest of a sentence that starts with the place: Bad("is no JSON").
     """
 
     def __init__(self, fault: str, joint: str = " ") -> None:
@@ -127,5 +127,5 @@ class Bad(Exception):
         self.joint = joint
 
     def at(self, place: Place) -> str:
-        """The sentence."""
+        """The whole sentence, with its place."""
         return f"{place}{self.joint}{self}"

@@ -49,13 +49,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a file holds: rows that became documents, how many of them are held out, and rows that
-    were skipped because they are faulty.
+    """The rows found in a file: documents made of them, documents held out, and faulty rows
+    skipped.
 
-    was_kept   its tokens are those of an earlier run
-    not_kept   why the next run will make them anew; "" if it will not have to
-    notes      what is to be said of its documents
-    n_dropped  rows that were left out because they are longer than a window
+    was_kept   whether its tokens are those of an earlier run
+    not_kept   the reason why the next run must make them anew; "" if it need not
+    notes      remarks on its documents for the user
+    n_dropped  rows left out because they are longer than a window
     """
 
     source: Source

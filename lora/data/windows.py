@@ -35,11 +35,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Windows: `tokens` and the number of the document of each, both (n, ctx + 1) int32.
+    """Windows: `tokens`, and the number of each token's document; both (n, ctx + 1) int32.
 
-    A window that is not full ends in tokens that are documents of their own: they have no target.
-    trained: (n, ctx + 1) bool, whether each token is learned where it is a target; None is all.
-    repeats: (n,) float64, how often an epoch reads each window, see `order`; None is once.
+    A window that is not full ends in documents of one token, which have no target.
+
+    trained   (n, ctx + 1) bool, whether each token is learned as a target; None: all are
+    repeats   (n,) float64, how often an epoch reads each window, see `order`; None: once
     """
 
     tokens: np.ndarray
@@ -52,7 +53,7 @@ class Dataset:
 
     @property
     def n_read(self) -> int:
-        """How many windows an epoch reads: the same in each."""
+        """The number of windows that each epoch reads."""
         return len(self) if self.repeats is None else len(self.order(0, 0))
 
     @property
@@ -134,9 +135,9 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
-    """What is trained on, what is held out (None if nothing is), and what each file held.
+    """Windows to train on, windows held out (None if there are none), and what each file held.
 
-    about: settings that made them, which a resumed run must share.
+    about: the settings that made them, which a resumed run must share.
     """
 
     train: Dataset
@@ -172,5 +173,5 @@ class Corpus:
 
 
 def no_documents(n: int) -> np.ndarray:
-    """Numbers of n documents of one token, all different: what fills up a window."""
+    """Numbers of n documents of one token each, all different; they fill up a window."""
     return -1 - np.arange(n, dtype=np.int32)
