@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import sqrt
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,6 +67,8 @@ class Passes:
 
     n_ctx     length of a sequence, n_tokens unless it is given
     fused     see TokenLoss, which is the loss unless one is given
+    noise     α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L tokens
+              in its document, d numbers in an embedding
     others    further graphs that run in the same memory: `programs` after the first two
 
     Raises NoGradientError if a parameter cannot be trained.
@@ -81,12 +84,16 @@ class Passes:
         keep: Keep = Keep.COSTLY,
         loss: Loss | None = None,
         others: Sequence[Graph] = (),
+        noise: float = 0.0,
     ) -> None:
+        self._noise = noise / sqrt(model.config.n_embd)
+        size = zeros((n_tokens,), F32, "noise") if noise else None
         self._inputs = Inputs.empty(n_tokens, n_ctx)
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
         own_output = f"{model.parts.output_name}.weight" in parameters.tensors
         self._loss = loss or TokenLoss(n_tokens, fused and not own_output)
-        forward = self._loss.build(model, replace(self._inputs, draw=self._draw), True)
+        self._drawn = replace(self._inputs, draw=self._draw, noise=size)
+        forward = self._loss.build(model, self._drawn, True)
         alone = self._loss.build(model, self._inputs, False)
         graph = build_backward(
             replace(forward, outputs=forward.outputs[:1]),
@@ -114,7 +121,8 @@ class Passes:
     ) -> Passes:
         """The graphs of a run with these settings, over windows of `ctx` tokens."""
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
-        return cls(model, parameters, config.batch * ctx, fused, ctx, keep, loss, others)
+        n_tokens, noise = config.batch * ctx, config.neftune_alpha
+        return cls(model, parameters, n_tokens, fused, ctx, keep, loss, others, noise)
 
     @property
     def n_bytes(self) -> int:
@@ -148,7 +156,7 @@ class Passes:
                 yield from compile_backwards(p)
 
     def draw(self, seed: int, number: int) -> None:
-        """Seed dropout: the next batch uses this seed and number, each later one the next
+        """Seed dropout and noise: the next batch uses this seed and number, each later one the next
         number."""
         self._next = (seed, number)
 
@@ -158,6 +166,8 @@ class Passes:
         words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
         write(self._draw, words.view(np.int32))
         self._next = (seed, number + 1)
+        if self._drawn.noise is not None:
+            write(self._drawn.noise, self._noise / np.sqrt(_document_lengths(batch.span)))
         return self._run(0, batch)
 
     def evaluate(self, batch: Batch) -> float:
@@ -181,6 +191,12 @@ class Passes:
             if not _is_finite(device.read(node)):
                 return repr(node)
         return "no node of the graph"
+
+
+def _document_lengths(span: np.ndarray) -> np.ndarray:
+    """(T,): tokens of each token's document, which all see its first one."""
+    _, document, lengths = np.unique(span[:, 0], return_inverse=True, return_counts=True)
+    return np.asarray(lengths[document])
 
 
 def _is_finite(values: np.ndarray) -> bool:

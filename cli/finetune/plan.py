@@ -22,7 +22,8 @@ def say_plan(trainer: Trainer, parts: Parts) -> None:
         (parts.process, "interpreter, libraries, text, kernels and their compiler"),
     ):
         row("", f"{size(n_bytes):>8}  {what}")
-    seconds, left = trainer.rehearse(), trainer.n_steps - trainer.progress.step
+    left = trainer.n_steps - trainer.progress.step  # before two steps are made
+    seconds = trainer.rehearse()
     row("time", f"{span(seconds)} a step: {span(seconds * left)} and the validations")
     say()
     row("dry run", "nothing was written; without --dry-run this is done")

@@ -123,6 +123,15 @@ class TrainConfig(Settings):
         group="optimiser",
     )
 
+    neftune_alpha: float = setting(
+        0.0,
+        "noise on the embeddings of training text, at most this / √(tokens of its document · size "
+        "of an embedding) (NEFTune; 5 is usual, 0: none)",
+        "0 or more",
+        lambda x: 0 <= x < 1e6,
+        group="optimiser",
+    )
+
     # -- memory and speed -----------------------------------------------------------------------
 
     grad_checkpointing: bool = setting(

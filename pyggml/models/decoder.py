@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 from pyggml.errors import ConfigError
 from pyggml.models.config import ModelConfig
@@ -12,7 +13,7 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merged
 from pyggml.op import Spec
-from pyggml.ops import add, get_rows, scale, tanh
+from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
 from pyggml.tensor import Tensor
 
 
@@ -101,6 +102,8 @@ class Decoder:
 
     def _embed(self, net: Net) -> Tensor:
         x = net.rows("token_embd", net.inputs.tokens)
+        if net.inputs.noise is not None and net.inputs.draw is not None:
+            x = uniform_noise(x, net.inputs.noise, net.inputs.draw, crc32(b"token_embd"))
         if self.embedding_scale != 1:
             x = scale(x, self.embedding_scale)
         if self.n_positions:

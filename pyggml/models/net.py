@@ -40,6 +40,8 @@ class Inputs:
                 tokens of this run or, with a cache, of cache rows
     draw        (3,) int32, seed and number of the random draw (pyggml.ops.dropout); None where
                 nothing is drawn: everywhere but in training
+    noise       (T,) float32, the most that is added to a number of each token's embedding; None
+                for no noise
     """
 
     tokens: Tensor
@@ -47,6 +49,7 @@ class Inputs:
     span: Tensor
     n_ctx: int
     draw: Tensor | None = None
+    noise: Tensor | None = None
 
     @classmethod
     def empty(cls, n_tokens: int, n_ctx: int | None = None) -> Inputs:

@@ -21,7 +21,7 @@ from pyggml.ops.attention import flash_attn_ext
 from pyggml.ops.conv import conv_2d_direct, conv_2d_dw, conv_transpose_1d, conv_transpose_2d
 from pyggml.ops.delta_net import gated_delta_net
 from pyggml.ops.detach import detach
-from pyggml.ops.dropout import dropout
+from pyggml.ops.dropout import dropout, uniform_noise
 from pyggml.ops.embedding import arange, timestep_embedding
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
@@ -219,6 +219,7 @@ __all__ = [
     "transpose",
     "tri",
     "trunc",
+    "uniform_noise",
     "upscale",
     "view",
     "window_span",

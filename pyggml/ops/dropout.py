@@ -1,4 +1,7 @@
-"""Dropout: elements become 0 with probability p, the others grow by 1 / (1 − p).
+"""Random draws of training.
+
+dropout         elements become 0 with probability p, the others grow by 1 / (1 − p)
+uniform_noise   y[r, :] = x[r, :] + size[r] · u,   u uniform in [−1, 1) for every element
 
 Random numbers are Philox4x32-10's (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 2011): a function of a key and a counter, without a state. The same elements are dropped again by
@@ -36,6 +39,14 @@ def dropout(x: Tensor, draw: Tensor, p: float, stream: int) -> Tensor:
     one plan serves every step. p: 0 to below 1; stream: 0 to 2^32 − 1, one for each use in a graph.
     """
     return DROPOUT(x, draw, p=float(p), stream=stream)
+
+
+def uniform_noise(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Tensor:
+    """x (T, n) F32 with noise, at most size[r] in row r (no op of ggml; Jain et al. 2023).
+
+    size (T,) F32 is data and gets no gradient; draw and stream as those of `dropout`.
+    """
+    return UNIFORM_NOISE(x, size, draw, stream=stream)
 
 
 # -- Philox4x32-10 ------------------------------------------------------------------------------
@@ -115,26 +126,36 @@ def _least(p: float) -> int:
     return round(p * (1 << 32))
 
 
+def _expect_draw(name: str, draw: Tensor, stream: int) -> None:
+    expect(name, "draw", draw, (DRAW,), I32)
+    if not 0 <= stream < _STREAMS:
+        raise ShapeError(f"{name}: stream is {stream}, wanted 0 to 2^32 - 1")
+
+
 def _dropout_spec(x: Tensor, draw: Tensor, p: float, stream: int) -> Spec:
     expect_type("dropout", "x", x)
-    expect("dropout", "draw", draw, (DRAW,), I32)
+    _expect_draw("dropout", draw, stream)
     if not 0 <= p < 1:
         raise ShapeError(f"dropout: p is {p}, wanted 0 to below 1")
-    if not 0 <= stream < _STREAMS:
-        raise ShapeError(f"dropout: stream is {stream}, wanted 0 to 2^32 - 1")
     return Spec(x.shape)
+
+
+def _words(rows: np.ndarray, draw: np.ndarray, stream: int) -> np.ndarray:
+    """The random word of each element of rows (R, n)."""
+    n_rows, n = rows.shape
+    quarter = -(-n // 4)
+    words = draw.astype(np.int32).view(np.uint32).astype(np.uint64)
+    counter = np.empty((4, n_rows, quarter), np.uint64)
+    counter[0], counter[1] = np.arange(quarter), np.arange(n_rows)[:, None]
+    counter[2], counter[3] = stream, words[2]
+    return philox(counter, words[:2]).swapaxes(0, 1).reshape(n_rows, -1)[:, :n]
 
 
 def _dropout_ref(x: np.ndarray, draw: np.ndarray, p: float, stream: int) -> np.ndarray:
     n = x.shape[-1] if x.ndim else 1
     rows = x.reshape(-1, n) if x.size else x.reshape(0, n)
-    quarter = -(-n // 4)
-    words = draw.astype(np.int32).view(np.uint32).astype(np.uint64)
-    counter = np.empty((4, len(rows), quarter), np.uint64)
-    counter[0], counter[1] = np.arange(quarter), np.arange(len(rows))[:, None]
-    counter[2], counter[3] = stream, words[2]
-    numbers = philox(counter, words[:2]).swapaxes(0, 1).reshape(len(rows), -1)[:, :n]
-    return np.where(numbers >= _least(p), rows / (1 - p), 0.0).reshape(x.shape)
+    stays = _words(rows, draw, stream) >= _least(p)
+    return np.where(stays, rows / (1 - p), 0.0).reshape(x.shape)
 
 
 def _dropout_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -161,3 +182,71 @@ DROPOUT = op(
     memory=Memory.INPLACE,
 )
 cpu_kernel(DROPOUT, _dropout_run)
+
+# -- uniform_noise ------------------------------------------------------------------------------
+
+_UNIT = np.float32(2.0**-23)  # of 24 random bits, which a float32 holds
+
+
+@kernel
+def _noise_row(out, x, quarter, row, size, draw, stream):
+    k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
+    one = np.float32(1)
+    for j in range(quarter):
+        words = _philox(np.uint64(j), row, stream, n, k0, k1)
+        for w in range(4):
+            i = w * quarter + j
+            if i < x.size:
+                u = np.float32(np.int64(words[w] >> np.uint64(8))) * _UNIT - one
+                out[i] = x[i] + size * u
+
+
+@parallel
+def _noise(out, x, size, draw, stream):
+    quarter = (x.shape[1] + 3) // 4
+    for r in prange(x.shape[0]):
+        _noise_row(out[r], x[r], quarter, np.uint64(r), size[r], draw, stream)
+
+
+def _noise_run(site: Site) -> Call:
+    x, size, draw = site.src
+    return Call(_noise, site.out, x, size, draw, np.uint64(site.node.params["stream"]))
+
+
+def _noise_spec(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Spec:
+    expect_type("uniform_noise", "x", x)
+    expect("uniform_noise", "size", size, x.shape[:1])
+    if len(x.shape) != 2:
+        raise ShapeError(f"uniform_noise: x is {x.shape}, wanted (T, n)")
+    _expect_draw("uniform_noise", draw, stream)
+    return Spec(x.shape)
+
+
+def _noise_ref(x: np.ndarray, size: np.ndarray, draw: np.ndarray, stream: int) -> np.ndarray:
+    u = (_words(x, draw, stream) >> np.uint64(8)).astype(np.float64) * 2.0**-23 - 1
+    return np.asarray(x + size[:, None] * u)
+
+
+def _noise_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The noise is no function of what is trained."""
+    return dy, None, None
+
+
+def _noise_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, stream in [((1, 1), 0), ((3, 8), 7), ((5, 67), _STREAMS - 1)]:
+        draw = rng.integers(-(1 << 31), 1 << 31, DRAW)
+        size = rng.uniform(0, 2, shape[0])
+        yield Sample((rng.standard_normal(shape), size, draw), {"stream": stream})
+
+
+UNIFORM_NOISE = op(
+    name="uniform_noise",
+    ggml=GGMLOp.CUSTOM,
+    spec=_noise_spec,
+    ref=_noise_ref,
+    grad=_noise_grad,
+    samples=_noise_samples,
+    refuses={"stream": (-1, _STREAMS)},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(UNIFORM_NOISE, _noise_run)
