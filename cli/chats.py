@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import click
 import numpy as np
 
-from pyggml.chat import MODEL
+from pyggml.chat import MODEL, ChatTemplate, Message, find_template
 from pyggml.cli.show import plural, printable, row, say
+from pyggml.errors import TemplateError
 from pyggml.lora import Corpus, DataConfig, Dataset
 from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
 from pyggml.tokenizer import Tokenizer
@@ -22,6 +23,10 @@ _SAID = {
     "takes them as tokens)",
     OPEN: "taught an answer that no token ends, so that the model may not stop",
 }
+
+_PROBE = [
+    {"role": role, "content": f" the {role}'s "} for role in ("system", "user", "assistant", "user")
+]
 
 
 def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
@@ -35,7 +40,7 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
     )
     learned = "the assistant's answers" if config.train_on == "assistant" else "every token"
     row("chats", f"{n:,}, written as {printable(template)} has them; learned: {learned}")
-    if config.chat_template != MODEL and tokenizer.chat_templates:
+    if config.chat_template != MODEL and _differs(tokenizer, config.chat_template):
         row("", "the model's file has another template: whatever runs it must be told to use this")
     for part in found:
         for note, text in _SAID.items():
@@ -44,6 +49,33 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
                 row("", f"{plural(count, 'chat')} {text}; the first is {first}")
         if part.n_dropped:
             row("", f"{plural(part.n_dropped, 'row')} longer than a window left out")
+
+
+def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> str:
+    """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
+    if not any(CHAT in found.notes for found in corpus.found):
+        return "..."
+    template = find_template(tokenizer, config.chat_template)
+    text = _rendered(template, [{"role": "user", "content": "..."}]) or "..."
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _differs(tokenizer: Tokenizer, name: str) -> bool:
+    """Whether the model's own template, if it has one, writes short chats in another way."""
+    try:
+        own = find_template(tokenizer)
+    except TemplateError:
+        return False
+    named = find_template(tokenizer, name)
+    return any(_rendered(own, chat) != _rendered(named, chat) for chat in (_PROBE, _PROBE[1:]))
+
+
+def _rendered(template: ChatTemplate, chat: Sequence[Message]) -> str:
+    """The chat up to an answer; "" if the template refuses it."""
+    try:
+        return template.render(chat, add_generation_prompt=True)
+    except TemplateError:
+        return ""
 
 
 def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:

@@ -113,20 +113,21 @@ def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], st
     row("resume", resumed(Path(folder)))
 
 
-def say_how_to_use(job: Job, is_model: bool) -> None:
+def say_how_to_use(job: Job, is_model: bool, prompt: str) -> None:
+    """Commands that use the output. llama-cli writes chats itself: it gets the question alone."""
     say()
-    if is_model:
-        for command in ("pyggml generate", "llama-cli"):
-            row("use it", f'{command} -m {shlex.quote(str(job.output))} -p "..."')
-        return
-    adapters = [*(job.below or ()), (job.output, 1.0)]
-    ours = [word for given in adapters for word in ("--lora", adapter_word(given))]
-    theirs = [
-        word
-        for path, weight in adapters
-        for word in (
-            ("--lora", str(path)) if weight == 1 else ("--lora-scaled", f"{path}:{weight:g}")
-        )
-    ]
-    for command, words in (("pyggml generate", ours), ("llama-cli", theirs)):
-        row("use it", f'{command} {shlex.join(["-m", str(job.model), *words])} -p "..."')
+    ours: tuple[str, ...] = ("-m", str(job.output))
+    theirs = ours
+    if not is_model:
+        adapters = [*(job.below or ()), (job.output, 1.0)]
+        base = ("-m", str(job.model))
+        ours = (*base, *(w for given in adapters for w in ("--lora", adapter_word(given))))
+        theirs = (*base, *(w for given in adapters for w in _llama_cpp(*given)))
+    prompt_word = '"..."' if prompt == "..." else shlex.quote(prompt)
+    row("use it", f"pyggml generate {shlex.join(ours)} -p {prompt_word}")
+    row("use it", f'llama-cli {shlex.join(theirs)} -p "..."')
+
+
+def _llama_cpp(path: Path, weight: float) -> tuple[str, str]:
+    """An adapter as llama.cpp takes it."""
+    return ("--lora", str(path)) if weight == 1 else ("--lora-scaled", f"{path}:{weight:g}")

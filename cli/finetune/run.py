@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml import load
 from pyggml.cli import ahead, overview
-from pyggml.cli.chats import preview, say_chats
+from pyggml.cli.chats import preview, question_prompt, say_chats
 from pyggml.cli.finetune import memory, record, results
 from pyggml.cli.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.finetune.plan import say_plan
@@ -113,7 +113,9 @@ def _run(
     after = load(job.output, None, model.compute) if written else model
     answers = compare(before, after, prompt)
     record.save_report(job, told, model.tokenizer.decode(prompt), answers)
-    results.say_how_to_use(job, written)
+    results.say_how_to_use(
+        job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
+    )
     return 0
 
 

@@ -63,6 +63,19 @@ def test_another_template_than_the_model_s_is_told(chat_model, chats, finetune, 
     assert f"written as {path} has them" in ended.out
 
 
+def test_a_template_that_writes_as_the_model_s_does_is_no_other(
+    chat_model, chats, finetune, tmp_path
+):
+    path = tmp_path / "same.jinja"
+    path.write_text("{# in other words #}" + CHATML.replace("{{ '", "{{- '"))
+    how = ("--ctx", "64", "--max-steps", "1", "--chat-template", path)
+    ended = finetune(*how, model=chat_model, data=chats(*[ROUND] * 2))
+    assert ended.code == 0, ended.err
+    assert "another template" not in ended.out
+    prompt = "-p '<|im_start|>user\\n...<|endoftext|>\\n'"
+    assert ended.row("use it").endswith(prompt)
+
+
 def test_samples_are_in_colour_on_a_terminal_alone(chat_model, chats, monkeypatch, capsys):
     from pyggml import load
 
