@@ -31,7 +31,7 @@ from pyggml.tensor import zeros
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """The perplexity over the first `chunk` of `n_chunks` chunks, and its standard error."""
+    """The perplexity of the first `chunk` of `n_chunks` chunks, and its standard error."""
 
     chunk: int
     n_chunks: int
@@ -91,7 +91,7 @@ def _error(mean: float, mean_square: float, n: int) -> float:
 
 
 class _Scorer:
-    """Hidden states of a whole chunk in one graph, logits of a few of its positions in another."""
+    """Two graphs: the hidden states of a whole chunk, and the logits of a few of its positions."""
 
     def __init__(self, model: Model, n_ctx: int, n_scored: int) -> None:
         """n_scored: most positions of a chunk that are scored."""

@@ -24,9 +24,10 @@ class Notes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """`nodes` run in this order; `leaves` hold data already; `outputs` are kept for the caller.
+    """Nodes in the order of execution, leaves with data, and outputs, which are kept for the
+    caller.
 
-    Passes make a new graph of a graph, whose outputs have the same positions.
+    A pass makes a new graph from a graph; its outputs have the same positions.
     """
 
     nodes: tuple[Tensor, ...]
@@ -36,10 +37,10 @@ class Graph:
 
     @classmethod
     def of(cls, *outputs: Tensor, steps: Iterable[Tensor] = ()) -> Graph:
-        """The graph that makes these outputs, and nothing that they do not need.
+        """The graph of these outputs, with no node that they do not need.
 
-        It makes the `steps` one after the other, each right after what it needs, and then the
-        outputs. Raises GraphError if a node needs numbers that an earlier one must write over.
+        It computes the `steps` first, each right after its sources, and then the outputs. Raises
+        GraphError if a node needs numbers that an earlier one must overwrite.
         """
         needed = set(reachable(*outputs))
         order = topological(*(s for s in steps if s in needed), *outputs)
@@ -78,11 +79,11 @@ class Graph:
 
 
 def topological(*roots: Tensor) -> list[Tensor]:
-    """Every tensor the roots depend on, leaves included, sources before users: one root after the
-    other, each right after what it needs, which is sought source by source.
+    """All tensors that the roots depend on, leaves included, sources before users.
 
-    A node that writes over a tensor stands behind all that read the old numbers. Raises GraphError
-    if one of those depends on it.
+    The order is that of the roots, and each root's sources come in their own order right before it.
+    A node that overwrites a tensor stands after all readers of the old numbers; raises GraphError
+    if one of these depends on it.
     """
     overwrites = _readers_of_overwritten(reachable(*roots))
     order: dict[Tensor, None] = {}
@@ -110,7 +111,7 @@ def last_write(t: Tensor) -> Tensor:
 
 
 def reachable(*roots: Tensor) -> list[Tensor]:
-    """The roots and all they depend on, in no order that means anything, but always the same."""
+    """The roots and all that they depend on. The order has no meaning, but is always the same."""
     found = dict.fromkeys(roots)
     stack = list(found)
     while stack:
@@ -122,7 +123,7 @@ def reachable(*roots: Tensor) -> list[Tensor]:
 
 
 def _readers_of_overwritten(tensors: Sequence[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
-    """For each node that writes into another's memory, what reads that as it was before."""
+    """The readers of the old numbers, for each node that writes into another tensor's memory."""
     writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
     if not writes:
         return {}

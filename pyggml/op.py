@@ -1,4 +1,4 @@
-"""Op: what one operation means, on every device. How a device computes it, its backend knows."""
+"""Op: the meaning of an operation, the same on every device. Kernels belong to the backends."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pyggml.tensor import Shape, Tensor
 
 @dataclass(frozen=True, slots=True)
 class NoGrad:
-    """Stands where a gradient rule would be, and says why there is none."""
+    """In place of a gradient rule: the reason why there is none."""
 
     reason: str
 
 
 class Detached(NoGrad):
-    """The op's result counts as fixed: no gradient goes through it, and none is missed."""
+    """In place of a gradient rule: the op's result counts as fixed, and no gradient is missed."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Arguments that an op must accept, as arrays or ready leaves, for tests and benchmarks."""
+    """Arguments that an op must accept, as arrays or leaves, for tests and benchmarks."""
 
     arrays: tuple[np.ndarray | Tensor, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a shape rule answers. `strides` and `offset` (bytes) are set by view ops only."""
+    """The result of a shape rule. `strides` and `offset` (bytes) are set by view ops only."""
 
     shape: Shape
     dtype: DType = F32
@@ -100,12 +100,12 @@ class Op:
 
     @property
     def is_view(self) -> bool:
-        """Whether it only looks into its first source's memory: nothing runs."""
+        """Whether the result only looks into its first source's memory: nothing runs."""
         return self.memory is Memory.VIEW
 
     @property
     def cheap(self) -> bool:
-        """Whether to compute a result again for the backward pass costs less than to keep it."""
+        """Whether computing a result again for the backward pass costs less than keeping it."""
         return not self.costly and self.saved is _nothing_saved
 
     def __call__(self, *src: Tensor, **params: Any) -> Tensor:
@@ -165,11 +165,11 @@ SHARED = replace(
 
 
 def has_kernel(node: Tensor) -> bool:
-    """Whether a device computes the node itself: it is no view, and no other writes it."""
+    """Whether a kernel computes the node: it is no view, and no other node writes it."""
     return node.op not in (None, SAVED, COPIED) and not node.is_view
 
 
 def changed_by(node: Tensor) -> list[Tensor]:
-    """The owners of the memory that the node's kernel changes, its own result's not counted."""
+    """The owners of the memory that a node's kernel changes, besides its own result."""
     further = node.op.changes if node.op is not None else ()
     return [*([node.root] if node.is_write else []), *(node.src[i].root for i in further)]

@@ -21,11 +21,11 @@ def pack(
     folder: Path | None = None,
     alone: bool = False,
 ) -> Dataset:
-    """Documents one after the other, cut into windows; those without any target are left out.
+    """Windows of documents laid one after the other; windows without any target are left out.
 
     whole    no document goes on in the next window; each has at most ctx + 1 tokens
     alone    no two documents share a window
-    folder   where arrays lie that are too large for memory, see `spill`
+    folder   the place of arrays too large for memory, see `spill`
     """
     if not isinstance(documents, Documents):
         documents = Documents.of(documents, folder)
@@ -56,7 +56,7 @@ def pack(
 
 
 def _places(lengths: np.ndarray, width: int, whole: bool, alone: bool) -> tuple[np.ndarray, int]:
-    """Where each document begins in the windows, and how many tokens these have."""
+    """The start of each document in the windows, and the number of tokens in the windows."""
     if alone:
         lengths = lengths + -lengths % width
     ends = np.cumsum(lengths)
@@ -72,7 +72,7 @@ def _places(lengths: np.ndarray, width: int, whole: bool, alone: bool) -> tuple[
 
 
 def _runs(lengths: np.ndarray) -> Iterator[slice]:
-    """Documents one after the other, in groups of a block of tokens or a single document."""
+    """Groups of consecutive documents: about a block of tokens each, or one longer document."""
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):
@@ -85,7 +85,7 @@ def _runs(lengths: np.ndarray) -> Iterator[slice]:
 def _moves(
     documents: Documents, starts: np.ndarray, which: slice
 ) -> tuple[slice | np.ndarray, slice | np.ndarray, np.ndarray | int]:
-    """Where the tokens of some documents are, where they go, and the number of the document."""
+    """For some documents: where their tokens are, where they go, and each document's number."""
     lengths = documents.lengths[which]
     if len(lengths) == 1:  # it may be all of a large file
         source, target, n = int(documents.starts[which.start]), int(starts[which.start]), lengths[0]
@@ -97,7 +97,7 @@ def _moves(
 
 
 def _with_targets(windows: Dataset) -> Dataset:
-    """Those that have any, moved up where they are."""
+    """The windows with at least one target, moved up in place."""
     kept = 0
     parts = [windows.tokens, windows.documents]
     parts += [] if windows.trained is None else [windows.trained]
@@ -112,7 +112,7 @@ def _with_targets(windows: Dataset) -> Dataset:
 
 
 def join(datasets: Sequence[Dataset], folder: Path | None = None) -> Dataset:
-    """The windows of all, which have the same ctx."""
+    """The windows of several datasets of the same ctx."""
     if len(datasets) == 1:
         return datasets[0]
     n, width = sum(map(len, datasets)), datasets[0].ctx + 1

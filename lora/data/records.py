@@ -39,7 +39,7 @@ Answer = str | Messages
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Names that a record must have, those that it may have, and the row that they make."""
+    """A set of names that a record must have, names that it may have, and their row."""
 
     names: tuple[str, ...]
     make: Callable[[Place, Record], Row]
@@ -208,7 +208,7 @@ NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Which rows are wanted, and where a record has them.
+    """The kind of rows wanted, and the names of their parts in the files.
 
     purpose   "training", "preference" or "kto"
     columns   name of a row → name in the file; if given, no other names are read
@@ -219,7 +219,7 @@ class Schema:
 
     @property
     def wanted(self) -> str:
-        """What a faulty row should have been."""
+        """What a faulty row lacks: the names wanted."""
         if self.columns:
             names = " and ".join(f'"{column}" ({name})' for name, column in self.columns)
             return f"wanted one JSON object with {names} on each line"
@@ -236,7 +236,7 @@ class Schema:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the file that rows are made of."""
+        """The names in the file that rows are made of."""
         return frozenset(column for _, column in self.columns) if self.columns else NAMES
 
     def has_row(self, names: Any) -> bool:
@@ -245,7 +245,7 @@ class Schema:
         return any(found >= set(s.names) for some in SHAPES.values() for s in some)
 
     def row(self, place: Place, record: Any) -> Row:
-        """Raises Bad for a record that is not as wanted."""
+        """The row of a record. Raises Bad for a record without the names or values wanted."""
         if not isinstance(record, dict):
             raise Bad(f"is a JSON {kind_of(record)}")
         found = self._renamed(record)

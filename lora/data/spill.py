@@ -1,6 +1,6 @@
-"""Arrays that may be larger than memory: small ones lie in it, large ones in a file on disk.
+"""Arrays that may be larger than memory: small ones are in memory, large ones in a file on disk.
 
-The file has no name: when the array is freed or the process ends, however it ends, it is gone.
+The file has no name. It is gone when the array is freed or the process ends, in any way.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ _CODES = {("i", 4): "i", ("i", 8): "q", ("b", 1): "b"}
 
 
 def empty(shape: tuple[int, ...], dtype: type[np.generic], folder: Path | None) -> np.ndarray:
-    """An array of any content; `folder` is where its file would lie, None the system's choice.
+    """An array with undefined content. `folder` is the place of its file; None: the system's
+    choice.
 
-    Raises PyggmlError if the disk has no room: a mapped page that cannot be written kills.
+    Raises PyggmlError if the disk has no room: writing to a mapped page without room would kill the
+    process.
     """
     n_bytes = prod(shape) * np.dtype(dtype).itemsize
     if n_bytes <= _IN_MEMORY:
