@@ -29,8 +29,8 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> None:
         from tensorboardX import SummaryWriter
 
-        # What an earlier run, or one that was stopped, logged of the steps to come is not shown.
-        self._writer = SummaryWriter(str(folder), purge_step=start)
+        # What an earlier run, or one that was killed, logged of the steps to come is not shown.
+        self._writer = SummaryWriter(str(folder), purge_step=start and start + 1)
         rows = (f"| {k} | {v} |" for k, v in settings.items())
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
 
@@ -48,7 +48,7 @@ class WeightsAndBiases:
 
         folder.mkdir(exist_ok=True)
         mode: Any = os.environ.get("WANDB_MODE", "offline")
-        quiet = wandb.Settings(silent=True, console="off")
+        quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True)
         known = {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
         about = {"project": "pyggml", "name": name, "config": known}
         self._run = wandb.init(dir=str(folder), mode=mode, settings=quiet, **about)
