@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,6 +25,7 @@ from pyggml.cli.report.series import charts_of
 from pyggml.cli.show import printable, size, span
 from pyggml.errors import ConfigError
 from pyggml.files import replacing
+from pyggml.lora import History
 from pyggml.lora.record import read_records
 
 _FIRST = "<!doctype html><!-- Written by pyggml-finetune -->"
@@ -100,7 +102,8 @@ def _facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = [("steps", f"{len(steps):,}")]
     losses = [r["loss"] for r in steps if _is_number(r, "loss")]
     if losses:
-        found.append(("loss", f"{losses[0]:.3f} → {losses[-1]:.3f}"))
+        first, last = History(array("d", losses)).ends()
+        found.append(("loss", f"{first:.3f} → {last:.3f}"))
     if held_out:
         found.append(("validation", f"{held_out[0]:.3f} → {held_out[-1]:.3f}"))
     n_tokens = sum(r["n_tokens"] for r in steps if _is_number(r, "n_tokens"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -52,7 +53,8 @@ class MetricsFile:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # it would write again what the disk refused
+                self._file.close()
 
     def _opened(self) -> TextIO:
         """The file with the lines of the steps before, ready for more."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +128,22 @@ def test_a_full_disk_ends_no_run(trainer_of, tmp_path, path, monkeypatch):
     trainer = trainer_of(max_steps=2)
     recorder = _recorded(trainer, tmp_path)
     assert trainer.is_done and not path.exists()
+    assert recorder.faults == [f"{path}: cannot be written: No space left on device"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="asks for a file that is always full")
+def test_a_disk_that_fills_on_the_way_ends_no_run(trainer_of, tmp_path, path):
+    trainer = trainer_of(max_steps=3)
+
+    def filled(report):
+        recorder(report)
+        if report.step == 1:
+            recorder.metrics._file.close()
+            recorder.metrics._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+
+    with Recorder(trainer, tmp_path / "adapter.gguf") as recorder:
+        trainer.run(filled)
+    assert trainer.is_done and _steps(read_records(path)) == [1]
     assert recorder.faults == [f"{path}: cannot be written: No space left on device"]
 
 
