@@ -185,12 +185,12 @@ class Passes:
         self.watched = tuple(program.read(t) for t in outputs[first:])
         return float(program.read(outputs[0]))
 
-    def first_not_finite(self) -> str:
-        """Run the last batch again and name the first node that gives NaN or infinity."""
+    def first_not_finite(self) -> str | None:
+        """Run the last batch again; the first node that gives NaN or infinity, if one does."""
         for node, device in self.programs[0].walk():
             if not _is_finite(device.read(node)):
                 return repr(node)
-        return "no node of the graph"
+        return None
 
 
 def _document_lengths(span: np.ndarray) -> np.ndarray:

@@ -19,7 +19,8 @@ import numpy as np
 
 from pyggml import threads
 from pyggml.backends import write
-from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError
+from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError, TokenizerError
+from pyggml.gguf.fields import shown
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
 from pyggml.lora.computed import Computed
@@ -203,14 +204,7 @@ class Trainer:
         loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
         if not isfinite(loss) or not isfinite(norm):
-            where = self.passes.first_not_finite()
-            raise PyggmlError(
-                [
-                    f"step {at.step + 1}: the loss is {loss:g} and the gradient's length {norm:g}",
-                    f"the first number that is not finite is made by {where}",
-                    ("lr", "may be too high"),
-                ]
-            )
+            raise self._diverged(loss, norm, windows)
         self._updating = True
         self._optimiser.step(lr, at.step + 1)
         self.progress = at.after(len(windows), self._n_read)
@@ -228,6 +222,33 @@ class Trainer:
             n_tokens,
             seconds,
             outcome.rewards,
+        )
+
+    def _diverged(self, loss: float, norm: float, windows: np.ndarray) -> PyggmlError:
+        """Why a step is not finite: its windows are run one by one, until one is not either."""
+        step = self.progress.step + 1
+        faults: list[Fault] = [f"step {step}: the loss is {loss:g}, the gradient's length {norm:g}"]
+        assert self._optimiser is not None
+        for window in windows:
+            self._optimiser.zero()
+            self.minimised.train(self.corpus.train, np.array([window]))
+            where = self.passes.first_not_finite()
+            if where is not None:
+                faults.append(
+                    f"the first number that is not finite is made by {where}, of window "
+                    f"{window + 1}{self._beginning(window)}"
+                )
+                break
+        return PyggmlError([*faults, ("lr", "may be too high")])
+
+    def _beginning(self, window: int) -> str:
+        """What a window begins with, for an error; nothing if the model has no vocabulary."""
+        try:
+            tokenizer = self.model.tokenizer
+        except TokenizerError:
+            return ""
+        return (
+            f", which begins with {shown(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
         )
 
     def _windows(self) -> np.ndarray:

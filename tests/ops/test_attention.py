@@ -7,7 +7,7 @@ from derivatives import gradients_of
 from pyggml import ops
 from pyggml.alloc import plan
 from pyggml.attention import unfused
-from pyggml.attention.unfused import ROWS
+from pyggml.attention.unfused import SCORE_ROWS
 from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
@@ -36,7 +36,7 @@ def composed(q, k, v, span, scale, cap):
     return ops.permute(ops.mul_mat(ops.transpose(v), p), (1, 0, 2))
 
 
-@pytest.mark.parametrize("n, heads, width", [(3, 1, 99), (61, 2, 20), (ROWS + 9, 4, 10**6)])
+@pytest.mark.parametrize("n, heads, width", [(3, 1, 99), (61, 2, 20), (SCORE_ROWS + 9, 4, 10**6)])
 def test_a_cap_is_what_tanh_between_two_scales_is(rng, n, heads, width):
     q, k, v = numbers(rng, n, heads, 16), numbers(rng, n, 1, 16), numbers(rng, n, 1, 16)
     span, seed = causal(n, n, width), numbers(rng, n, heads, 16)

@@ -1,0 +1,45 @@
+"""A loss that is not finite: the step, the window, the tensor, and what stays on the disk."""
+
+import numpy as np
+import pytest
+
+from pyggml import gguf
+from pyggml.errors import PyggmlError
+
+
+@pytest.fixture
+def spoilt(tiny, tmp_path):
+    """spoilt(token) -> the tiny model, whose embedding of one token is no number."""
+
+    def make(token):
+        with gguf.open(tiny) as file:
+            metadata = {key: field.value for key, field in file.metadata.items()}
+            arrays = {name: (t, np.array(file.data(name))) for name, t in file.tensors.items()}
+        arrays["token_embd.weight"][1][token] = np.nan
+        path = tmp_path / "spoilt.gguf"
+        gguf.write(path, metadata, [(n, t.dtype, t.shape, a) for n, (t, a) in arrays.items()])
+        return path
+
+    return make
+
+
+def test_the_step_the_window_and_the_tensor_are_named(trainer_of, corpus_of, spoilt, tmp_path):
+    corpus = corpus_of(10, n_held_out=0)
+    train, order = corpus.train, corpus.train.order(0, 0)
+    has_next = train.documents[:, :-1] == train.documents[:, 1:]
+    seen = [set(train.tokens[w, :-1][has_next[w]].tolist()) for w in order]
+    new = [tokens - set().union(*seen[:i]) for i, tokens in enumerate(seen)]
+    at = next(i for i in range(4, len(order)) if new[i])  # the first in the second step or later
+    settings = {"batch": 2, "grad_accum": 2, "checkpoint_dir": str(tmp_path / "c")}
+    trainer = trainer_of(path=spoilt(min(new[at])), corpus=corpus, **settings, checkpoint_every=1)
+    step = 1 + at // 4
+    with pytest.raises(PyggmlError) as caught:
+        trainer.run()
+    said = str(caught.value)
+    assert (
+        said.startswith(f"step {step}: the loss is nan") and f", of window {order[at] + 1}" in said
+    )
+    assert "get_rows" in said and "lr may be too high" in said
+    assert sorted(p.name for p in (tmp_path / "c").glob("*.gguf"))[-1:] == [
+        f"step-{step - 1:08d}.gguf"
+    ]
