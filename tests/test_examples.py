@@ -102,3 +102,24 @@ def test_the_demo_settings_fit_its_model():
     assert data.ctx <= model.config.n_ctx
     assert len(corpus.train) >= train.windows_per_step and len(corpus.validation) > 0
     assert model.tokenizer.encode(demo.PROMPT)
+
+
+def test_persona_asks_what_its_chats_do_not(tmp_path, capsys):
+    names, folder = example("persona/ask"), EXAMPLES / "persona"
+    asked = {
+        name: [m[-1]["content"] for m in names["questions"](folder / f"{name}.jsonl")]
+        for name in ("chats", "held-out")
+    }
+    assert [len(asked["chats"]), len(asked["held-out"])] == [135, 17]
+    assert not {*asked["chats"]} & {*asked["held-out"]}
+
+    adapter = tmp_path / "adapter.gguf"
+    attach(pyggml.load(demo.BASE), LoraConfig(rank=2)).save(adapter)
+    words = ["-m", demo.BASE, "--lora", adapter, "--chat-template", "alpaca", "--limit", 2]
+    few = tmp_path / "few.jsonl"
+    few.write_text((folder / "held-out.jsonl").read_text().splitlines()[0])
+    names["main"]([str(word) for word in [*words, "--file", few]])
+    shown = capsys.readouterr().out
+    before, after = re.findall(r"^  (?:before|after) +(.*)$", shown, re.M)
+    assert before == after and before.endswith("(cut at the limit)")  # B is zero
+    assert shown.count("0 of 1 end by themselves, 0 say friend") == 2
