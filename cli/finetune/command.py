@@ -55,9 +55,8 @@ _OPTIONS = [
         metavar="FILE[:WEIGHT]",
         group="data",
         common=True,
-        help="text, or rows: JSON Lines, JSON, CSV or parquet with text, prompt and completion, "
-        "messages or others (docs/data.md); may be given several times: an epoch reads FILE:2 "
-        "twice, of FILE:0.5 a half",
+        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md); may be given "
+        "several times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
     ),
     _path(
         *("-o", "--output"),
@@ -155,7 +154,7 @@ command = GroupedCommand(
     callback=_finetune,
     help="Train a LoRA adapter for a GGUF model; its weights stay as they are, quantised.\n\n"
     "Ctrl-C, SIGTERM or a closed terminal or pipe ends the run after the step under way, and saves "
-    "adapter and checkpoint; before the first step nothing is written.",
+    "adapter and checkpoint; before the first step they stay as they were.",
     params=sorted(_OPTIONS, key=lambda option: [*TITLES].index(option.group)),
 )
 # What a file of settings may hold: all but what names such a file, or asks for help.

@@ -104,7 +104,7 @@ def rescued(trained: Trained, meter: Meter, path: Path) -> list[str]:
 def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], str]) -> None:
     step, folder = trainer.progress.step, trainer.config.checkpoint_dir
     if step == start:
-        row("stopped", "before a step was made; nothing was written")
+        row("stopped", "before a step was made; adapter and checkpoints are as they were")
         return
     row("stopped", f"after step {step} of {trainer.n_steps}; the adapter is of that step")
     if folder is None:

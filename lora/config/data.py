@@ -52,7 +52,6 @@ class DataConfig(Settings):
         None,
         "rows or text of a file of its own, held out in place of a share",
         group="data",
-        common=True,
     )
     columns: tuple[str, ...] | None = setting(
         None,

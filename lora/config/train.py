@@ -176,7 +176,6 @@ class TrainConfig(Settings):
         False,
         "write what validated best, not what the last step made",
         group="output",
-        common=True,
     )
     checkpoint_dir: str | None = setting(
         None,
