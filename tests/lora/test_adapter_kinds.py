@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiny_llama
 
 import pyggml
 from pyggml import gguf
@@ -331,9 +332,27 @@ def test_tensors_that_cannot_be_trained_are_named(shared):
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("kind", ["patterns", "pissa"])
-def test_llama_cpp_gives_our_logits(tiny, tmp_path, kind):
-    adapter = made(tiny, **KINDS[kind])
+@pytest.mark.parametrize("kind", ["rslora", "patterns", "pissa"])
+def test_llama_cpp_gives_our_logits(tmp_path, kind):
+    told = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 48}  # llama.cpp wants both
+    base = tiny_llama.write(tmp_path / "base.gguf", n_vocab=48, n_layer=3, seed=1, changes=told)
+    adapter = made(base, **KINDS[kind])
     adapter.save(tmp_path / "a.gguf")
-    ours = adapter.model.logits(TOKENS)
-    assert nmse(llama_cpp_logits(tiny, TOKENS, tmp_path / "a.gguf"), ours) < 1e-5
+    ours, alone = adapter.model.logits(TOKENS), pyggml.load(base, compute="f32").logits(TOKENS)
+    assert nmse(ours, alone) > 1e-3, "the adapter does next to nothing"
+    assert nmse(llama_cpp_logits(base, TOKENS, tmp_path / "a.gguf"), ours) < 1e-5
+
+
+@pytest.mark.interop
+def test_llama_cpp_adds_up_adapters_as_we_do(tmp_path):
+    """A merged model of two adapters, one at half its strength, gives the sum's logits."""
+    told = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 48}
+    base = tiny_llama.write(tmp_path / "base.gguf", n_vocab=48, n_layer=3, seed=1, changes=told)
+    files = []
+    for seed in (1, 2):
+        made(base, seed=seed, **KINDS["rslora"]).save(tmp_path / f"{seed}.gguf")
+        files.append((tmp_path / f"{seed}.gguf", 1.0 / seed))
+    both = pyggml.load(base, files, "f32")
+    merge(both, tmp_path / "merged.gguf")
+    theirs = llama_cpp_logits(tmp_path / "merged.gguf", TOKENS, None)
+    assert nmse(theirs, both.logits(TOKENS)) < 1e-5
