@@ -22,6 +22,26 @@ def check_output(path: Path, inputs: Iterable[tuple[str, Path | None]]) -> None:
     _check_writable(path)
 
 
+def beside(output: Path, suffix: str) -> Path:
+    """adapter.gguf, .yaml -> adapter.yaml."""
+    return output.with_name(output.name.removesuffix(".gguf") + suffix)
+
+
+def check_ours(path: Path, first: str, what: str, other_ways: str) -> None:
+    """ConfigError if a file stands there that does not begin with `first`, as ours do; the sentence
+    says what would replace it, and the other ways."""
+    try:
+        with path.open("rb") as file:
+            theirs = file.read(len(first)) != first.encode()
+    except OSError:
+        theirs = False  # there is none, or what is wrong with it shows when it is written
+    if theirs:
+        raise ConfigError(
+            f"{path}: was not written by pyggml-finetune, and {what} of this run would replace it: "
+            f"{other_ways}"
+        )
+
+
 def _same(a: Path, b: Path) -> bool:
     try:
         return a.resolve() == b.resolve() or os.path.samefile(a, b)  # noqa: PTH121

@@ -14,6 +14,7 @@ from pyggml.cli.finetune.memory import chosen
 from pyggml.cli.finetune.run import run
 from pyggml.cli.grouped import TITLES, GroupedCommand, GroupedOption
 from pyggml.cli.options import ADAPTERS, PATH, SETTINGS, Names, Size, settings_options, words
+from pyggml.cli.paths import beside
 from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 
 
@@ -32,7 +33,7 @@ def _finetune(config: Path | None, **given: Any) -> int:
         return shlex.join(["pyggml-finetune", *again])
 
     def save_settings(job: Job) -> None:
-        config_file.write(config_file.path_beside(job.output), job.settled(), command.params)
+        config_file.write(beside(job.output, ".yaml"), job.settled(), command.params)
 
     return run(job, resumed, save_settings)
 

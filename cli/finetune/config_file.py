@@ -218,26 +218,7 @@ def _plain(node: yaml.Node) -> Any:
 
 # -- the settled settings, beside the adapter ---------------------------------------------------
 
-_FIRST = "# Written by pyggml-finetune"
-
-
-def path_beside(adapter: Path) -> Path:
-    """adapter.gguf -> adapter.yaml."""
-    return adapter.with_name(adapter.name.removesuffix(".gguf") + ".yaml")
-
-
-def check_place(path: Path) -> None:
-    """ConfigError if a file that this command did not write stands there."""
-    try:
-        with path.open("rb") as file:
-            theirs = file.read(len(_FIRST)) != _FIRST.encode()
-    except OSError:
-        theirs = False  # there is none, or what is wrong with it shows when it is written
-    if theirs:
-        raise ConfigError(
-            f"{path}: was not written by pyggml-finetune, and the settings of this run would "
-            "replace it: give it another name, or the adapter"
-        )
+FIRST_WORDS = "# Written by pyggml-finetune"
 
 
 def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Parameter]) -> None:
@@ -246,7 +227,7 @@ def write(path: Path, values: Mapping[str, Any], options: Iterable[click.Paramet
     Raises PyggmlError if the disk refuses.
     """
     again = shlex.join(["pyggml-finetune", "--config", str(path)])
-    lines = [f"{_FIRST}: the settings of a run, which this repeats:", f"# {again}"]
+    lines = [f"{FIRST_WORDS}: the settings of a run, which this repeats:", f"# {again}"]
     group = ""
     for option in options:
         value = values.get(option.name or "")

@@ -11,7 +11,7 @@ from typing import Any
 from pyggml.cli import demo, report
 from pyggml.cli.finetune import config_file
 from pyggml.cli.options import adapter_word, given_settings
-from pyggml.cli.paths import check_output, check_space
+from pyggml.cli.paths import beside, check_ours, check_output, check_space
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
 from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
@@ -191,9 +191,12 @@ def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
 
 def check_places(job: Job) -> None:
     """Check the outputs now, so that nothing fails after hours. A dry run takes no lock file."""
-    config_file.check_place(config_file.path_beside(job.output))
+    rename = "give it another name, or the adapter"
+    settings = beside(job.output, ".yaml")
+    check_ours(settings, config_file.FIRST_WORDS, "the settings", rename)
     if job.report is not False:
-        report.check_place(report.path_beside(job.output))
+        page = beside(job.output, ".html")
+        check_ours(page, report.FIRST_WORDS, "the report", f"{rename}, or --no-report")
     check_loggers(job.log_to or ())
     inputs = [("model", job.model), ("checkpoint", job.resume)]
     inputs += [("text", path) for path in job.files]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pyggml.cli import report
 from pyggml.cli.finetune.job import Job
+from pyggml.cli.paths import beside
 from pyggml.cli.show import row
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
@@ -31,7 +32,7 @@ def save_report(job: Job, about: Rows, prompt: str = "", answers: Rows = ()) -> 
     """
     if job.report is False:
         return
-    path = report.path_beside(job.output)
+    path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
     page = report.Page(title, _joined(about), _settings(job), prompt, answers)
     try:

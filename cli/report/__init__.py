@@ -4,6 +4,6 @@ series    columns of numbers for the charts, from the records of the run
 page      the page, of a template, a style sheet and a script that lie beside it
 """
 
-from pyggml.cli.report.page import Page, check_place, path_beside, write
+from pyggml.cli.report.page import FIRST_WORDS, Page, write
 
-__all__ = ["Page", "check_place", "path_beside", "write"]
+__all__ = ["FIRST_WORDS", "Page", "write"]

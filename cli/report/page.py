@@ -23,12 +23,11 @@ from jinja2 import Environment, StrictUndefined
 
 from pyggml.cli.report.series import charts_of
 from pyggml.cli.show import printable, size, span
-from pyggml.errors import ConfigError
 from pyggml.files import replacing
 from pyggml.lora import History
 from pyggml.lora.record import read_records
 
-_FIRST = "<!doctype html><!-- Written by pyggml-finetune -->"
+FIRST_WORDS = "<!doctype html><!-- Written by pyggml-finetune -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +39,6 @@ class Page:
     settings: Mapping[str, Any]
     prompt: str = ""
     answers: Sequence[tuple[str, str]] = ()  # ("before", its text), ("after", …)
-
-
-def path_beside(adapter: Path) -> Path:
-    """adapter.gguf -> adapter.html."""
-    return adapter.with_name(adapter.name.removesuffix(".gguf") + ".html")
-
-
-def check_place(path: Path) -> None:
-    """ConfigError if a file stands there that is no report."""
-    try:
-        with path.open("rb") as file:
-            theirs = file.read(len(_FIRST)) != _FIRST.encode()
-    except OSError:
-        theirs = False  # there is none, or what is wrong with it shows when it is written
-    if theirs:
-        raise ConfigError(
-            f"{path}: was not written by pyggml-finetune, and the report of this run would "
-            "replace it: give it another name, or the adapter, or --no-report"
-        )
 
 
 def write(path: Path, page: Page, metrics: Path) -> None:
@@ -75,7 +55,7 @@ def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
     script = _part("uPlot.iife.min.js") + _part("charts.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(_part("page.html")).render(
-        first=_FIRST,
+        first=FIRST_WORDS,
         page=page,
         printable=printable,
         facts=_facts(records),
