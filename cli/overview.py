@@ -96,7 +96,7 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
             row("" if i else "data", _said(found))
         named = "together "
     parts = [
-        f"{named}{n:,} tokens to train on",
+        f"{named}{n:,} tokens to learn",
         f"{plural(len(train), 'window')} of {train.ctx}",
         f"{len(held_out) if held_out else 0:,} held out",
     ]

@@ -11,7 +11,7 @@ def rows(path, *lengths):
 def test_the_share_that_is_held_out_is_one_of_the_text(finetune, tmp_path):
     ended = finetune("--val-split", 0.1, data=rows(tmp_path / "a.jsonl", *[5] * 8, 2, 3))
     said = ended.row("data")
-    assert ended.code == 0 and " tokens to train on in 8 documents, " in said
+    assert ended.code == 0 and " tokens to learn in 8 documents, " in said
     assert said.endswith("2 documents held out, 11 % of the tokens")
 
 
@@ -30,7 +30,7 @@ def test_completions_of_a_table_are_learned_with_their_end(finetune, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("prompt,completion\n" + "what?,that\n" * 6)
     ended = finetune("--val-split", 0, data=path)  # "that" is th, a, t; and the end
-    assert ended.row("data").startswith("a.csv (CSV): 24 tokens to train on in 6 doc")
+    assert ended.row("data").startswith("a.csv (CSV): 24 tokens to learn in 6 doc")
     assert ended.code == 0 and "step 4 of 4" in ended.row("result")
     refused = finetune("--ctx", 4, data=path)
     assert refused.code == 2 and "record 1 (to line 2) has 9 tokens and 5 more" in refused.err

@@ -55,7 +55,7 @@ def test_messages_are_rendered(rows, finetune, model_with):
     model = model_with(tokenizer__chat_template=template)
     ended = finetune("--objective", "dpo", "--val-split", 0, data=rows(said), model=model)
     assert ended.code == 0, ended.err
-    assert ": 15 tokens to train on" in ended.row("data"), "yes, no, yes!, no and four ends"
+    assert ": 15 tokens to learn" in ended.row("data"), "yes, no, yes!, no and four ends"
 
 
 def test_an_adapter_to_go_on_from_is_the_reference(rows, tmp_path, finetune, pyggml, tiny):
