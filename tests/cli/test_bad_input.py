@@ -293,7 +293,7 @@ def test_a_disk_without_room_for_checkpoints(finetune, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100_000))
     assert finetune("--max-steps", 1).code == 0
     ended = finetune("--max-steps", 1, "--checkpoint-dir", tmp_path / "points")
-    refused(ended, "points: needs 664 kB, but its disk has 100 kB left")
+    refused(ended, "points: needs 270 kB, but its disk has 100 kB left")
     assert "step 1" not in ended.out and not (tmp_path / "points").exists()
 
 

@@ -43,7 +43,7 @@ print("read" if str(path) in opened else "not read", *[f.was_kept for f in corpu
 
 
 def run(*arguments):
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    command = [sys.executable, "-P", "-c", PROGRAM, *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout.split("\n")[:-1]

@@ -10,6 +10,7 @@ from pyggml.lora import DataConfig, read_corpus
 
 class Bytes:
     bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
+    chat_templates = ()
 
     def encode(self, text, add_special=True, parse_special=False):
         return list(text.encode())
