@@ -22,7 +22,7 @@ class Notes:
     large: frozenset[Tensor] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Graph:
     """Nodes in the order of execution, leaves with data, and outputs, which are kept for the
     caller.
@@ -53,6 +53,12 @@ class Graph:
     def noted(self, notes: Notes) -> Graph:
         """The same graph with other notes."""
         return replace(self, notes=notes)
+
+    def __repr__(self) -> str:
+        """<Graph of loss and 2 more: nodes 812, leaves 311>"""
+        first, *others = (t.name or repr(t) for t in self.outputs)
+        more = f" and {len(others)} more" if others else ""
+        return f"<Graph of {first}{more}: nodes {len(self.nodes)}, leaves {len(self.leaves)}>"
 
     def __str__(self) -> str:
         """One line a node: number, op, type and shape, numbers of its sources, name."""

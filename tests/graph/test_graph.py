@@ -118,3 +118,10 @@ def test_the_listing_has_one_line_a_node():
     assert len(listing) == 2
     assert listing[0].split() == ["0", "scale", "F32[2,", "3]", "(x)", "twice"]
     assert "(0, x)" in listing[1]
+
+
+def test_a_graph_s_repr_is_one_line():
+    x = leaf(np.ones(3, np.float32), "x")
+    y, z = scale(x, 2.0).named("y"), scale(x, 3.0)
+    assert repr(Graph.of(y)) == "<Graph of y: nodes 1, leaves 1>"
+    assert repr(Graph.of(y, z)) == "<Graph of y and 1 more: nodes 2, leaves 1>"
