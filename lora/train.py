@@ -126,8 +126,8 @@ class Trainer:
         return self._step().seconds
 
     def free(self) -> None:
-        """Free the arenas; later steps take them again."""
-        self._passes = None
+        """Free the graphs and their arenas; later steps make them again."""
+        self._minimised = None
 
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""

@@ -1,6 +1,8 @@
 """A training step takes its memory once: later steps allocate nothing that grows with the model."""
 
+import gc
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -53,3 +55,13 @@ def test_a_run_binds_its_kernels_once(tiny, corpus_of, monkeypatch):
         trainer.passes.train(b)
         trainer.passes.evaluate(b)
     assert trainer.passes.programs is before
+
+
+def test_a_trainer_lets_go_of_its_arenas(trainer_of):
+    trainer = trainer_of(max_steps=1)
+    trainer.run()
+    arena = weakref.ref(trainer.passes)
+    trainer.free()
+    gc.collect()
+    assert arena() is None
+    assert trainer.minimised.evaluate(trainer.corpus.train, range(1)).loss > 0
