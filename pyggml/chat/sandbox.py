@@ -247,7 +247,7 @@ def _check_name(name: object) -> None:
 class Generation(Extension):
     """{% generation %} … {% endgeneration %}: what the assistant writes."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}  # noqa: RUF012  # Jinja2 declares it so, a set of the class
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -99,7 +99,7 @@ def test_a_limited_run_is_resumed_with_the_settings_that_it_had(finetune, signal
     assert said.split()[1] in settled and "max_memory" not in settled
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_the_real_peak_stays_below_the_limit(tiny, text, tmp_path):
     """Without the limit this run's graph alone takes more than all of it."""
     limit, run = 720 * 10**6, ["finetune", "-m", tiny, "-f", text, "-o", tmp_path / "a.gguf"]

@@ -40,7 +40,7 @@ def test_a_damaged_checkpoint_gives_way_to_an_older_one(finetune, signal_after, 
     assert "step-00000003.gguf: is damaged; an older one is taken" in ended.err
 
 
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+@pytest.mark.skipif(os.name != "posix", reason="only POSIX has SIGKILL")
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tiny, text, tmp_path):
     def command(name):
         settings = f"--ctx 16 --lora-rank 2 --prompt a --max-steps 60 --epochs 99 --threads 1 " \
