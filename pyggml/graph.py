@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyggml.errors import GraphError
 from pyggml.tensor import Tensor
@@ -59,6 +60,10 @@ class Graph:
         first, *others = (t.name or repr(t) for t in self.outputs)
         more = f" and {len(others)} more" if others else ""
         return f"<Graph of {first}{more}: nodes {len(self.nodes)}, leaves {len(self.leaves)}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same line where IPython or Hypothesis would print every field of a dataclass."""
+        printer.text(repr(self))
 
     def __str__(self) -> str:
         """One line a node: number, op, type and shape, numbers of its sources, name."""

@@ -116,6 +116,10 @@ class Tensor:
         made_by = self.op.name if self.op else "leaf"
         return f"<{self.name or made_by} {self.dtype}{list(self.shape)} = {made_by}>"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same line where IPython or Hypothesis would print every field of a dataclass."""
+        printer.text(repr(self))
+
 
 def contiguous_strides(shape: Shape, dtype: DType) -> Shape:
     """Byte strides, outermost first, of a gapless tensor; a quantised row's step is its block."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import pretty
 
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, topological
@@ -125,3 +126,10 @@ def test_a_graph_s_repr_is_one_line():
     y, z = scale(x, 2.0).named("y"), scale(x, 3.0)
     assert repr(Graph.of(y)) == "<Graph of y: nodes 1, leaves 1>"
     assert repr(Graph.of(y, z)) == "<Graph of y and 1 more: nodes 2, leaves 1>"
+
+
+def test_a_graph_and_a_tensor_print_as_one_line_where_fields_would_be_printed():
+    """Hypothesis warns of a failing example above 30 kB, and a warning is an error here."""
+    y = scale(leaf(np.ones((100, 100), np.float32), "x"), 2.0).named("y")
+    assert pretty(y) == repr(y) == "<y F32[100, 100] = scale>"
+    assert pretty(Graph.of(y)) == repr(Graph.of(y)) == "<Graph of y: nodes 1, leaves 1>"
