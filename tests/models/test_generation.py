@@ -156,7 +156,7 @@ def test_a_token_binds_nothing(model, monkeypatch):
 
 def test_prompts_of_all_lengths_keep_few_programs(model, monkeypatch):
     """A conversation's memory does not grow with the number of its prompts."""
-    monkeypatch.setattr("pyggml.generation.PROMPT_BATCH", 4)
+    monkeypatch.setattr("pyggml.generation.session.PROMPT_BATCH", 4)
     session = Session(model, 60)
     for n in (3, 1, 6, 7, 4, 1, 2, 9, 5):
         session.feed(np.arange(n))
