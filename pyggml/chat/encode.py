@@ -96,6 +96,17 @@ class ChatEncoder:
             raise TemplateError("has no token to be learned")
         return EncodedChat(text, ids, offsets, trained, ended.count(False), names)
 
+    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+        """The tokens of a chat up to where the assistant's next answer begins.
+
+        Raises TemplateError for messages that the template refuses or drops.
+        """
+        self._check_places(messages, tools)
+        text = self.template.render(messages, tools, add_generation_prompt=True)
+        self._check_kept(messages, text)
+        plain = [] if self.parse else self._plain(messages, tools, text, True)[0]
+        return self._tokens(text, plain)[0]
+
     def _check_places(self, messages: Sequence[Message], tools: Tools) -> None:
         """TemplateError if the chat uses tools and the template has no place for them."""
         if tools and "tools" not in self.template.reads:
@@ -138,7 +149,7 @@ class ChatEncoder:
         return False
 
     def _plain(
-        self, messages: Sequence[Message], tools: Tools, text: str
+        self, messages: Sequence[Message], tools: Tools, text: str, opens_answer: bool = False
     ) -> tuple[list[tuple[int, int]], frozenset[str]]:
         """Where names of control tokens stand in messages, not as the template's own; which."""
         found = set[str]()
@@ -153,7 +164,8 @@ class ChatEncoder:
         marked_tools = [_mapped(mark, tool) for tool in tools or ()]
         if not found:
             return [], frozenset()
-        parts = self.template.render(marked, marked_tools).split(MARK)
+        rendered = self.template.render(marked, marked_tools, add_generation_prompt=opens_answer)
+        parts = rendered.split(MARK)
         if "".join(parts) != text:
             raise TemplateError(
                 f"{self.template.origin}: changes messages around {' and '.join(sorted(found))}, "

@@ -212,6 +212,20 @@ def test_bos_comes_once(vocabulary):
         encoder_of(twice, "model")(THREE)
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "alpaca"])
+def test_a_prompt_asks_as_the_chat_tells_it(name, vocabulary):
+    encoder = encoder_of(vocabulary(), name)
+    ids = encoder.prompt([*THREE[:2], *NAMED[:1]])
+    assert encoder([*THREE[:2], *NAMED]).ids[: len(ids)] == ids
+    assert len(ids) > len(encoder([*THREE[:2], *NAMED]).ids) / 2
+
+
+def test_names_of_control_tokens_in_a_prompt_are_text(vocabulary):
+    ids = encoder_of(vocabulary()).prompt(NAMED[:1])
+    assert ids.count(vocabulary().eot_id) == 1, "the template's own"
+    assert encoder_of(vocabulary(), parse=True).prompt(NAMED[:1]).count(vocabulary().eot_id) == 2
+
+
 REFUSED = [
     ("chatml", [user("a")], {}, "has no message of the assistant that is to be learned"),
     ("chatml", THREE, {"read_only": {1, 3, 5}}, "has no message of the assistant that is to be"),
