@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
-# In the order of the help; the settings' own groups (pyggml.lora.config.GROUPS) are among them.
+# In the order of the help; the settings' own groups (pyggml.settings.GROUPS) are among them.
 TITLES = {
     "model": "Model",
     "data": "Data",
+    "text": "Text",
+    "sampling": "Sampling",
     "adapter": "Adapter",
     "optimiser": "Optimiser",
     "memory": "Memory and speed",

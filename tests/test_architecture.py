@@ -17,7 +17,19 @@ OTHERS = sorted(p for folder in ("examples", "benchmarks") for p in (ROOT / fold
 
 # A part may import itself and the parts of earlier lines; those of the first line, each other.
 LAYERS = [
-    {"errors", "ggml_enums", "dtypes", "files", "scratch", "sizes", "tensor", "op", "call", "graph"}
+    {
+        "errors",
+        "ggml_enums",
+        "dtypes",
+        "files",
+        "scratch",
+        "settings",
+        "sizes",
+        "tensor",
+        "op",
+        "call",
+        "graph",
+    }
     | {"_frames", "_isa", "_jit", "_llvm", "_permission", "_simd", "_tasks", "threads"},
     {"gguf", "quants"},
     {"backends"},

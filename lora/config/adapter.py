@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pyggml.lora.config.settings import SEED, Settings, at_least, one_of, setting
+from pyggml.settings import SEED, Settings, at_least, one_of, setting
 
 STARTS = ("kaiming", "pissa")
 

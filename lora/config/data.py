@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from pyggml.chat import BUILT_IN, MODEL, TRAIN_ON
-from pyggml.lora.config.settings import Settings, one_of, setting
+from pyggml.settings import Settings, one_of, setting
 
 SPECIAL_TOKENS = ("auto", "plain", "parse")
 LONG_CHATS = ("refuse", "drop", "cut")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.errors import Fault
-from pyggml.lora.config.settings import Settings, one_of, setting
+from pyggml.settings import Settings, one_of, setting
 
 OBJECTIVES = ("sft", "dpo", "orpo", "kto")
 _WEIGHT = ("0 to 1000", lambda x: 0 <= x <= 1000)

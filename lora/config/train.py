@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.errors import Fault
-from pyggml.lora.config.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
 from pyggml.model import COMPUTE_TYPES
+from pyggml.settings import SEED, Settings, at_least, is_of_kind, one_of, setting
 
 OPTIMISERS = ("adamw", "lion")
 SCHEDULERS = ("cosine", "linear", "constant", "cosine_restarts", "wsd")

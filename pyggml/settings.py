@@ -5,6 +5,7 @@ wanted       its range, in words
 fits         its range, as a function of the value
 group        where help lists it, one of GROUPS
 common       whether short help lists it
+repeated     whether its option is given once for every value, as --stop, rather than with commas
 may_change   whether a resumed run may have another value, since no number depends on it
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from pyggml.errors import ConfigError, Fault
 
-GROUPS = ("model", "data", "adapter", "optimiser", "memory", "output")
+GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "output")
 
 
 def setting(
@@ -27,12 +28,13 @@ def setting(
     *,
     group: str,
     common: bool = False,
+    repeated: bool = False,
     may_change: bool = False,
 ) -> Any:
     """A field of a dataclass of settings."""
     assert group in GROUPS, f"{group} is no group of settings"
-    about = {"help": help, "wanted": wanted, "fits": fits, "group": group}
-    return field(default=default, metadata=about | {"common": common, "may_change": may_change})
+    about = {"help": help, "wanted": wanted, "fits": fits, "group": group, "common": common}
+    return field(default=default, metadata=about | {"repeated": repeated, "may_change": may_change})
 
 
 def at_least(low: int) -> tuple[str, Callable[[Any], bool]]:
