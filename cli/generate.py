@@ -5,33 +5,42 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import click
 
 import pyggml.threads
 from pyggml import Model, load
+from pyggml.cli.grouped import GroupedCommand, GroupedOption
 from pyggml.cli.options import SETTINGS, model_options
+from pyggml.cli.sampling import probabilities, sampling_of, sampling_options
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
-from pyggml.generation import Sampling, generate
+from pyggml.generation import Finish, complete
 
-_DEFAULT = Sampling(temperature=0.8)
+_TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
 
 
-@click.command("generate", context_settings=SETTINGS)
+@click.command(
+    "generate", cls=GroupedCommand, params=[*sampling_options()], context_settings=SETTINGS
+)
 @model_options
-@click.option("-p", "--prompt", required=True, help="text to continue; \\n is a new line")
+@click.option("-p", "--prompt", required=True, **_TEXT, help="text to continue; \\n is a new line")
 @click.option(
-    "-n", "n_tokens", type=click.IntRange(min=1), default=128, show_default=True, help="tokens"
+    *("-n", "--n-tokens"),
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=128,
+    show_default=True,
+    **_TEXT,
+    help="most tokens to write",
 )
 @click.option(
-    "--temp", default=_DEFAULT.temperature, show_default=True, help="0 takes the likeliest token"
-)
-@click.option("--top-k", default=_DEFAULT.top_k, show_default=True, help="0: no limit")
-@click.option("--top-p", default=_DEFAULT.top_p, show_default=True, help="1: no limit")
-@click.option("--seed", default=_DEFAULT.seed, show_default=True)
-@click.option(
-    "--ctx", type=click.IntRange(min=2), help="most tokens, prompt included (default: as needed)"
+    "--ctx",
+    type=click.IntRange(min=2),
+    metavar="N",
+    **_TEXT,
+    help="most tokens, prompt included (default: the model's context)",
 )
 def command(
     model: Path,
@@ -40,34 +49,36 @@ def command(
     compute: str,
     prompt: str,
     n_tokens: int,
-    temp: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
     ctx: int | None,
+    **given: Any,
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
-    how = Sampling(temperature=temp, top_k=top_k, top_p=top_p, seed=seed)
+    how = sampling_of(given)
     opened = load(model, lora and [*lora], compute)
     pyggml.threads.set(threads)
     prompt = unescaped(prompt)
     ids = opened.tokenizer.encode(prompt, parse_special=True)
-    room = _room(opened, len(ids), ctx)
-    say(printable(prompt), end="")
+    n_ctx = _context(opened, len(ids), ctx)
+    as_text = how.logprobs is None
+    say(printable(prompt), end="" if as_text else "\n")
     began, n = perf_counter(), 0
-    stream = opened.tokenizer.stream()
-    for token in generate(opened, ids, min(n_tokens, room), how):
+    for piece in complete(opened, ids, n_tokens, how, n_ctx):
         n += 1
-        say(printable(stream.feed(token)), end="")
-    say(printable(stream.flush()))
-    if n == room < n_tokens:
-        print(f"note: the context of {len(ids) + room} tokens is full", file=sys.stderr)
+        if as_text:
+            say(printable(piece.text), end="")
+        else:
+            say(probabilities(piece, opened.tokenizer))
+    if as_text:
+        say("")
+    if piece.finish is Finish.CONTEXT:
+        print(f"note: the context of {n_ctx} tokens is full", file=sys.stderr)
     if sys.stderr.isatty():
-        print(f"({n} tokens, {n / (perf_counter() - began):.1f} tokens/s)", file=sys.stderr)
+        speed = n / (perf_counter() - began)
+        print(f"({n} tokens, {speed:.1f} tokens/s, --seed {how.seed})", file=sys.stderr)
 
 
-def _room(model: Model, n_prompt: int, ctx: int | None) -> int:
-    """Tokens that fit behind the prompt."""
+def _context(model: Model, n_prompt: int, ctx: int | None) -> int:
+    """Most tokens of prompt and text together."""
     most = model.config.n_ctx
     if ctx is not None and ctx > most:
         raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
@@ -76,4 +87,4 @@ def _room(model: Model, n_prompt: int, ctx: int | None) -> int:
         raise ConfigError("the prompt is empty, wanted text")
     if n_prompt >= n_ctx:
         raise ConfigError(f"the prompt has {n_prompt} tokens, wanted fewer than the {n_ctx} of ctx")
-    return n_ctx - n_prompt
+    return n_ctx

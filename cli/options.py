@@ -54,17 +54,27 @@ ADAPTERS: dict[str, Any] = {
     "metavar": "ADAPTER[:WEIGHT]",
     "callback": lambda ctx, param, value: value or None,
 }
-_model = click.option("-m", "--model", type=PATH, required=True, help="GGUF model")
-_lora = click.option("--lora", **ADAPTERS, help="adapter to use with it; several add up")
+_MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True}
+_MEMORY: dict[str, Any] = {"cls": GroupedOption, "group": "memory", "common": True}
+_model = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
+_lora = click.option("--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up")
 _threads = click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="threads to use (default: all)"
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    **_MEMORY,
+    help="threads to use (default: all)",
 )
 _compute = click.option(
     "--compute",
     type=click.Choice(["auto", "int8", "bf16", "f32"]),
+    metavar="WORD",
     default="auto",
     show_default=True,
-    help="how products are computed; f32 is exact, auto the fastest this CPU has",
+    **_MEMORY,
+    help="how products are computed: int8, bf16, f32, which is exact, or auto, the fastest this "
+    "CPU has",
 )
 
 
@@ -130,6 +140,23 @@ class Patterns(click.ParamType):
         return found
 
 
+class Pair(click.ParamType):
+    """A text and its number, 'the=-1.5'; as an option that is given for each, a mapping of them."""
+
+    name = "pair"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        text, _, number = str(value).rpartition("=")
+        try:
+            return text, float(number)
+        except ValueError:
+            self.fail(f"{value!r} is no TEXT=NUMBER, such as the=-1.5", param, ctx)
+
+
 def settings_options(
     config: type, flags: Mapping[str, str], without: Iterable[str] = ()
 ) -> list[GroupedOption]:
@@ -145,7 +172,7 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     notes = []
     if field.metadata["wanted"]:
         notes.append(field.metadata["wanted"])
-    if field.default is not None:
+    if field.default not in (None, ()):
         notes.append(f"default: {field.default}")
     name = parameter.replace("_", "-")
     place = {"group": field.metadata["group"], "common": field.metadata["common"]}
@@ -154,12 +181,27 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
         about = field.metadata["help"] + "  [default: True]" * (field.default is True)
         return GroupedOption([switch, parameter], default=None, help=about, **place)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
+    if field.metadata["repeated"]:
+        return _repeated([f"--{name}", parameter], many is not None, help=about, **place)
     return GroupedOption(
         [f"--{name}", parameter],
         type=Patterns(get_args(many)[1]) if many else kind or Names(),
         metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
         help=about,
         **place,
+    )
+
+
+def _repeated(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
+    """An option that is given once for every value: {text: number}, or a tuple of texts."""
+    collected: type = dict if is_mapping else tuple
+    return GroupedOption(
+        names,
+        type=Pair() if is_mapping else str,
+        multiple=True,
+        callback=lambda ctx, param, value: collected(value) if value else None,
+        metavar="TEXT=X" if is_mapping else "TEXT",
+        **about,
     )
 
 

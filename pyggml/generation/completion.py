@@ -1,15 +1,150 @@
-"""A prompt fills the cache, then tokens are sampled one at a time."""
+"""An answer as it is made: logits in, pieces of text out, until something ends it.
+
+`Completion` is one sequence's part of a generation; whoever computes the logits drives it:
+
+    completion = Completion(tokenizer, how, prompt, n_tokens)
+    logits = session.feed(prompt)
+    while (piece := completion.take(logits)).finish is None:
+        show(piece.text)
+        logits = session.feed([piece.token])
+
+`complete` is this loop over a session of its own, `generate` its tokens alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
 from pyggml.errors import ConfigError
-from pyggml.generation.sampling import Sampling, sample
+from pyggml.generation.sampler import Sampler, logprobs
+from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
+from pyggml.generation.stops import StopStrings
 from pyggml.model import Model
+from pyggml.tokenizer import Tokenizer
+
+
+class Finish(StrEnum):
+    """Why an answer ended. The OpenAI API calls the first two "stop", the others "length"."""
+
+    STOP_TOKEN = "stop token"  # one that ends a generation, such as <|im_end|>
+    STOP_STRING = "stop string"  # one of Sampling.stop
+    LENGTH = "length"  # n_tokens were made
+    CONTEXT = "context full"  # no room for another
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of an answer, and the text that it completes.
+
+    text       what can be shown now: may be empty, or longer than the token. Text waits while it
+               may be a part of a character or of a stop string
+    token      the sampled id; not part of the answer if it is a stop token
+    finish     why this token is the last one, or None
+    logprob    log-probability of the token in softmax(the model's logits), at temperature 1 and
+               without biases and penalties; None unless Sampling.logprobs is given
+    likeliest  (id, log-probability) of the Sampling.logprobs likeliest tokens, downwards
+    """
+
+    text: str
+    token: int
+    finish: Finish | None = None
+    logprob: float | None = None
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+
+class Completion:
+    """One answer: samples its tokens, turns them into text, and says when and why it ends.
+
+    tokens   the ids of the answer so far, without a stop token
+    finish   why it ended, or None
+    how      the settings, with the seed in use
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        how: Sampling,
+        prompt: Sequence[int] | np.ndarray = (),
+        n_tokens: int | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
+        """n_tokens: the most of the answer; n_ctx: of prompt and answer together; None: any number.
+
+        Raises ConfigError for counts out of range, and a logit_bias of no token.
+        """
+        if n_tokens is not None and n_tokens < 0:
+            raise ConfigError([("n_tokens", f"is {n_tokens}, wanted 0 or more")])
+        self.tokens: list[int] = []
+        self._n_tokens, self._room = n_tokens, None if n_ctx is None else n_ctx - len(prompt)
+        self._tokenizer, self._sampler = tokenizer, Sampler(how, tokenizer, prompt)
+        self._characters, self._stops = tokenizer.stream(), StopStrings(how.stop)
+        self.how, self.finish = self._sampler.how, self._finish(ends=False)
+
+    def take(self, logits: np.ndarray) -> Piece:
+        """Sample the next token from the logits (n_vocab,) after prompt and `tokens`.
+
+        Raises DataError if the greatest logit is NaN or infinite.
+        """
+        assert self.finish is None, "the answer has ended"
+        token = self._sampler(logits)
+        ends = self._tokenizer.is_eog(token)
+        if ends:
+            text = ""
+        else:
+            self.tokens.append(token)
+            text = self._stops.feed(self._characters.feed(token))
+        self.finish = self._finish(ends)
+        if self.finish not in (None, Finish.STOP_STRING):
+            text += self._rest()
+        n = self.how.logprobs
+        told = (None, ()) if n is None else logprobs(logits, token, n)
+        return Piece(text, token, self.finish, *told)
+
+    def _finish(self, ends: bool) -> Finish | None:
+        if ends:
+            return Finish.STOP_TOKEN
+        if self._stops.found is not None:
+            return Finish.STOP_STRING
+        if len(self.tokens) == self._n_tokens:
+            return Finish.LENGTH
+        if self._room is not None and len(self.tokens) >= self._room:
+            return Finish.CONTEXT
+        return None
+
+    def _rest(self) -> str:
+        """The text that waited, at the end of the answer; it may complete a stop string."""
+        text = self._stops.feed(self._characters.flush())
+        return text if self._stops.found is not None else text + self._stops.flush()
+
+
+def complete(
+    model: Model,
+    prompt: Sequence[int] | np.ndarray,
+    n_tokens: int,
+    how: Sampling | None = None,
+    n_ctx: int | None = None,
+) -> Iterator[Piece]:
+    """The pieces of an answer of up to n_tokens; the last one says why it is the last.
+
+    how: None takes the likeliest tokens. n_ctx: the most tokens of prompt and answer together;
+    None: as many as needed. Raises ConfigError for counts out of range, DataError for an empty
+    prompt or one that does not fit into n_ctx.
+    """
+    how = how or Sampling(temperature=0)
+    completion = Completion(model.tokenizer, how, prompt, n_tokens, n_ctx)
+    most = len(prompt) + max(n_tokens, 1)
+    session = Session(model, most if n_ctx is None else min(most, n_ctx))
+    logits = session.feed(prompt)
+    while completion.finish is None:
+        piece = completion.take(logits)
+        yield piece
+        if completion.finish is None:
+            logits = session.feed([piece.token])
 
 
 def generate(
@@ -19,21 +154,10 @@ def generate(
     how: Sampling | None = None,
     n_ctx: int | None = None,
 ) -> Iterator[int]:
-    """Token ids one at a time, up to n_tokens or an end-of-generation token (not included).
+    """The token ids of an answer, one at a time, without a stop token. Otherwise as `complete`.
 
-    n_ctx: rows of the cache, by default as many as needed. Raises ConfigError for counts out of
-    range, DataError for an empty prompt or more tokens than the cache has rows.
+    A stop string ends it with the token that completes it.
     """
-    how = how or Sampling()
-    if n_tokens < 0:
-        raise ConfigError([("n_tokens", f"is {n_tokens}, wanted 0 or more")])
-    session = Session(model, len(prompt) + max(n_tokens, 1) if n_ctx is None else n_ctx)
-    rng = np.random.default_rng(how.seed)
-    logits = session.feed(prompt)
-    for i in range(n_tokens):
-        token = sample(logits, how, rng)
-        if model.tokenizer.is_eog(token):
-            return
-        yield token
-        if i + 1 < n_tokens:
-            logits = session.feed([token])
+    for piece in complete(model, prompt, n_tokens, how, n_ctx):
+        if piece.finish is not Finish.STOP_TOKEN:
+            yield piece.token

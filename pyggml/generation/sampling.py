@@ -1,62 +1,141 @@
-"""How a token is taken from logits: the settings, and the draw."""
+"""How a token is sampled: every setting's default, range and help stand here once.
+
+The options of `pyggml generate` and `chat` and the fields of `serve`'s requests are made of these.
+Names, order and formulas are llama.cpp's. Of a model's logits z (n_vocab,), the samplers in order:
+
+logit_bias          z_i += bias of token i
+repeat_penalty r    z_i := z_i / r where z_i > 0, else z_i · r, of the tokens i that are recent
+frequency_penalty   z_i -= f · how often i is recent
+presence_penalty    z_i -= p if i is recent
+top_k               the k greatest z stay
+top_p               of softmax(z), sorted downwards, the shortest head with a sum ≥ top_p stays
+min_p               those with softmax(z)_i ≥ min_p · the greatest stay
+temperature T       a token is drawn from softmax(z / T); T = 0 takes the greatest z
+
+Recent are the last repeat_last_n tokens, those of the prompt among them. top_p and min_p look at
+the tokens that the samplers before them left, and never drop the likeliest.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import numpy as np
+from pyggml.settings import Settings, at_least, setting
 
-from pyggml.errors import ConfigError, DataError, Fault
+MOST_STOPS, MOST_STOP = 16, 256  # stop strings, and characters of one
+MOST_LOGPROBS = 100
+_MOST_BIAS = 10_000
+_SHARE = ("0 to 1", lambda p: 0 <= p <= 1)
+_PENALTY = ("-100 to 100", lambda x: -100 <= x <= 100)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to sample a token.
+def _biases_fit(value: object) -> bool:
+    """Whether a value maps ids or texts to numbers. -inf forbids a token, inf has no meaning."""
+    return value is None or (
+        isinstance(value, Mapping)
+        and all(isinstance(token, str | int) and token != "" for token in value)
+        and all(type(bias) in (int, float) for bias in value.values())
+        and all(bias == -math.inf or abs(bias) <= _MOST_BIAS for bias in value.values())
+    )
 
-    temperature   0 to 100; 0 takes the likeliest token
-    top_k         sample from the k likeliest tokens; 0 for all
-    top_p         sample from the likeliest tokens with this sum of probabilities; 1 for all
-    seed          of the random generator
 
-    Raises ConfigError for values out of range.
+def _stops_fit(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) <= MOST_STOPS
+        and all(isinstance(text, str) and 0 < len(text) <= MOST_STOP for text in value)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Settings):
+    """How to sample tokens, when to stop, and what to tell of them; formulas above.
+
+    Raises ConfigError with every setting that is out of range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 40
-    top_p: float = 0.95
-    seed: int = 0
+    temperature: float = setting(
+        0.8,
+        "how evenly tokens are drawn; 0 takes the likeliest",
+        "0 to 100",
+        lambda t: 0 <= t <= 100,
+        group="sampling",
+        common=True,
+    )
+    top_k: int = setting(
+        40, "draw from the k likeliest tokens (0: all)", *at_least(0), group="sampling", common=True
+    )
+    top_p: float = setting(
+        0.95,
+        "draw from the likeliest tokens whose probabilities add up to this (1: all)",
+        *_SHARE,
+        group="sampling",
+        common=True,
+    )
+    min_p: float = setting(
+        0.05,
+        "draw from tokens with at least this share of the likeliest one's probability (0: all)",
+        *_SHARE,
+        group="sampling",
+        common=True,
+    )
+    repeat_penalty: float = setting(
+        1.0,
+        "divides the logits of recent tokens (1: off)",
+        "above 0, at most 100",
+        lambda r: 0 < r <= 100,
+        group="sampling",
+        common=True,
+    )
+    repeat_last_n: int = setting(
+        64,
+        "tokens that count as recent for the penalties, prompt included (-1: all, 0: none)",
+        *at_least(-1),
+        group="sampling",
+    )
+    frequency_penalty: float = setting(
+        0.0, "lowers a logit for every time its token is recent", *_PENALTY, group="sampling"
+    )
+    presence_penalty: float = setting(
+        0.0, "lowers the logits of recent tokens", *_PENALTY, group="sampling"
+    )
+    logit_bias: Mapping[str | int, float] | None = setting(
+        None,
+        "added to the logit of a token, which is an id, or a text of which each token gets it; "
+        "-inf forbids it; may be given several times",
+        f"TOKEN=NUMBER, -{_MOST_BIAS} to {_MOST_BIAS} or -inf",
+        _biases_fit,
+        group="sampling",
+        repeated=True,
+    )
+    seed: int = setting(
+        -1,
+        "of the random numbers: the same one gives the same text (-1: another each time)",
+        "-1 to 2^64 - 1",
+        lambda seed: -1 <= seed < 1 << 64,
+        group="sampling",
+        common=True,
+    )
+    stop: tuple[str, ...] = setting(
+        (),
+        "end before this text; may be given several times",
+        f"at most {MOST_STOPS} texts of 1 to {MOST_STOP} characters",
+        _stops_fit,
+        group="sampling",
+        common=True,
+        repeated=True,
+    )
+    logprobs: int | None = setting(
+        None,
+        "tell each token's log-probability, and those of the N likeliest",
+        f"0 to {MOST_LOGPROBS}",
+        lambda n: n is None or (type(n) is int and 0 <= n <= MOST_LOGPROBS),
+        group="sampling",
+    )
 
-    def __post_init__(self) -> None:
-        faults: list[Fault] = []
-        if not 0 <= self.temperature <= 100:
-            faults.append(("temperature", f"is {self.temperature}, wanted 0 to 100"))
-        if self.top_k < 0:
-            faults.append(("top_k", f"is {self.top_k}, wanted 0 or more"))
-        if not 0 < self.top_p <= 1:
-            faults.append(("top_p", f"is {self.top_p}, wanted above 0 and at most 1"))
-        if self.seed < 0:
-            faults.append(("seed", f"is {self.seed}, wanted 0 or more"))
-        if faults:
-            raise ConfigError(faults)
-
-
-def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
-    """One token id from logits (n_vocab,). Tokens with logit -inf are never sampled.
-
-    Raises DataError if the greatest logit is NaN or infinite.
-    """
-    if not np.isfinite(greatest := logits.max()):
-        raise DataError(
-            f"the greatest logit is {greatest}, wanted a finite number: the model's "
-            "weights or its adapter make no numbers"
-        )
-    if how.temperature == 0:
-        return int(np.argmax(logits))
-    order = np.argsort(-logits, kind="stable")[: how.top_k or None]
-    z = logits[order].astype(np.float64)
-    with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest become -inf
-        p = np.exp((z - z[0]) / how.temperature)
-    p /= p.sum()
-    kept = int(np.searchsorted(np.cumsum(p), how.top_p)) + 1
-    p = p[:kept] / p[:kept].sum()
-    return int(order[rng.choice(len(p), p=p)])
+    def seeded(self) -> Sampling:
+        """These settings with a seed: their own, or one that is drawn."""
+        return self if self.seed >= 0 else replace(self, seed=secrets.randbits(32))

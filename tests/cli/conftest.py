@@ -3,26 +3,12 @@
 import signal
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import tiny_llama
-from tokenizers.pre_tokenizers import ByteLevel
+from tiny_llama import TOKENS, VOCABULARY
 
 from pyggml.cli import __main__ as cli
 from pyggml.lora import Trainer
-
-TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
-
-
-VOCABULARY = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "qwen2",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": np.array([1] * (len(TOKENS) - 1) + [3], np.int32),
-    "tokenizer.ggml.merges": ["t h"],
-    "tokenizer.ggml.eos_token_id": len(TOKENS) - 1,
-    "tokenizer.ggml.add_bos_token": False,
-}
 
 
 @pytest.fixture(scope="session")

@@ -21,18 +21,18 @@ def softmax(z):
 
 
 def test_temperature_0_takes_the_likeliest(rng):
-    assert sample(LOGITS, Sampling(), rng) == 1
-    assert sample(np.array([1.0, 2.0, 2.0], np.float32), Sampling(), rng) == 1
+    assert sample(LOGITS, Sampling(temperature=0), rng) == 1
+    assert sample(np.array([1.0, 2.0, 2.0], np.float32), Sampling(temperature=0), rng) == 1
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_shares_follow_the_softmax(temperature):
-    found = shares(Sampling(temperature=temperature, top_k=0, top_p=1.0))
+    found = shares(Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0))
     np.testing.assert_allclose(found, softmax(LOGITS / temperature), atol=0.03)
 
 
 def test_top_k_keeps_the_k_likeliest():
-    found = shares(Sampling(temperature=1.0, top_k=2, top_p=1.0))
+    found = shares(Sampling(temperature=1.0, top_k=2, top_p=1.0, min_p=0))
     wanted = softmax(np.where(LOGITS >= 2, LOGITS, -np.inf))
     np.testing.assert_allclose(found, wanted, atol=0.03)
     assert shares(Sampling(temperature=9.0, top_k=1), 50)[1] == 1
@@ -41,7 +41,7 @@ def test_top_k_keeps_the_k_likeliest():
 def test_top_p_keeps_as_many_as_reach_p():
     p = softmax(LOGITS)
     assert p[1] < 0.7 < p[1] + p[3]
-    found = shares(Sampling(temperature=1.0, top_k=0, top_p=0.7))
+    found = shares(Sampling(temperature=1.0, top_k=0, top_p=0.7, min_p=0))
     assert (found > 0).tolist() == [False, True, False, True, False]
     assert shares(Sampling(temperature=9.0, top_k=0, top_p=1e-9), 50)[1] == 1
 
@@ -69,8 +69,8 @@ def test_a_logit_of_minus_infinity_is_never_taken(temperature, rng):
 
 def test_settings_out_of_range_are_all_named():
     with pytest.raises(ConfigError) as caught:
-        Sampling(temperature=-1.0, top_k=-1, top_p=0.0, seed=-1)
-    for name in ("temperature is -1.0", "top_k is -1", "top_p is 0.0", "seed is -1"):
+        Sampling(temperature=-1.0, top_k=-1, top_p=1.5, seed=-2)
+    for name in ("temperature is -1.0", "top_k is -1", "top_p is 1.5", "seed is -2"):
         assert name in str(caught.value)
 
 
@@ -133,11 +133,11 @@ def test_rows_of_unlike_length_are_no_tokens(model):
         model.logits([[1], [2, 3]])
 
 
-def test_a_context_that_is_too_short_ends_with_an_error(model):
-    tokens = generate(model, PROMPT, 5, n_ctx=5)
-    assert len([next(tokens), next(tokens)]) == 2
-    with pytest.raises(DataError, match=r"5 \+ 1 tokens do not fit into a context of 5"):
-        next(tokens)
+def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(model):
+    assert len(list(generate(model, PROMPT, 5, n_ctx=6))) == 2
+    assert list(generate(model, PROMPT, 5, n_ctx=4)) == []
+    with pytest.raises(DataError, match=r"0 \+ 4 tokens do not fit into a context of 3"):
+        next(generate(model, PROMPT, 5, n_ctx=3))
 
 
 def test_a_token_binds_nothing(model, monkeypatch):

@@ -19,6 +19,7 @@ QUICK = {
     ),
     "gemm/test_int8.py": (r"test_how_far_from_exact\[.*",),
     "gemm/test_product.py": (r"test_a_packed_weight_multiplies_as_its_float32_self\[.*",),
+    "generation/test_sampler.py": (r"test_(limits|biases_and_penalties)\[.*",),
     "gguf/test_gguf_reader.py": (r"test_(getters|strings|data|views)_.*",),
     "gguf/test_gguf_writer.py": ("test_the_gguf_package_reads_what_we_write",),
     "graph/test_graph.py": (r".*",),

@@ -1,11 +1,22 @@
 """A tiny random llama model as a GGUF file; the fixtures of tests/lora and tests/cli write it."""
 
 import numpy as np
+from tokenizers.pre_tokenizers import ByteLevel
 
 from pyggml import gguf
 from pyggml.dtypes import F32
 
 N_EMBD, N_FF, N_KV = 32, 64, 16
+TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
+VOCABULARY = {  # bytes, a pair of them, and an end of text
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": np.array([1] * (len(TOKENS) - 1) + [3], np.int32),
+    "tokenizer.ggml.merges": ["t h"],
+    "tokenizer.ggml.eos_token_id": len(TOKENS) - 1,
+    "tokenizer.ggml.add_bos_token": False,
+}
 
 
 def write(path, n_vocab, n_layer, seed, tied=False, attention="qkvo", changes=None):

@@ -1,0 +1,35 @@
+"""Sampling on the command line: its options, and how the probabilities of tokens are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pyggml.cli.grouped import GroupedOption
+from pyggml.cli.options import given_settings, settings_options
+from pyggml.generation import Piece, Sampling
+from pyggml.tokenizer import Tokenizer
+
+_FLAGS = {"temperature": "temp"}  # llama.cpp's name
+
+
+def sampling_options() -> list[GroupedOption]:
+    """An option for every setting."""
+    return settings_options(Sampling, _FLAGS)
+
+
+def sampling_of(given: Mapping[str, Any]) -> Sampling:
+    """The settings that the options give, with a seed. ConfigError if one is out of range."""
+    return Sampling(**given_settings(Sampling, _FLAGS, given)).seeded()
+
+
+def probabilities(piece: Piece, tokenizer: Tokenizer) -> str:
+    """A token, its log-probability, and the likeliest tokens: 'a' -1.204 | 'the' 60.0 %."""
+
+    def quoted(token: int) -> str:
+        return repr(tokenizer.token_bytes(token, special=True).decode("utf-8", "replace"))
+
+    assert piece.logprob is not None
+    others = [f"{quoted(token)} {100 * math.exp(p):.1f} %" for token, p in piece.likeliest]
+    return f"{quoted(piece.token):<16} {piece.logprob:8.3f}" + "".join(f" | {o}" for o in others)
