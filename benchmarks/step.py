@@ -95,7 +95,7 @@ def main() -> None:
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
     parameters, numbers = adapter.parameters, count(1)
     keep = Keep.LAYERS if options.grad_checkpointing else Keep.COSTLY
-    passes = Passes(adapter.model, parameters, options.tokens, fused=True, keep=keep)
+    passes = Passes(adapter.model, parameters, options.tokens, keep=keep)
     optimiser = AdamW(parameters, TrainConfig())
     batch = random_batch(options.tokens, model.config.n_vocab)
     first = 0.0

@@ -91,9 +91,7 @@ def _say_plan(path: Path, ctx: int, batch: int, keep: Keep) -> None:
     if ctx > model.config.n_ctx:
         raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {model.config.n_ctx}")])
     adapter = attach(model, LoraConfig())
-    passes = Passes(
-        adapter.model, adapter.parameters, batch * ctx, fused=True, n_ctx=ctx, keep=keep
-    )
+    passes = Passes(adapter.model, adapter.parameters, batch * ctx, n_ctx=ctx, keep=keep)
     (training,) = passes.training.plans.values()
     nodes = training.graph.nodes
     row("plan", f"one pass over {plural(batch, 'window')} of {ctx} tokens, rank {LoraConfig.rank}")

@@ -66,6 +66,13 @@ class Meter:
         return sum(found, Rewards()) if found else None
 
     @property
+    def token_accuracy(self) -> float | None:
+        """Of the last steps together, if tokens are learned."""
+        found = [(s.token_accuracy, s.n_tokens) for s in self._recent]
+        right = [accuracy * n for accuracy, n in found if accuracy is not None]
+        return sum(right) / max(sum(n for _, n in found), 1) if right else None
+
+    @property
     def tokens_per_second(self) -> float:
         return sum(s.n_tokens for s in self._recent) / sum(s.seconds for s in self._recent)
 
@@ -108,8 +115,11 @@ def rise(history: History) -> str:
     )
 
 
-def earned(rewards: Rewards | None) -> str:
-    """How far chosen answers are ahead of rejected ones, and how often."""
+def success(accuracy: float | None, rewards: Rewards | None) -> str:
+    """The share of learned tokens that are right; of preferences, how far chosen answers are ahead
+    of rejected ones, and how often."""
+    if accuracy is not None:
+        return f"  accuracy {100 * accuracy:.1f} %"
     if rewards is None:
         return ""
     return f"  margin {rewards.margin:.3f}, {100 * rewards.accuracy:.0f} % right"
@@ -139,9 +149,9 @@ class Lines:
 
     def _step(self, s: StepReport) -> None:
         self._said, m = perf_counter(), self._meter
-        left = f", {m.left}" if m.left else ""
+        left, right = f", {m.left}" if m.left else "", success(m.token_accuracy, m.rewards)
         say(
-            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{earned(m.rewards)}  lr {s.lr:.2e}"
+            f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
             f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
         )
 
@@ -151,8 +161,8 @@ def tell(report: Report, meter: Meter) -> bool:
     if isinstance(report, CheckpointReport):
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):
-        rewards = earned(report.rewards)
-        row(f"step {report.step}", f"validation loss {report.loss:.4f}{rewards}")
+        right = success(report.token_accuracy, report.rewards)
+        row(f"step {report.step}", f"validation loss {report.loss:.4f}{right}")
     else:
         estimate, warning = meter.estimate(), meter.warning()
         if estimate:
@@ -200,9 +210,9 @@ class Bar:
         held_out = m.history.validations
         return [
             (0, f"loss {m.loss:.3f}"),
-            (1, earned(m.rewards).strip()),
-            (2, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
-            (3, f"{m.tokens_per_second:,.0f} tokens/s"),
+            (2, success(m.token_accuracy, m.rewards).strip()),
+            (3, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
+            (4, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),
         ]
 

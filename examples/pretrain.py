@@ -120,8 +120,7 @@ def train(path: Path, corpus: lora.Corpus, config: lora.TrainConfig, patience: i
     for name, t in parameters.tensors.items():
         backends.write(t, backends.read(model.parts.weights[name]))
     model.parts = replace(model.parts, weights=parameters.tensors)
-    # fused=False: the output matrix is trained too.
-    trainer = lora.Trainer(model, parameters, corpus, config, lora.NextToken(fused=False))
+    trainer = lora.Trainer(model, parameters, corpus, config)
     print(f"{parameters.n_trained:,} weights, {len(corpus.train)} windows, {trainer.n_steps} steps")
     best, lowest, n_worse = parameters.data.copy(), np.inf, 0
 

@@ -43,10 +43,8 @@ def loss_and_grads(
     inputs = Inputs.empty(len(ids) - 1)
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
-    fused = f"{model.parts.output_name}.weight" not in parameters
-    loss = build_loss(
-        model.parts, inputs, leaf(ids[1:], "targets"), weights, model.adapters, fused=fused
-    )
+    targets = leaf(ids[1:], "targets")
+    loss = build_loss(model.parts, inputs, targets, weights, model.adapters, parameters)
     graph = round_large(build_backward(loss, list(parameters.values())), model.kept_as)
     value, *found = results(graph, model.devices)
     return float(value), dict(zip(parameters, found, strict=True))

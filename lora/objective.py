@@ -6,14 +6,14 @@ learns preferences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora.data import Batch, Corpus, Dataset
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.lora.reports import Rewards
@@ -24,10 +24,20 @@ Windows = np.ndarray | range  # numbers of some windows of a dataset
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mean loss over some windows, and the rewards of their answers in preference training."""
+    """The mean loss over some windows.
+
+    n_right   their learned tokens that the model gives the highest probability; None in preference
+              training
+    rewards   those of their answers in preference training
+    """
 
     loss: float
+    n_right: int | None = None
     rewards: Rewards | None = None
+
+    def share_right(self, n_tokens: int) -> float | None:
+        """Of so many learned tokens."""
+        return None if self.n_right is None else self.n_right / max(n_tokens, 1)
 
 
 class Minimised(Protocol):
@@ -56,9 +66,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NextToken:
-    """The mean cross entropy of a step's trained tokens. fused: see `TokenLoss`."""
-
-    fused: bool = True
+    """The mean cross entropy of a step's trained tokens."""
 
     def settled(self) -> Mapping[str, Any]:
         return {"objective": "sft"}
@@ -67,7 +75,7 @@ class NextToken:
         self, model: Model, parameters: Parameters, corpus: Corpus, config: TrainConfig
     ) -> Minimised:
         ctx = corpus.train.ctx
-        return _NextToken(Passes.of(model, parameters, config, ctx, self.fused), config.batch)
+        return _NextToken(Passes.of(model, parameters, config, ctx), config.batch)
 
 
 @dataclass(slots=True)
@@ -76,7 +84,14 @@ class _NextToken:
     batch: int
 
     def train(self, data: Dataset, windows: Windows) -> Outcome:
-        return Outcome(sum(self.passes.train(b) for b in data.batches(windows, self.batch)))
+        return self._outcome(self.passes.train, data, windows)
 
     def evaluate(self, data: Dataset, windows: Windows) -> Outcome:
-        return Outcome(sum(self.passes.evaluate(b) for b in data.batches(windows, self.batch)))
+        return self._outcome(self.passes.evaluate, data, windows)
+
+    def _outcome(self, run: Callable[[Batch], float], data: Dataset, windows: Windows) -> Outcome:
+        loss, n_right = 0.0, 0
+        for batch in data.batches(windows, self.batch):
+            loss += run(batch)
+            n_right += int(self.passes.watched[0])
+        return Outcome(loss, n_right)

@@ -6,7 +6,7 @@ after the other, so each device has one arena that fits its largest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
-from pyggml.models import Inputs, build_loss
+from pyggml.models import Inputs, Net, token_loss
 from pyggml.ops.dropout import DRAW
 from pyggml.runtime import compile_backwards
 from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
@@ -33,8 +33,13 @@ _WORD = 0xFFFFFFFF
 class Loss(Protocol):
     """The loss of a run: leaves that every batch fills, and the graph from these to the loss."""
 
-    def build(self, model: Model, inputs: Inputs, gradient: bool) -> Graph:
-        """The graph over these inputs; outputs: the loss (), then further results to be read."""
+    def build(
+        self, model: Model, inputs: Inputs, trained: Collection[str], gradient: bool
+    ) -> Graph:
+        """The graph over these inputs; outputs: the loss (), then further results to be read.
+
+        trained: names of the tensors that get gradients
+        """
 
     def write(self, batch: Any) -> None:
         """Put a batch's numbers into the loss's own leaves, not into those of the inputs."""
@@ -43,19 +48,19 @@ class Loss(Protocol):
 class TokenLoss:
     """Σ weight · cross entropy of the next token: that of text, and of learned answers.
 
-    fused=False makes whole logits, as needed when the output matrix itself is trained.
+    Its further result is the number () of learned tokens that the model has right.
     """
 
-    def __init__(self, n_tokens: int, fused: bool = True) -> None:
+    def __init__(self, n_tokens: int) -> None:
         self._targets = zeros((n_tokens,), I32, "targets")
         self._weights = zeros((n_tokens,), F32, "weights")
-        self._fused = fused
 
-    def build(self, model: Model, inputs: Inputs, gradient: bool) -> Graph:
-        leaves = (inputs, self._targets, self._weights)
-        return build_loss(
-            model.parts, *leaves, model.adapters, gradient=gradient, fused=self._fused
-        )
+    def build(
+        self, model: Model, inputs: Inputs, trained: Collection[str], gradient: bool
+    ) -> Graph:
+        net = Net(model.parts.weights, inputs, model.adapters)
+        loss = token_loss(model.parts, net, self._targets, self._weights, trained, gradient)
+        return net.graph(loss.named("loss"), loss.saved[0].named("tokens right"))
 
     def write(self, batch: Batch) -> None:
         write(self._targets, batch.targets)
@@ -66,7 +71,7 @@ class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
     n_ctx     length of a sequence, n_tokens unless it is given
-    fused     see TokenLoss, which is the loss unless one is given
+    loss      the TokenLoss unless one is given
     noise     α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L tokens
               in its document, d numbers in an embedding
     others    further graphs that run in the same memory: `programs` after the first two
@@ -79,7 +84,6 @@ class Passes:
         model: Model,
         parameters: Parameters,
         n_tokens: int,
-        fused: bool,
         n_ctx: int | None = None,
         keep: Keep = Keep.COSTLY,
         loss: Loss | None = None,
@@ -90,11 +94,10 @@ class Passes:
         size = zeros((n_tokens,), F32, "noise") if noise else None
         self._inputs = Inputs.empty(n_tokens, n_ctx)
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
-        own_output = f"{model.parts.output_name}.weight" in parameters.tensors
-        self._loss = loss or TokenLoss(n_tokens, fused and not own_output)
+        self._loss, trained = loss or TokenLoss(n_tokens), parameters.tensors
         self._drawn = replace(self._inputs, draw=self._draw, noise=size)
-        forward = self._loss.build(model, self._drawn, True)
-        alone = self._loss.build(model, self._inputs, False)
+        forward = self._loss.build(model, self._drawn, trained, True)
+        alone = self._loss.build(model, self._inputs, trained, False)
         graph = build_backward(
             replace(forward, outputs=forward.outputs[:1]),
             list(parameters.tensors.values()),
@@ -115,14 +118,13 @@ class Passes:
         parameters: Parameters,
         config: TrainConfig,
         ctx: int,
-        fused: bool = True,
         loss: Loss | None = None,
         others: Sequence[Graph] = (),
     ) -> Passes:
         """The graphs of a run with these settings, over windows of `ctx` tokens."""
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
         n_tokens, noise = config.batch * ctx, config.neftune_alpha
-        return cls(model, parameters, n_tokens, fused, ctx, keep, loss, others, noise)
+        return cls(model, parameters, n_tokens, ctx, keep, loss, others, noise)
 
     @property
     def n_bytes(self) -> int:

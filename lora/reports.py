@@ -66,6 +66,7 @@ class StepReport:
     grad_norm: float
     n_tokens: int  # trained
     seconds: float
+    token_accuracy: float | None = None  # share of them that had the highest probability
     rewards: Rewards | None = None
 
     @property
@@ -80,7 +81,9 @@ class ValidationReport:
     step: int
     loss: float
     n_tokens: int
-    rewards: Rewards | None = field(default=None, compare=False)  # not in checkpoints
+    # Not in checkpoints:
+    token_accuracy: float | None = field(default=None, compare=False)
+    rewards: Rewards | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

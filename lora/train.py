@@ -67,8 +67,7 @@ class Trainer:
     """A run: a model, what of it is trained, on what, and how.
 
     `parameters` are leaves of the graphs that `model` builds: an adapter's, or the model's own
-    weights; objective=NextToken(fused=False) if its output matrix is among them. Memory is taken by
-    `run`, not before.
+    weights. Memory is taken by `run`, not before.
     Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
     """
 
@@ -221,6 +220,7 @@ class Trainer:
             norm,
             n_tokens,
             seconds,
+            outcome.share_right(n_tokens),
             outcome.rewards,
         )
 
@@ -272,7 +272,10 @@ class Trainer:
                 [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
             )
         n_tokens = held_out.n_targets(windows)
-        self.history.validations.append(ValidationReport(step, loss, n_tokens, outcome.rewards))
+        right = outcome.share_right(n_tokens)
+        self.history.validations.append(
+            ValidationReport(step, loss, n_tokens, right, outcome.rewards)
+        )
         self._gather()
         if self._best is not None and self.history.best is self.history.validations[-1]:
             self._best[:] = self.parameters.data

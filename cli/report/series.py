@@ -25,7 +25,11 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     steps = [r for r in records if r["event"] == "step"]
     validations = [r for r in records if r["event"] == "validation"]
     found = [
-        _loss(_points(steps, "loss"), _points(validations, "loss")),
+        _learned("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
+        _learned(
+            *("Token accuracy", "share of learned tokens that had the highest probability"),
+            *(_points(records, "token_accuracy") for records in (steps, validations)),
+        ),
         _simple("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
         _layers(steps),
         *_rewards([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
@@ -35,13 +39,13 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return [chart for chart in found if chart["series"]]
 
 
-def _loss(steps: Points, validations: Points) -> Chart:
+def _learned(title: str, note: str, steps: Points, validations: Points) -> Chart:
     window = len(steps) // _SMOOTH
     lines = [("each step", "faint" if window > 1 else "main", steps)]
     if window > 1:
         lines.append((f"mean of {window} steps", "main", _smoothed(steps, window)))
     lines.append(("validation", "points", validations))
-    return _chart("Loss", "", lines)
+    return _chart(title, note, lines)
 
 
 def _layers(steps: Iterable[Mapping[str, Any]]) -> Chart:

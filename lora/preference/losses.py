@@ -15,6 +15,7 @@ A step's loss is the mean over its pairs (of KTO: its answers); the NLL is the m
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,12 +79,16 @@ class Leaves:
 
 
 def log_probs(
-    model: Model, inputs: Inputs, leaves: Leaves, gradient: bool
+    model: Model,
+    inputs: Inputs,
+    leaves: Leaves,
+    trained: Collection[str] = (),
+    gradient: bool = True,
 ) -> tuple[Net, Tensor, Tensor]:
     """The net, the cross entropy of every token (T,), and the log-probability of every answer (S,):
     sums, or means where `members` says so."""
     net = Net(model.parts.weights, inputs, model.adapters)
-    losses = token_losses(model.parts, net, leaves.targets, leaves.read, gradient)
+    losses = token_losses(model.parts, net, leaves.targets, leaves.read, trained, gradient)
     found = neg(mul_mat(leaves.members, reshape(losses, (1, -1))))
     return net, losses, reshape(found, (-1,)).named("log-probabilities")
 
@@ -94,8 +99,10 @@ class PreferenceLoss:
     def __init__(self, config: PreferenceConfig, n_tokens: int, n_answers: int) -> None:
         self.config, self.leaves = config, Leaves.empty(n_tokens, n_answers)
 
-    def build(self, model: Model, inputs: Inputs, gradient: bool) -> Graph:
-        net, losses, found = log_probs(model, inputs, self.leaves, gradient)
+    def build(
+        self, model: Model, inputs: Inputs, trained: Collection[str], gradient: bool
+    ) -> Graph:
+        net, losses, found = log_probs(model, inputs, self.leaves, trained, gradient)
         if self.config.objective == "kto":
             loss = _kto(found, self.leaves, self.config.beta)
         elif self.config.objective == "orpo":

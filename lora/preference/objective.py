@@ -112,7 +112,7 @@ class _Preference:
             (found,) = self.passes.watched
             above = beta * (found - batch.reference)
             rewards.append(_rewards(batch, above, beta * kl, kind))
-        return Outcome(loss, sum(rewards, Rewards()))
+        return Outcome(loss, rewards=sum(rewards, Rewards()))
 
     def _kl(self, data: Preferences, windows: Windows) -> float:
         """How far the model has moved from the reference, by answers to other prompts; never

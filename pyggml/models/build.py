@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,40 +99,55 @@ def build_loss(
     targets: Tensor,
     weights: Tensor,
     adapters: Sequence[LoraPairs] = (),
+    trained: Collection[str] = (),
     gradient: bool = True,
-    fused: bool = True,
 ) -> Graph:
-    """The graph of Σ_t weights_t · cross_entropy(logits_t, targets_t), a scalar.
-
-    The fused loss never forms the matrix of logits. It cannot serve an output matrix with an
-    adapter or a bias; then, or with fused=False, logits and loss are separate ops.
-    """
+    """The graph of `token_loss` over these inputs."""
     net = Net(parts.weights, inputs, adapters)
+    return net.graph(token_loss(parts, net, targets, weights, trained, gradient).named("loss"))
+
+
+def token_loss(
+    parts: Parts,
+    net: Net,
+    targets: Tensor,
+    weights: Tensor,
+    trained: Collection[str] = (),
+    gradient: bool = True,
+) -> Tensor:
+    """Σ_t weights_t · cross_entropy(logits_t, targets_t) over a net's inputs, a scalar.
+
+    Its `saved[0]`, () float32, counts the tokens of weight other than 0 that the model has right:
+    their target has the greatest logit. trained: names of the tensors that get gradients.
+
+    The fused loss never forms the matrix of logits. It cannot serve an output matrix that is
+    trained, or has an adapter or a bias: logits and loss are then separate ops.
+    """
     h = parts.decoder.hidden(net)
-    if fused and _is_plain(parts, adapters):
+    if _is_plain(parts, net.adapters, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
-        loss = linear_cross_entropy(h, w, targets, weights, gradient, cap)
-    else:
-        loss = cross_entropy_rows(parts.decoder.logits(net, h), targets, weights)
-    return net.graph(loss.named("loss"))
+        return linear_cross_entropy(h, w, targets, weights, gradient, cap)
+    return cross_entropy_rows(parts.decoder.logits(net, h), targets, weights)
 
 
 def token_losses(
-    parts: Parts, net: Net, targets: Tensor, weights: Tensor, gradient: bool = True
+    parts: Parts,
+    net: Net,
+    targets: Tensor,
+    weights: Tensor,
+    trained: Collection[str] = (),
+    gradient: bool = True,
 ) -> Tensor:
-    """weights_t · cross_entropy(logits_t, targets_t) for each token of a net's inputs, (T,).
-
-    For losses that are no plain sum over tokens; as `build_loss`, of which they are the terms, it
-    never forms the matrix of logits where the output matrix has neither adapter nor bias.
-    """
+    """The terms of `token_loss`, (T,), for losses that are no plain sum over tokens."""
     h = parts.decoder.hidden(net)
-    if _is_plain(parts, net.adapters):
+    if _is_plain(parts, net.adapters, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         return linear_cross_entropy_by_row(h, w, targets, weights, gradient, cap)
     return cross_entropy_by_row(parts.decoder.logits(net, h), targets, weights)
 
 
-def _is_plain(parts: Parts, adapters: Sequence[LoraPairs]) -> bool:
-    """Whether the logits are a product with the output matrix and nothing more but a cap."""
+def _is_plain(parts: Parts, adapters: Sequence[LoraPairs], trained: Collection[str]) -> bool:
+    """Whether the logits are a product with a fixed output matrix, and nothing more but a cap."""
     full = f"{parts.output_name}.weight"
-    return "output.bias" not in parts.weights and not any(full in pairs for pairs in adapters)
+    changes = full in trained or any(full in pairs for pairs in adapters)
+    return not changes and "output.bias" not in parts.weights

@@ -3,7 +3,8 @@
 linear_cross_entropy_by_row   L_t = weights_t · (log Σ_v exp z_tv − z_t,target),  z = h·wᵀ
 linear_cross_entropy          L = Σ_t L_t
 
-Both make at once dL_t/dh_t = weights_t · (softmax z_t − onehot)·w. A row's loss depends on that
+Both make at once the number of rows t of weight other than 0 whose target has the greatest z, and
+with gradient=True dL_t/dh_t = weights_t · (softmax z_t − onehot)·w. A row's loss depends on that
 row of h alone, so that what comes from above, a number or one for each row, only scales rows.
 With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
@@ -52,8 +53,10 @@ def linear_cross_entropy(
 
     h (T, K) float32, w (V, K) of any type, targets (T,) int32 in [0, V), weights (T,) float32; rows
     of weight 0 cost nothing. gradient=False leaves out what only training needs. softcap, 0 for
-    none, caps the logits. The gradient is with respect to h; w has none here. Raises ShapeError if
-    shapes or types do not fit, and, when computed, if a target is out of range.
+    none, caps the logits. The gradient is with respect to h; w has none here. `saved[0]` of the
+    result, () float32, counts the rows of weight other than 0 whose target has the greatest logit.
+    Raises ShapeError if shapes or types do not fit, and, when computed, if a target is out of
+    range.
     """
     return LINEAR_CROSS_ENTROPY(h, w, targets, weights, gradient=gradient, softcap=float(softcap))
 
@@ -107,9 +110,9 @@ def _cap_rows(z, cap):
 
 
 @parallel
-def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
-    """Each row's loss; with gradient, z becomes weight · (softmax z − onehot) · slope of the cap,
-    given 1 / cap, or 0 where there is none."""
+def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
+    """Each row's loss, and whether its target has the greatest logit; with gradient, z becomes
+    weight · (softmax z − onehot) · slope of the cap, given 1 / cap, or 0 where there is none."""
     n = z.shape[1]
     for i in prange(z.shape[0]):
         row = z[i]
@@ -123,6 +126,7 @@ def _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap):
         else:
             for j in range(n):
                 total += exp32(row[j] - top)
+        right[i] = target == top
         losses[i] = weights[i] * (np.log(total) + top - target)
         share, capped = weights[i] / total, target * per_cap
         if gradient and keep:
@@ -147,41 +151,50 @@ class _Head:
     scratch: np.ndarray
     softcap: np.float32
 
-    def chunk(self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool) -> np.ndarray:
-        """Losses of the first n gathered rows, float32; fills dh."""
+    def chunk(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> tuple[np.ndarray, int]:
+        """Losses of the first n gathered rows, float32, and how many have the target on top; fills
+        dh."""
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
         gemm.mul_mat(z, h, self.w, self.scratch, False)()
-        losses = np.empty(n, np.float32)
+        losses, right = np.empty(n, np.float32), np.empty(n, np.bool_)
         if self.softcap:
             _cap_rows(z, self.softcap)
         per_cap = _ONE / self.softcap if self.softcap else np.float32(0)
-        _softmax_loss_rows(z, losses, targets, weights, gradient, per_cap)
+        _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap)
         for v in range(0, n_vocab if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
             w = replace(self.w, data=self.w.data[rows])
             gemm.out_prod(self.dh[:n], z[:, rows], w, self.scratch, v > 0)()
-        return losses
+        return losses, int(right.sum())
 
 
 def _by_chunk(
+    n_right: np.ndarray,
     dh: np.ndarray | None,
     h: np.ndarray,
     targets: np.ndarray,
     weights: np.ndarray,
     head: _Head,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The rows of each chunk and their losses, once the chunk is done; dh is filled on the way."""
+    """The rows of each chunk and their losses, once the chunk is done.
+
+    n_right and dh are filled on the way.
+    """
     rows = np.flatnonzero(weights)
     n_vocab = len(head.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
         raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
+    n_right[...] = 0
     if dh is not None:
         dh[:] = 0
     for first in range(0, rows.size, head.h.shape[0]):
         some = rows[first : first + head.h.shape[0]]
         np.take(h, some, axis=0, out=head.h[: some.size])
-        losses = head.chunk(some.size, targets[some], weights[some], dh is not None)
+        losses, n = head.chunk(some.size, targets[some], weights[some], dh is not None)
+        n_right += n
         if dh is not None:
             dh[some] = head.dh[: some.size]
         yield some, losses
@@ -217,7 +230,7 @@ def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
     (n_rows, k), w = node.src[0].shape, node.src[1]
     c, n_vocab = chunk_rows(n_rows, w.shape[0]), w.shape[0]
     yield gemm.Problem("mul_mat", c, n_vocab, k, w.dtype, compute)
-    for n in {min(SLICE, n_vocab), n_vocab % SLICE or SLICE} if node.saved else ():
+    for n in {min(SLICE, n_vocab), n_vocab % SLICE or SLICE} if node.params["gradient"] else ():
         yield gemm.Problem("out_prod", c, k, n, w.dtype, compute)
 
 
@@ -233,9 +246,9 @@ def _run(site: Site) -> Call:
     weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
     cap = np.float32(site.node.params["softcap"])
     head = _Head(weight, gathered, dh_chunk, logits, site.scratch[layout.n_bytes :], cap)
-    dh = site.saved[0] if site.saved else None
+    n_right, *dh = site.saved
     kernel = _put_by_row if site.out.ndim else _sum_up
-    return Call(kernel, site.out, dh, h, targets, weights, head)
+    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, targets, weights, head)
 
 
 def _ref_by_row(
@@ -260,17 +273,17 @@ def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
 
 
 def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
-    return (Spec(h.shape),) if gradient else ()
+    return (Spec(()), Spec(h.shape)) if gradient else (Spec(()),)
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dh was made by the forward kernel; weights are data, and w wants the unfused twin."""
-    if not node.saved:
+    if not node.params["gradient"]:
         raise NoGradientError(
             f"linear_cross_entropy at {node!r} was built with gradient=False, wanted True"
         )
     by_row = reshape(dy, (-1, 1)) if dy.shape else dy
-    return mul(node.saved[0], by_row), None, None, None
+    return mul(node.saved[1], by_row), None, None, None
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:

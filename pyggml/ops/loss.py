@@ -51,8 +51,9 @@ def cross_entropy_loss_back(
 def cross_entropy_rows(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of the cross entropies of rows with one right answer each, of shape ().
 
-    logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. Running it raises PyggmlError if
-    a target is outside the vocabulary, whatever its weight.
+    logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. `saved[0]` of the result, () F32,
+    counts the rows of weight other than 0 whose target has the greatest logit. Running it raises
+    PyggmlError if a target is outside the vocabulary, whatever its weight.
     """
     return CROSS_ENTROPY_ROWS(logits, targets, weights)
 
@@ -89,9 +90,9 @@ def _sum(out, parts, divisor):
     out[0] = total / divisor
 
 
-def _row_sums(node: Tensor, compute: Compute) -> int:
-    """Scratch: one float64 for each row of logits."""
-    return int(np.prod(node.src[0].shape[:-1])) * F64.block_bytes
+def _row_sums(n: int) -> Callable[[Tensor, Compute], int]:
+    """Scratch: n float64 for each row of logits."""
+    return lambda node, _: n * int(np.prod(node.src[0].shape[:-1])) * F64.block_bytes
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -191,7 +192,7 @@ CROSS_ENTROPY_LOSS = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(CROSS_ENTROPY_LOSS, _cross_entropy_loss_run, scratch=_row_sums)
+cpu_kernel(CROSS_ENTROPY_LOSS, _cross_entropy_loss_run, scratch=_row_sums(1))
 
 # -- cross_entropy_loss_back --------------------------------------------------------------------
 
@@ -273,22 +274,26 @@ def _cross_entropy_rows_spec(logits: Tensor, targets: Tensor, weights: Tensor) -
 
 @kernel
 def _target_row(x, target):
+    """−ln softmax(x)[target], and whether x[target] is the greatest."""
     top, total = _top_and_sum(x)
-    return np.log(np.float64(total)) - np.float64(x[target] - top)
+    return np.log(np.float64(total)) - np.float64(x[target] - top), x[target] == top
 
 
 @parallel
-def _cross_entropy_rows(out, x, targets, weights, parts):
+def _cross_entropy_rows(out, n_right, x, targets, weights, parts, right):
     for i in prange(x.shape[0]):
-        parts[i] = weights[i] * _target_row(x[i], targets[i])
+        loss, is_right = _target_row(x[i], targets[i])
+        parts[i] = weights[i] * loss
+        right[i] = is_right and weights[i] != 0
     _sum(out, parts, 1)
+    _sum(n_right, right, 1)
 
 
 def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """−log softmax(row)[target], at once: logits (n, n_vocab) float32, targets (n,) int32 inside
-    the vocabulary -> (n,) float64."""
-    found, ones = np.empty(len(targets)), np.ones(len(targets), np.float32)
-    _cross_entropy_rows(np.empty(1, np.float32), logits, targets, ones, found)
+    """(n,) float64 −log softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
+    found, right = np.empty((2, len(targets)))
+    ones, sums = np.ones(len(targets), np.float32), np.empty((2, 1), np.float32)
+    _cross_entropy_rows(*sums, logits, targets, ones, found, right)
     return found
 
 
@@ -311,8 +316,10 @@ def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
 
 def _cross_entropy_rows_run(site: Site) -> Call:
     x, targets, weights = site.src
-    arguments = (site.out.reshape(1), x, targets, weights, site.scratch.view(np.float64))
-    return Call(_checked, Call(_cross_entropy_rows, *arguments), targets, x.shape[1])
+    sums = (site.out.reshape(1), site.saved[0].reshape(1))
+    rows = site.scratch.view(np.float64).reshape(2, -1)
+    call = Call(_cross_entropy_rows, *sums, x, targets, weights, *rows)
+    return Call(_checked, call, targets, x.shape[1])
 
 
 def _cross_entropy_rows_ref(
@@ -342,9 +349,10 @@ CROSS_ENTROPY_ROWS = op(
     samples=cross_entropy_rows_samples,
     refuses=NO_SETTINGS,
     memory=Memory.FRESH,
+    saved=lambda *_: (Spec(()),),
     costly=True,
 )
-cpu_kernel(CROSS_ENTROPY_ROWS, _cross_entropy_rows_run, scratch=_row_sums)
+cpu_kernel(CROSS_ENTROPY_ROWS, _cross_entropy_rows_run, scratch=_row_sums(2))
 
 # -- cross_entropy_rows_back --------------------------------------------------------------------
 

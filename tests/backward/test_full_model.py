@@ -75,7 +75,7 @@ def test_every_weight_can_be_trained(tied, biases, rng):
 
     def build(*leaves):
         weights = {n: t.named(n) for n, t in zip(arrays, leaves, strict=True)}
-        return build_loss(with_freqs(weights), inputs, targets, share, fused=False).outputs[0]
+        return build_loss(with_freqs(weights), inputs, targets, share, trained=weights).outputs[0]
 
     slopes = check_gradient(build, list(arrays.values()), rng)
     assert len(slopes) == len(arrays)
@@ -91,7 +91,9 @@ def test_the_fused_loss_gives_the_gradients_of_its_twin(rng):
     trained = [t for n, t in weights.items() if n != "token_embd.weight"]
     found = []
     for fused in (True, False):
-        graph = build_loss(with_freqs(weights), inputs, targets, share, fused=fused)
+        graph = build_loss(
+            with_freqs(weights), inputs, targets, share, trained=() if fused else weights
+        )
         assert (graph.outputs[0].op.name == "linear_cross_entropy") is fused
         found.append(results(build_backward(graph, trained)))
     for one, other in zip(*found, strict=True):
@@ -108,7 +110,7 @@ def test_every_weight_of_an_architecture_can_be_trained(architecture, rng):
     inputs, targets, share = batch(rng)
 
     weights = {n: leaf(a.astype(np.float32), n) for n, a in arrays.items()}
-    graph = build_loss(Parts(decoder, weights), inputs, targets, share, fused=False)
+    graph = build_loss(Parts(decoder, weights), inputs, targets, share, trained=weights)
     used = [t for t in graph.leaves if t.name in weights]
     idle = weights.keys() - {t.name for t in used}
     assert all(decoder.tensors()[name].optional for name in idle), "what must be there is used"

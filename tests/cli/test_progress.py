@@ -11,8 +11,8 @@ from pyggml.cli.progress import Lines, Meter, display, fitting
 from pyggml.lora import CheckpointReport, History, StepReport, ValidationReport
 
 
-def step(number, loss=1.0, seconds=2.0, n_steps=100):
-    return StepReport(number, n_steps, 0, loss, 1e-3, 0.5, 64, seconds)
+def step(number, loss=1.0, seconds=2.0, n_steps=100, n_tokens=64, accuracy=None):
+    return StepReport(number, n_steps, 0, loss, 1e-3, 0.5, n_tokens, seconds, accuracy)
 
 
 @pytest.fixture
@@ -47,6 +47,23 @@ def test_the_length_of_the_run_is_said_once_and_as_soon_as_it_is_known(clock):
     short = Meter()
     short.add(step(1, seconds=300.0, n_steps=1))
     assert short.estimate() is None
+
+
+def test_accuracy_is_that_of_the_last_steps_tokens(clock, capsys):
+    meter = Meter()
+    shown = Lines(meter)
+    for report in (step(1, accuracy=0.5, n_tokens=30), step(2, accuracy=0.1, n_tokens=10)):
+        meter.add(report)
+        assert meter.token_accuracy == pytest.approx(report.token_accuracy)
+        shown(report)
+    meter.add(step(3, accuracy=0.5, n_tokens=30))
+    assert meter.token_accuracy == pytest.approx(16 / 40), (
+        "the first step's is left out, as its time"
+    )
+    shown(ValidationReport(3, 2.0, 64, 0.25))
+    said = capsys.readouterr().out
+    assert "loss 1.0000  accuracy 50.0 %  lr" in said
+    assert "validation loss 2.0000  accuracy 25.0 %" in said
 
 
 def test_validations_count_for_the_time_that_is_left(clock):

@@ -70,6 +70,13 @@ def test_charts_have_the_numbers_of_the_run():
     assert (norm["series"][0]["y"], rate["series"][0]["y"]) == ([0.5] * 80, [1e-3] * 80)
 
 
+def test_accuracy_has_a_chart_of_its_own():
+    records = [{"event": "validation", "step": 0, "loss": 3.0, "token_accuracy": 0.1}]
+    records += [_step(i, token_accuracy=0.1 * i) for i in (1, 2)]
+    chart = next(c for c in charts_of(records) if c["title"] == "Token accuracy")
+    assert [line["y"] for line in chart["series"]] == [[None, 0.1, 0.2], [0.1, None, None]]
+
+
 def test_a_long_run_is_binned():
     (chart, *_) = charts_of([{"event": "step", "step": i, "loss": i % 2} for i in range(1, 4001)])
     each = [y for y in chart["series"][0]["y"] if y is not None]

@@ -65,6 +65,21 @@ def test_loss_and_gradient_are_the_twins(kind, rng):
     assert_same_loss(*case(rng, kind=kind))
 
 
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("build", [linear_cross_entropy, twin])
+def test_targets_with_the_greatest_logit_are_counted(build, rows, rng, monkeypatch):
+    """Those of rows that count, with and without the gradient; every second target is the best."""
+    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", rows * 4 * 90)
+    h, w, targets, share = case(rng, n=4 * MR + 1, kind="F16")
+    best = (h.data @ w.data.astype(np.float32).T).argmax(1)
+    targets.data[::2] = best[::2]
+    for softcap in (0.0, 30.0):
+        for gradient in (True, False):
+            loss = build(h, w, targets, share, gradient=gradient, softcap=softcap)
+            _, n_right = computed(loss, loss.saved[0])
+            assert n_right == np.count_nonzero((targets.data == best) & (share.data != 0)) > 3
+
+
 @pytest.mark.parametrize("n", [1, 2, MR, 3 * MR + 1])
 def test_row_counts(n, rng):
     assert_same_loss(*case(rng, n=n))
@@ -117,7 +132,7 @@ def test_no_row_at_all(rng):
 def test_without_gradient_the_loss_is_the_same(rng):
     parts = case(rng)
     with_it, without = (linear_cross_entropy(*parts, gradient=g) for g in (True, False))
-    assert not without.saved
+    assert len(without.saved) == 1, "the number of right tokens"
     assert plan(Graph.of(without)).n_bytes < plan(Graph.of(with_it)).n_bytes
     assert computed(without) == computed(with_it)
 

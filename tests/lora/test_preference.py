@@ -15,6 +15,7 @@ from pyggml.lora import (
     Trainer,
     ValidationReport,
     attach,
+    train_tensors,
 )
 from pyggml.lora.data import Corpus
 from pyggml.lora.data.rows import KtoRow, Place, PreferenceRow, TextRow
@@ -218,6 +219,17 @@ def run(trainer):
     events = []
     trainer.run(events.append)
     return steps(events)
+
+
+@pytest.mark.parametrize("kind", list(SETTINGS))
+def test_the_output_matrix_itself_can_be_trained(kind, tiny):
+    model = pyggml.load(tiny, compute="f32")
+    trained = train_tensors(model, ["output.weight"])
+    config = TrainConfig(lr=0.02, warmup_steps=0, epochs=3, batch=2, compute="f32")
+    preference = Preference(PreferenceConfig(objective=kind, **SETTINGS[kind]), model)
+    args = (trained.model, trained.parameters, CORPORA[kind], config, preference)
+    made = run(Trainer(*args))
+    assert made[-1].loss < made[0].loss and made[-1].token_accuracy is None
 
 
 @pytest.mark.parametrize("kind", list(SETTINGS))

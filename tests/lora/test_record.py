@@ -42,6 +42,11 @@ def test_every_report_is_a_line(trainer_of, tmp_path, path):
     assert step["grad_norm"] == first.grad_norm and step["lr"] == first.lr
     assert step["n_tokens"] == first.n_tokens and step["memory_bytes"] > 1 << 20
     assert step["tokens_per_second"] == first.n_tokens / first.seconds
+    held_out = records[0]
+    assert (step["token_accuracy"], held_out["token_accuracy"]) == (
+        first.token_accuracy,
+        told[0].token_accuracy,
+    )
 
 
 def test_a_gradient_is_measured_by_block_as_before_clipping(trainer_of, tmp_path, path):

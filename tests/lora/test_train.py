@@ -8,7 +8,6 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError, NoGradientError, PyggmlError
 from pyggml.lora import (
-    NextToken,
     Parameters,
     StepReport,
     TrainConfig,
@@ -127,6 +126,27 @@ def test_validation_is_the_mean_loss_of_what_is_held_out(trainer_of, corpus_of):
 # -- a run --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("modules", [None, ("attn_q", "output")])
+def test_accuracy_is_the_share_of_tokens_with_the_greatest_logit(modules, trainer_of, corpus_of):
+    """Of a model that learned its text, with logits that are never formed and with whole ones."""
+    corpus = dataclasses.replace(corpus_of(10), validation=corpus_of(10).train)
+    settings = {"lr": 0.05, "epochs": 8, "batch": 2, "grad_accum": 2, "lr_scheduler": "constant"}
+    trainer, events = trainer_of({"modules": modules}, corpus=corpus, **settings), []
+    trainer.run(events.append)
+    n_right = 0
+    for batch in corpus.train.batches(range(len(corpus.train)), 1):
+        for start in np.unique(batch.span[batch.weights > 0, 0]):
+            inside = np.flatnonzero((batch.span[:, 0] == start) & (batch.weights > 0))
+            logits = trainer.model.logits(batch.tokens[inside])
+            n_right += int((logits.argmax(1) == batch.targets[inside]).sum())
+    validations = [e for e in events if isinstance(e, ValidationReport)]
+    wanted = n_right / corpus.train.n_targets()
+    assert 0.2 < wanted < 1 and validations[-1].token_accuracy == pytest.approx(wanted, abs=0.02)
+    assert validations[0].token_accuracy < 0.15
+    assert all(0 <= e.token_accuracy <= 1 for e in steps(events))
+    assert steps(events)[-1].token_accuracy > steps(events)[0].token_accuracy
+
+
 def test_the_loss_falls_and_the_reports_are_in_order(trainer_of):
     trainer = trainer_of(lr=0.03, epochs=8, batch=2, val_every=5, val_windows=1)
     reserved, events = trainer.reserve(), []
@@ -160,7 +180,7 @@ def test_all_weights_of_a_model_can_be_trained(tiny_tied, corpus_of):
     model.parts = dataclasses.replace(model.parts, weights=parameters.tensors)
     config = TrainConfig(lr=0.02, epochs=6, warmup_steps=0)
     events = []
-    Trainer(model, parameters, corpus_of(10), config, NextToken(fused=False)).run(events.append)
+    Trainer(model, parameters, corpus_of(10), config).run(events.append)
     made = steps(events)
     assert np.mean([e.loss for e in made[-6:]]) < 0.7 * np.mean([e.loss for e in made[:6]])
 
