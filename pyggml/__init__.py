@@ -10,8 +10,9 @@ pyggml.runtime       bind            Plan → Program: a bound kernel call per n
 pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
-`pyggml.load("model.gguf")` is the short way in. Packages are imported when first used, so that
-`import pyggml` costs nothing.
+`pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
+are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so
+that `import pyggml` costs nothing.
 """
 
 from __future__ import annotations
@@ -20,23 +21,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyggml.eager import Value, apply
+    from pyggml.eager.gradcheck import gradcheck
+    from pyggml.eager.steps import backward_steps
     from pyggml.generation import Sampling, generate
     from pyggml.model import Model, load
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Value": "pyggml.eager",
+    "apply": "pyggml.eager",
+    "backward_steps": "pyggml.eager.steps",
+    "gradcheck": "pyggml.eager.gradcheck",
     "Model": "pyggml.model",
     "load": "pyggml.model",
     "Sampling": "pyggml.generation",
     "generate": "pyggml.generation",
 }
 _PACKAGES = frozenset(
-    {"alloc", "backward", "gguf", "graph", "lora", "models", "ops", "quants", "runtime", "tensor"}
+    {
+        "alloc",
+        "backward",
+        "eager",
+        "gguf",
+        "graph",
+        "lora",
+        "models",
+        "ops",
+        "quants",
+        "runtime",
+        "tensor",
+    }
     | {"threads", "tokenizer"}
 )
 
-__all__ = ["Model", "Sampling", "generate", "load"]
+__all__ = ["Model", "Sampling", "Value", "apply", "backward_steps", "generate", "gradcheck", "load"]
 
 
 def __getattr__(name: str) -> Any:

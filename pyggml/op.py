@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.dtypes import F32, DType
+from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.tensor import Shape, Tensor
 
@@ -110,6 +111,11 @@ class Op:
 
     def __call__(self, *src: Tensor, **params: Any) -> Tensor:
         """The node that applies this op; nothing is computed."""
+        if strangers := [s for s in src if not isinstance(s, Tensor)]:
+            raise ShapeError(
+                f"{self.name}: {strangers[0]!r} is no Tensor: wanted leaf(array) for numbers, "
+                "scale(x, s) for a product with one, and apply(op, …) for Values"
+            )
         if not self.strided:
             src = tuple(s if s.is_contiguous else OPS["cont"](s) for s in src)
         spec = self.spec(*src, **params)

@@ -135,9 +135,14 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
     """A tensor over an existing array, which is not copied.
 
     For a quantised `dtype`, data is uint8 of shape (*shape[:-1], row_bytes). Strides are kept.
-    Raises ShapeError if the array's type has no ggml twin, or is not what holds `dtype`, or if the
-    array has more than four axes or runs backwards along one.
+    Raises ShapeError for what is no array, if its type has no ggml twin or is not what holds
+    `dtype`, and if it has more than four axes or runs backwards along one.
     """
+    if not isinstance(data, np.ndarray):
+        raise ShapeError(
+            f"{name or 'leaf'}: {data!r} is no NumPy array; numbers and lists become one by "
+            "np.array(…, np.float32)"
+        )
     if dtype is None:
         dtype = _BY_NUMPY.get(data.dtype)
         if dtype is None:

@@ -39,7 +39,7 @@ LAYERS = [
     {"attention"},
     {"ops"},
     {"backward", "models"},
-    {"model"},
+    {"model", "eager"},
     {"generation", "requantize"},
     {"lora"},
     {"cli"},

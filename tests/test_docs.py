@@ -30,3 +30,17 @@ def test_the_op_in_adding_an_op_passes_the_tests_of_every_op(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     assert passed >= 14, "four samples forward and back, layouts, threads, in place, drawn ones"
+
+
+def test_what_the_page_on_values_shows_is_what_python_prints(capsys):
+    """Lines of output stand behind the code as comments, or in a block of their own."""
+    text = (ROOT / "docs/values.md").read_text("utf-8")
+    names = {}
+    for block in PYTHON.findall(text):
+        exec(block, names)
+    printed = " ".join(capsys.readouterr().out.split())
+    shown = re.findall(r"#( (?:tensor|\[1|the gradient is|  input|    d\(|and right).*)", text)
+    assert len(shown) == 7
+    shown += re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
+    for words in (" ".join(line.split()) for line in shown):
+        assert re.sub(r"\d\.\de-\d\d", "", words) in re.sub(r"\d\.\de-\d\d", "", printed)

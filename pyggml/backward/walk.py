@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,21 @@ from pyggml.tensor import Tensor, leaf
 
 # Ops that fuse another with the addition of its result to their first source.
 _ADDING = {op.fuses[0]: op for op in OPS.values() if op.fuses[1:] == ("add",)}
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardStep:
+    """The gradient rule of one node, applied.
+
+    node       of the forward graph
+    incoming   d(loss)/d(node), complete
+    outgoing   what the rule adds to d(loss)/d(source), for each source; None where that is not
+               wanted
+    """
+
+    node: Tensor
+    incoming: Tensor
+    outgoing: tuple[Tensor | None, ...]
 
 
 def build_backward(
@@ -39,6 +55,25 @@ def build_backward(
     Raises ShapeError for a seed or an accumulator of another shape.
     """
     (loss,) = forward.outputs
+    walk, gradients = _walk(forward, parameters, seed, accumulators)
+    return Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
+
+
+def backward_steps(
+    forward: Graph, parameters: Sequence[Tensor], seed: Tensor | None = None
+) -> list[BackwardStep]:
+    """What `build_backward` does, one node after the other, from the loss back to the start."""
+    return _walk(forward, parameters, seed, None)[0].taken
+
+
+def _walk(
+    forward: Graph,
+    parameters: Sequence[Tensor],
+    seed: Tensor | None,
+    accumulators: Sequence[Tensor] | None,
+) -> tuple[_Walk, list[Tensor]]:
+    """The finished walk, and the gradients that it found."""
+    (loss,) = forward.outputs
     _same_shapes("seed", [seed or loss], [loss])
     if accumulators is not None:
         _same_shapes("accumulator", accumulators, parameters)
@@ -49,7 +84,7 @@ def build_backward(
     walk = _Walk(order, parameters, accumulators, reached)
     gradients = walk.back_from(loss, seed)
     _refuse_changed(order, gradients)
-    return Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
+    return walk, gradients
 
 
 class _Walk:
@@ -57,6 +92,7 @@ class _Walk:
 
     grads   tensor -> its gradient so far
     steps   sums of gradients, and additions to accumulators, in the order of their making
+    taken   the rules applied so far
     """
 
     def __init__(
@@ -70,6 +106,7 @@ class _Walk:
         self.accumulators = accumulators or ()
         self.grads: dict[Tensor, Tensor] = {}
         self.steps: list[Tensor] = []
+        self.taken: list[BackwardStep] = []
         self.added: dict[int, Tensor] = {}  # accumulator i with its gradient added
         wanted = set(parameters)
         first_user = {s: t for t in reversed(order) for s in t.src if s in wanted}
@@ -101,7 +138,9 @@ class _Walk:
         if len(parts) != len(t.src):
             raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
         faults = []
+        outgoing = list[Tensor | None]()
         for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
+            outgoing.append(None)
             if s not in self.reached:
                 continue
             if g is None:
@@ -112,8 +151,10 @@ class _Walk:
                 continue
             if g.shape != s.shape:
                 g = repeat_back(g, s.shape)
+            outgoing[i] = g
             self.grads[s] = _sum(self.grads[s], g) if s in self.grads else g
             self.steps.append(self.grads[s])
+        self.taken.append(BackwardStep(t, self.grads[t], tuple(outgoing)))
         return faults
 
     def _accumulate_after(self, t: Tensor) -> None:
@@ -143,21 +184,21 @@ def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[
     """The tensors that depend smoothly on a parameter."""
     reached = set(parameters)
     for t in order:
-        if not _is_fixed(t) and any(s in reached for s in t.src):
+        if not is_fixed(t) and any(s in reached for s in t.src):
             reached.add(t)
     return reached
 
 
-def _reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
+def reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors with a path to the loss that has no fixed tensor on it."""
     reaching = {loss}
     for t in reversed(order):
-        if t in reaching and not _is_fixed(t):
+        if t in reaching and not is_fixed(t):
             reaching.update(t.src)
     return reaching
 
 
-def _is_fixed(t: Tensor) -> bool:
+def is_fixed(t: Tensor) -> bool:
     """Whether a tensor carries no gradient: integers, and results of `detach`."""
     detached = t.op is not None and isinstance(t.op.grad, Detached)
     return detached or t.dtype.numpy.kind == "i"
@@ -167,7 +208,7 @@ def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: Sequence[Tensor], reached: set[Tensor]
 ) -> None:
     """Raise NoGradientError, with all faults, unless every path is differentiable."""
-    known = _reaching(loss, order)
+    known = reaching(loss, order)
     faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
     faults += [
         f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"

@@ -92,6 +92,7 @@ def _relu_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _relu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where x > 0, else 0"""
     return (mul(dy, step(node.src[0])),)
 
 
@@ -114,6 +115,7 @@ def _leaky_relu_ref(x: np.ndarray, slope: float) -> np.ndarray:
 
 
 def _leaky_relu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where x > 0, else slope · dy"""
     slope = node.params["slope"]
     return (mul(dy, scale(step(node.src[0]), 1.0 - slope, slope)),)
 
@@ -144,6 +146,7 @@ def _sigmoid(y, x):
 
 
 def _sigmoid_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (y - y²)"""
     return (mul(dy, sub(node, sqr(node))),)
 
 
@@ -163,6 +166,7 @@ def _tanh(y, x):
 
 
 def _tanh_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (1 - y²)"""
     return (mul(dy, scale(sqr(node), -1.0, 1.0)),)
 
 
@@ -193,6 +197,7 @@ def _silu_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _silu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · σ(x) · (1 + x · (1 - σ(x)))"""
     return (silu_back(node.src[0], dy),)
 
 
@@ -230,6 +235,7 @@ def _softplus_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _softplus_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · σ(x)"""
     return (mul(dy, sigmoid(node.src[0])),)
 
 
@@ -254,6 +260,7 @@ def _elu_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _elu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · e^min(x, 0)"""
     return (mul(dy, exp(clamp(node.src[0], -math.inf, 0.0))),)
 
 
@@ -285,6 +292,7 @@ def _gelu_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · gelu'(x)"""
     return (gelu_back(node.src[0], dy),)
 
 
@@ -324,7 +332,10 @@ def _gelu_quick_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_quick_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """With z = 1.702 x, y = silu(z) / 1.702 and so dy/dx = silu'(z)."""
+    """dx = dy · silu'(1.702 x)
+
+    With z = 1.702 x, y = silu(z) / 1.702 and so dy/dx = silu'(z).
+    """
     return (silu_back(scale(node.src[0], float(_QUICK)), dy),)
 
 
@@ -366,6 +377,7 @@ def _gelu_erf_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_erf_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (Φ(x) + x · φ(x))"""
     return (GELU_ERF_BACK(node.src[0], dy),)
 
 

@@ -28,6 +28,7 @@ def _after_ref(x: np.ndarray, *done: np.ndarray) -> np.ndarray:
 
 
 def _after_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy"""
     return (dy, *(None for _ in node.src[1:]))
 
 

@@ -159,6 +159,7 @@ def _add_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy, db = dy"""
     return dy, dy
 
 
@@ -180,6 +181,7 @@ def _sub_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _sub_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy, db = -dy"""
     return dy, neg(dy)
 
 
@@ -241,6 +243,7 @@ def _mul_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy · b, db = dy · a"""
     a, b = node.src
     return mul(dy, b), mul(dy, a)
 
@@ -265,6 +268,7 @@ def _div_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _div_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy / b, db = -dy · y / b"""
     _, b = node.src
     return div(dy, b), neg(div(mul(dy, node), b))
 
@@ -301,6 +305,7 @@ def _scale_ref(x: np.ndarray, s: float, b: float) -> np.ndarray:
 
 
 def _scale_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = s · dy"""
     return (scale(dy, node.params["s"]),)
 
 
@@ -333,6 +338,7 @@ def _neg_run(site: Site) -> Call:
 
 
 def _neg_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = -dy"""
     return (neg(dy),)
 
 

@@ -221,6 +221,7 @@ def _ref(
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dv = Pᵀ·dy, dS = P · (dy·vᵀ - Σ dy · y), dq = scale · dS·k, dk = scale · dSᵀ·q"""
     q, k, v, span, *extras = node.src
     if k.dtype is F16:  # a cache: nothing is learned from it
         return (None,) * len(node.src)

@@ -198,6 +198,7 @@ def _conv_ref(w: np.ndarray, x: np.ndarray, *, groups: int, **geometry: Any) -> 
 
 
 def _conv_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dw = dy * x, dx = wᵀ * dy"""
     w, x = node.src
     p = node.params
     return CONV_2D_BACK_W(dy, x, of=w.shape, **p), CONV_TRANSPOSE_2D(w, dy, of=x.shape, **p)
@@ -265,6 +266,7 @@ def _transpose_ref(w: np.ndarray, dy: np.ndarray, of: Shape, **p: Any) -> np.nda
 
 
 def _transpose_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """dw = x * g, dx = w * g"""
     w, dy = node.src
     p = {k: v for k, v in node.params.items() if k != "of"}
     return CONV_2D_BACK_W(dy, g, of=w.shape, **p), CONV_2D(w, g, **p)
@@ -306,6 +308,7 @@ def _back_w_ref(
 
 
 def _back_w_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """ddy = g * x, dx = gᵀ * dy"""
     dy, x = node.src
     p = {k: v for k, v in node.params.items() if k != "of"}
     return CONV_2D(g, x, **p), CONV_TRANSPOSE_2D(g, dy, of=x.shape, **p)

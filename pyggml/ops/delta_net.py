@@ -150,6 +150,7 @@ def _ref(
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The recurrence run backwards: dS_{t-1} from dS_t + dy_t·q_tᵀ / √D"""
     dv = GATED_DELTA_NET_BACK(*node.src, dy)
     dstate, dq, dk, dg, dbeta = dv.saved
     return dstate, dq, dk, dv, dg, dbeta, None

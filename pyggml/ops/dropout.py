@@ -159,7 +159,10 @@ def _dropout_ref(x: np.ndarray, draw: np.ndarray, p: float, stream: int) -> np.n
 
 
 def _dropout_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """What was dropped has no gradient; the numbers are drawn again."""
+    """dx = dy · mask / (1 - p)
+
+    What was dropped has no gradient; the numbers are drawn again.
+    """
     _, draw = node.src
     return dropout(dy, draw, **node.params), None
 
@@ -228,7 +231,10 @@ def _noise_ref(x: np.ndarray, size: np.ndarray, draw: np.ndarray, stream: int) -
 
 
 def _noise_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The noise is no function of what is trained."""
+    """dx = dy
+
+    The noise is no function of what is trained.
+    """
     return dy, None, None
 
 

@@ -124,7 +124,10 @@ def _timestep_ref(t: np.ndarray, dim: int, max_period: int) -> np.ndarray:
 
 
 def _timestep_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """cos' = −f·sin and sin' = f·cos: the halves of the result, exchanged."""
+    """dt = Σ_i f_i · (dy_sin,i · cos(f_i·t) - dy_cos,i · sin(f_i·t))
+
+    cos' = −f·sin and sin' = f·cos: the halves of the result, exchanged.
+    """
     half = node.params["dim"] // 2
     if half == 0:
         return (mul(reshape(dy, node.src[0].shape), leaf(np.zeros(1, np.float32))),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.dtypes import F32, I32, DType
+from pyggml.dtypes import F32, F64, I32, DType
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.tensor import Shape, Tensor
 
@@ -12,7 +12,8 @@ from pyggml.tensor import Shape, Tensor
 def expect(op: str, what: str, t: Tensor, shape: Shape, dtype: DType = F32) -> None:
     """ShapeError unless t has this shape and type."""
     if t.shape != shape or t.dtype is not dtype:
-        raise ShapeError(f"{op}: {what} is {t!r}, wanted {dtype}{list(shape)}")
+        hint = " (NumPy's floats are F64: a.astype(np.float32) is F32)" if t.dtype is F64 else ""
+        raise ShapeError(f"{op}: {what} is {t!r}, wanted {dtype}{list(shape)}{hint}")
 
 
 def expect_type(op: str, what: str, t: Tensor, dtype: DType = F32) -> None:

@@ -168,6 +168,7 @@ def _mul_mat_id_ref(w: np.ndarray, x: np.ndarray, ids: np.ndarray) -> np.ndarray
 
 
 def _mul_mat_id_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dW_e = Σ dy_i·x_iᵀ over the tokens of expert e, dx_i = W_eᵀ·dy_i"""
     w, x, ids = node.src
     return out_prod_id(x, dy, ids, w.shape[0]), mul_mat_id_back(w, dy, ids), None
 
@@ -220,6 +221,7 @@ def _mul_mat_id_back_ref(w: np.ndarray, dy: np.ndarray, ids: np.ndarray) -> np.n
 
 
 def _mul_mat_id_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """dW_e = Σ dy_i·g_iᵀ over the tokens of expert e, ddy_i = W_e·g_i"""
     w, dy, ids = node.src
     return out_prod_id(g, dy, ids, w.shape[0]), mul_mat_id(w, g, ids), None
 
@@ -292,6 +294,7 @@ def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: i
 
 
 def _out_prod_id_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = g_eᵀ·dy_i, ddy_i = g_e·x_i"""
     x, dy, ids = node.src
     return mul_mat_id_back(g, dy, ids), mul_mat_id(g, x, ids), None
 
@@ -351,6 +354,7 @@ def _add_id_ref(x: np.ndarray, b: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _add_id_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy, db_e = Σ dy_i over the tokens of expert e"""
     _, b, ids = node.src
     return dy, get_rows_back(dy, ids, b.shape[0]), None
 

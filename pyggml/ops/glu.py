@@ -138,7 +138,10 @@ def _swiglu_ref(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def _swiglu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dy · silu(gate), for up, is a swiglu with dy in up's place."""
+    """dgate = dy · up · silu'(gate), dup = dy · silu(gate)
+
+    dy · silu(gate), for up, is a swiglu with dy in up's place.
+    """
     gate, up = node.src
     return SWIGLU_BACK_GATE(gate, up, dy), SWIGLU(gate, dy)
 
@@ -174,6 +177,7 @@ def _product_grad(activation: Callable[[Tensor], Tensor]) -> GradRule:
     """The rule of mul(activation(gate), up), which makes the activation again."""
 
     def grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """dgate = dy · up · f'(gate), dup = dy · f(gate)"""
         gate, up = node.src
         active = activation(gate)
         assert active.op is not None and not isinstance(active.op.grad, NoGrad)

@@ -108,6 +108,7 @@ def _back_up_ref(
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dgate = dy · up · f'(gate), dup = dy · f(gate), 0 where a limit was reached"""
     src = (*node.src, dy)
     return BACK_GATE(*src, **node.params), BACK_UP(*src, **node.params)
 

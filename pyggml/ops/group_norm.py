@@ -73,6 +73,7 @@ def _back_ref(x: np.ndarray, dy: np.ndarray, n_groups: int, eps: float) -> np.nd
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = r · (dy - mean dy - y · mean(dy · y)) in each group, r = 1 / √(variance + eps)"""
     return (GROUP_NORM_BACK(node.src[0], dy, **node.params),)
 
 

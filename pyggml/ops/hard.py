@@ -61,10 +61,12 @@ def _slope(x: Tensor) -> Tensor:
 
 
 def _hardsigmoid_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy / 6 where -3 < x < 3, else 0"""
     return (mul(dy, _slope(node.src[0])),)
 
 
 def _hardswish_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (hardsigmoid(x) + x · hardsigmoid'(x))"""
     (x,) = node.src
     return (mul(dy, add(hardsigmoid(x), mul(x, _slope(x)))),)
 

@@ -277,7 +277,10 @@ def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec,
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dh was made by the forward kernel; weights are data, and w wants the unfused twin."""
+    """dh = weight · (softmax(h·Wᵀ) - target)·W · dy
+
+    dh was made by the forward kernel; weights are data, and w wants the unfused twin.
+    """
     if not node.params["gradient"]:
         raise NoGradientError(
             f"linear_cross_entropy at {node!r} was built with gradient=False, wanted True"

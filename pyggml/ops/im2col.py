@@ -132,6 +132,7 @@ def _ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair, dilation: Pair)
 
 
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = Σ over the windows of dy that hold each element"""
     return (IM2COL_BACK(dy, of=node.src[0].shape, **node.params),)
 
 
@@ -184,6 +185,7 @@ def _back_ref(cols: np.ndarray, of: Shape, **windows: Pair) -> np.ndarray:
 
 
 def _back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """ddy = the windows of g"""
     return (IM2COL(g, **{k: v for k, v in node.params.items() if k != "of"}),)
 
 

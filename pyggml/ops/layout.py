@@ -80,6 +80,7 @@ def _same_ref(x: np.ndarray, **_: Any) -> np.ndarray:
 
 
 def _same_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy"""
     return (dy,)
 
 
@@ -233,6 +234,7 @@ def _reshape_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _reshape_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy, in x's shape"""
     return (reshape(dy, node.src[0].shape),)
 
 
@@ -277,6 +279,7 @@ def _permute_ref(x: np.ndarray, axes: Shape) -> np.ndarray:
 
 
 def _permute_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy with its axes in the old order"""
     axes = node.params["axes"]
     return (permute(dy, tuple(axes.index(a) for a in range(len(axes)))),)
 
@@ -313,6 +316,7 @@ def _transpose_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _transpose_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dyᵀ"""
     return (transpose(dy),)
 
 

@@ -27,9 +27,7 @@ from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
-_ZERO = np.float32(0)
-_ONE = np.float32(1)
-_HALF = np.float32(0.5)
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -169,6 +167,7 @@ def _cross_entropy_loss_ref(
 
 
 def _cross_entropy_loss_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
+    """dlogits = dy · (softmax(logits) · Σ labels - labels) / n_rows"""
     return cross_entropy_loss_back(d, *node.src), *(None for _ in node.src[1:])
 
 
@@ -330,6 +329,7 @@ def _cross_entropy_rows_ref(
 
 
 def _cross_entropy_rows_grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
+    """dlogits_i = dy · weight_i · (softmax(logits_i) - target_i)"""
     return cross_entropy_rows_back(d, *node.src), None, None
 
 

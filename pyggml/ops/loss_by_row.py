@@ -53,7 +53,10 @@ def _ref(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.nda
 
 
 def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
-    """The sum's gradient, in which each row has d times its weight."""
+    """dlogits_i = dy_i · weight_i · (softmax(logits_i) - target_i)
+
+    The sum's gradient, in which each row has d times its weight.
+    """
     logits, targets, weights = node.src
     one = leaf(np.ones((), np.float32))
     return cross_entropy_rows_back(one, logits, targets, mul(weights, d)), None, None

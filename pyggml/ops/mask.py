@@ -72,6 +72,7 @@ def _zero_ref(x: np.ndarray, n_past: int) -> np.ndarray:
 
 
 def _mask_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy, 0 where it was masked"""
     return (diag_mask_zero(dy, node.params["n_past"]),)
 
 

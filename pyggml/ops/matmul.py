@@ -192,6 +192,7 @@ def _mul_mat_ref(w: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _mul_mat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """dw = dyᵀ·x, dx = dy·w"""
     w, x = node.src[-2:]
     return _sum_groups(out_prod(x, dy), w.shape), out_prod(w, transpose(dy))
 
@@ -266,6 +267,7 @@ def _mul_mat_add_ref(y: np.ndarray, w: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _mul_mat_add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """da = dy, dw = dyᵀ·x, dx = dy·w"""
     return dy, *_mul_mat_grad(node, dy)
 
 
@@ -323,6 +325,7 @@ def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _out_prod_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    """da = b·dc, db = a·dcᵀ"""
     a, b = node.src[-2:]  # c = bᵀ·a, so da = b·dc and dbᵀ = dc·aᵀ
     return _sum_groups(mul_mat(transpose(dc), b), a.shape), transpose(mul_mat(a, dc))
 
@@ -365,6 +368,7 @@ def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray
 
 
 def _out_prod_add_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ds = dc, da = b·dc, db = a·dcᵀ"""
     return dc, *_out_prod_grad(node, dc)
 
 

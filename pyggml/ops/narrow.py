@@ -77,6 +77,7 @@ def _ranged(a: np.ndarray, axis: int, start: int, size: int) -> np.ndarray:
 
 
 def _narrow_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where it was read, else 0"""
     p = node.params
     axis = p["axis"]
     return (NARROW_BACK(dy, axis=axis, start=p["start"], size=node.src[0].shape[axis]),)
@@ -132,6 +133,7 @@ def _narrow_back_ref(dy: np.ndarray, axis: int, start: int, size: int) -> np.nda
 
 
 def _narrow_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = the part of dy that was set"""
     axis = node.params["axis"]
     return (narrow(dy, axis, node.params["start"], node.src[0].shape[axis]),)
 
@@ -190,6 +192,7 @@ def _concat_ref(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _concat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da, db = the parts of dy"""
     axis = node.params["axis"]
     return split(dy, tuple(s.shape[axis] for s in node.src), axis)
 

@@ -118,6 +118,7 @@ def _rms_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _rms_norm_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = r · (dy - y · mean(dy · y)), r = 1 / √(mean x² + eps)"""
     return (RMS_NORM_BACK(node.src[0], dy, **node.params),)
 
 
@@ -195,6 +196,7 @@ def _norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _norm_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = r · (dy - mean dy - y · mean(dy · y)), r = 1 / √(variance + eps)"""
     return (NORM_BACK(node.src[0], dy, **node.params),)
 
 
@@ -263,6 +265,7 @@ def _l2_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _l2_norm_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = (dy - y · Σ dy · y) / |x|, and dy / eps where |x| < eps"""
     return (L2_NORM_BACK(node.src[0], dy, **node.params),)
 
 

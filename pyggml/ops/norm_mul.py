@@ -84,6 +84,7 @@ def _rms_norm_mul_ref(x: np.ndarray, w: np.ndarray, eps: float) -> np.ndarray:
 
 
 def _rms_norm_mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = r · (g - n · mean(g · n)) with g = dy · w and n = r · x, dw = Σ_rows dy · n"""
     x, w = node.src
     return (
         RMS_NORM_MUL_BACK(x, w, dy, **node.params),

@@ -176,6 +176,7 @@ def _max_ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair) -> np.ndarr
 
 
 def _max_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = Σ of dy over the windows whose maximum it was"""
     return (POOL_MAX_BACK(dy, node.saved[0], of=node.src[0].shape),)
 
 

@@ -118,6 +118,7 @@ def _sum_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _sum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = dy"""
     return (repeat(dy, node.src[0].shape),)
 
 
@@ -174,6 +175,7 @@ def _mean_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _mean_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = dy / n"""
     (x,) = node.src
     return (repeat(scale(dy, 1.0 / x.shape[-1]), x.shape),)
 
@@ -224,6 +226,7 @@ def _cumsum_ref(x: np.ndarray) -> np.ndarray:
 
 
 def _cumsum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = Σ_j≥i dy_j"""
     return (CUMSUM_BACK(dy),)
 
 
@@ -245,6 +248,7 @@ def _cumsum_back_ref(dy: np.ndarray) -> np.ndarray:
 
 
 def _cumsum_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = Σ_j≤i dy_j"""
     return (cumsum(dy),)
 
 

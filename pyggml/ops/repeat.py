@@ -63,6 +63,7 @@ def _repeat_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _repeat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = Σ over the copies of dy"""
     return (repeat_back(dy, node.src[0].shape),)
 
 
@@ -122,6 +123,7 @@ def _repeat_back_ref(x: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _repeat_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy, repeated"""
     return (repeat(dy, node.src[0].shape),)
 
 

@@ -144,6 +144,7 @@ class _Rules:
         return _call(site.out, x, self.axes(x.shape, **site.node.params), False)
 
     def grad(self, node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """dx = Mᵀ·dy, where y = M·x"""
         return (OPS[f"{self.name}_back"](dy, of=node.src[0].shape, **node.params),)
 
     def back_spec(self, dy: Tensor, of: Shape, **params: Any) -> Spec:
@@ -160,6 +161,7 @@ class _Rules:
         return dy
 
     def back_grad(self, node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+        """ddy = M·g"""
         params = dict(node.params)
         del params["of"]
         return (OPS[self.name](g, **params),)

@@ -157,6 +157,7 @@ def _rope_apply_ref(x: np.ndarray, table: np.ndarray, neox: bool, offset: int) -
 
 
 def _rope_apply_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy, turned back"""
     return ROPE_APPLY_BACK(dy, node.src[1], **node.params), None
 
 
@@ -190,6 +191,7 @@ def _rope_apply_back_ref(dy: np.ndarray, table: np.ndarray, neox: bool, offset: 
 
 
 def _rope_apply_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy, turned forward"""
     return ROPE_APPLY(g, node.src[1], **node.params), None
 
 

@@ -148,6 +148,7 @@ def _get_rows_ref(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _get_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dtable_r = Σ dy_i over all i with ids_i = r"""
     table, ids = node.src
     if table.dtype is I32:
         return None, None
@@ -214,6 +215,7 @@ def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int, batch: Shap
 
 
 def _get_rows_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """ddy_i = g_{ids_i}"""
     return get_rows(g, node.src[1]), None
 
 
@@ -320,7 +322,10 @@ def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarr
 
 
 def _set_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """src's is what arrived at its rows, dst's what arrived at all others."""
+    """dsrc_i = dy_{ids_i}, ddst = dy, but 0 in the rows that were set
+
+    src's is what arrived at its rows, dst's what arrived at all others.
+    """
     _, src, ids = node.src
     kept = set_rows(dup(dy), zeros(src.shape, F32), ids)
     first = dy.shape[: len(ids.shape)]

@@ -183,6 +183,7 @@ def _soft_max_ref(
 
 
 def _soft_max_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = scale · y · (dy - Σ_j dy_j · y_j), dmask = the same by slope, summed over heads"""
     x, *extras = node.src
     p = node.params
     parts = [soft_max_back(dy, node, p["scale"])]

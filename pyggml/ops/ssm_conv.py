@@ -111,6 +111,7 @@ def _conv_ref(state: np.ndarray, x: np.ndarray, w: np.ndarray, positions: np.nda
 
 
 def _conv_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_t = Σ_j w_j · dy_{t+j}, dw_j = Σ_t x_{t-j} · dy_t"""
     dx = SSM_CONV_BACK(*node.src, dy)
     dstate, dw = dx.saved
     return dstate, dx, dw, None

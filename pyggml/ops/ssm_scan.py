@@ -142,6 +142,7 @@ def _scan_ref(
 
 
 def _scan_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The recurrence run backwards: dS_{t-1} = dS_t · exp(Δ_t A), dS_t begins with dy_t·C_tᵀ"""
     dx = SSM_SCAN_BACK(*node.src, dy)
     dstate, ddt, da, db, dc = dx.saved
     return dstate, dx, ddt, da, db, dc, None

@@ -112,6 +112,7 @@ def _tri_ref(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _tri_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy in the same triangle"""
     return (tri(dy, node.params["kind"]),)
 
 
@@ -189,12 +190,16 @@ def _solve_t_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _solve_grad(node: Tensor, dx: Tensor) -> tuple[Tensor | None, ...]:
-    """dB = A⁻ᵀ dX, dA = −dB Xᵀ, its lower triangle."""
+    """dB = A⁻ᵀ·dX, dA = -dB·Xᵀ in the lower triangle
+
+    dB = A⁻ᵀ dX, dA = −dB Xᵀ, its lower triangle.
+    """
     db = SOLVE_TRI_T(node.src[0], dx)
     return neg(tri(mul_mat(node, db), "lower_diag")), db
 
 
 def _solve_t_grad(node: Tensor, dx: Tensor) -> tuple[Tensor | None, ...]:
+    """dB = A⁻¹·dX, dA = -X·dBᵀ in the lower triangle"""
     db = solve_tri(node.src[0], dx)
     return neg(tri(mul_mat(db, node), "lower_diag")), db
 
@@ -279,10 +284,12 @@ def _diag_back_ref(dy: np.ndarray) -> np.ndarray:
 
 
 def _diag_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = the diagonal of dy"""
     return (DIAG_BACK(dy),)
 
 
 def _diag_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy on the diagonal"""
     return (diag(dy),)
 
 

@@ -90,6 +90,7 @@ def _sqr(y, x):
 
 
 def _sqr_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = 2x · dy"""
     return (scale(mul(dy, node.src[0]), 2.0),)
 
 
@@ -108,6 +109,7 @@ def _sqrt(y, x):
 
 
 def _sqrt_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy / 2y"""
     return (div(scale(dy, 0.5), node),)
 
 
@@ -126,6 +128,7 @@ def _log(y, x):
 
 
 def _log_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy / x"""
     return (div(dy, node.src[0]),)
 
 
@@ -144,6 +147,7 @@ def _exp(y, x):
 
 
 def _exp_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · y"""
     return (mul(dy, node),)
 
 
@@ -162,6 +166,7 @@ def _expm1(y, x):
 
 
 def _expm1_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (y + 1)"""
     return (mul(dy, scale(node, 1.0, 1.0)),)
 
 
@@ -180,6 +185,7 @@ def _sin(y, x):
 
 
 def _sin_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · cos x"""
     return (mul(dy, cos(node.src[0])),)
 
 
@@ -198,6 +204,7 @@ def _cos(y, x):
 
 
 def _cos_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = -dy · sin x"""
     return (neg(mul(dy, sin(node.src[0]))),)
 
 
@@ -218,6 +225,7 @@ def _abs(y, x):
 
 
 def _abs_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · sgn x"""
     return (mul(dy, sgn(node.src[0])),)
 
 
@@ -280,6 +288,7 @@ def _clamp_ref(x: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def _clamp_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where low < x < high, else 0"""
     (x,) = node.src
     above = step(scale(x, 1.0, -node.params["low"]))
     below = step(scale(x, -1.0, node.params["high"]))

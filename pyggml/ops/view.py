@@ -103,6 +103,7 @@ def _view_ref(x: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.nd
 
 
 def _view_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where it was read, else 0"""
     p = node.params
     return (VIEW_BACK(dy, shape=node.src[0].shape, strides=p["strides"], offset=p["offset"]),)
 
@@ -178,6 +179,7 @@ def _view_back_ref(dy: np.ndarray, shape: Shape, strides: Shape, offset: int) ->
 
 
 def _view_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """ddy = the window of g"""
     p = node.params
     shape = node.src[0].shape
     return (VIEW(dy, shape=shape, strides=p["strides"], offset=p["offset"]),)
@@ -236,6 +238,7 @@ def _acc_ref(a: np.ndarray, b: np.ndarray, strides: Shape, offset: int) -> np.nd
 
 
 def _acc_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy, db = the window of dy"""
     return dy, VIEW(dy, shape=node.src[1].shape, **node.params)
 
 
@@ -277,6 +280,7 @@ def _set_ref(a: np.ndarray, b: np.ndarray, strides: Shape, offset: int) -> np.nd
 
 
 def _set_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """da = dy, 0 in the window; db = the window of dy"""
     shape = node.src[1].shape
     return SET(dy, zeros(shape), **node.params), VIEW(dy, shape=shape, **node.params)
 

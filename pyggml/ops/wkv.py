@@ -44,8 +44,8 @@ def rwkv_wkv6(
     """RWKV 6's time mixing -> (T, H, D), F32 (ggml's RWKV_WKV6).
 
     k, v, r and the decay w, itself and not its logarithm, (T, H, D); u (H, D) weighs a token's own
-    key. state (H, D, D) has an entry [value, key], ggml's its transpose. positions (T,) I32: 0
-    begins a sequence with a zero state. The result's `saved[0]` is the last state.
+    key. state (H, D, D) has an entry [value, key], ggml's its transpose. A position (T,) I32 of 0
+    begins a sequence with no state. `saved[0]` is the last state.
     """
     return RWKV_WKV6(state, k, v, r, u, w, positions)
 
@@ -63,7 +63,7 @@ def rwkv_wkv7(
     """RWKV 7's time mixing -> (T, H, D), F32 (ggml's RWKV_WKV7).
 
     r, w, k, v, a, b (T, H, D), w the decay itself; state (H, D, D) has an entry [value, key].
-    positions (T,) I32: 0 begins a sequence with a zero state. `saved[0]` is the last state.
+    positions and `saved[0]` are as those of `rwkv_wkv6`.
     """
     return RWKV_WKV7(state, r, w, k, v, a, b, positions)
 
@@ -74,8 +74,7 @@ def gated_linear_attn(
     """scale · gated linear attention -> (T, H, D), F32 (ggml's GATED_LINEAR_ATTN).
 
     k, v, q and the decay g, itself and not its logarithm, (T, H, D); state (H, D, D) has an entry
-    [value, key], ggml's its transpose. positions (T,) I32: 0 begins a sequence with a zero state.
-    The result's `saved[0]` is the last state.
+    [value, key], ggml's its transpose. positions and `saved[0]` are as those of `rwkv_wkv6`.
     """
     return GATED_LINEAR_ATTN(state, k, v, q, g, positions, scale=float(scale))
 
@@ -174,8 +173,7 @@ def _checked(name: str, state: Tensor, positions: Tensor, v: Tensor, *others: Te
 
 
 def _call(site: Site, *factors: np.ndarray, scale: float = 1.0, coupled: bool, early: bool) -> Call:
-    """The forward kernel over w, k, r, v, a, b, u and positions; what the op lacks is stood in for
-    by an array that is not read."""
+    """The forward kernel over w, k, r, v, a, b, u, positions; unread arrays for what is lacking."""
     n_tokens, n_heads, _ = site.out.shape
     (work,) = recurrence.scratch(site, n_tasks(n_heads), n_tokens, site.src[0], False)
     arrays = (site.out, *site.saved, work, site.src[0], *factors)
@@ -183,8 +181,7 @@ def _call(site: Site, *factors: np.ndarray, scale: float = 1.0, coupled: bool, e
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
-    back = node.op is not None and node.op.name == "wkv_back"
-    n_tokens, h, _ = node.shape
+    back, (n_tokens, h, _) = node.op is WKV_BACK, node.shape
     return recurrence.scratch_bytes(n_tasks(h), n_tokens, node.src[0], back)
 
 
@@ -230,6 +227,7 @@ def _wkv6_ref(state: np.ndarray, *others: np.ndarray) -> np.ndarray:
 
 
 def _wkv6_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The recurrence run backwards: dS_{t-1} = dS_t·diag(w_t) + dy_t·r_tᵀ"""
     state, k, v, r, u, w, positions = node.src
     dv = WKV_BACK(state, w, k, r, v, positions, dy, u, scale=1.0)
     dstate, dw, dk, dr, du = dv.saved
@@ -269,6 +267,7 @@ def _wkv7_ref(state: np.ndarray, *others: np.ndarray) -> np.ndarray:
 
 
 def _wkv7_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The recurrence run backwards: dS_{t-1} = dS_t·(diag(w_t) + a_t·b_tᵀ)ᵀ"""
     state, r, w, k, v, a, b, positions = node.src
     dv = WKV_BACK(state, w, k, r, v, positions, dy, a, b, scale=1.0)
     dstate, dw, dk, dr, da, db = dv.saved
@@ -318,6 +317,7 @@ def _gla_ref(
 
 
 def _gla_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The recurrence run backwards: dS_{t-1} = dS_t·diag(w_t)"""
     state, k, v, q, g, positions = node.src
     dv = WKV_BACK(state, g, k, q, v, positions, dy, **node.params)
     dstate, dg, dk, dq = dv.saved

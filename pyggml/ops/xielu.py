@@ -63,6 +63,7 @@ def _xielu_ref(x: np.ndarray, a_n: float, a_p: float, beta: float, eps: float) -
 
 
 def _xielu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · xielu'(x)"""
     return (XIELU_BACK(node.src[0], dy, **node.params),)
 
 

@@ -1,0 +1,159 @@
+"""NumPy's meaning of arithmetic, made of the engine's ops: builders from Tensors to a Tensor.
+
+ggml repeats an op's second source only; NumPy stretches axes of length 1 of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from pyggml import ops
+from pyggml.dtypes import F32
+from pyggml.errors import ShapeError
+from pyggml.tensor import Shape, Tensor, leaf
+
+Builder = Callable[..., Tensor]
+Axes = int | tuple[int, ...] | None
+
+
+def broadcasting(build: Builder) -> Builder:
+    """build(a, b) of one shape → a builder for two shapes that broadcast as NumPy's do."""
+
+    def broadcast(a: Tensor, b: Tensor) -> Tensor:
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise ShapeError(
+                f"{build.__name__}: shapes {a.shape} and {b.shape} do not broadcast: axes, counted "
+                "from the last, must be equal or 1"
+            ) from None
+        return build(a if a.shape == shape else ops.repeat(a, shape), b)
+
+    return broadcast
+
+
+add, sub, mul, div = map(broadcasting, (ops.add, ops.sub, ops.mul, ops.div))
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """1 / x."""
+    return ops.div(_full(x.shape, 1.0), x)
+
+
+def power(x: Tensor, n: float) -> Tensor:
+    """xⁿ: by multiplication for whole n up to 16, by square root for ½, else e^(n·log x)."""
+    if n < 0:
+        return reciprocal(power(x, -n))
+    if n == 0.5:
+        return ops.sqrt(x)
+    if n != int(n) or n > 16:
+        return ops.exp(ops.scale(ops.log(x), n))
+    if n == 0:
+        return ops.scale(x, 0.0, 1.0)
+    half = x if n < 4 else power(x, n // 2)
+    square = x if n == 1 else ops.sqr(half)
+    return square if n in (1, 2) or n % 2 == 0 else ops.mul(square, x)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """NumPy's a @ b: matrices over their last two axes, a vector as a row or a column."""
+    if not a.shape or not b.shape:
+        raise ShapeError(f"matmul: shapes {a.shape} and {b.shape}, wanted an axis at least")
+    rows, columns = ops.reshape(a, (1, -1)) if len(a.shape) == 1 else a, b
+    if len(b.shape) == 1:
+        columns = ops.reshape(b, (-1, 1))
+    if rows.shape[-1] != columns.shape[-2]:
+        raise ShapeError(
+            f"matmul: shapes {a.shape} and {b.shape}: {rows.shape[-1]} columns of the first, "
+            f"{columns.shape[-2]} rows of the second, wanted as many"
+        )
+    try:
+        batch = np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
+    except ValueError:
+        raise ShapeError(f"matmul: shapes {a.shape} and {b.shape} do not broadcast") from None
+    turned = ops.cont(ops.transpose(columns))
+    rows, turned = (_repeated(t, (*batch, *t.shape[-2:])) for t in (rows, turned))
+    y = ops.mul_mat(turned, rows)
+    kept = [n for n, t in ((y.shape[-2], a), (y.shape[-1], b)) if len(t.shape) > 1]
+    return ops.reshape(y, (*batch, *kept))
+
+
+def total(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The sum over axes; over all by default."""
+    axes = _axes("sum", x, axis)
+    if len(axes) == len(x.shape) and not keepdims:
+        return ops.sum_(x)
+    y = x
+    for i in axes:
+        y = _summed(y, i)
+    kept = tuple(n for i, n in enumerate(y.shape) if keepdims or i not in axes)
+    return ops.reshape(y, kept)
+
+
+def average(x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """The mean over axes; over all by default."""
+    n = prod(x.shape[i] for i in _axes("mean", x, axis))
+    return ops.scale(total(x, axis, keepdims), 1 / n if n else float("nan"))
+
+
+def _summed(x: Tensor, i: int) -> Tensor:
+    """The sum over axis i, which stays with length 1."""
+    last = len(x.shape) - 1
+    if i == last:
+        return ops.sum_rows(x)
+    order = [*range(last + 1)]
+    order[i], order[last] = last, i
+    return ops.permute(ops.sum_rows(ops.cont(ops.permute(x, tuple(order)))), tuple(order))
+
+
+def highest(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """The maximum over one axis, or of all elements; its gradient goes to the first of equals."""
+    if axis is None:
+        flat = highest(ops.reshape(x, (1, -1)), -1)
+        return ops.reshape(flat, (1,) * len(x.shape) if keepdims else ())
+    (i,) = _axes("max", x, axis)
+    order = [k for k in range(len(x.shape)) if k != i] + [i]
+    rows = ops.cont(ops.permute(x, tuple(order)))
+    ids = ops.reshape(ops.argmax(rows), (-1, 1))
+    n = rows.shape[-1]
+    table = ops.reshape(rows, (-1, n, 1))
+    shape = tuple(1 if k == i else m for k, m in enumerate(x.shape) if keepdims or k != i)
+    return ops.reshape(ops.get_rows(table, ids), shape)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """x - log Σ e^x over the last axis; the maximum is subtracted first, so that no e^x is ∞."""
+    shifted = sub(x, ops.detach(highest(x, -1, keepdims=True)))
+    return sub(shifted, ops.log(ops.sum_rows(ops.exp(shifted))))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean of -log softmax(logits)[target], logits (..., n_classes), targets (...) integers."""
+    if logits.shape[:-1] != targets.shape:
+        raise ShapeError(
+            f"cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}, "
+            f"wanted {logits.shape[:-1]}"
+        )
+    n = targets.n_elements
+    rows = ops.reshape(logits, (n, logits.shape[-1]))
+    return ops.cross_entropy_rows(rows, ops.reshape(targets, (n,)), _full((n,), 1 / max(n, 1)))
+
+
+def _axes(name: str, x: Tensor, axis: Axes) -> tuple[int, ...]:
+    """Axes counted from the first, each once."""
+    n = len(x.shape)
+    given = range(n) if axis is None else (axis,) if isinstance(axis, int) else axis
+    if wrong := [i for i in given if not -n <= i < n]:
+        raise ShapeError(f"{name}: there is no axis {wrong[0]} in shape {x.shape}")
+    return tuple(sorted({i % n for i in given}))
+
+
+def _repeated(x: Tensor, shape: Shape) -> Tensor:
+    return x if x.shape == shape else ops.repeat(x, shape)
+
+
+def _full(shape: Shape, value: float) -> Tensor:
+    return leaf(np.full(shape, value, F32.numpy))

@@ -1,0 +1,260 @@
+"""gradcheck: an op's or a function's gradient against finite differences, with a verdict.
+
+    print(gradcheck(lambda a, b: (a @ b).tanh(), a, b))
+
+    the gradient is right: worst error 2.3e-10, wanted at most 1e-05
+      a  (3, 4)   Jacobian 6 x 12   error 2.3e-10
+      b  (4, 2)   Jacobian 6 x 8    error 1.1e-10
+
+Numeric derivatives are (f(x + h) - f(x - h)) / 2h of the float64 references. A small Jacobian is
+compared element by element; of a large one, u·J·v along random directions u and v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends import write
+from pyggml.backward import build_backward
+from pyggml.backward.check import STEP, evaluate, in_float64
+from pyggml.eager.value import Value, apply, tensor
+from pyggml.errors import ConfigError
+from pyggml.graph import Graph
+from pyggml.op import SAVED, Op
+from pyggml.runtime import results
+from pyggml.tensor import Tensor, leaf
+
+EXACT, ROUNDED = 1e-5, 1e-3  # tolerances for references in float64, and for kernels in float32
+MOST_EVALUATIONS = 2000  # of the graph, for a whole Jacobian
+N_DIRECTIONS = 8
+_SEARCHED = 256  # elements among which the worst is sought
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """Where a derivative is furthest from the numeric one.
+
+    d(output[of]) / d(input[by]); `of` is None where the output is weighted by random numbers and
+    summed. kink: the slopes to the left and to the right, where they differ.
+    """
+
+    of: Index | None
+    by: Index
+    analytic: float
+    numeric: float
+    kink: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        of = "the weighted sum" if self.of is None else f"the output at {list(self.of)}"
+        text = (
+            f"d({of}) / d(input at {list(self.by)}) is {self.analytic:.6g} by the rule, "
+            f"{self.numeric:.6g} by differences"
+        )
+        if self.kink:
+            left, right = self.kink
+            text += f"; the slopes left and right of it are {left:.6g} and {right:.6g}, a kink"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The comparison for one input. error: in units of the largest derivative."""
+
+    name: str
+    shape: Index
+    method: str
+    error: float
+    worst: Worst | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What gradcheck found; true if every gradient is right."""
+
+    inputs: tuple[Checked, ...]
+    tolerance: float
+
+    def __bool__(self) -> bool:
+        return all(c.error <= self.tolerance for c in self.inputs)
+
+    def __str__(self) -> str:
+        most = max(c.error for c in self.inputs)
+        word = "right" if self else "wrong"
+        lines = [
+            f"the gradient is {word}: worst error {most:.1e}, wanted at most {self.tolerance:.0e}"
+        ]
+        width = max(len(c.name) for c in self.inputs)
+        for c in self.inputs:
+            mark = "" if c.error <= self.tolerance else "   <- wrong"
+            lines.append(f"  {c.name:<{width}}  {c.shape}   {c.method}   error {c.error:.1e}{mark}")
+            if mark and c.worst:
+                lines.append(f"    {c.worst}")
+        return "\n".join(lines)
+
+
+def gradcheck(
+    what: Callable[..., Any] | Op | Value,
+    *inputs: Any,
+    tolerance: float | None = None,
+    kernels: bool = False,
+    seed: int = 0,
+) -> Verdict:
+    """Compare the gradient of a function, an op or a value with finite differences.
+
+    what       a function of Values; an op of the registry, called with `inputs`; or a Value, which
+               is differentiated by its leaves with requires_grad
+    inputs     Values, arrays or lists; gradients are checked for those of floats
+    kernels    take the gradient from the compiled kernels, in float32, instead of the references
+    tolerance  the most that a derivative may be off, in units of the largest; 1e-5, or 1e-3 for
+               kernels and for rules that read what kernels leave
+
+    Raises ConfigError if there is no float input, and NoGradientError as `backward` does.
+    """
+    out, leaves = _graph_of(what, inputs)
+    graph = build_backward(Graph.of(out), leaves, weights := leaf(np.ones(out.shape, np.float32)))
+    kernels = kernels or any(s.op is SAVED for node in graph.nodes for s in node.src)
+    function = _Function(out, leaves, graph, weights, kernels)
+    rng = np.random.default_rng(seed)
+    wanted = tolerance or (ROUNDED if kernels else EXACT)
+    return Verdict(tuple(_check(function, i, rng, wanted) for i in range(len(leaves))), wanted)
+
+
+def _graph_of(what: Any, inputs: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
+    """The output, and the leaves to differentiate by."""
+    if isinstance(what, Value):
+        found = [v.node for v in what.sources() if v.node.op is None]
+        return what.node, found
+    values = [v if isinstance(v, Value) else tensor(v) for v in inputs]
+    floats = [i for i, v in enumerate(values) if v.dtype.kind == "f"]
+    if not floats:
+        raise ConfigError("gradcheck: no input of floats, wanted one at least")
+    for i in floats:  # a fresh leaf each: an input may be given twice, or be computed
+        values[i] = tensor(values[i], requires_grad=True, name=values[i].name or f"input {i}")
+    out = apply(what, *values) if isinstance(what, Op) else what(*values)
+    if not isinstance(out, Value):
+        raise ConfigError(f"gradcheck: the function gave {type(out).__name__}, wanted a Value")
+    return out.node, [values[i].node for i in floats]
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """The output as a function of the leaves, with its gradient. weights: of the output's
+    elements, in the sum that is differentiated."""
+
+    out: Tensor
+    leaves: list[Tensor]
+    backward: Graph
+    weights: Tensor
+    kernels: bool
+
+    def value(self, i: int, x: np.ndarray) -> np.ndarray:
+        """The output where leaf i is x, float64."""
+        return evaluate(self.out, {self.leaves[i]: x})
+
+    def slopes(self, i: int, x: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the output along v, to the left and to the right of x."""
+        here, left, right = (self.value(i, x + h * v) for h in (0.0, -STEP, STEP))
+        with np.errstate(invalid="ignore"):  # ∞ - ∞ where the output is masked
+            return np.nan_to_num(here - left) / STEP, np.nan_to_num(right - here) / STEP
+
+    def slope(self, i: int, x: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Of the output along v at x, by the central difference."""
+        left, right = (self.value(i, x + h * v) for h in (-STEP, STEP))
+        with np.errstate(invalid="ignore"):
+            return np.nan_to_num(right - left) / (2 * STEP)
+
+    def gradient(self, i: int, u: np.ndarray) -> np.ndarray:
+        """d(Σ u · output) / d(leaf i), by the rules."""
+        if self.kernels:
+            write(self.weights, u)
+            return results(self.backward)[1 + i].astype(np.float64)
+        return evaluate(self.backward.outputs[1 + i], {self.weights: u})
+
+
+def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> Checked:
+    t, m = f.leaves[i], f.out.n_elements
+    n = t.n_elements
+    if m + 2 * n <= MOST_EVALUATIONS:
+        method = f"Jacobian {m} x {n}"
+        error, worst = _by_jacobian(f, i)
+    else:
+        method = f"{N_DIRECTIONS} directions"
+        error, worst = _by_directions(f, i, rng, tolerance)
+    return Checked(t.name or f"input {i}", t.shape, method, error, worst)
+
+
+def _by_jacobian(f: _Function, i: int) -> tuple[float, Worst | None]:
+    t, m = f.leaves[i], f.out.n_elements
+    x = in_float64(t)
+    if not m or not t.n_elements:
+        return 0.0, None
+    numeric = np.array([f.slope(i, x, v).reshape(-1) for v in _units(t.shape)]).T
+    analytic = np.array([f.gradient(i, u).reshape(-1) for u in _units(f.out.shape)])
+    error = np.nan_to_num(np.abs(analytic - numeric), nan=np.inf)
+    a, b = np.unravel_index(int(error.argmax()), error.shape)
+    of = tuple(map(int, np.unravel_index(int(a), f.out.shape)))
+    by = tuple(map(int, np.unravel_index(int(b), t.shape)))
+    left, right = (s[of] for s in f.slopes(i, x, _unit(t.shape, by)))
+    worst = _worst(of, by, analytic[a, b], numeric[a, b], left, right)
+    return float(error[a, b] / _scale(f, i, x, analytic, numeric)), worst
+
+
+def _by_directions(
+    f: _Function, i: int, rng: np.random.Generator, tolerance: float
+) -> tuple[float, Worst | None]:
+    t = f.leaves[i]
+    x, most, at = in_float64(t), 0.0, None
+    for _ in range(N_DIRECTIONS):
+        u, v = rng.standard_normal(f.out.shape), rng.standard_normal(t.shape)
+        g = f.gradient(i, u)
+        found, wanted = float(np.sum(g * v)), float(np.sum(u * f.slope(i, x, v)))
+        error = abs(found - wanted) / (float(np.linalg.norm(g)) or 1.0)
+        if not error <= most:
+            most, at = error, (u, g)
+    return most, _sought(f, i, x, *at, rng) if at and not most <= tolerance else None
+
+
+def _sought(
+    f: _Function, i: int, x: np.ndarray, u: np.ndarray, g: np.ndarray, rng: np.random.Generator
+) -> Worst:
+    """The worst of some elements of the input."""
+    chosen = rng.permutation(x.size)[:_SEARCHED]
+    places = [tuple(map(int, np.unravel_index(int(k), x.shape))) for k in chosen]
+    numeric = [float(np.sum(u * f.slope(i, x, _unit(x.shape, p)))) for p in places]
+    k = int(np.argmax([abs(g[p] - d) for p, d in zip(places, numeric, strict=True)]))
+    by = places[k]
+    left, right = (float(np.sum(u * s)) for s in f.slopes(i, x, _unit(x.shape, by)))
+    return _worst(None, by, g[by], numeric[k], left, right)
+
+
+def _worst(
+    of: Index | None, by: Index, analytic: float, numeric: float, left: float, right: float
+) -> Worst:
+    kink = abs(left - right) > 1e-2 * max(abs(left), abs(right))
+    pair = (float(left), float(right)) if kink else None
+    return Worst(of, by, float(analytic), float(numeric), pair)
+
+
+def _scale(f: _Function, i: int, x: np.ndarray, *derivatives: np.ndarray) -> float:
+    """The largest derivative, but no less than the noise of differences allows to tell from 0."""
+    value = f.value(i, x)
+    noise = 1e-6 * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
+    found = max(float(np.abs(d[np.isfinite(d)]).max(initial=0.0)) for d in derivatives)
+    return max(found, noise) or 1.0
+
+
+def _units(shape: Index) -> Iterator[np.ndarray]:
+    for index in np.ndindex(shape):
+        yield _unit(shape, index)
+
+
+def _unit(shape: Index, index: Index) -> np.ndarray:
+    v = np.zeros(shape)
+    v[index] = 1.0
+    return v

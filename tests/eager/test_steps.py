@@ -1,0 +1,68 @@
+"""The steps of a backward pass show each op's numbers and gradients."""
+
+import re
+from inspect import getdoc
+
+import numpy as np
+import pytest
+
+from pyggml.eager import tensor
+from pyggml.eager.steps import backward_steps
+from pyggml.errors import NoGradientError
+from pyggml.op import NoGrad
+from pyggml.ops import OPS
+
+
+@pytest.fixture
+def loss():
+    x = tensor([1.0, 2.0], requires_grad=True, name="x")
+    w = tensor([3.0, 4.0], requires_grad=True, name="w")
+    return (x * w + x).sum(), x, w
+
+
+def test_steps_go_from_the_loss_to_the_leaves(loss):
+    total, x, _ = loss
+    steps = list(backward_steps(total))
+    assert [s.op for s in steps] == ["sum", "add", "mul"]
+    product = steps[-1]
+    np.testing.assert_array_equal(product.value, [3, 8])
+    np.testing.assert_array_equal(product.incoming, [1, 1])
+    assert [s.name for s in product.sources] == ["x", "w"]
+    np.testing.assert_array_equal(product.sources[0].outgoing, [3, 4])
+    np.testing.assert_array_equal(product.sources[1].outgoing, [1, 2])
+    assert not x.has_grad
+
+
+def test_what_flows_out_adds_up_to_the_gradient(loss):
+    total, *leaves = loss
+    steps = list(backward_steps(total))
+    total.backward()
+    for leaf in leaves:
+        parts = [s.outgoing for step in steps for s in step.sources if s.name == leaf.name]
+        np.testing.assert_allclose(sum(parts), leaf.grad)
+
+
+def test_fixed_sources_get_nothing():
+    x = tensor([1.0], requires_grad=True, name="x")
+    (step,) = backward_steps(x * tensor([5.0], name="five"))
+    assert step.sources[1].outgoing is None
+
+
+def test_a_step_prints_as_a_table(loss):
+    text = str(list(backward_steps(loss[0]))[-1])
+    assert text.startswith("y = mul(x, w)    da = dy · b")
+    assert "\n  dx  [3. 4.]\n" in text
+
+
+def test_steps_need_a_loss(loss):
+    with pytest.raises(NoGradientError, match="2 elements, wanted a loss of one number"):
+        next(backward_steps(loss[1]))
+
+
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if not isinstance(op.grad, NoGrad)])
+def test_every_gradient_rule_begins_with_its_formula(name):
+    first = getdoc(OPS[name].grad).splitlines()[0]
+    assert re.match(r"d\w+ = |d\w+, d\w+ = |d\w+_\w+ = |The recurrence run backwards: dS", first), (
+        first
+    )
+    assert first == first.rstrip(".") and len(first) < 100
