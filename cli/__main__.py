@@ -15,6 +15,7 @@ COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",
     "generate": "write text that follows a prompt",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
+    "merge": "add adapters to the weights of a model",
     "quantize": "pack a model's matrices as another type",
     "inspect": "what is in a GGUF file, and what training it would take",
     "warmup": "compile all kernels now, so that later commands start at once",

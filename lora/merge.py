@@ -3,13 +3,15 @@
 matrices   W ← W + s·BA          experts: each its own; tables: W ← W + s·AB
 DoRA       W_i ← m_i · (W + s·BA)_i / ‖(W + s·BA)_i‖
 
-Each tensor is unpacked, updated in float32 and quantised again to its own type. A coarse type loses
-changes below its step. One tensor is in memory at a time.
+Each tensor is unpacked, updated in float32 by all adapters, and packed once: as the type that it
+had, or as that of a file type. A coarse type loses changes below its step. One tensor is in memory
+at a time.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -19,27 +21,42 @@ from pyggml.errors import AdapterError
 from pyggml.lora.starts import row_squares, unpacked
 from pyggml.model import Model
 from pyggml.models import LoraPair
-from pyggml.requantize import rewrite
+from pyggml.requantize import Progress, rewrite
 
 _ROWS = 1024  # of a matrix that are updated at a time
 
 
-def merge(model: Model, path: str | os.PathLike[str]) -> None:
+def merge(
+    model: Model,
+    path: str | os.PathLike[str],
+    file_type: str | None = None,
+    progress: Progress | None = None,
+    allow_requantize: bool = False,
+) -> None:
     """Write the model with the updates of all its adapters in its weights; metadata is kept.
 
-    An older file at `path` stays whole until the new one is complete. Raises AdapterError if the
-    model has no adapter, QuantError for a type without a quantiser, PyggmlError if the disk
-    refuses.
+    file_type: F32, F16, Q8_0, Q4_K_M, …; None: every tensor keeps its type. `progress` and
+    `allow_requantize` are those of `pyggml.requantize.rewrite`, which also says what is raised. An
+    older file at `path` stays whole until the new one is complete. Raises AdapterError if the model
+    has no adapter.
     """
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
-    names = dict.fromkeys(name for pairs in model.adapters for name in pairs)
-    rewrite(model.file, path, {name: partial(merged, model, name) for name in names})
+    changed = {name: partial(merged, model, name) for name in updated(model)}
+    rewrite(model.file, path, file_type, changed, progress, allow_requantize)
+
+
+def updated(model: Model) -> dict[str, int]:
+    """Names of the tensors that the model's adapters update, and how many of them do."""
+    return dict(Counter(name for pairs in model.adapters for name in pairs))
 
 
 def merged(model: Model, name: str) -> np.ndarray:
     """One tensor with its updates, float32, in its own shape."""
-    w = unpacked(model.parts.weights[name]).copy()
+    weight = model.parts.weights[name]
+    w = unpacked(weight)
+    if np.may_share_memory(w, read(weight)):  # F32 is not copied
+        w = w.copy()
     is_table = model.parts.decoder.tensors()[name].table
     for pairs in model.adapters:
         if name in pairs:

@@ -45,7 +45,7 @@ class TrainedTensors:
         numbers that F16 cannot hold, PyggmlError if the disk refuses.
         """
         changed = {name: partial(_numbers, t) for name, t in self.parameters.tensors.items()}
-        rewrite(self.model.file, path, changed)
+        rewrite(self.model.file, path, changed=changed)
 
 
 def _numbers(t: Tensor) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""A GGUF model → the same model in another file type, as from llama.cpp's quantiser; or with other
-numbers in some of its tensors."""
+"""A GGUF model → the same model in another file type, as from llama.cpp's quantiser, with other
+numbers in some of its tensors, or both."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from pyggml import gguf
 from pyggml.dtypes import F32, DType
-from pyggml.errors import ConfigError, ModelError, QuantError
+from pyggml.errors import ConfigError, Fault, ModelError, QuantError
 from pyggml.gguf.fields import shown
 from pyggml.quants import (
     FILE_TYPES,
     QUANTS,
     ModelFacts,
+    NoPack,
     dequantize,
     is_packed,
     mix,
@@ -27,85 +29,106 @@ from pyggml.quants import (
 QUANTISATION_VERSION = 2  # of ggml's block formats
 
 
+Progress = Callable[[str, DType, DType], None]  # name, old type, new type of a tensor
+Numbers = Callable[[], np.ndarray]  # a tensor's float32 numbers, of its shape
+
+
 def requantize(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     file_type: str,
-    progress: Callable[[str, DType, DType], None] | None = None,
+    progress: Progress | None = None,
     allow_requantize: bool = False,
 ) -> None:
-    """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …).
+    """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …); see `rewrite`.
 
-    A source in several files becomes one file. Vectors, norms and small tables keep their types, as
-    in llama.cpp. One tensor is in memory at a time; before each, progress(name, old type, new type)
-    is called. A quantised tensor gets another type than F32 only with `allow_requantize`: the two
-    losses add up.
-    Raises QuantError for that, an unknown file type or data too large for a type, GGUFError for a
-    damaged source, ModelError if it is no model, ConfigError if both paths are one file.
+    Raises what `rewrite` raises, and GGUFError for a damaged source.
     """
-    if file_type not in FILE_TYPES:
-        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
     with gguf.open(source) as file:
-        if Path(target).exists() and any(Path(target).samefile(part) for part in file.paths):
-            raise ConfigError(
-                f"{target}: is the file to read from; wanted another name to write to"
-            )
-        wanted = _types(file, file_type)
-        if not allow_requantize:
-            _check_source(file, wanted)
-        metadata = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
-        metadata["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
-        metadata["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
-        tensors = [
-            (
-                name,
-                wanted[name],
-                info.shape,
-                partial(_converted, file, name, wanted[name], progress),
-            )
-            for name, info in file.tensors.items()
-        ]
-        gguf.write(target, metadata, tensors)
+        rewrite(file, target, file_type, progress=progress, allow_requantize=allow_requantize)
 
 
 def rewrite(
     file: gguf.GGUFFile,
     target: str | os.PathLike[str],
-    changed: Mapping[str, Callable[[], np.ndarray]],
+    file_type: str | None = None,
+    changed: Mapping[str, Numbers] = MappingProxyType({}),
+    progress: Progress | None = None,
+    allow_requantize: bool = False,
 ) -> None:
-    """Write the same model with other numbers in some tensors, each packed as the type that it has.
+    """Write a model again: with the tensor types of a file type, with other numbers, or with both.
 
-    changed: name → a function that gives the tensor's float32 numbers, of its shape. It is called
-    right before the tensor is written, so that one tensor is in memory at a time. Metadata and all
-    other tensors stay as they are; a source in several files becomes one file.
-    Raises QuantError for numbers that a type cannot hold, PyggmlError if the disk refuses.
+    file_type   None: every tensor keeps its type. Vectors, norms and small tables always do, as in
+                llama.cpp
+    changed     tensor name → its new numbers, called right before the tensor is written
+    progress    called before each tensor
+
+    A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
+    that is quantised already gets another type than F32 only with `allow_requantize`: the two
+    losses add up. Metadata is kept, and a source in several files becomes one file. An older file
+    at `target` stays whole until the new one is complete.
+    Raises QuantError for that, an unknown file type, a type that nothing packs or numbers that a
+    type cannot hold; ModelError if the file is no model; ConfigError if `target` is the source;
+    PyggmlError if the disk refuses.
     """
-    metadata = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
+    if Path(target).exists() and any(Path(target).samefile(part) for part in file.paths):
+        raise ConfigError(f"{target}: is the file to read from; wanted another name to write to")
+    wanted = _types(file, file_type)
+    faults = _unwritable(wanted, changed)
+    faults += [] if allow_requantize else _packed_twice(file, wanted)
+    if faults:
+        raise QuantError(faults, f"{file.path}: ")
 
     def data(name: str) -> np.ndarray:
-        if name not in changed:
-            return file.data(name)
-        return _packed(file, name, changed[name](), file.tensors[name].dtype)
+        if progress is not None:
+            progress(name, file.tensors[name].dtype, wanted[name])
+        return _converted(file, name, wanted[name], changed.get(name))
 
-    tensors = [(name, i.dtype, i.shape, partial(data, name)) for name, i in file.tensors.items()]
-    gguf.write(target, metadata, tensors)
+    tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
+    gguf.write(target, _metadata(file, file_type), tensors)
 
 
-def _check_source(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> None:
-    """QuantError if a tensor that is quantised already would lose more; F32 holds it exactly."""
+def _metadata(file: gguf.GGUFFile, file_type: str | None) -> dict[str, gguf.Field]:
+    kept = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
+    if file_type is not None:
+        kept["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
+        kept["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
+    return kept
+
+
+def _unwritable(wanted: Mapping[str, DType], changed: Mapping[str, Numbers]) -> list[Fault]:
+    """The first changed tensor whose type nothing packs."""
+    for name in changed:
+        found = QUANTS.get(wanted[name].name)
+        if found is None or isinstance(found.pack, NoPack):
+            return [
+                f"{shown(name)} gets new numbers, but nothing can pack its type, {wanted[name]}: "
+                "wanted another file type"
+            ]
+    return []
+
+
+def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Fault]:
+    """Whether a tensor that is quantised already would lose more; F32 holds it exactly."""
     twice = [
         i for n, i in file.tensors.items() if i.dtype.quantised and wanted[n] not in (i.dtype, F32)
     ]
-    if twice:
-        fault = (
-            f"is off, but {len(twice)} tensors are quantised already ({shown(twice[0].name)} is "
-            f"{twice[0].dtype}): quantise the original file (F32, F16, BF16), or turn it on and "
-            "lose twice"
-        )
-        raise QuantError([("allow_requantize", fault)], f"{file.path}: ")
+    if not twice:
+        return []
+    fault = (
+        f"is off, but {len(twice)} tensors are quantised already ({shown(twice[0].name)} is "
+        f"{twice[0].dtype}): quantise the original file (F32, F16, BF16), or turn it on and lose "
+        "twice"
+    )
+    return [("allow_requantize", fault)]
 
 
-def _types(file: gguf.GGUFFile, file_type: str) -> dict[str, DType]:
+def _types(file: gguf.GGUFFile, file_type: str | None) -> dict[str, DType]:
+    """The type of each tensor in the new file."""
+    if file_type is None:
+        return {name: info.dtype for name, info in file.tensors.items()}
+    if file_type not in FILE_TYPES:
+        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
     kept = {
         name: info.dtype for name, info in file.tensors.items() if not is_packed(name, info.shape)
     }
@@ -144,23 +167,14 @@ def _facts(file: gguf.GGUFFile) -> ModelFacts:
     )
 
 
-def _converted(
-    file: gguf.GGUFFile,
-    name: str,
-    to: DType,
-    progress: Callable[[str, DType, DType], None] | None,
-) -> np.ndarray:
-    info, data = file.tensors[name], file.data(name)
-    if progress is not None:
-        progress(name, info.dtype, to)
-    return data if to is info.dtype else _packed(file, name, dequantize(data, info.dtype.name), to)
-
-
-def _packed(file: gguf.GGUFFile, name: str, values: np.ndarray, to: DType) -> np.ndarray:
-    """A tensor's numbers as this type holds them."""
-    shape = file.tensors[name].shape
+def _converted(file: gguf.GGUFFile, name: str, to: DType, numbers: Numbers | None) -> np.ndarray:
+    """A tensor as the new file holds it."""
+    info = file.tensors[name]
+    if numbers is None and to is info.dtype:
+        return file.data(name)
+    values = dequantize(file.data(name), info.dtype.name) if numbers is None else numbers()
     try:
-        raw = quantize(values.reshape(shape), to.name)
+        raw = quantize(values.reshape(info.shape), to.name)
     except QuantError as error:
         raise QuantError(f"{file.path}: tensor {shown(name)}: {error}") from None
-    return raw if to.quantised else raw.view(to.numpy).reshape(shape)
+    return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)

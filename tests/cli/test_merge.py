@@ -1,0 +1,59 @@
+"""`pyggml merge`: what it prints, what it writes, and what it refuses."""
+
+import numpy as np
+import pytest
+
+import pyggml as library
+from pyggml.cli.show import size
+from pyggml.lora import LoraConfig, attach
+
+from measures import nmse
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny, tmp_path_factory):
+    """An adapter of two modules, whose numbers are random."""
+    made = attach(library.load(tiny), LoraConfig(rank=2, alpha=3.0, modules=("attn_q", "ffn_up")))
+    made.parameters.data[:] = np.random.default_rng(0).normal(0, 0.3, made.parameters.data.size)
+    path = tmp_path_factory.mktemp("adapter") / "adapter.gguf"
+    made.save(path)
+    return path
+
+
+def test_merge_says_each_tensor_and_writes_the_sum(pyggml, tiny, adapter, tmp_path):
+    out = tmp_path / "m.gguf"
+    given = ("--lora", f"{adapter}:0.5", "--lora", adapter)
+    ended = pyggml("merge", "-m", tiny, *given, "-o", out, "--type", "f16")
+    lines = ended.out.splitlines()
+    (line,) = (x for x in lines if "blk.0.ffn_up.weight" in x)
+    assert line.endswith("(64, 32)         F32 → F16, 8.2 kB → 4.1 kB, 2 updates")
+    (line,) = (x for x in lines if "blk.0.ffn_down.weight" in x)
+    assert line.endswith("F32 → F16, 8.2 kB → 4.1 kB")
+    assert lines[-2].startswith(f"{out}: {size(out.stat().st_size)}, ")
+    assert lines[-1] == f"with {adapter}:0.5, {adapter}"
+    both = library.load(tiny, [(adapter, 0.5), adapter], "f32").logits([1, 2, 3])
+    assert nmse(library.load(out, compute="f32").logits([1, 2, 3]), both) < 1e-5
+
+
+def test_merge_keeps_every_type_by_default(pyggml, tiny, adapter, tmp_path):
+    ended = pyggml("merge", "-m", tiny, "--lora", adapter, "-o", tmp_path / "m.gguf")
+    lines = ended.out.splitlines()
+    assert sum(" kept" in line for line in lines) == len(lines) - 3
+    assert sum(line.endswith("kept, 1 update") for line in lines) == 4
+
+
+def test_merge_refuses_in_one_sentence(pyggml, tiny, adapter, tmp_path):
+    packed = tmp_path / "packed.gguf"
+    assert pyggml("quantize", tiny, packed, "Q8_0").code == 0
+    for model, options, said in [
+        (tiny, ("-o", tiny), f"{tiny}: is the model, wanted another name to write to"),
+        (tiny, ("-o", adapter), f"{adapter}: is the adapter, wanted another name to write to"),
+        (tiny, ("--type", "Q9"), "'Q9' is no file type; known are F32, "),
+        (packed, ("--type", "Q4_0"), "packed.gguf: --allow-requantize is off, but "),
+        (tiny, ("--lora", tiny), f"{tiny}: general.type is missing, wanted 'adapter'"),
+    ]:
+        given = ("--lora", adapter, "-o", tmp_path / "m.gguf", *options)
+        ended = pyggml("merge", "-m", model, *given)
+        assert ended.code == 2 and ended.err.count("\n") == 1
+        assert said in ended.err
+    assert not (tmp_path / "m.gguf").exists()
