@@ -46,7 +46,7 @@ class Ours:
         self.model, self.session = model, Session(model, n_ctx)
 
     def prompt(self, ids: np.ndarray) -> None:
-        self.session.n_past = 0
+        self.session.truncate(0)
         self.session.feed(ids)
 
     def generate(self, ids: np.ndarray) -> None:

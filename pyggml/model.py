@@ -22,7 +22,7 @@ from pyggml.gguf.fields import shown
 from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
 from pyggml.models.adapter import read_adapter
-from pyggml.schedule import Devices, ScheduledProgram, bind, schedule
+from pyggml.schedule import Arenas, Devices, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor
 
 Path = str | os.PathLike[str]
@@ -58,6 +58,12 @@ class Model:
         model = copy(self)  # with the tokenizer, if that is built already
         model.adapters = adapters
         return model
+
+    def with_adapter_files(self, *given: AdapterFile) -> Model:
+        """The same with the updates of these files. Raises AdapterError as `load` does."""
+        adapters = [_adapter(one, self.parts) for one in given]
+        self.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
+        return self.with_adapters(*adapters)
 
     def __repr__(self) -> str:
         weights, c = self.parts.weights.values(), self.config
@@ -118,9 +124,16 @@ class Model:
         program()
         return program.read(out)
 
-    def program(self, out: Tensor) -> ScheduledProgram:
-        """A graph of this model, planned and bound to memory of its own."""
-        (program,) = bind(schedule(Graph.of(out), self.devices), release=self.release)
+    @property
+    def batches(self) -> bool:
+        """Whether tokens of several sequences can share a pass with a cache: not where recurrent
+        parts have one state."""
+        return not self.parts.decoder.state()
+
+    def program(self, out: Tensor, arenas: Arenas | None = None) -> ScheduledProgram:
+        """A graph of this model, planned and bound to memory of its own or to these arenas."""
+        made = schedule(Graph.of(out), self.devices)
+        (program,) = bind(made, release=self.release, arenas=arenas)
         return program
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -173,9 +186,7 @@ def load(
     if adapter is None:
         return model
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter
-    adapters = [_adapter(one, model.parts) for one in given]
-    model.devices.hold(*(t for pairs in adapters for p in pairs.values() for t in (p.a, p.b)))
-    return model.with_adapters(*adapters)
+    return model.with_adapter_files(*given)
 
 
 def _adapter(given: AdapterFile, parts: Parts) -> LoraPairs:

@@ -51,8 +51,7 @@ def parts(trainer: Trainer, n_prompt: int) -> Parts:
 
 
 def _cache(model: Model, n_prompt: int) -> int:
-    session = Session(model, min(n_prompt + N_TOKENS, model.config.n_ctx))
-    return sum(t.n_bytes for t in session.cache.state.values())
+    return Session(model, min(n_prompt + N_TOKENS, model.config.n_ctx)).n_bytes
 
 
 def within(job: Job, trained: Trained, n_prompt: int) -> Job:

@@ -4,6 +4,6 @@ The CPU comes with the package; leaves lie in its memory.
 """
 
 from pyggml.backends.base import Backend
-from pyggml.backends.cpu import CPU, is_constant, read, write
+from pyggml.backends.cpu import CPU, copy_rows, is_constant, read, write
 
-__all__ = ["CPU", "Backend", "is_constant", "read", "write"]
+__all__ = ["CPU", "Backend", "copy_rows", "is_constant", "read", "write"]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyggml.dtypes import F16
 from pyggml.models.config import Heads
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
-from pyggml.op import Spec
 from pyggml.ops import clamp, flash_attn_ext, reshape, split
 from pyggml.tensor import Tensor
 
@@ -59,8 +57,8 @@ class Attention(Part):
         parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
         return merged([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return {f"{at}cache_{part}": Spec((n_ctx, self.sizes[part]), F16) for part in "kv"}
+    def rows(self, at: str) -> Mapping[str, int]:
+        return {f"{at}cache_{part}": self.sizes[part] for part in "kv"}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         o = self.attend(net, at, *self.project(net, at, x))

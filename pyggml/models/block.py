@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyggml.models.net import Net
-from pyggml.models.part import Part, states
+from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, merged
-from pyggml.op import Spec
 from pyggml.ops import add, scale
 from pyggml.tensor import Tensor
 
@@ -22,8 +20,9 @@ class Chain(Part):
     def tensors(self, at: str) -> Tensors:
         return merged(part.tensors(at) for part in self.parts)
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return states(self.parts, at, n_ctx)
+    @property
+    def inner(self) -> tuple[Part, ...]:
+        return self.parts
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -41,8 +40,9 @@ class Residual(Part):
     def tensors(self, at: str) -> Tensors:
         return self.body.tensors(at)
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return self.body.state(at, n_ctx)
+    @property
+    def inner(self) -> tuple[Part, ...]:
+        return (self.body,)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         y = self.body(net, at, x)
@@ -58,8 +58,9 @@ class Sum(Part):
     def tensors(self, at: str) -> Tensors:
         return merged(part.tensors(at) for part in self.parts)
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return states(self.parts, at, n_ctx)
+    @property
+    def inner(self) -> tuple[Part, ...]:
+        return self.parts
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first, *others = self.parts

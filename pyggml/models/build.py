@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
 from pyggml.graph import Graph
@@ -23,7 +21,7 @@ from pyggml.ops import (
     linear_cross_entropy,
     linear_cross_entropy_by_row,
 )
-from pyggml.tensor import Shape, Tensor, leaf
+from pyggml.tensor import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +81,14 @@ def build(
     inputs: Inputs,
     adapters: Sequence[LoraPairs] = (),
     cache: Cache | None = None,
-    last_only: bool = False,
+    of: Tensor | None = None,
 ) -> Tensor:
-    """Logits (T, n_vocab) of the tokens in `inputs`, or (1, n_vocab) of the last one alone."""
+    """Logits (T, n_vocab) of the tokens in `inputs`, or (n, n_vocab) of those that `of` (n,) int32
+    names."""
     net = Net(parts.weights, inputs, adapters, cache)
     h = parts.decoder.hidden(net)
-    if last_only:
-        h = get_rows(h, leaf(np.array([h.shape[0] - 1], np.int32), "last token"))
+    if of is not None:
+        h = get_rows(h, of)
     return parts.decoder.logits(net, h).named("logits")
 
 

@@ -83,12 +83,15 @@ class Decoder:
         found = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
         return tuple(dict.fromkeys(found))
 
-    def state(self, n_ctx: int) -> Mapping[str, Spec]:
-        """The state in a cache for n_ctx tokens: name -> shape and type."""
-        found: dict[str, Spec] = {}
-        for i, block in enumerate(self.blocks):
-            found |= block.state(f"blk.{i}.", n_ctx)
-        return found
+    def rows(self) -> Mapping[str, int]:
+        """What a cache keeps of each token, such as its keys: name -> numbers."""
+        blocks = (block.rows(f"blk.{i}.") for i, block in enumerate(self.blocks))
+        return dict(row for rows in blocks for row in rows.items())
+
+    def state(self) -> Mapping[str, Spec]:
+        """What recurrent parts keep of all earlier tokens together: name -> shape and type."""
+        blocks = (block.state(f"blk.{i}.") for i, block in enumerate(self.blocks))
+        return dict(one for state in blocks for one in state.items())
 
     def hidden(self, net: Net) -> Tensor:
         """Hidden states (T, n_embd) after the last norm, times logit_scale: the input of the

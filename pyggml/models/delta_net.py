@@ -103,8 +103,8 @@ class DeltaNet(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return {**self._conv.state(at, n_ctx), f"{at}delta_state": Spec(self._state)}
+    def state(self, at: str) -> Mapping[str, Spec]:
+        return {**self._conv.state(at), f"{at}delta_state": Spec(self._state)}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         qkv = silu(self._conv(net, at, net.linear(f"{at}attn_qkv", x)))

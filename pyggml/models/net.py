@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pyggml.dtypes import F32, I32
+from pyggml.dtypes import I32, DType
 from pyggml.graph import Graph, Notes
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.weights import Weights
@@ -38,6 +38,8 @@ class Inputs:
     positions   (T,) int32, below n_ctx
     span        (T, 2) int32, the keys that a token attends to: [first, last + 1), as indices of
                 tokens of this run or, with a cache, of cache rows
+    rows        (T,) int32, the rows of the cache that keep the tokens' keys and values; None where
+                these are the positions
     draw        (3,) int32, seed and number of the random draw (pyggml.ops.dropout); None where
                 nothing is drawn: everywhere but in training
     noise       (T,) float32, the most that is added to a number of each token's embedding; None
@@ -48,38 +50,56 @@ class Inputs:
     positions: Tensor
     span: Tensor
     n_ctx: int
+    rows: Tensor | None = None
     draw: Tensor | None = None
     noise: Tensor | None = None
 
     @classmethod
-    def empty(cls, n_tokens: int, n_ctx: int | None = None) -> Inputs:
+    def empty(cls, n_tokens: int, n_ctx: int | None = None, with_rows: bool = False) -> Inputs:
         """Leaves of zeros, filled by pyggml.model.fill; n_ctx is n_tokens by default."""
         return cls(
             zeros((n_tokens,), I32, "tokens"),
             zeros((n_tokens,), I32, "positions"),
             zeros((n_tokens, 2), I32, "span"),
             n_ctx or n_tokens,
+            zeros((n_tokens,), I32, "rows") if with_rows else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The state of earlier tokens: name -> tensor, for every part with a state. It starts as zeros.
+    """What is kept of earlier tokens, by name; it starts as zeros.
 
-    Attention keeps keys and values (n_ctx, n) F16, one row for each position. Recurrent parts keep
-    F32 tensors whose size does not depend on n_ctx.
+    n_ctx   the most tokens of a sequence
+    rows    keys and values (n_rows, n), a row for each token. One sequence has its rows from 0 on;
+            of several, each has a stretch of them
+    state   tensors of recurrent parts, whose size does not depend on the number of tokens
     """
 
     n_ctx: int
+    rows: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
 
     @classmethod
-    def empty(cls, state: Mapping[str, Spec], n_ctx: int, exact: bool = False) -> Cache:
-        """A cache for n_ctx tokens; `state` is Decoder.state(n_ctx). exact: everything in F32."""
+    def empty(
+        cls,
+        rows: Mapping[str, int],
+        state: Mapping[str, Spec],
+        n_ctx: int,
+        n_rows: int,
+        kind: DType,
+    ) -> Cache:
+        """What Decoder.rows() and Decoder.state() ask for; kind: the type of keys and values."""
         return cls(
             n_ctx,
-            {n: zeros(s.shape, F32 if exact else s.dtype, n) for n, s in state.items()},
+            {name: zeros((n_rows, n), kind, name) for name, n in rows.items()},
+            {name: zeros(s.shape, s.dtype, name) for name, s in state.items()},
         )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return *self.rows.values(), *self.state.values()
 
 
 @dataclass(slots=True)
@@ -173,6 +193,7 @@ class Net:
         """Rows (T, ...) of this run. With a cache: all its rows, after this run's are written."""
         if self.cache is None:
             return rows
-        cache = self.cache.state[name]
-        written = set_rows(cache, reshape(rows, (rows.shape[0], -1)), self.inputs.positions)
+        cache, inputs = self.cache.rows[name], self.inputs
+        to = inputs.positions if inputs.rows is None else inputs.rows
+        written = set_rows(cache, reshape(rows, (rows.shape[0], -1)), to)
         return reshape(written, (cache.shape[0], *rows.shape[1:]))

@@ -10,7 +10,7 @@ part may serve many prefixes: the blocks of a model often share one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors
@@ -31,14 +31,15 @@ class Part(ABC):
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         """The part's output for x (T, n_embd)."""
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        """State kept of earlier tokens: name in Cache.state -> shape and type."""
-        return {}
+    @property
+    def inner(self) -> tuple[Part, ...]:
+        """The parts that it is made of, with the same prefix."""
+        return ()
 
+    def rows(self, at: str) -> Mapping[str, int]:
+        """What a cache keeps of each token: name in Cache.rows -> numbers."""
+        return dict(row for part in self.inner for row in part.rows(at).items())
 
-def states(parts: Iterable[Part], at: str, n_ctx: int) -> Mapping[str, Spec]:
-    """The state of several parts under one prefix."""
-    found: dict[str, Spec] = {}
-    for part in parts:
-        found |= part.state(at, n_ctx)
-    return found
+    def state(self, at: str) -> Mapping[str, Spec]:
+        """What it keeps of all earlier tokens together: name in Cache.state -> shape and type."""
+        return dict(one for part in self.inner for one in part.state(at).items())

@@ -44,7 +44,7 @@ class CausalConv(Part):
         found = {f"{at}{self.name}.weight": TensorSpec((self.n, self.width), unpacked=True)}
         return found | ({f"{at}{self.name}.bias": TensorSpec((self.n,))} if self.bias else {})
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+    def state(self, at: str) -> Mapping[str, Spec]:
         return {f"{at}{self.name}.state": Spec((self.width - 1, self.n))}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:

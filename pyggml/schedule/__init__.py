@@ -5,11 +5,12 @@ assign -> split -> plan (each device's part of the graph in an arena of its own)
 
 from pyggml.schedule.assign import Assignment, assign
 from pyggml.schedule.devices import Devices
-from pyggml.schedule.program import ScheduledProgram, bind, results
+from pyggml.schedule.program import Arenas, ScheduledProgram, bind, results
 from pyggml.schedule.schedule import Schedule, schedule
 from pyggml.schedule.split import Copy, Part, Split, split
 
 __all__ = [
+    "Arenas",
     "Assignment",
     "Copy",
     "Devices",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,17 +57,35 @@ class ScheduledProgram:
                 call()
 
 
-def bind(*schedules: Schedule, release: bool = False) -> tuple[ScheduledProgram, ...]:
+class Arenas:
+    """Memory on every device for programs of which one runs at a time: as much as the largest
+    needs. Where a larger one comes later, those before it keep what they have."""
+
+    def __init__(self) -> None:
+        self._held: dict[Backend, tuple[int, Any]] = {}
+
+    def of(self, backend: Backend, n_bytes: int) -> Any:
+        """n_bytes or more of a device; each time more has to be taken, twice as much."""
+        held = self._held.get(backend, (0, None))
+        if held[1] is None or held[0] < n_bytes:
+            n = max(n_bytes, 2 * held[0])
+            held = self._held[backend] = n, backend.alloc(n)
+        return held[1]
+
+
+def bind(
+    *schedules: Schedule, release: bool = False, arenas: Arenas | None = None
+) -> tuple[ScheduledProgram, ...]:
     """Take memory on every device, bind every kernel call, and copy the constants.
 
-    The programs share this memory: the outputs of one last until another one runs. release: see
-    pyggml.runtime.bind.
+    The programs share this memory: the outputs of one last until another one runs. arenas: so do
+    those bound to the same ones before. release: see pyggml.runtime.bind.
     """
-    arenas = {}
+    arenas, memory = arenas or Arenas(), {}
     for backend in {b: None for made in schedules for b in made.plans}:
         n_bytes = max(made.plans[backend].n_bytes for made in schedules if backend in made.plans)
-        arenas[backend] = backend.alloc(n_bytes)
-    return tuple(_bound(made, arenas, release) for made in schedules)
+        memory[backend] = arenas.of(backend, n_bytes)
+    return tuple(_bound(made, memory, release) for made in schedules)
 
 
 def results(graph: Graph, devices: Devices) -> list[np.ndarray]:

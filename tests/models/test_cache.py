@@ -9,7 +9,7 @@ import pytest
 import pyggml
 from pyggml.dtypes import F16, F32
 from pyggml.errors import DataError
-from pyggml.generation import Session
+from pyggml.generation import Batch, Session
 from pyggml.models import ARCHITECTURES
 
 SOME = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe")
@@ -77,7 +77,7 @@ def fed_error(model, tokens):
 @pytest.mark.parametrize("architecture", HALVES)
 def test_a_cache_of_halves_costs_their_rounding(architecture, tiny, monkeypatch):
     """Caps, sinks, windows, recurrent layers. 11 bits are 2e-8 in squares, which layers enlarge."""
-    monkeypatch.setattr("pyggml.generation.PROMPT_BATCH", 16)
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 16)
     error = fed_error(pyggml.load(tiny(architecture)), np.arange(40) * 7 % 11)
     assert 1e-12 < error < 1e-5
 
@@ -87,23 +87,22 @@ def test_a_cache_of_halves_costs_their_rounding(architecture, tiny, monkeypatch)
 def test_halves_are_lost_in_the_rounding_of_products(fastest, name, golden_file, monkeypatch):
     """In bytes, what differs little before rounding may differ by a whole step after it."""
     monkeypatch.setattr("pyggml.model.FASTEST", fastest)
-    monkeypatch.setattr("pyggml.generation.PROMPT_BATCH", 16)
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 16)
     model = pyggml.load(golden_file(f"{name}.gguf"))
     assert fed_error(model, np.arange(40) * 7 % model.config.n_vocab) < 1e-3
 
 
 @pytest.mark.parametrize(("compute", "kind"), [("auto", F16), ("f32", F32)])
 def test_only_keys_and_values_are_halves_and_not_if_all_is_exact(compute, kind, tiny):
-    cache = Session(pyggml.load(tiny("qwen3next"), compute=compute), 8).cache.state
-    for name, t in cache.items():
-        assert t.dtype is (kind if name.endswith(("cache_k", "cache_v")) else F32), name
-    assert len({t.dtype for t in cache.values()}) == (2 if kind is F16 else 1)
+    cache = Batch(pyggml.load(tiny("qwen3next"), compute=compute), 1, 8).memory.cache
+    assert {t.dtype for t in cache.rows.values()} == {kind}
+    assert {t.dtype for t in cache.state.values()} == {F32}
 
 
 def test_a_long_prompt_goes_in_by_chunks(tiny, monkeypatch):
     model = pyggml.load(tiny("qwen3"), compute="f32")
     tokens = np.arange(30) % 11
-    monkeypatch.setattr("pyggml.generation.PROMPT_BATCH", 8)
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 8)
     session = Session(model, 30)
     assert_same(session.feed(tokens), model.logits(tokens)[-1])
     assert session.n_past == 30

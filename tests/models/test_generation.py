@@ -6,6 +6,7 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Sampling, Session, generate, sample
+from pyggml.generation.passes import Passes
 
 LOGITS = np.array([0.0, 3.0, 1.0, 2.0, -1.0], np.float32)
 
@@ -156,8 +157,13 @@ def test_a_token_binds_nothing(model, monkeypatch):
 
 def test_prompts_of_all_lengths_keep_few_programs(model, monkeypatch):
     """A conversation's memory does not grow with the number of its prompts."""
-    monkeypatch.setattr("pyggml.generation.session.PROMPT_BATCH", 4)
-    session = Session(model, 60)
-    for n in (3, 1, 6, 7, 4, 1, 2, 9, 5):
+    monkeypatch.setattr("pyggml.generation.passes._MOST_KEPT", 3)
+    session, bound = Session(model, 160), []
+    keep = Passes._bind
+    monkeypatch.setattr(
+        Passes, "_bind", lambda self, *key: (bound.append(key[1]), keep(self, *key))[1]
+    )
+    for n in (3, 1, 17, 30, 1, 4, 3, 1, 31):
         session.feed(np.arange(n))
-    assert session._programs.keys() == {1, 2, 4}
+    assert bound == [3, 1, 32, 4, 3, 32], "the longest unused give way; 17 to 32 tokens are one"
+    assert len(session._batch._passes._bound) == 3

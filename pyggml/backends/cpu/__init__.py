@@ -1,6 +1,6 @@
 """The CPU, through Numba: its memory, and the kernels that ops declare for it."""
 
-from pyggml.backends.cpu.device import CPU, array, is_constant, read, write
+from pyggml.backends.cpu.device import CPU, array, copy_rows, is_constant, read, write
 from pyggml.backends.cpu.kernel import (
     KERNELS,
     Compute,
@@ -23,6 +23,7 @@ __all__ = [
     "array",
     "as_four",
     "as_rows",
+    "copy_rows",
     "cpu_kernel",
     "flat",
     "four",

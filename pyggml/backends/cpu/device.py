@@ -85,6 +85,12 @@ def write(t: Tensor, values: npt.ArrayLike) -> None:
     array(t)[...] = values
 
 
+def copy_rows(t: Tensor, source: int, target: int, n: int) -> None:
+    """Rows target … target + n of a leaf become what rows source … were."""
+    rows = array(t)
+    rows[target : target + n] = rows[source : source + n]
+
+
 def is_constant(leaf: Tensor) -> bool:
     """Whether a leaf's array is read-only, as a mapped weight is: its numbers never change."""
     return not array(leaf).flags.writeable

@@ -43,8 +43,8 @@ class ShortConv(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return self._conv.state(at, n_ctx)
+    def state(self, at: str) -> Mapping[str, Spec]:
+        return self._conv.state(at)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         b, c, u = split(net.linear(f"{at}shortconv.in_proj", x), (self.n_embd,) * 3)

@@ -56,8 +56,8 @@ class Mamba2(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
-        return {**self._conv.state(at, n_ctx), f"{at}ssm_state": Spec(self._state)}
+    def state(self, at: str) -> Mapping[str, Spec]:
+        return {**self._conv.state(at), f"{at}ssm_state": Spec(self._state)}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         n_tokens, n = x.shape[0], self.n_inner

@@ -71,7 +71,7 @@ class ChannelMix(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+    def state(self, at: str) -> Mapping[str, Spec]:
         return {f"{at}channel_shift": Spec((1, self.n_embd))}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class TimeMix(Part):
             ]
         )
 
-    def state(self, at: str, n_ctx: int) -> Mapping[str, Spec]:
+    def state(self, at: str) -> Mapping[str, Spec]:
         return {f"{at}time_shift": Spec((1, self.n_embd)), f"{at}wkv_state": Spec(self._state)}
 
     @property

@@ -1,0 +1,226 @@
+"""Several sequences of one model in one cache and, where the model allows it, in one pass.
+
+    batch = Batch(model, n_slots=8, n_ctx=2048)
+    slot = batch.open(prompt)  # slot.tokens: the start of the prompt that was in the cache
+    logits = batch.feed({slot: prompt[slot.n_past :], other: [token]})
+    logits[slot]  # after its last token, (n_vocab,)
+    slot.close()
+
+A pass takes tokens of any sequences: one each of those being written, a piece of a prompt of
+another. Sequences with different adapters go in passes of their own, over the same weights and
+the same cache. So does each sequence of a model with recurrent parts (Model.batches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pyggml.errors import ConfigError, DataError, Fault
+from pyggml.generation import passes
+from pyggml.generation.memory import Memory, State
+from pyggml.model import Model
+
+Tokens = Sequence[int] | np.ndarray
+
+
+class Slot:
+    """A sequence of a batch. `Batch.open` gives one; `close` ends it.
+
+    tokens   the sequence
+    model    what reads it: the batch's model, or that with other adapters
+    """
+
+    def __init__(self, batch: Batch, number: int) -> None:
+        self.batch, self.number, self.model = batch, number, batch.model
+        self.tokens: list[int] = []
+        self.is_open = False
+        self.n_cached = 0  # of the tokens; the others are fed again before new ones
+        self.state: State = {}  # of recurrent parts, while another sequence's is in the cache
+        self.last_used = 0
+
+    @property
+    def n_past(self) -> int:
+        """How many tokens the sequence has."""
+        return len(self.tokens)
+
+    def truncate(self, n: int) -> None:
+        """Forget all but the first n tokens.
+
+        Recurrent parts cannot go back: they are fed the n tokens anew, with the next ones. Raises
+        ConfigError if there are fewer.
+        """
+        if not 0 <= n <= self.n_past:
+            raise ConfigError([("n", f"is {n}, wanted 0 to {self.n_past}, the tokens there are")])
+        del self.tokens[n:]
+        self.n_cached = self._reusable(n)
+
+    def copy_prefix(self, other: Slot, n: int) -> None:
+        """Become the first n tokens of another slot of the batch, which may be closed.
+
+        Raises ConfigError if it has fewer, or is read by another model.
+        """
+        if other.batch is not self.batch or other.model is not self.model:
+            raise ConfigError("a prefix of another model, wanted one that the same model has read")
+        if not 0 <= n <= other.n_past:
+            raise ConfigError([("n", f"is {n}, wanted 0 to {other.n_past}, the tokens there are")])
+        if other is not self:
+            self.tokens, self.n_cached = other.tokens[:n], other._reusable(n)
+            self.batch.copy(other, self)
+        self.truncate(n)
+
+    def close(self) -> None:
+        """Give the slot back. What it has cached stays, for a prompt that begins alike."""
+        self.is_open = False
+
+    def shared(self, tokens: list[int]) -> int:
+        """How many of these tokens it has cached, from the first on."""
+        both = zip(self.tokens[: self.n_cached], tokens, strict=False)
+        unlike = (i for i, (one, other) in enumerate(both) if one != other)
+        return self._reusable(next(unlike, min(self.n_cached, len(tokens))))
+
+    def _reusable(self, n: int) -> int:
+        """How many of its first n tokens the cache can give: a state is that of its last one."""
+        return min(n, self.n_cached) if self.model.batches or n >= self.n_cached else 0
+
+
+class Batch:
+    """A model and a cache for up to n_slots sequences of n_ctx tokens each."""
+
+    def __init__(self, model: Model, n_slots: int, n_ctx: int) -> None:
+        """Raises ConfigError if n_slots or n_ctx is below 1."""
+        faults: list[Fault] = []
+        for name, n in (("n_slots", n_slots), ("n_ctx", n_ctx)):
+            if n < 1:
+                faults.append((name, f"is {n}, wanted at least 1"))
+        if faults:
+            raise ConfigError(faults)
+        self.model, self.n_ctx = model, n_ctx
+        n_spare = passes.STEP - 1 if model.batches else 0
+        self.memory = Memory(model, n_slots, n_ctx, n_spare)
+        self.slots = tuple(Slot(self, i) for i in range(n_slots))
+        self._passes = passes.Passes(self.memory.cache, n_slots)
+        self._running: Slot | None = None  # whose state is in the cache
+        self._clock = 0
+
+    @property
+    def n_free(self) -> int:
+        """How many slots can be opened."""
+        return sum(not slot.is_open for slot in self.slots)
+
+    def open(self, prompt: Tokens = (), model: Model | None = None) -> Slot:
+        """A slot for a sequence that will begin with the prompt.
+
+        It has as much of the prompt as another sequence, open or closed, left in the cache, but
+        never the last token: the rest is to be fed. model: the batch's, with other adapters.
+        Raises ConfigError for another base model, DataError if no slot is free.
+        """
+        model = model or self.model
+        if model.parts is not self.model.parts:
+            raise ConfigError("another base model, wanted that of the batch with any adapters")
+        free = [slot for slot in self.slots if not slot.is_open]
+        if not free:
+            raise DataError(f"all {len(self.slots)} slots are taken")
+        start = [int(token) for token in prompt[:-1]]
+        alike = [slot for slot in self.slots if slot.model is model]
+        donor = max(alike, key=lambda slot: slot.shared(start), default=free[0])
+        n = donor.shared(start) if donor in alike else 0
+        wastes_little = donor in free and 2 * n >= donor.n_past
+        slot = donor if n and wastes_little else min(free, key=lambda slot: slot.last_used)
+        slot.model, slot.is_open = model, True
+        slot.copy_prefix(donor if n else slot, n)
+        return slot
+
+    def feed(self, pieces: Mapping[Slot, Tokens]) -> dict[Slot, np.ndarray]:
+        """Append tokens to sequences; the logits after the last of each, float32 (n_vocab,).
+
+        Raises ConfigError for a closed slot, DataError if tokens exceed a slot's context or are
+        outside of the vocabulary; nothing is appended then.
+        """
+        checked = {slot: self._checked(slot, tokens) for slot, tokens in pieces.items()}
+        for slot, ids in checked.items():
+            slot.tokens += ids
+        found: dict[Slot, np.ndarray] = {}
+        for together in self._groups(list(checked)):
+            while together:
+                found |= self._run(together)
+                together = [slot for slot in together if slot.n_cached < slot.n_past]
+        return found
+
+    def copy(self, source: Slot, target: Slot) -> None:
+        """Give a slot what the cache has of another's first tokens, as many as it counts."""
+        self.memory.copy_rows(source.number, target.number, target.n_cached)
+        if self._running is target:
+            self._running = None
+        target.state = self.memory.state() if self._running is source else source.state
+
+    def _checked(self, slot: Slot, tokens: Tokens) -> list[int]:
+        if not slot.is_open or slot.batch is not self:
+            raise ConfigError(f"slot {slot.number} is not open, wanted one that this batch opened")
+        ids: list[int] = self.model.checked(tokens).tolist()
+        if slot.n_past + len(ids) > self.n_ctx:
+            raise DataError(
+                f"{slot.n_past} + {len(ids)} tokens do not fit into a context of {self.n_ctx}"
+            )
+        return ids
+
+    def _groups(self, slots: list[Slot]) -> list[list[Slot]]:
+        """The slots that can share a pass, in the order of their rows."""
+        slots = sorted(slots, key=lambda slot: slot.number)
+        if not self.model.batches:
+            return [[slot] for slot in slots]
+        models = dict.fromkeys(slot.model for slot in slots)
+        return [[slot for slot in slots if slot.model is model] for model in models]
+
+    def _run(self, slots: list[Slot]) -> dict[Slot, np.ndarray]:
+        """One pass: all tokens that await it or, if these are too many, those of the slots with the
+        fewest first. The logits of the slots that are done."""
+        room, taken = passes.MOST_TOKENS, dict.fromkeys(slots, 0)
+        for slot in sorted(slots, key=lambda slot: slot.n_past - slot.n_cached):
+            taken[slot] = min(slot.n_past - slot.n_cached, room)
+            room -= taken[slot]
+        pieces = {slot: n for slot, n in taken.items() if n}
+        if not self.model.batches:
+            self._switch(*pieces)
+        try:
+            logits = self._pass(pieces)
+        except BaseException:  # broken off: a state would be that of none of its tokens
+            for slot in () if self.model.batches else pieces:
+                slot.n_cached = 0
+            raise
+        for slot, n in pieces.items():
+            slot.n_cached += n
+            self._clock += 1
+            slot.last_used = self._clock
+        every = zip(pieces, logits, strict=True)
+        return {slot: row for slot, row in every if slot.n_cached == slot.n_past}
+
+    def _pass(self, pieces: Mapping[Slot, int]) -> np.ndarray:
+        """Run the next tokens of some slots; the logits of the last of each."""
+        model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
+        n = passes.padded(n_tokens) if self.model.batches else n_tokens
+        n_more = n - n_tokens
+        tokens = np.concatenate([s.tokens[s.n_cached :][:count] for s, count in pieces.items()])
+        positions = np.concatenate([s.n_cached + np.arange(count) for s, count in pieces.items()])
+        first = np.repeat([slot.number * self.n_ctx for slot in pieces], list(pieces.values()))
+        rows = first + positions
+        span = np.stack([first, rows + 1], axis=1)
+        spare = self.memory.first_spare + np.arange(n_more)
+        return self._passes[model, n](
+            np.pad(tokens, (0, n_more)),
+            np.pad(positions, (0, n_more)),
+            np.concatenate([rows, spare]),
+            np.concatenate([span, np.repeat(span[-1:, 1:], 2 * n_more).reshape(-1, 2)]),
+            np.cumsum(list(pieces.values())) - 1,
+        )
+
+    def _switch(self, slot: Slot) -> None:
+        """Make the cache's state that of a slot."""
+        if self._running is slot:
+            return
+        if self._running is not None:
+            self._running.state = self.memory.state()
+        if slot.n_cached:
+            self.memory.set_state(slot.state)
+        self._running = slot

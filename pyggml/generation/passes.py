@@ -1,0 +1,84 @@
+"""Passes: programs that take some tokens of several sequences through the model at once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.backends import write
+from pyggml.dtypes import I32
+from pyggml.model import Model
+from pyggml.models import Cache, Inputs, build
+from pyggml.schedule import Arenas, ScheduledProgram
+from pyggml.sizes import round_up
+from pyggml.tensor import Tensor, zeros
+
+MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
+STEP = 16  # passes of more tokens are padded to multiples of it
+_MOST_KEPT = 32  # bound programs
+
+
+def padded(n_tokens: int) -> int:
+    """The tokens of the pass that n_tokens run in."""
+    return n_tokens if n_tokens <= STEP else round_up(n_tokens, STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A bound program: T tokens, of some of which it makes logits.
+
+    of      (n,) int32, the tokens whose logits are wanted
+    logits  (n, n_vocab) float32
+    """
+
+    program: ScheduledProgram
+    inputs: Inputs
+    of: Tensor
+    logits: Tensor
+
+    def __call__(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        rows: np.ndarray,
+        span: np.ndarray,
+        of: np.ndarray,
+    ) -> np.ndarray:
+        """The logits of tokens `of`, as many as there are or fewer; arrays as in Inputs."""
+        assert self.inputs.rows is not None
+        write(self.inputs.tokens, tokens)
+        write(self.inputs.positions, positions)
+        write(self.inputs.rows, rows)
+        write(self.inputs.span, span)
+        write(self.of, np.resize(of, self.of.shape))
+        self.program()
+        return self.program.read(self.logits)[: len(of)]
+
+
+class Passes:
+    """The passes over one cache, by model and number of tokens.
+
+    A program is bound when it is first asked for; later only its inputs change. All share one
+    arena, and those longest unused give way to new ones.
+    """
+
+    def __init__(self, cache: Cache, n_slots: int) -> None:
+        self.cache, self.n_slots = cache, n_slots
+        self._arenas = Arenas()
+        self._bound: OrderedDict[tuple[Model, int], Pass] = OrderedDict()
+
+    def __getitem__(self, key: tuple[Model, int]) -> Pass:
+        if key not in self._bound:
+            while len(self._bound) >= _MOST_KEPT:
+                self._bound.popitem(last=False)
+            self._bound[key] = self._bind(*key)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+    def _bind(self, model: Model, n_tokens: int) -> Pass:
+        inputs = Inputs.empty(n_tokens, with_rows=True)
+        of = zeros((min(n_tokens, self.n_slots),), I32, "of")
+        logits = build(model.parts, inputs, model.adapters, self.cache, of)
+        return Pass(model.program(logits, self._arenas), inputs, of, logits)

@@ -1,0 +1,192 @@
+"""Sequences in a batch have the logits that each has alone, whoever shares their passes."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import ConfigError, DataError
+from pyggml.generation import Batch, Session
+from pyggml.models import ARCHITECTURES
+
+FIXTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "granite")
+FIXTURES += ("olmo2", "smollm3", "gpt2", "lfm2", "mamba")
+LENGTHS = (19, 7, 13)
+
+
+def assert_same(found, wanted):
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def sequences(n_vocab, lengths=LENGTHS):
+    return [np.arange(n) * (3 + 2 * i) % n_vocab for i, n in enumerate(lengths)]
+
+
+def check_against_alone(model, n_ctx):
+    """Prompts of different lengths, together and in pieces; then one token each; then a slot that
+    is closed and taken again."""
+    texts = sequences(model.config.n_vocab)
+    alone = [Session(model, n_ctx) for _ in texts]
+    batch = Batch(model, 3, n_ctx)
+    slots = [batch.open() for _ in texts]
+    for stops in ((5, 2, 9), (17, 6, 9), (18, 7, 10), (19, 7, 11)):
+        pieces = {
+            slot: text[slot.n_past : stop]
+            for slot, text, stop in zip(slots, texts, stops, strict=True)
+            if slot.n_past < stop
+        }
+        found = batch.feed(pieces)
+        assert found.keys() == pieces.keys()
+        for slot, piece in pieces.items():
+            assert_same(found[slot], alone[slots.index(slot)].feed(piece))
+    slots[1].close()
+    other = batch.open()
+    assert other.number == 1
+    found = batch.feed({other: texts[2], slots[2]: texts[2][11:]})
+    assert_same(found[other], Session(model, n_ctx).feed(texts[2]))
+    assert_same(found[slots[2]], alone[2].feed(texts[2][11:]))
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_every_architecture_in_a_batch(architecture, tiny):
+    check_against_alone(pyggml.load(tiny(architecture), compute="f32"), 24)
+
+
+@pytest.mark.parametrize("architecture", FIXTURES)
+def test_golden_models_in_a_batch(architecture, golden_file):
+    check_against_alone(pyggml.load(golden_file(f"{architecture}-Q4_K_M.gguf"), compute="f32"), 24)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "lfm2", "mamba", "rwkv7"])
+def test_a_sequence_goes_back(architecture, tiny):
+    """Recurrent parts too: they read what is left anew."""
+    model = pyggml.load(tiny(architecture), compute="f32")
+    text = np.arange(20) * 7 % 11
+    session = Session(model, 24)
+    session.feed(text)
+    session.truncate(12)
+    assert session.n_past == 12
+    session.truncate(9)
+    assert_same(session.feed(text[15:18]), Session(model, 24).feed([*text[:9], *text[15:18]]))
+    session.truncate(0)
+    assert_same(session.feed(text[:4]), model.logits(text[:4])[-1])
+    with pytest.raises(ConfigError, match="n is 5, wanted 0 to 4, the tokens there are"):
+        session.truncate(5)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "lfm2", "mamba"])
+def test_a_prompt_that_begins_like_another_is_not_read_twice(architecture, tiny):
+    model = pyggml.load(tiny(architecture), compute="f32")
+    text = np.arange(20) * 7 % 11
+    batch = Batch(model, 3, 24)
+    first = batch.open(text)
+    batch.feed({first: text[:12]})
+    taken = batch.open(text[:15])  # from one that is still being written
+    assert taken.number != first.number
+    assert taken.tokens == text[:12].tolist()
+    found = batch.feed({taken: text[12:15], first: text[12:16]})
+    assert_same(found[taken], model.logits(text[:15])[-1])
+    assert_same(found[first], model.logits(text[:16])[-1])
+    first.close()
+    taken.close()
+    again = batch.open(text)  # from one that is closed, in its place
+    assert again.number == first.number
+    assert again.n_past == 16
+    assert_same(batch.feed({again: text[16:]})[again], model.logits(text)[-1])
+    again.close()
+    other = batch.open([*text[:9], 2, 2, 2])  # a shorter start: its rows, but no state
+    assert other.n_past == (9 if model.batches else 0)
+    rest = [*text[:9], 2, 2, 2][other.n_past :]
+    assert_same(batch.feed({other: rest})[other], model.logits([*text[:9], 2, 2, 2])[-1])
+
+
+def test_the_last_token_of_a_prompt_is_always_to_be_fed(tiny):
+    """Else there would be no logits of it."""
+    batch = Batch(pyggml.load(tiny()), 1, 24)
+    slot = batch.open()
+    batch.feed({slot: [1, 2, 3]})
+    slot.close()
+    assert batch.open([1, 2, 3]).n_past == 2
+
+
+def test_little_that_is_shared_does_not_cost_much_that_is_cached(tiny):
+    batch = Batch(pyggml.load(tiny()), 2, 24)
+    slot = batch.open()
+    batch.feed({slot: np.arange(20) % 11})
+    slot.close()
+    other = batch.open([0, 1, 7, 7])
+    assert other.number != slot.number
+    assert other.n_past == 2
+    assert slot.n_cached == 20
+
+
+def test_adapters_share_a_batch(golden_file):
+    """Each request has its own, over the same weights; what one has read is no other's prefix."""
+    base = pyggml.load(golden_file("qwen3-F16.gguf"), compute="f32")
+    tuned = base.with_adapter_files((golden_file("qwen3-lora.gguf"), 0.5))
+    text = np.arange(17) * 7 % base.config.n_vocab
+    batch = Batch(base, 3, 24)
+    slots = batch.open(), batch.open(model=tuned), batch.open(model=tuned)
+    found = batch.feed({slot: text[: 15 + i] for i, slot in enumerate(slots)})
+    for i, slot in enumerate(slots):
+        assert_same(found[slot], slot.model.logits(text[: 15 + i])[-1])
+    assert np.abs(base.logits(text[:16]) - tuned.logits(text[:16])).max() > 1e-3
+    slots[0].close()
+    taken = batch.open(text, tuned)
+    assert taken.number == 0
+    assert taken.n_past == 16
+    slots[1].close()
+    with pytest.raises(ConfigError, match="a prefix of another model"):
+        batch.open().copy_prefix(taken, 3)
+
+
+def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
+    """The short ones are in the first."""
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 12)
+    model = pyggml.load(tiny("gemma2"), compute="f32")
+    texts = sequences(11, (31, 1, 9))
+    batch = Batch(model, 3, 40)
+    slots = [batch.open() for _ in texts]
+    passes, run = [], Batch._pass
+    spy = lambda self, pieces: (passes.append(dict(pieces)), run(self, pieces))[1]  # noqa: E731
+    monkeypatch.setattr(Batch, "_pass", spy)
+    found = batch.feed(dict(zip(slots, texts, strict=True)))
+    assert [list(p.values()) for p in passes] == [[2, 1, 9], [12], [12], [5]]
+    for slot, text in zip(slots, texts, strict=True):
+        assert_same(found[slot], model.logits(text)[-1])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "mamba"])
+def test_a_pass_that_was_broken_off_is_made_again(architecture, tiny, monkeypatch):
+    model = pyggml.load(tiny(architecture), compute="f32")
+    session = Session(model, 24)
+    session.feed([1, 2, 3])
+    run = Batch._pass
+
+    def broken(self, pieces):
+        run(self, pieces)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Batch, "_pass", broken)
+    with pytest.raises(KeyboardInterrupt):
+        session.feed([4, 5])
+    monkeypatch.undo()
+    assert session.n_past == 5
+    assert_same(session.feed([6]), model.logits([1, 2, 3, 4, 5, 6])[-1])
+
+
+def test_what_a_batch_refuses(tiny):
+    batch = Batch(model := pyggml.load(tiny()), 2, 4)
+    with pytest.raises(ConfigError, match=r"n_slots is 0, wanted at least 1.*n_ctx is 0"):
+        Batch(model, 0, 0)
+    one, other = batch.open(), batch.open()
+    with pytest.raises(DataError, match="all 2 slots are taken"):
+        batch.open()
+    with pytest.raises(DataError, match=r"0 \+ 5 tokens do not fit into a context of 4"):
+        batch.feed({one: [1], other: [1] * 5})
+    assert one.n_past == 0, "nothing is fed if something is wrong"
+    other.close()
+    assert batch.n_free == 1
+    with pytest.raises(ConfigError, match="slot 1 is not open"):
+        batch.feed({other: [1]})
+    with pytest.raises(ConfigError, match="another base model"):
+        batch.open(model=pyggml.load(tiny()))
