@@ -97,7 +97,7 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
         named = "together "
     parts = [
         f"{named}{n:,} tokens to learn",
-        f"{plural(len(train), 'window')} of {train.ctx}",
+        f"{plural(len(train), 'window')} of {_lengths(corpus)}",
         f"{len(held_out) if held_out else 0:,} held out",
     ]
     if train.repeats is not None:
@@ -115,6 +115,12 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
             row("", f"its tokens are not kept for the next run: {printable(found.not_kept)}")
     if config.val_split and held_out is None:
         row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
+
+
+def _lengths(corpus: Corpus) -> str:
+    """256; or 32, 80 or 256."""
+    *shorter, longest = map(str, corpus.lengths)
+    return f"{', '.join(shorter)} or {longest}" if shorter else longest
 
 
 def _said(found: Found) -> str:

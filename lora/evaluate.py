@@ -12,7 +12,7 @@ perplexity = exp(mean of −log p),  error = perplexity · √((mean of squares 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
@@ -55,6 +55,7 @@ def perplexity(
         raise ConfigError([("n_ctx", fault)])
     if isinstance(source, Dataset):
         model.checked(source.tokens.reshape(-1))
+        source = replace(source, lengths=None)
         n_chunks, windows = len(source), _Scorer(model, n_ctx, n_ctx)
         found = (windows.window(b) for b in source.batches(range(n_chunks), 1))
     else:

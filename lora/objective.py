@@ -74,8 +74,8 @@ class NextToken:
     def of(
         self, model: Model, parameters: Parameters, corpus: Corpus, config: TrainConfig
     ) -> Minimised:
-        ctx = corpus.train.ctx
-        return _NextToken(Passes.of(model, parameters, config, ctx), config.batch)
+        passes = Passes.of(model, parameters, config, corpus.train.ctx, corpus.lengths)
+        return _NextToken(passes, config.batch)
 
 
 @dataclass(slots=True)

@@ -1,13 +1,14 @@
 """The graphs of a run: the loss with its gradients, and the loss alone, over the same inputs.
 
-A `Loss` defines the loss. All graphs are built and planned first, without memory. They run one
-after the other, so each device has one arena that fits its largest.
+A `Loss` defines the loss. Batches of another length have graphs of their own. All graphs are built
+and planned first, without memory. They run one after the other, so each device has one arena that
+fits its largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Protocol
 
@@ -67,14 +68,48 @@ class TokenLoss:
         write(self._weights, batch.weights)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Both graphs over batches of one length: training and the loss alone; and their leaves."""
+
+    inputs: Inputs
+    loss: Loss
+    training: Graph
+    alone: Graph
+    n_read: int  # further results of the loss
+
+    @classmethod
+    def of(
+        cls, model: Model, parameters: Parameters, drawn: Inputs, keep: Keep, loss: Loss
+    ) -> _Pair:
+        """drawn: the inputs of training, with what is drawn anew for each batch."""
+        trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
+        forward = loss.build(model, drawn, trained, True)
+        graph = build_backward(
+            replace(forward, outputs=forward.outputs[:1]),
+            list(trained.values()),
+            accumulators=list(parameters.gradients.values()),
+        )
+        graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
+        graph = rematerialise(round_large(graph, model.kept_as), keep)
+        alone = loss.build(model, inputs, trained, False)
+        return cls(drawn, loss, graph, alone, len(forward.outputs) - 1)
+
+    def write(self, batch: Batch) -> None:
+        for name in ("tokens", "positions", "span"):
+            write(getattr(self.inputs, name), getattr(batch, name))
+        self.loss.write(batch)
+
+
 class Passes:
     """Forward and backward over batches of `n_tokens`; gradients are added to the parameters' own.
 
     n_ctx     length of a sequence, n_tokens unless it is given
-    loss      the TokenLoss unless one is given
+    shorter   further lengths of a batch, each with graphs of its own
+    loss      a batch's number of tokens -> its loss
     noise     α of NEFTune: training adds at most α/√(L·d) to each number of an embedding; L tokens
               in its document, d numbers in an embedding
-    others    further graphs that run in the same memory: `programs` after the first two
+    others    further graphs that run in the same memory: `other_programs`
 
     Raises NoGradientError if a parameter cannot be trained.
     """
@@ -86,29 +121,22 @@ class Passes:
         n_tokens: int,
         n_ctx: int | None = None,
         keep: Keep = Keep.COSTLY,
-        loss: Loss | None = None,
+        loss: Callable[[int], Loss] = TokenLoss,
         others: Sequence[Graph] = (),
         noise: float = 0.0,
+        shorter: Sequence[int] = (),
     ) -> None:
         self._noise = noise / sqrt(model.config.n_embd)
-        size = zeros((n_tokens,), F32, "noise") if noise else None
-        self._inputs = Inputs.empty(n_tokens, n_ctx)
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
-        self._loss, trained = loss or TokenLoss(n_tokens), parameters.tensors
-        self._drawn = replace(self._inputs, draw=self._draw, noise=size)
-        forward = self._loss.build(model, self._drawn, trained, True)
-        alone = self._loss.build(model, self._inputs, trained, False)
-        graph = build_backward(
-            replace(forward, outputs=forward.outputs[:1]),
-            list(parameters.tensors.values()),
-            accumulators=list(parameters.gradients.values()),
-        )
-        graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
-        graph = round_large(graph, model.kept_as)
-        graph = rematerialise(graph, keep)
-        self._n_watched = len(forward.outputs) - 1
-        self._schedules = tuple(schedule(g, model.devices) for g in (graph, alone, *others))
+        self._pairs: dict[int, _Pair] = {}
+        for n in (n_tokens, *shorter):
+            size = zeros((n,), F32, "noise") if noise else None
+            drawn = replace(Inputs.empty(n, n_ctx or n_tokens), draw=self._draw, noise=size)
+            self._pairs[n] = _Pair.of(model, parameters, drawn, keep, loss(n))
+        graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
+        self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
         self._programs: tuple[ScheduledProgram, ...] = ()
+        self._last = 0  # program of the last batch
         self.watched: tuple[np.ndarray, ...] = ()  # of the last batch: what the loss has read
 
     @classmethod
@@ -118,13 +146,18 @@ class Passes:
         parameters: Parameters,
         config: TrainConfig,
         ctx: int,
-        loss: Loss | None = None,
+        lengths: Sequence[int] = (),
+        loss: Callable[[int], Loss] = TokenLoss,
         others: Sequence[Graph] = (),
     ) -> Passes:
-        """The graphs of a run with these settings, over windows of `ctx` tokens."""
+        """The graphs of a run with these settings, over windows of `ctx` tokens.
+
+        lengths: those in which windows are computed, if not whole; ascending
+        """
         keep = Keep.LAYERS if config.grad_checkpointing else Keep.COSTLY
-        n_tokens, noise = config.batch * ctx, config.neftune_alpha
-        return cls(model, parameters, n_tokens, ctx, keep, loss, others, noise)
+        *shorter, n_tokens = [config.batch * n for n in lengths or (ctx,)]
+        noise = config.neftune_alpha
+        return cls(model, parameters, n_tokens, ctx, keep, loss, others, noise, shorter)
 
     @property
     def n_bytes(self) -> int:
@@ -141,9 +174,15 @@ class Passes:
 
     @property
     def programs(self) -> tuple[ScheduledProgram, ...]:
-        """Training, validation and the others, bound."""
+        """Training and validation, bound: for batches of n_tokens, then for each shorter length."""
         self.bind()
-        return self._programs
+        return self._programs[: 2 * len(self._pairs)]
+
+    @property
+    def other_programs(self) -> tuple[ScheduledProgram, ...]:
+        """The others, bound."""
+        self.bind()
+        return self._programs[2 * len(self._pairs) :]
 
     def bind(self) -> None:
         """Take the arenas and bind all graphs to them, once."""
@@ -168,28 +207,29 @@ class Passes:
         words = np.array([seed & _WORD, seed >> 32, number & _WORD], np.uint32)
         write(self._draw, words.view(np.int32))
         self._next = (seed, number + 1)
-        if self._drawn.noise is not None:
-            write(self._drawn.noise, self._noise / np.sqrt(_document_lengths(batch.span)))
-        return self._run(0, batch)
+        noise = self._pairs[len(batch.tokens)].inputs.noise
+        if noise is not None:
+            write(noise, self._noise / np.sqrt(_document_lengths(batch.span)))
+        return self._run(batch, alone=False)
 
     def evaluate(self, batch: Batch) -> float:
         """The batch's part of the loss."""
-        return self._run(1, batch)
+        return self._run(batch, alone=True)
 
-    def _run(self, which: int, batch: Batch) -> float:
-        program = self.programs[which]
-        for name in ("tokens", "positions", "span"):
-            write(getattr(self._inputs, name), getattr(batch, name))
-        self._loss.write(batch)
+    def _run(self, batch: Batch, alone: bool) -> float:
+        n = len(batch.tokens)
+        pair, which = self._pairs[n], 2 * list(self._pairs).index(n)
+        program, self._last = self.programs[which + alone], which
+        pair.write(batch)
         program()
         outputs = program.schedule.graph.outputs
-        first = len(outputs) - self._n_watched
+        first = len(outputs) - pair.n_read
         self.watched = tuple(program.read(t) for t in outputs[first:])
         return float(program.read(outputs[0]))
 
     def first_not_finite(self) -> str | None:
         """Run the last batch again; the first node that gives NaN or infinity, if one does."""
-        for node, device in self.programs[0].walk():
+        for node, device in self.programs[self._last].walk():
             if not _is_finite(device.read(node)):
                 return repr(node)
         return None

@@ -118,11 +118,14 @@ class Trainer:
     def rehearse(self) -> float:
         """Seconds of a step, measured on the second of two: the first may compile.
 
-        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
+        If windows differ in length, the time is that of steps as long as the mean. Meant for a dry
+        run: the parameters have changed afterwards, and nothing is on the disk.
         """
         self._begin()
         self._step()
-        return self._step().seconds
+        train, windows = self.corpus.train, self._windows()
+        share = train.n_computed() / len(train) * len(windows) / train.n_computed(windows)
+        return self._step().seconds * share
 
     def free(self) -> None:
         """Free the graphs and their arenas; later steps make them again."""
@@ -256,7 +259,7 @@ class Trainer:
         epoch, order = self._order
         if epoch != self.progress.epoch:
             epoch = self.progress.epoch
-            order = self.corpus.train.order(self.config.seed, epoch)
+            order = self.corpus.train.order(self.config.seed, epoch, self.config.windows_per_step)
             self._order = (epoch, order)
         return order[self.progress.index :][: self.config.windows_per_step]
 

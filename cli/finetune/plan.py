@@ -32,8 +32,9 @@ def say_plan(trainer: Trainer, parts: Parts) -> None:
 def _say_windows(corpus: Corpus) -> None:
     """Print how full the windows are, and what they hold."""
     train = corpus.train
-    padding = np.count_nonzero(train.documents < 0) / train.documents.size
-    learned = train.n_targets() / (len(train) * train.ctx)
+    n_computed = train.n_computed()
+    padding = 1 - np.count_nonzero(train.documents >= 0) / (n_computed + len(train))
+    learned = train.n_targets() / n_computed
     n = corpus.n_documents - corpus.n_held_out
     packed = f"{plural(n, 'sample')}, {n / len(train):.3g} to a window; " if n > 1 else ""
     row(

@@ -19,6 +19,7 @@ from pyggml.lora.data.documents import Document, Documents, Notes, Writer
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.files import UNITS, Faults, check_rows, format_of, rows
 from pyggml.lora.data.formats.source import blocks
+from pyggml.lora.data.lengths import bucketed
 from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.packing import join, pack
 from pyggml.lora.data.records import schema_of
@@ -61,6 +62,8 @@ def read_corpus(
     _check_amount(train, trained, c.ctx)
     found = [part.found for part in trained]
     found += [replace(p.found, n_held_out=p.found.n_documents) for p in apart]
+    if not c.packing:
+        train, validation = bucketed([train, validation])
     held_out_windows = validation if len(validation) else None
     return Corpus(train, held_out_windows, tuple(found), c.settled())
 

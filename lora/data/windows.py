@@ -41,12 +41,15 @@ class Dataset:
 
     trained   (n, ctx + 1) bool, whether each token is learned as a target; None: all are
     repeats   (n,) float64, how often an epoch reads each window, see `order`; None: once
+    lengths   (n,) int64, the first tokens of a window that are computed: no target is behind them;
+              None: all
     """
 
     tokens: np.ndarray
     documents: np.ndarray
     trained: np.ndarray | None = None
     repeats: np.ndarray | None = None
+    lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,7 +67,8 @@ class Dataset:
         """Some of the windows."""
         trained = None if self.trained is None else self.trained[which]
         repeats = None if self.repeats is None else self.repeats[which]
-        return Dataset(self.tokens[which], self.documents[which], trained, repeats)
+        lengths = None if self.lengths is None else self.lengths[which]
+        return Dataset(self.tokens[which], self.documents[which], trained, repeats, lengths)
 
     def targets(self) -> np.ndarray:
         """(n, ctx) bool: where the next token is of the same document, and learned."""
@@ -83,15 +87,34 @@ class Dataset:
         for first in range(0, len(self), n):
             yield self.part(slice(first, first + n))
 
-    def order(self, seed: int, epoch: int) -> np.ndarray:
+    def n_computed(self, windows: Sequence[int] | np.ndarray | None = None) -> int:
+        """Tokens that a pass over these windows computes, or over all; padding is among them."""
+        n = len(self) if windows is None else len(windows)
+        if self.lengths is None:
+            return n * self.ctx
+        return int((self.lengths if windows is None else self.lengths[windows]).sum())
+
+    def order(self, seed: int, epoch: int, step: int = 1) -> np.ndarray:
         """The windows in the order in which this epoch reads them, a function of nothing else.
+
+        step: windows that are read together. If windows differ in length, those of a step are about
+        as long as each other; the steps come in any order. What is left of an epoch, less than a
+        step, is of any length, and last.
 
         A window of 2.25 repeats is read twice, and once more in every fourth epoch: of all windows
         with as many repeats each epoch reads the next quarter, at least one.
         """
         rng = np.random.default_rng([seed, epoch])
-        if self.repeats is None:
-            return rng.permutation(len(self))
+        shuffled = rng.permutation(len(self) if self.repeats is None else self._read(seed, epoch))
+        if self.lengths is None:
+            return shuffled
+        whole, rest = np.split(shuffled, [len(shuffled) // step * step])
+        by_length = whole[np.argsort(self.lengths[whole], kind="stable")]
+        return np.concatenate([rng.permutation(by_length.reshape(-1, step)).reshape(-1), rest])
+
+    def _read(self, seed: int, epoch: int) -> np.ndarray:
+        """The windows that an epoch reads, each as often as `repeats` says."""
+        assert self.repeats is not None
         read = []
         for i, repeats in enumerate(np.unique(self.repeats)):
             windows, whole = np.flatnonzero(self.repeats == repeats), int(repeats)
@@ -100,29 +123,34 @@ class Dataset:
                 n = max(round(float(repeats - whole) * len(windows)), 1)
                 turns = np.random.default_rng([seed, 0, i]).permutation(windows)
                 read.append(turns[(epoch * n + np.arange(n)) % len(turns)])
-        return rng.permutation(np.concatenate(read))
+        return np.concatenate(read)
 
     def batches(self, windows: Sequence[int] | np.ndarray, size: int) -> Iterator[Batch]:
         """The batches of one step over these windows, `size` in each; the last is filled up.
 
-        A window that only fills up has weight 0 throughout.
+        A window that only fills up has weight 0 throughout. Where windows have lengths, they are
+        taken from the shortest to the longest, and a batch is as long as its longest.
         """
         total = max(self.n_targets(windows), 1)
+        if self.lengths is not None:
+            windows = np.asarray(windows, np.int64)
+            windows = windows[np.argsort(self.lengths[windows], kind="stable")]
         for first in range(0, len(windows), size):
             yield self._batch(windows[first : first + size], size, total)
 
     def _batch(self, windows: Sequence[int] | np.ndarray, size: int, total: int) -> Batch:
         some = self.part(np.asarray(windows, np.int64))
-        tokens = np.zeros((size, self.ctx + 1), np.int32)
-        documents = np.tile(no_documents(self.ctx + 1), (size, 1))
-        weights = np.zeros((size, self.ctx), np.float32)
-        tokens[: len(windows)] = some.tokens
-        documents[: len(windows)] = some.documents
-        weights[: len(windows)] = some.targets() / np.float32(total)
-        column = np.arange(self.ctx, dtype=np.int32)
+        ctx = self.ctx if some.lengths is None else int(some.lengths.max())
+        tokens = np.zeros((size, ctx + 1), np.int32)
+        documents = np.tile(no_documents(ctx + 1), (size, 1))
+        weights = np.zeros((size, ctx), np.float32)
+        tokens[: len(windows)] = some.tokens[:, : ctx + 1]
+        documents[: len(windows)] = some.documents[:, : ctx + 1]
+        weights[: len(windows)] = some.targets()[:, :ctx] / np.float32(total)
+        column = np.arange(ctx, dtype=np.int32)
         is_first = np.diff(documents[:, :-1], axis=1, prepend=documents[:, :1] - 1) != 0
         start = np.maximum.accumulate(np.where(is_first, column, 0), axis=1)
-        row = np.arange(size, dtype=np.int32)[:, None] * self.ctx
+        row = np.arange(size, dtype=np.int32)[:, None] * ctx
         span = np.stack([row + start, np.broadcast_to(row + column + 1, start.shape)], axis=-1)
         return Batch(
             tokens=tokens[:, :-1].reshape(-1),
@@ -146,6 +174,13 @@ class Corpus:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths in which windows are computed, ascending."""
+        parts = [part for part in (self.train, self.validation) if part is not None]
+        found = [[p.ctx] if p.lengths is None else p.lengths for p in parts]
+        return tuple(np.unique(np.concatenate(found)).tolist())
+
+    @property
     def n_documents(self) -> int:
         return sum(f.n_documents for f in self.found)
 
@@ -164,7 +199,9 @@ class Corpus:
         """SHA-256 of every window: two runs with the same digest read the same numbers."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation):
-            for array in (part.tokens, part.documents, part.trained, part.repeats) if part else ():
+            if part is None:
+                continue
+            for array in (part.tokens, part.documents, part.trained, part.repeats, part.lengths):
                 if array is not None:
                     digest.update(repr(array.shape).encode())
                     for block in blocks(array):

@@ -81,7 +81,6 @@ class _Preference:
         parts = [p for p in (corpus.train, corpus.validation) if isinstance(p, Preferences)]
         ctx, room = corpus.train.ctx, max(p.room for p in parts)
         self._config, self._batch, self._room = objective.config, config.batch, room
-        loss = PreferenceLoss(self._config, config.batch * ctx, config.batch * room)
         kind, scorers = self._config.objective, list[Scorer]()
         if kind != "orpo":
             scorers.append(Scorer(objective.reference, ctx, room))
@@ -89,7 +88,9 @@ class _Preference:
             scorers.append(Scorer(model, ctx, room))
         self._scorers = scorers
         self.passes = Passes.of(
-            model, parameters, config, ctx, loss=loss, others=[s.graph for s in scorers]
+            *(model, parameters, config, ctx),
+            loss=lambda n: PreferenceLoss(self._config, n, config.batch * room),
+            others=[s.graph for s in scorers],
         )
         self._known: dict[tuple[int, int], np.ndarray] = {}  # dataset, window -> (room,)
 
@@ -138,7 +139,7 @@ class _Preference:
         return np.stack([self._score(which, data, int(window)) for window in windows])
 
     def _score(self, which: int, data: Dataset, window: int) -> np.ndarray:
-        return self._scorers[which].score(self.passes.programs[2 + which], data, window)
+        return self._scorers[which].score(self.passes.other_programs[which], data, window)
 
 
 def _rewards(batch: AnswerBatch, above: np.ndarray, kl: float, kind: str) -> Rewards:

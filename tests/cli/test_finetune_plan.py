@@ -54,6 +54,14 @@ def test_padding_and_samples_are_told(finetune, tmp_path):
     )
 
 
+def test_windows_of_single_rows_are_as_long_as_these(finetune, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "what?", "completion": "so"}\n' * 3)
+    out = finetune("--dry-run", "--val-split", 0, "--no-packing", data=path)
+    assert "3 windows of 7, " in out.row("data")
+    assert out.row("windows").startswith("3 samples, 1 to a window; 0 % padding")
+
+
 @pytest.mark.parametrize(
     "text, n", [("4GB", 4 * 10**9), ("800 mb", 800 * 10**6), ("1.5GiB", 3 << 29), ("1000", 1000)]
 )

@@ -27,7 +27,7 @@ def test_a_token_s_noise_follows_from_the_length_of_its_document(trainer_of):
     documents = np.concatenate([windows.documents[i][:-1] + 1000 * i for i in (2, 3)])
     lengths = np.array([np.sum(documents == d) for d in documents])
     assert len(set(lengths)) > 1
-    found = trainer.passes._drawn.noise.data
+    found = trainer.passes._pairs[len(batch.tokens)].inputs.noise.data
     np.testing.assert_allclose(found, 5 / np.sqrt(lengths * 32), rtol=1e-6)
 
 

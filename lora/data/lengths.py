@@ -1,0 +1,53 @@
+"""Lengths of windows that rows do not share: a batch holds no more than its longest window.
+
+Graphs are planned and bound once for each length of a batch, so there are few lengths: those that
+leave the least padding of all windows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from pyggml.lora.data.windows import Dataset
+
+N_LENGTHS = 4  # at most
+_UNITS = 32  # a length is a multiple of so much of a window
+
+
+def bucketed(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """The same windows, each with the length in which it is computed; all share few lengths."""
+    filled = [_filled(data) for data in datasets]
+    lengths = few_lengths(np.concatenate(filled), datasets[0].ctx)
+    return [
+        replace(data, lengths=lengths[np.searchsorted(lengths, n)])
+        for data, n in zip(datasets, filled, strict=True)
+    ]
+
+
+def few_lengths(filled: np.ndarray, ctx: int) -> np.ndarray:
+    """At most N_LENGTHS ascending lengths, the last of which holds the longest window.
+
+    filled: (n,) tokens that each window needs, at most ctx
+    """
+    unit = -(-ctx // _UNITS)
+    rounded = np.minimum(-(-filled // unit) * unit, ctx)
+    found, counts = np.unique(rounded, return_counts=True)
+    shorter, longest = found[:-1].tolist(), found[-1:].tolist()
+
+    def n_computed(chosen: tuple[int, ...]) -> int:
+        lengths = np.array([*chosen, *longest])
+        return int(counts @ lengths[np.searchsorted(lengths, found)])
+
+    choices = combinations(shorter, min(N_LENGTHS - 1, len(shorter)))
+    return np.array([*min(choices, key=n_computed), *longest], np.int64)
+
+
+def _filled(data: Dataset) -> np.ndarray:
+    """(n,) inputs of each window up to its last target, at least one."""
+    blocks = (block.targets() for block in data.blocks())
+    ends = [targets.shape[1] - targets[:, ::-1].argmax(axis=1) for targets in blocks]
+    return np.concatenate([np.zeros(0, np.int64), *ends])
