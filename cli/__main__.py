@@ -14,6 +14,7 @@ from pyggml.cli.run import run
 COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",
     "generate": "write text that follows a prompt",
+    "chat": "talk with a model, by its own chat template",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "merge": "add adapters to the weights of a model",
     "quantize": "pack a model's matrices as another type",

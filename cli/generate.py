@@ -13,7 +13,7 @@ import pyggml.threads
 from pyggml import Model, load
 from pyggml.cli.grouped import GroupedCommand, GroupedOption
 from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.sampling import probabilities, sampling_of, sampling_options
+from pyggml.cli.sampling import sampling_of, sampling_options, show
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
 from pyggml.generation import Finish, complete
@@ -64,10 +64,7 @@ def command(
     began, n = perf_counter(), 0
     for piece in complete(opened, ids, n_tokens, how, n_ctx):
         n += 1
-        if as_text:
-            say(printable(piece.text), end="")
-        else:
-            say(probabilities(piece, opened.tokenizer))
+        show(piece, how, opened.tokenizer)
     if as_text:
         say("")
     if piece.finish is Finish.CONTEXT:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyggml.cli.grouped import GroupedOption
 from pyggml.cli.options import given_settings, settings_options
+from pyggml.cli.show import printable, say
 from pyggml.generation import Piece, Sampling
 from pyggml.tokenizer import Tokenizer
 
@@ -24,7 +25,15 @@ def sampling_of(given: Mapping[str, Any]) -> Sampling:
     return Sampling(**given_settings(Sampling, _FLAGS, given)).seeded()
 
 
-def probabilities(piece: Piece, tokenizer: Tokenizer) -> str:
+def show(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:
+    """Print the text of a piece; with `logprobs`, a line of its token instead."""
+    if how.logprobs is None:
+        say(printable(piece.text), end="")
+    else:
+        say(_probabilities(piece, tokenizer))
+
+
+def _probabilities(piece: Piece, tokenizer: Tokenizer) -> str:
     """A token, its log-probability, and the likeliest tokens: 'a' -1.204 | 'the' 60.0 %."""
 
     def quoted(token: int) -> str:

@@ -8,6 +8,7 @@ answers    the ranges of the assistant's answers in the text
 encode     the tokens, and which of them are learned
 """
 
+from pyggml.chat.answers import answer_ending
 from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat
 from pyggml.chat.source import BUILT_IN, MODEL, find_template
 from pyggml.chat.template import ChatTemplate, Message
@@ -20,5 +21,6 @@ __all__ = [
     "ChatTemplate",
     "EncodedChat",
     "Message",
+    "answer_ending",
     "find_template",
 ]

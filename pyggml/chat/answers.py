@@ -59,6 +59,16 @@ def find_answers(
     return text, probes.all_at_once(numbers) or probes.one_by_one(numbers)
 
 
+def answer_ending(template: ChatTemplate) -> str:
+    """What the template writes after an answer, such as "<|im_end|>\\n"; "" if that is unclear."""
+    chat = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}]
+    try:
+        text, answers = find_answers(template, chat)
+    except TemplateError:
+        return ""
+    return text[answers[-1].end :]
+
+
 class _Probes:
     """Renderings of a chat with probes in place of answers."""
 

@@ -47,7 +47,8 @@ def test_generate_prints_the_prompt_and_what_the_library_makes_of_it(pyggml, tin
 
 def test_generate_writes_each_token_when_it_is_there(pyggml, tiny, monkeypatch):
     heard = []
-    monkeypatch.setattr("pyggml.cli.generate.say", lambda text, end="\n": heard.append(text))
+    for place in ("generate", "sampling"):
+        monkeypatch.setattr(f"pyggml.cli.{place}.say", lambda text, end="\n": heard.append(text))
     pyggml("generate", "-m", tiny, "-p", "the ", "-n", 5, "--temp", 0)
     assert heard[0] == "the " and len(heard) == 1 + 5 + 1
 
