@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pyggml.backward.substitute import Substitutes, cheap, parted, pinned
+from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward, pinned
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
@@ -28,7 +28,7 @@ def rematerialise(graph: Graph, keep: Keep) -> Graph:
     Loss and gradients are bitwise the same. Boundaries of layers are in graph.notes.
     """
     again = dropped(graph, keep)
-    return Substitutes(graph, again).apply(parted(graph)[0]) if again else graph
+    return Substitutes(graph, again).apply(forward_and_backward(graph)[0]) if again else graph
 
 
 def dropped(graph: Graph, keep: Keep) -> set[Tensor]:
@@ -42,7 +42,7 @@ def dropped(graph: Graph, keep: Keep) -> set[Tensor]:
 
 def _inside_layers(graph: Graph) -> set[Tensor]:
     """Owners on a path from one boundary to another."""
-    order, boundaries = parted(graph)[0], graph.notes.boundaries
+    order, boundaries = forward_and_backward(graph)[0], graph.notes.boundaries
     behind: set[Tensor] = set()
     for t in order:
         if any(s in boundaries or s in behind for s in t.src):

@@ -7,7 +7,7 @@ large tensors are not kept: they are computed again, from the widened copies.
 
 from __future__ import annotations
 
-from pyggml.backward.substitute import Substitutes, cheap, parted, pinned
+from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward, pinned
 from pyggml.dtypes import F32, DType
 from pyggml.graph import Graph
 from pyggml.ops import cpy
@@ -21,7 +21,7 @@ def round_large(graph: Graph, kept_as: DType) -> Graph:
     """
     if kept_as is F32:
         return graph
-    forward, _ = parted(graph)
+    forward, _ = forward_and_backward(graph)
     large = graph.notes.large - pinned(graph)
     copies = {t: cpy(t, kept_as) for t in forward if t in large}
     wide = {t: cpy(copy, F32).named(t.name) for t, copy in copies.items()}
@@ -31,7 +31,7 @@ def round_large(graph: Graph, kept_as: DType) -> Graph:
 
 def _made_of(large: frozenset[Tensor], graph: Graph) -> set[Tensor]:
     """Large owners, and the results of cheap ops on them."""
-    forward, _ = parted(graph)
+    forward, _ = forward_and_backward(graph)
     again = cheap(graph) - pinned(graph)
     found: set[Tensor] = set()
     for t in forward:

@@ -14,7 +14,7 @@ from pyggml.op import SAVED
 from pyggml.tensor import Tensor
 
 
-def parted(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def forward_and_backward(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(Forward nodes, backward nodes). The loss is the last forward node."""
     loss = graph.outputs[0]
     n_forward = graph.nodes.index(loss) + 1 if loss.op is not None else 0
@@ -24,7 +24,7 @@ def parted(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 def pinned(graph: Graph) -> set[Tensor]:
     """Owners that no pass may replace: the loss, the boundaries of layers, memory that a forward
     node changes, and the results of nodes that read such memory."""
-    forward, _ = parted(graph)
+    forward, _ = forward_and_backward(graph)
     changed = {t.root for t in forward if t.is_write}
     around = {t.root for t in forward if any(s.root in changed for s in t.src)}
     return {graph.outputs[0].root} | changed | around | {t.root for t in graph.notes.boundaries}
@@ -36,7 +36,7 @@ def cheap(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:
     The backward pass has the sources of such an op: each is a leaf, is read by a backward node, is
     in `again`, or is cheap itself.
     """
-    forward, backward = parted(graph)
+    forward, backward = forward_and_backward(graph)
     read = {s.root for t in backward if t.op is not SAVED for s in t.src}
     found = set(again)
     for t in forward:
@@ -61,7 +61,7 @@ class Substitutes:
         self._found = dict(given or {})
         self._steps: list[Tensor] = []
         self._smaller = defaultdict[Tensor, list[Tensor]](list)
-        for t in parted(graph)[0]:
+        for t in forward_and_backward(graph)[0]:
             if t in replaced and len(t.src) == 1 and t.n_bytes < t.src[0].n_bytes:
                 self._smaller[t.src[0]].append(t)
 
@@ -71,7 +71,7 @@ class Substitutes:
         A substitute stands right before its first reader. One exception saves memory: if it is
         smaller than its only source, it follows the source at once, whose memory may then be free.
         """
-        for t in parted(self._graph)[1]:
+        for t in forward_and_backward(self._graph)[1]:
             if t.op is not SAVED:
                 for s in t.src:
                     self._make(s)

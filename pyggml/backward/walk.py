@@ -134,12 +134,12 @@ class _Walk:
     def _propagate(self, t: Tensor) -> list[str]:
         """Add t's contributions to the gradients of its sources; returns the faults found."""
         assert t.op is not None and not isinstance(t.op.grad, NoGrad)
-        parts = t.op.grad(t, self.grads[t])
-        if len(parts) != len(t.src):
-            raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
+        found = t.op.grad(t, self.grads[t])
+        if len(found) != len(t.src):
+            raise AssertionError(f"{t.op.name}: {len(found)} gradients for {len(t.src)} sources")
         faults = []
         outgoing = list[Tensor | None]()
-        for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
+        for i, (s, g) in enumerate(zip(t.src, found, strict=True)):
             outgoing.append(None)
             if s not in self.reached:
                 continue

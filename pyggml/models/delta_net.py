@@ -16,7 +16,7 @@ from pyggml.op import Spec
 from pyggml.ops import (
     add,
     gated_delta_net,
-    halves,
+    halve,
     mul,
     repeat,
     reshape,
@@ -42,7 +42,7 @@ class GatedAttention(Attention):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         size, n_tokens = self.heads.size, x.shape[0]
-        q, gate = halves(reshape(net.linear(f"{at}attn_q", x), (n_tokens, -1, 2 * size)))
+        q, gate = halve(reshape(net.linear(f"{at}attn_q", x), (n_tokens, -1, 2 * size)))
         k, v = (net.linear(f"{at}attn_{part}", x) for part in "kv")
         o = self.attend(net, at, *self.normed(net, at, q, k, v))
         return net.linear(f"{at}attn_output", mul(o, sigmoid(reshape(gate, o.shape))))
@@ -131,7 +131,7 @@ class DeltaNet(Part):
         if not self.grouped:
             return net.linear(f"{at}ssm_beta", x), net.linear(f"{at}ssm_alpha", x)
         both = reshape(net.linear(f"{at}ssm_ba", x), (x.shape[0], self.n_keys, -1))
-        beta, alpha = (reshape(t, (x.shape[0], self.n_values)) for t in halves(both))
+        beta, alpha = (reshape(t, (x.shape[0], self.n_values)) for t in halve(both))
         return beta, alpha
 
     def _key(self, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pyggml.ops import (
     clamp,
     div,
     get_rows,
-    halves,
+    halve,
     mul,
     repeat_back,
     reshape,
@@ -80,7 +80,7 @@ class Experts(Part):
         chosen, weights = self.route(net, at, x)
         rows = reshape(x, (n_tokens, 1, n_embd))
         if self.fused:
-            gate, up = halves(net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
+            gate, up = halve(net.large(net.by_expert(f"{at}ffn_gate_up_exps", rows, chosen)))
         else:
             names = (f"{at}ffn_{part}_exps" for part in ("gate", "up"))
             gate, up = (net.large(net.by_expert(name, rows, chosen)) for name in names)

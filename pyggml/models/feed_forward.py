@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, matrix, merged
-from pyggml.ops import halves
+from pyggml.ops import halve
 from pyggml.tensor import Tensor
 
 
@@ -38,7 +38,7 @@ class GatedFeedForward(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         if self.fused:
-            gate, up = halves(net.large(net.linear(f"{at}ffn_up{self.suffix}", x)))
+            gate, up = halve(net.large(net.linear(f"{at}ffn_up{self.suffix}", x)))
         else:
             names = (f"{at}ffn_{part}{self.suffix}" for part in ("gate", "up"))
             gate, up = (net.large(net.linear(name, x)) for name in names)

@@ -40,7 +40,7 @@ from pyggml.ops.loss import (
 from pyggml.ops.loss_by_row import cross_entropy_by_row
 from pyggml.ops.mask import diag_mask_inf, diag_mask_zero
 from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
-from pyggml.ops.narrow import concat, halves, narrow, split
+from pyggml.ops.narrow import concat, halve, narrow, split
 from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
@@ -139,7 +139,7 @@ __all__ = [
     "get_rows_back",
     "group_norm",
     "group_norm_back",
-    "halves",
+    "halve",
     "hardsigmoid",
     "hardswish",
     "im2col",

@@ -44,7 +44,7 @@ def back_op(
     samples: Samples,
     arrays: Layout = flat,
 ) -> Op:
-    """Declare dx_i = f(x_i, dy_i), F32, with kernel code(dx, x, dy), seen as `arrays`."""
+    """Declare dx_i = f(x_i, dy_i), F32; the kernel code(dx, x, dy) gets arrays as `arrays` says."""
 
     def spec(x: Tensor, dy: Tensor) -> Spec:
         expect_type(name, "x", x)
@@ -334,7 +334,7 @@ def _gelu_quick_ref(x: np.ndarray) -> np.ndarray:
 def _gelu_quick_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy · silu'(1.702 x)
 
-    With z = 1.702 x, y = silu(z) / 1.702 and so dy/dx = silu'(z).
+    This holds since y = silu(z) / 1.702 with z = 1.702 x.
     """
     return (silu_back(scale(node.src[0], float(_QUICK)), dy),)
 
@@ -356,7 +356,7 @@ def gelu_erf(x: Tensor) -> Tensor:
 
 @kernel
 def _phi32(x):
-    """Φ, half of erfc(−x / √2): 1 + erf would lose all digits far to the left."""
+    """Φ(x) = erfc(−x / √2) / 2; 1 + erf would lose all digits for x far below 0."""
     return _HALF * np.float32(math.erfc(x * _MINUS_ROOT_HALF))
 
 
@@ -367,7 +367,7 @@ def _gelu_erf(y, x):
 
 
 def _phi(x: np.ndarray) -> np.ndarray:
-    """Φ: half of erfc(−x / √2)."""
+    """Φ(x) = erfc(−x / √2) / 2."""
     erfc = np.vectorize(math.erfc, otypes=[float])
     return np.asarray(0.5 * erfc(-x * math.sqrt(0.5)))
 

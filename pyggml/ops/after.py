@@ -1,4 +1,4 @@
-"""Order without data: a result that is only there once others are."""
+"""Order without data: a tensor computed after others, which it does not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 
 
 def after(x: Tensor, *done: Tensor) -> Tensor:
-    """x, a view, in a graph that computes `done` too, such as writes into a cache.
+    """A view of x, computed after the tensors `done`, such as writes into a cache.
 
     ggml has no such op: there, ggml_build_forward_expand is called for what must be done.
     """

@@ -17,7 +17,7 @@ from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
-from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, padded, tiled
+from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, four_axes, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
 from pyggml.tensor import MAX_AXES, Shape, Tensor
@@ -31,7 +31,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def add_inplace(a: Tensor, b: Tensor) -> Tensor:
     """a + b written over a; returns the view of a that holds it (ggml_add_inplace).
 
-    What else reads a must come before this node. Raises ShapeError if a is a view with gaps.
+    Other readers of a must come before this node. Raises ShapeError if a is a view with gaps.
     """
     expect_gapless("add_inplace", "a", a)
     node = ADD(a, b)
@@ -82,9 +82,9 @@ def _binary_spec(name: str) -> Callable[..., Spec]:
 def _broadcast(
     ufunc: np.ufunc, code: Callable[..., None] | None = None, *constants: np.float32
 ) -> Callable[[Site], Call]:
-    """Call code(out, a, b, *constants), arrays as (n_rows, n), where row r takes b's row r mod m.
+    """Call code(out, a, b, *constants) on (n_rows, n) twice and (m, n): row r takes b's row r % m.
 
-    That serves equal shapes and vectors; NumPy's function serves what is left: columns, and tiles.
+    Equal shapes and vectors have this form. Columns and tiles do not, and go to NumPy's `ufunc`.
     """
 
     def run(site: Site) -> Call:
@@ -98,21 +98,21 @@ def _broadcast(
 
 
 def _cycles(large: Shape, small: Shape) -> bool:
-    """Whether b's rows, one after the other and over again, are those that a's rows need."""
-    pairs = zip(padded(large), padded(small), strict=True)
+    """Whether row r of the larger takes row r % m of the smaller, which has m rows."""
+    pairs = zip(four_axes(large), four_axes(small), strict=True)
     last = max((i for i, (n, m) in enumerate(pairs) if n != m), default=0)
-    return last < MAX_AXES - 1 and prod(padded(small)[:last]) == 1
+    return last < MAX_AXES - 1 and prod(four_axes(small)[:last]) == 1
 
 
 def _side_by_side(out: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Views with two axes for each: (how often b is repeated, b's length)."""
+    """Views with each axis split in two: how often b is repeated along it, and b's size."""
     split = [k for axis in copies(b.shape, a.shape) for k in axis]
-    single = [k for m in padded(b.shape) for k in (1, m)]
+    single = [k for m in four_axes(b.shape) for k in (1, m)]
     return out.reshape(split), a.reshape(split), b.reshape(single)
 
 
 def _quietly(ufunc: np.ufunc, out: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-    with np.errstate(all="ignore"):  # as kernels are: infinity and NaN are results
+    with np.errstate(all="ignore"):  # infinity and NaN are results, as in kernels
         ufunc(a, b, out=out)
 
 

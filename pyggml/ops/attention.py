@@ -6,11 +6,10 @@ flash_attn_back                    dq, dk, dv and dsinks; δ_i = do_i·o_i, ds =
     z_ij = cap·tanh(scale·q_i·k_j / cap) + bias      (without a cap: scale·q_i·k_j + bias)
     p_ij = e^z_ij / (Σ_j e^z_ij + e^sink)            span_i0 <= j < span_i1
 
-A query sees one range of keys. That covers causal masks, sliding windows, several sequences laid
-one after the other in a batch, and a cache filled so far; memory is linear in the tokens.
+Each query sees one range of keys. Ranges express causal masks, sliding windows, several sequences
+in one row of tokens, and a cache filled in part. Memory is linear in the number of tokens.
 
-What the CPU runs is chosen by pyggml.attention.table. The unfused twin is soft_max between two
-mul_mats.
+pyggml.attention.table chooses the CPU's kernel. The unfused twin is soft_max between two mul_mats.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ def flash_attn_ext(
     """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
-    sees none yields zeros. Head h uses key head h // (H / HK). F32, but k and v may both be F16, as
-    a cache keeps them: there is no gradient then.
-    logit_softcap c > 0 makes a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
+    sees none yields zeros. Head h uses key head h // (H / HK). All are F32. k and v may both be
+    F16, as in a cache; the op then has no gradient.
+    logit_softcap c > 0 turns a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
     or (n, T, S), n dividing H, is added to the scores of head h as mask[h % n]; it has no gradient.
-    max_bias > 0 is ALiBi: each head's slope weighs the mask, or without one the distance from the
-    last key seen. sinks (H,) take part in the softmax's sum with a score of their own and no value
-    (gpt-oss, arXiv:2508.10925); they have a gradient.
+    max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
+    from the last key seen. sinks (H,) are scores without a value: they enter the softmax's sum
+    alone (gpt-oss, arXiv:2508.10925). They have a gradient.
     Raises ShapeError if the shapes or types do not fit together.
     """
     extras = tuple(t for t in (mask, sinks) if t is not None)
@@ -67,7 +66,7 @@ def flash_attn_ext(
 
 
 def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
-    """(mask, sinks) of the last sources, None for what is absent."""
+    """The optional last sources as (mask, sinks), None for an absent one."""
     return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
 
 
@@ -223,7 +222,7 @@ def _ref(
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dv = Pᵀ·dy, dS = P · (dy·vᵀ - Σ dy · y), dq = scale · dS·k, dk = scale · dSᵀ·q"""
     q, k, v, span, *extras = node.src
-    if k.dtype is F16:  # a cache: nothing is learned from it
+    if k.dtype is F16:  # a cache, which has no gradient
         return (None,) * len(node.src)
     dq = FLASH_ATTN_BACK(q, k, v, span, node, node.saved[0], dy, *extras, **node.params)
     no_mask = (None,) if node.params["masked"] else ()

@@ -1,10 +1,10 @@
-"""Convolutions (as everywhere in learning: correlations) without a matrix of windows.
+"""Convolutions without a matrix of windows. As usual in machine learning, no kernel is flipped.
 
 conv_2d_direct      y[n, o, i, j] = Σ w[o, c, p, q] · x[n, c', i·sh + p·dh − ph, j·sw + q·dw − pw]
 conv_transpose_2d   its transpose in x                conv_2d_back_w   its transpose in w
 
-c' = c, plus the first channel of o's group; with as many groups as channels it is depthwise. All
-three are linear in both sources, and each is a gradient of the others, so one kernel walks them.
+c' is c plus the first channel of o's group; with as many groups as channels it is depthwise. All
+three are linear in both sources, and each is a gradient of the others: one kernel serves all.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _geometry(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> dict[
 
 
 def out_size(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
-    """Places of a kernel of k elements along n of them."""
+    """How many positions a kernel of k elements takes along n elements."""
     return (n + 2 * padding - dilation * (k - 1) - 1) // stride + 1
 
 
@@ -121,7 +121,10 @@ def _expect(name: str, **tensors: Tensor) -> None:
 
 @kernel
 def _line(y, x, w, q, mode):
-    """Places of one line of y with what w[q] sees for each of them."""
+    """Add the products of one weight, w[q], along a line: to y, x or w[q] by `mode`.
+
+    x (n,) holds the elements that w[q] meets at the positions of y (n,).
+    """
     factor, total = w[q], np.float32(0)
     if mode == 0:
         for j in range(y.size):
@@ -137,7 +140,7 @@ def _line(y, x, w, q, mode):
 
 @kernel
 def _convolve(y, x, w, stride, padding, dilation, groups, mode):
-    """One of y, x, w from the other two; `mode` says which."""
+    """One of y, x, w made of the other two; `mode` says which."""
     n_out = w.shape[0] // groups
     if mode == 0:
         y[:] = 0
@@ -172,7 +175,7 @@ def _run(mode: int) -> Callable[[Site], Call]:
 
 
 def _windows(x: np.ndarray, w: Shape, stride: Pair, padding: Pair, dilation: Pair) -> np.ndarray:
-    """(N, C, OH, OW, KH, KW): what each place of a kernel sees."""
+    """(N, C, OH, OW, KH, KW): the window of x at each position of the kernel."""
     x = np.pad(x, ((0, 0), (0, 0), *((p, p) for p in padding)))
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, w[2:], strict=True))
     seen = np.lib.stride_tricks.sliding_window_view(x, reach, axis=(2, 3))
@@ -208,7 +211,7 @@ _Case = tuple[Shape, Shape, Pair, Pair, Pair, int]
 
 
 def _drawn_case(rng: np.random.Generator) -> _Case:
-    """Shapes of x and w, stride, padding, dilation, groups; w reaches over at most 5 of 6."""
+    """Shapes of x and w, stride, padding, dilation, groups; w spans at most 5 of 6 elements."""
     pairs = rng.integers((1, 1, 0, 1), (4, 4, 3, 3), (2, 4)).T.tolist()
     kernel, stride, padding, dilation = ((a, b) for a, b in pairs)
     groups, own, each = rng.integers(1, 4, 3).tolist()
@@ -253,7 +256,7 @@ def _transpose_spec(w: Tensor, dy: Tensor, of: Shape, **geometry: Any) -> Spec:
 
 
 def _transpose_ref(w: np.ndarray, dy: np.ndarray, of: Shape, **p: Any) -> np.ndarray:
-    """Every element of dy puts a kernel down where it came from."""
+    """Each element of dy adds its multiple of the kernel to the window that it was made of."""
     (sh, sw), (ph, pw), (dh, dw) = p["stride"], p["padding"], p["dilation"]
     n_out = len(w) // p["groups"]
     wide = np.zeros((*of[:2], of[2] + 2 * ph, of[3] + 2 * pw))

@@ -1,10 +1,10 @@
-"""Gated delta net (arXiv:2412.06464), and with a gate for each channel, Kimi delta attention.
+"""Gated delta net (arXiv:2412.06464); with one gate per channel, Kimi delta attention.
 
 gated_delta_net       S' = S_{t-1}·diag(e^g_t),  S_t = S' + β_t (v_t − S' k_t) k_tᵀ,
                       y_t = S_t q_t / √D
-gated_delta_net_back  dv; the gradients of state, q, k, g, β beside it
+gated_delta_net_back  dv; its `saved` are the gradients of state, q, k, g, β
 
-Sequences lie one after the other in a row of tokens; a token at position 0 begins one.
+A row of tokens holds one sequence after another; a token at position 0 begins one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def gated_delta_net(
 ) -> Tensor:
     """The gated delta rule -> (T, H, D), F32 (ggml's GATED_DELTA_NET).
 
-    state (H, D, D) with an entry [value, key], q and k (T, HK, D), v (T, H, D), beta (T, H); g, the
+    state is (H, D, D), indexed [value, key]; q and k (T, HK, D), v (T, H, D), beta (T, H); g, the
     logarithm of the decay, (T, H) or (T, H, D). Head h uses key head h mod HK. positions (T,) I32:
     0 begins a sequence with a zero state. The result's `saved[0]` is the last state. Raises
-    ShapeError.
+    ShapeError if shapes or types do not fit.
     """
     return GATED_DELTA_NET(state, q, k, v, g, beta, positions)
 
@@ -58,7 +58,7 @@ def gated_delta_net(
 
 @kernel
 def _fill(f, h, q, k, v, g, beta):
-    """g is (T, H, 1) or (T, H, D)."""
+    """Write the factors f of head h. g is (T, H, 1) or (T, H, D)."""
     n, key_head = v.shape[2], h % k.shape[1]
     scale = np.float32(1) / np.sqrt(np.float32(n))
     for t in range(v.shape[0]):
@@ -120,7 +120,7 @@ def _run(site: Site) -> Call:
 def _factors(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray
 ) -> dict[str, Any]:
-    """The recurrence's factors but v, for every head, in float64."""
+    """The recurrence's factors of every head in float64, all but v."""
     of_key = np.arange(v.shape[1]) % k.shape[1]
     keys, decay = k[:, of_key], np.broadcast_to(np.exp(g.reshape(*v.shape[:2], -1)), v.shape)
     a = -beta[:, :, None] * decay * keys
@@ -196,7 +196,7 @@ cpu_kernel(
 
 @kernel
 def _empty(f, fg, h, dq, dk, dv, dg, dbeta, k, v, beta):
-    """The factors' gradients as those of the sources; dq and dk add over the heads of a key."""
+    """Add the factors' gradients fg to those of the sources; heads of one key share dq and dk."""
     n, key_head = v.shape[2], h % k.shape[1]
     scale = np.float32(1) / np.sqrt(np.float32(n))
     for t in range(v.shape[0]):
@@ -223,7 +223,7 @@ def _empty(f, fg, h, dq, dk, dv, dg, dbeta, k, v, beta):
 def _gated_delta_net_back(
     dv, dstate, dq, dk, dg, dbeta, f, fg, states, n_kept, state, q, k, v, g, beta, positions, dy
 ):
-    """A task has all the heads of some keys, so that no two tasks write the same gradient."""
+    """A task takes all heads of some key heads, so that no two tasks write the same gradient."""
     tasks, n_heads, n_keys = f.shape[0], v.shape[1], k.shape[1]
     for task in prange(tasks):
         for key in range(task * n_keys // tasks, (task + 1) * n_keys // tasks):

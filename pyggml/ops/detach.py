@@ -1,4 +1,4 @@
-"""detach: a tensor that counts as fixed, so that no gradient goes through it."""
+"""detach: a tensor that counts as a constant, so that no gradient passes through it."""
 
 from __future__ import annotations
 

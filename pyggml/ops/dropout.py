@@ -4,8 +4,8 @@ dropout         elements become 0 with probability p, the others grow by 1 / (1 
 uniform_noise   y[r, :] = x[r, :] + size[r] · u,   u uniform in [−1, 1) for every element
 
 Random numbers are Philox4x32-10's (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-2011): a function of a key and a counter, without a state. The same elements are dropped again by
-any number of threads, when a layer is computed again, in the backward pass and in a resumed run.
+2011): a function of a key and a counter, without a state. Any number of threads, a recomputed
+layer, the backward pass and a resumed run therefore drop the same elements.
 
 key (2 words)       the seed
 counter (4 words)   (column in a quarter of the row, row, stream, number of the draw); its four
@@ -28,15 +28,16 @@ from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import INF, NAN, expect, expect_type
 from pyggml.tensor import Tensor
 
-DRAW = 3  # words of a draw: the seed's low and high half, and the number of the draw
+DRAW = 3  # words of a draw: the seed's lower and upper 32 bits, and the number of the draw
 _STREAMS = 1 << 32
 
 
 def dropout(x: Tensor, draw: Tensor, p: float, stream: int) -> Tensor:
     """x (…, n) F32 with elements dropped (no op of ggml; Srivastava et al. 2014).
 
-    draw (3,) I32: seed (two words) and number of the draw, read as unsigned. It is data, so that
-    one plan serves every step. p: 0 to below 1; stream: 0 to 2^32 − 1, one for each use in a graph.
+    draw (3,) I32 is the seed (two words) and the number of the draw, all read as unsigned. It is
+    data, so that one plan serves every step. p: 0 to below 1. stream: 0 to 2^32 − 1, another for
+    each dropout of a graph.
     """
     return DROPOUT(x, draw, p=float(p), stream=stream)
 
@@ -59,8 +60,8 @@ _ROUNDS = 10
 
 @kernel
 def _philox(c0, c1, c2, c3, k0, k1):
-    """Four random words of a counter and a key, all uint64 below 2^32 (which LLVM multiplies in
-    vectors)."""
+    """Four random words of a counter and a key, all uint64 below 2^32: LLVM multiplies such
+    numbers in vectors."""
     for _ in range(_ROUNDS):
         a, b = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
@@ -84,7 +85,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 @kernel
 def _dropout_row(out, x, quarter, row, draw, stream, least, grown):
-    """Elements whose number is below `least` are dropped."""
+    """Drop the elements whose random word is below `least`."""
     k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
     zero = np.float32(0)
     whole = x.size - 3 * quarter  # columns that all four quarters have
@@ -122,7 +123,7 @@ def _dropout_run(site: Site) -> Call:
 
 
 def _least(p: float) -> int:
-    """The least random word whose element stays."""
+    """The least random word whose element is kept."""
     return round(p * (1 << 32))
 
 
@@ -161,7 +162,7 @@ def _dropout_ref(x: np.ndarray, draw: np.ndarray, p: float, stream: int) -> np.n
 def _dropout_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy · mask / (1 - p)
 
-    What was dropped has no gradient; the numbers are drawn again.
+    Dropped elements have no gradient. The same words are drawn again.
     """
     _, draw = node.src
     return dropout(dy, draw, **node.params), None
@@ -233,7 +234,7 @@ def _noise_ref(x: np.ndarray, size: np.ndarray, draw: np.ndarray, stream: int) -
 def _noise_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = dy
 
-    The noise is no function of what is trained.
+    The noise does not depend on x.
     """
     return dy, None, None
 

@@ -1,4 +1,4 @@
-"""Sources of numbers: a range, and the sines and cosines of time steps (Ho et al. 2020).
+"""Number ranges, and the sines and cosines of time steps (Ho et al. 2020).
 
 arange               start, start + step, … below stop
 timestep_embedding   cos(t·f_0) … cos(t·f_(h−1)), sin(t·f_0) …; f_j = max_period^(−j/h), h = dim/2
@@ -28,7 +28,7 @@ from pyggml.tensor import Tensor, leaf
 def arange(start: float, stop: float, step: float = 1.0) -> Tensor:
     """(ceil((stop − start)/step),) F32: start, start + step, … (ggml's ARANGE).
 
-    Raises ShapeError if that is not at least one number, or infinitely many.
+    Raises ShapeError if the range is empty or infinite.
     """
     return ARANGE(start=float(start), stop=float(stop), step=float(step))
 
@@ -126,7 +126,7 @@ def _timestep_ref(t: np.ndarray, dim: int, max_period: int) -> np.ndarray:
 def _timestep_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dt = Σ_i f_i · (dy_sin,i · cos(f_i·t) - dy_cos,i · sin(f_i·t))
 
-    cos' = −f·sin and sin' = f·cos: the halves of the result, exchanged.
+    Sines and cosines are those of the result.
     """
     half = node.params["dim"] // 2
     if half == 0:

@@ -1,4 +1,4 @@
-"""What shape rules ask of their sources, and the sentence that says what was found instead."""
+"""Checks for shape rules: each raises an error that names what was found and what was wanted."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def expect_axes(op: str, what: str, t: Tensor, *n_axes: int) -> None:
 
 
 NAN, INF = float("nan"), float("inf")
-NONE_FROM_ZERO = (-1.0, NAN, INF)  # what expect_number refuses
-NONE_ABOVE_ZERO = (0.0, -1.0, NAN, INF)  # what expect_above_zero refuses
+NONE_FROM_ZERO = (-1.0, NAN, INF)  # values that expect_number refuses
+NONE_ABOVE_ZERO = (0.0, -1.0, NAN, INF)  # values that expect_above_zero refuses
 
 
 def expect_number(op: str, what: str, value: float, least: float = 0.0) -> None:
@@ -46,7 +46,7 @@ def expect_above_zero(op: str, what: str, value: float) -> None:
 
 
 def expect_gapless(op: str, what: str, t: Tensor) -> None:
-    """ShapeError if t, which the op changes in place, is a view with gaps."""
+    """ShapeError if t is a view with gaps: the op changes it in place."""
     if not t.is_contiguous:
         raise ShapeError(f"{op}: {what} is {t!r} with strides {t.strides}, wanted one without gaps")
 
@@ -67,7 +67,7 @@ def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor, *ke
 
 
 def check_ids(op: str, ids: np.ndarray, n_rows: int) -> None:
-    """PyggmlError if one of the ids, known at run time, is none of n_rows rows."""
+    """PyggmlError unless all ids are rows of n_rows. Kernels call it: ids are known at run time."""
     if ids.size and (ids.min() < 0 or ids.max() >= n_rows):
         wrong = ids[(ids < 0) | (ids >= n_rows)].reshape(-1)[0]
         raise PyggmlError(f"{op}: id {wrong} is none of the {n_rows} rows")

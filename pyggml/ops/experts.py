@@ -1,13 +1,13 @@
-"""Products whose weight is chosen for each row: row (t, u) goes to expert ids[t, u] of E.
+"""Products with one weight per expert: row (t, u) is multiplied with expert ids[t, u] of E.
 
 mul_mat_id        y[t, u]  = x[t, u] · w[e]ᵀ            e = ids[t, u], w (E, N, K) of any type
 mul_mat_id_back   dx[t, u] = dy[t, u] · w[e]
 out_prod_id       dw[e]    = Σ dy[t, u]ᵀ · x[t, u]      over all (t, u) with ids[t, u] = e
 add_id            y[t, u]  = x[t, u] + b[e]
 
-The rows of one expert are gathered and multiplied together, so that a weight is unpacked once, and
-experts that no row goes to are not read at all. The ids are data: they are checked when the graph
-runs, before any expert is touched.
+The rows of one expert are gathered and multiplied together, so that its weight is unpacked once.
+Experts without rows are not read. The ids are data: they are checked when the graph runs, before
+any expert is read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pyggml.tensor import Tensor, leaf
 def mul_mat_id(w: Tensor, x: Tensor, ids: Tensor) -> Tensor:
     """(T, U, N): w (E, N, K) of any type, x (T, U, K) or (T, 1, K) F32, ids (T, U) I32.
 
-    ggml's MUL_MAT_ID. With (T, 1, K) all U experts of a token get the same row. Running it raises
-    PyggmlError if an id names no expert.
+    ggml's MUL_MAT_ID. With (T, 1, K) all U experts of a token get the same row. The kernel raises
+    PyggmlError if an id is no expert.
     """
     return MUL_MAT_ID(w, x, ids)
 
@@ -78,9 +78,10 @@ def _check_weight(op_name: str, w: Tensor, depth: int, axis: int) -> None:
 
 
 def _grouped(op_name: str, ids: np.ndarray, n_expert: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Each expert in use, and the numbers of its rows in rising order: at most T at a time.
+    """(expert, its row numbers in rising order), at most T rows at a time.
 
-    A router names an expert once per token, so that T rows are all that it can have.
+    A router names an expert at most once per token, so an expert commonly has T rows or fewer.
+    Other ids may give it more; it then comes several times.
     """
     check_ids(op_name, ids, n_expert)
     flat, most = ids.reshape(-1), ids.shape[0]
@@ -93,14 +94,14 @@ def _grouped(op_name: str, ids: np.ndarray, n_expert: int) -> Iterator[tuple[int
 
 
 def _take(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.ndarray:
-    """Rows of x (R, n) in `out`; where x has fewer than n_rows, each serves its neighbours."""
+    """Copy rows of x (R, n) to `out`. R divides n_rows: one row of x stands for n_rows / R rows."""
     part = out[: len(rows)]
     np.take(x, rows // (n_rows // len(x)), axis=0, out=part, mode="clip")
     return part
 
 
 def _buffers(n_tokens: int, n: int, m: int) -> Layout:
-    """For one expert's rows of two arrays: (n_tokens, n) and (n_tokens, m)."""
+    """Scratch for one expert: its rows (n_tokens, n) and their products (n_tokens, m)."""
     return Layout(first=Array((n_tokens, n)), second=Array((n_tokens, m)))
 
 
@@ -110,7 +111,7 @@ _Product = Callable[..., Call]  # gemm.mul_mat or gemm.out_prod
 
 
 def _product(name: str, multiply: _Product) -> Callable[[Site], Call]:
-    """Multiply each row of the second source with the expert that the third names."""
+    """The kernel that multiplies each row of the second source with its expert."""
 
     def run(site: Site) -> Call:
         w, x, ids = site.src
@@ -142,7 +143,7 @@ def _by_expert(
 
 
 def _product_scratch(form: gemm.Form) -> Callable[[Tensor, Compute], int]:
-    """For an expert that all tokens go to, or fewer."""
+    """Scratch bytes, enough for an expert that every token chooses."""
 
     def scratch(node: Tensor, compute: Compute) -> int:
         w, x, ids = node.src
@@ -174,7 +175,7 @@ def _mul_mat_id_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _cases(rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """w, ids, and whether all experts of a token get the same row."""
+    """(w, ids, whether all experts of a token get the same row)."""
     for e, n, k, t, u, same in [
         *((1, 1, 1, 1, 1, True), (3, 5, 7, 1, 2, True), (4, 70, 33, 13, 2, False)),
         *((8, 6, 40, 30, 3, True), (2, 4, 600, 5, 2, False)),

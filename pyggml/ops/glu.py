@@ -4,7 +4,7 @@ swiglu            gate · s(gate) · up
 swiglu_back_gate  dy · up · s · (1 + gate · (1 - s))
 reglu, geglu, geglu_quick, geglu_erf   relu, gelu, gelu_quick, gelu_erf of the gate, times up
 
-Without `up`, one tensor holds both halves in its last axis: the gate first, unless `swapped`.
+Without `up`, the last axis of `gate` holds both: first the gate, then up; `swapped`, the reverse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyggml.op import NO_SETTINGS, OPS, GradRule, Memory, NoGrad, Op, Refused, S
 from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect, expect_type
-from pyggml.ops.narrow import halves
+from pyggml.ops.narrow import halve
 from pyggml.ops.strips import strips
 from pyggml.ops.unary import Layout
 from pyggml.tensor import Tensor
@@ -37,43 +37,43 @@ _MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
 
 def swiglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """silu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's SWIGLU)."""
-    return SWIGLU(*parts(gate, up, swapped))
+    return SWIGLU(*gate_and_up(gate, up, swapped))
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """relu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's REGLU)."""
-    return REGLU(*parts(gate, up, swapped))
+    return REGLU(*gate_and_up(gate, up, swapped))
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """gelu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's GEGLU)."""
-    return GEGLU(*parts(gate, up, swapped))
+    return GEGLU(*gate_and_up(gate, up, swapped))
 
 
 def geglu_quick(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """gelu_quick(gate) · up, F32, shapes as geglu (ggml's GEGLU_QUICK)."""
-    return GEGLU_QUICK(*parts(gate, up, swapped))
+    return GEGLU_QUICK(*gate_and_up(gate, up, swapped))
 
 
 def geglu_erf(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """gelu_erf(gate) · up, F32, shapes as geglu (ggml's GEGLU_ERF)."""
-    return GEGLU_ERF(*parts(gate, up, swapped))
+    return GEGLU_ERF(*gate_and_up(gate, up, swapped))
 
 
-def parts(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
-    """(gate, up), cut out of a packed gate if there is no up; ShapeError if swapped with one."""
+def gate_and_up(gate: Tensor, up: Tensor | None, swapped: bool) -> tuple[Tensor, Tensor]:
+    """(gate, up), cut out of `gate` if `up` is None. ShapeError for `swapped` with an `up`."""
     if up is not None and swapped:
         raise ShapeError("a gated unit with gate and up apart, wanted swapped=False")
     if up is not None:
         return gate, up
-    first, second = halves(gate)
+    first, second = halve(gate)
     return (second, first) if swapped else (first, second)
 
 
 def _samples(
     n_sources: int, params: tuple[Mapping[str, float], ...]
 ) -> Callable[[np.random.Generator], Iterator[Sample]]:
-    """Samples of so many sources, each with all of these parameters."""
+    """Samples of n_sources arrays, each with all of these parameters."""
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
@@ -96,10 +96,10 @@ def glu_op(
     refuses: Refused = NO_SETTINGS,
     check: Callable[..., None] = lambda name, **_: None,
 ) -> Op:
-    """Declare y_i = f(a_i, b_i, …), F32, with kernel code(y, *sources, *params), seen as `arrays`.
+    """Declare y_i = f(a_i, b_i, …), F32; code(y, *sources, *params) gets arrays as `arrays` says.
 
-    `params` are the parameters to take samples with; check(name, **params) raises ShapeError for
-    what `refuses` lists.
+    `params` are the parameters of the samples; check(name, **params) raises ShapeError for the
+    values in `refuses`.
     """
 
     def spec(gate: Tensor, *others: Tensor, **settings: float) -> Spec:
@@ -140,7 +140,7 @@ def _swiglu_ref(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 def _swiglu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dgate = dy · up · silu'(gate), dup = dy · silu(gate)
 
-    dy · silu(gate), for up, is a swiglu with dy in up's place.
+    dy · silu(gate) is swiglu(gate, dy).
     """
     gate, up = node.src
     return SWIGLU_BACK_GATE(gate, up, dy), SWIGLU(gate, dy)
@@ -174,7 +174,7 @@ SWIGLU_BACK_GATE = glu_op(
 
 
 def _product_grad(activation: Callable[[Tensor], Tensor]) -> GradRule:
-    """The rule of mul(activation(gate), up), which makes the activation again."""
+    """The gradient of mul(activation(gate), up); it computes the activation again."""
 
     def grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
         """dgate = dy · up · f'(gate), dup = dy · f(gate)"""

@@ -1,10 +1,10 @@
-"""Gated linear units whose inputs are kept inside a limit; s is the sigmoid.
+"""Gated linear units with clipped inputs; s is the sigmoid.
 
     g = min(gate, limit),  u = clip(up, −limit, limit)
     swiglu_oai     g · s(alpha·g) · (u + 1)      (gpt-oss, arXiv:2508.10925)
     swiglu_clamp   g · s(g) · u
 
-Both are one function with alpha and a shift of u; outside the limit the slope is 0.
+Both are one function with two numbers: alpha and the shift of u. Beyond the limit its slope is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
 from pyggml.op import NoGrad, Op
 from pyggml.ops.expect import NAN
-from pyggml.ops.glu import glu_op, parts
+from pyggml.ops.glu import gate_and_up, glu_op
 from pyggml.tensor import Tensor
 
 _ONE = np.float32(1)
@@ -38,7 +38,7 @@ def swiglu_oai(
 
     Raises ShapeError if limit is not above 0.
     """
-    return _clipped_unit(SWIGLU_OAI, parts(gate, up, swapped), alpha, limit, 1.0)
+    return _clipped_unit(SWIGLU_OAI, gate_and_up(gate, up, swapped), alpha, limit, 1.0)
 
 
 def swiglu_clamp(
@@ -48,7 +48,7 @@ def swiglu_clamp(
 
     Raises ShapeError if limit is not above 0.
     """
-    return _clipped_unit(SWIGLU_CLAMP, parts(gate, up, swapped), 1.0, limit, 0.0)
+    return _clipped_unit(SWIGLU_CLAMP, gate_and_up(gate, up, swapped), 1.0, limit, 0.0)
 
 
 def _clipped_unit(

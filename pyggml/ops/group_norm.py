@@ -1,4 +1,4 @@
-"""Normalisation of groups of channels (Wu and He, arXiv:1803.08494): norm over what a group holds.
+"""Normalisation of groups of channels, each by its own mean and variance (arXiv:1803.08494).
 
 group_norm        y  = (x − mean)·r,  r = 1/sqrt(var + eps) of each group
 group_norm_back   dx = r·(dy − mean(dy) − y·mean(y·dy))
@@ -23,8 +23,8 @@ from pyggml.tensor import Tensor
 def group_norm(x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
     """x ([n_batch,] n_channels, height, width) F32, normalised in n_groups runs of channels.
 
-    ggml's GROUP_NORM. Raises ShapeError if the groups would not be of one size: there ggml makes
-    the last ones smaller, or empty.
+    ggml's GROUP_NORM. Raises ShapeError if n_groups does not divide the channels; ggml makes the
+    last groups smaller, or empty.
     """
     return GROUP_NORM(x, n_groups=n_groups, eps=float(eps))
 
@@ -46,7 +46,7 @@ def _spec(x: Tensor, *dy: Tensor, n_groups: int, eps: float) -> Spec:
 
 
 def _in_groups(a: np.ndarray, n_groups: int) -> np.ndarray:
-    """A row for each group of each batch."""
+    """One row per group of each batch."""
     n_batch = a.shape[0] if a.ndim == 4 else 1
     return a.reshape(n_batch * n_groups, -1)
 

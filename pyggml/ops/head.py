@@ -1,15 +1,15 @@
-"""The output layer and the loss in one op: logits exist for a few trained positions at a time.
+"""The output layer and the loss in one op, which makes the logits of a few rows at a time.
 
 linear_cross_entropy_by_row   L_t = weights_t · (log Σ_v exp z_tv − z_t,target),  z = h·wᵀ
 linear_cross_entropy          L = Σ_t L_t
 
-Both make at once the number of rows t of weight other than 0 whose target has the greatest z, and
-with gradient=True dL_t/dh_t = weights_t · (softmax z_t − onehot)·w. A row's loss depends on that
-row of h alone, so that what comes from above, a number or one for each row, only scales rows.
+The forward kernel also counts the rows t, of weight other than 0, whose target has the greatest z.
+With gradient=True it computes dL_t/dh_t = weights_t · (softmax z_t − onehot)·w too. A row's loss
+depends on that row of h alone, so the backward pass only scales these rows.
 With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
 The full (n_tokens, n_vocab) matrix never exists. The unfused twins are mul_mat, then
-cross_entropy_by_row or cross_entropy_rows, which also have a gradient for w.
+cross_entropy_by_row or cross_entropy_rows; they also have a gradient for w.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from pyggml.scratch import Array, Layout
 from pyggml.tensor import Tensor
 
 _ONE = np.float32(1)
-LOGITS_BYTES = 192 << 20  # of logits that may exist at once
-SLICE = 8192  # vocabulary rows that one step of the backward product takes
+LOGITS_BYTES = 192 << 20  # of all logits that exist at once
+SLICE = 8192  # vocabulary rows of one backward product
 
 
 def linear_cross_entropy(
@@ -111,14 +111,17 @@ def _cap_rows(z, cap):
 
 @parallel
 def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
-    """Each row's loss, and whether its target has the greatest logit; with gradient, z becomes
-    weight · (softmax z − onehot) · slope of the cap, given 1 / cap, or 0 where there is none."""
+    """The loss of each row, and whether its target has the greatest logit.
+
+    With `gradient`, z becomes weight · (softmax z − onehot) · slope. per_cap is 1 / cap, or 0
+    without a cap; slope is that of the cap, or 1.
+    """
     n = z.shape[1]
     for i in prange(z.shape[0]):
         row = z[i]
         top = row_max(row)
         target, total = row[targets[i]], np.float32(0)
-        keep = per_cap == 0  # a cap's slope needs the logits once more
+        keep = per_cap == 0  # with a cap the logits stay, for its slope
         if keep:
             for j in range(n):
                 row[j] = exp32(row[j] - top)
@@ -142,7 +145,7 @@ def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What the op keeps bound: the weight, and scratch for one chunk of rows."""
+    """The bound weight, and scratch for one chunk of rows."""
 
     w: gemm.Weight
     h: np.ndarray  # (C, K)
@@ -154,8 +157,10 @@ class _Head:
     def chunk(
         self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
     ) -> tuple[np.ndarray, int]:
-        """Losses of the first n gathered rows, float32, and how many have the target on top; fills
-        dh."""
+        """(losses (n,) float32 of the first n gathered rows, how many have the target on top).
+
+        With `gradient`, dh is filled.
+        """
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
         gemm.mul_mat(z, h, self.w, self.scratch, False)()
@@ -179,10 +184,7 @@ def _by_chunk(
     weights: np.ndarray,
     head: _Head,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The rows of each chunk and their losses, once the chunk is done.
-
-    n_right and dh are filled on the way.
-    """
+    """(row numbers, losses) of one chunk after another. n_right and dh are filled on the way."""
     rows = np.flatnonzero(weights)
     n_vocab = len(head.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
@@ -201,7 +203,7 @@ def _by_chunk(
 
 
 def _sum_up(out: np.ndarray, *arguments: Any) -> None:
-    """Sums in float64."""
+    """The sum of all losses, added up in float64."""
     out[...] = sum(float(losses.sum(dtype=np.float64)) for _, losses in _by_chunk(*arguments))
 
 
@@ -212,13 +214,13 @@ def _put_by_row(out: np.ndarray, *arguments: Any) -> None:
 
 
 def chunk_rows(n_rows: int, n_vocab: int) -> int:
-    """Rows whose logits exist at once: equal chunks within LOGITS_BYTES, or of a register tile."""
+    """How many rows a chunk has: equal chunks within LOGITS_BYTES, but a register tile at least."""
     most = max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // (4 * n_vocab))
     return -(-n_rows // -(-n_rows // most))
 
 
 def _layout(node: Tensor) -> Layout:
-    """The gathered rows of a chunk, their gradients, and their logits."""
+    """Scratch for a chunk: its gathered rows, their gradients and their logits."""
     h, w = node.src[:2]
     c = chunk_rows(h.shape[0], w.shape[0])
     rows = Array((c, h.shape[1]))
@@ -226,7 +228,7 @@ def _layout(node: Tensor) -> Layout:
 
 
 def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
-    """The products of a whole chunk; the last one has fewer rows."""
+    """The products of one chunk; the last chunk may have fewer rows."""
     (n_rows, k), w = node.src[0].shape, node.src[1]
     c, n_vocab = chunk_rows(n_rows, w.shape[0]), w.shape[0]
     yield gemm.Problem("mul_mat", c, n_vocab, k, w.dtype, compute)
@@ -279,7 +281,7 @@ def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec,
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dh = weight · (softmax(h·Wᵀ) - target)·W · dy
 
-    dh was made by the forward kernel; weights are data, and w wants the unfused twin.
+    dh comes from the forward kernel. Weights are data; the unfused twin has a gradient for w.
     """
     if not node.params["gradient"]:
         raise NoGradientError(

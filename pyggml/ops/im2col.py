@@ -1,7 +1,7 @@
-"""Convolution as a product: what each place of a kernel sees becomes a row.
+"""Convolution as a product: the window at each position of the kernel becomes a row.
 
 im2col        cols[n, i, j, (c, p, q)] = x[n, c, i·sh + p·dh − ph, j·sw + q·dw − pw], 0 outside x
-im2col_back   its transpose, which adds the rows up again (1-D: ggml's COL2IM_1D)
+im2col_back   its transpose: it adds each row to its window (1-D: ggml's COL2IM_1D)
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def conv_2d(
 ) -> Tensor:
     """x (N, C, H, W) with w (OC, C, KH, KW) -> (N, OC, OH, OW), F32, by im2col and mul_mat.
 
-    ggml_conv_2d; conv_2d_direct needs no room for the rows. Raises ShapeError for misfits.
+    ggml_conv_2d; conv_2d_direct needs no memory for rows. Raises ShapeError if the shapes do not
+    fit.
     """
     expect_axes("conv_2d", "w", w, 4)
     expect_axes("conv_2d", "x", x, 4)
@@ -92,7 +93,7 @@ def _shape(of: Shape, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -
 
 @kernel
 def _im2col(cols, x, size, stride, padding, dilation, transposed):
-    """cols (N, OH, OW, C · KH · KW) from x (N, C, H, W), or if transposed added to it."""
+    """cols (N, OH, OW, C · KH · KW) = windows of x (N, C, H, W); transposed, x += cols."""
     for n in range(cols.shape[0]):
         for i in range(cols.shape[1]):
             for j in range(cols.shape[2]):
@@ -178,7 +179,7 @@ def _back_run(site: Site) -> Call:
 
 
 def _back_ref(cols: np.ndarray, of: Shape, **windows: Pair) -> np.ndarray:
-    """Where an element went is found by sending its number, counted from 1."""
+    """Where elements of x go is found by running im2col on their numbers, counted from 1."""
     went = _ref(np.arange(1.0, prod(of) + 1).reshape(of), **windows)
     sums = np.bincount(went.astype(int).reshape(-1), cols.reshape(-1), prod(of) + 1)
     return np.asarray(sums[1:].reshape(of))

@@ -1,7 +1,7 @@
-"""The same numbers elsewhere, or seen otherwise: only cont, dup and cpy move anything.
+"""Copies, and views with other axes.
 
-cont, dup   a gapless copy                        cpy   a gapless copy of another type
-reshape     other axes over the same order        permute, transpose   the axes in another order
+cont, dup   a gapless copy                          cpy   a gapless copy of another type
+reshape     a view: other axes, the same order      permute, transpose   a view: axes reordered
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def dup(x: Tensor) -> Tensor:
 
 
 def cpy(x: Tensor, to: DType) -> Tensor:
-    """x as F32, F16 or BF16, rounded to nearest, ties to even; x is one of those (ggml's CPY)."""
+    """x (F32, F16 or BF16) as another of these types, ties rounded to even (ggml's CPY)."""
     return CPY(x, to=to.name)
 
 
 def reshape(x: Tensor, shape: Shape) -> Tensor:
-    """x with other axes over the same elements in the same order; one of them may be -1.
+    """x with other axes, its elements in the same order (ggml's RESHAPE). One axis may be -1.
 
-    A view, of a copy if x has gaps. A quantised x keeps its last axis (ggml's RESHAPE).
+    The result is a view of x, or of a copy if x has gaps. A quantised x keeps its last axis.
     """
     shape = tuple(shape)
     if shape.count(-1) == 1:
@@ -67,7 +67,7 @@ def transpose(x: Tensor) -> Tensor:
 
 
 def _copy_run(site: Site) -> Call:
-    """NumPy's own strided copy: no rival for rows without gaps (0.3 ns a float, measured)."""
+    """NumPy's strided copy. On rows without gaps no kernel is faster (0.3 ns a float, measured)."""
     return Call(np.copyto, site.out, site.src[0])
 
 
@@ -161,7 +161,7 @@ class Rounding(Frame):
 
     narrow: Shorts1  # bits of bfloat16
     wide: Floats1
-    narrows: Bool  # which of the two is written
+    narrows: Bool  # whether `narrow` is written, else `wide`
 
 
 @task_code(Rounding)

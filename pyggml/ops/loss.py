@@ -1,12 +1,12 @@
-"""Cross entropy between rows of logits x and what they should say, as one number.
+"""Cross entropy between rows of logits x and their labels or targets, as one number.
 
-cross_entropy_loss        L  = mean over rows of Σ l·(ln Σ e^x − x), l the row's label weights
+cross_entropy_loss        L  = mean over rows of Σ l·(ln Σ e^x − x), l the row's labels
 cross_entropy_loss_back   dx = d·(softmax(x)·Σ l − l) / n_rows      (ggml takes Σ l to be 1)
-                          with a mask: of the rows where it is above 1/2; 0 if there are none
+                          with a mask, only rows where it is above 1/2 count
 cross_entropy_rows        L  = Σ over rows i of w_i·(ln Σ e^x − x[target_i])
 cross_entropy_rows_back   dx = d·w_i·(softmax(x) − onehot(target_i))
 
-d is d(loss)/dL. Each row's number is made in float32 lanes, the sum over rows in float64.
+d is d(loss)/dL. A row is summed in float32 lanes, the rows in float64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cross_entropy_loss(logits: Tensor, labels: Tensor, mask: Tensor | None = Non
     """Mean over the rows of the cross entropy, a scalar of shape () (ggml's CROSS_ENTROPY_LOSS).
 
     logits and labels (..., n_vocab) F32; labels are weights, commonly probabilities. With a mask
-    (...) F32 only the rows where it is above 1/2 count. A constant: it has no gradient.
+    (...) F32 only rows where it is above 1/2 count. The mask has no gradient.
     """
     return CROSS_ENTROPY_LOSS(logits, labels, *(() if mask is None else (mask,)))
 
@@ -47,10 +47,10 @@ def cross_entropy_loss_back(
 
 
 def cross_entropy_rows(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of the cross entropies of rows with one right answer each, of shape ().
+    """Weighted sum of the cross entropies of rows with one target each, of shape ().
 
     logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. `saved[0]` of the result, () F32,
-    counts the rows of weight other than 0 whose target has the greatest logit. Running it raises
+    counts the rows of weight other than 0 whose target has the greatest logit. The kernel raises
     PyggmlError if a target is outside the vocabulary, whatever its weight.
     """
     return CROSS_ENTROPY_ROWS(logits, targets, weights)
@@ -63,7 +63,7 @@ def cross_entropy_rows_back(d: Tensor, logits: Tensor, targets: Tensor, weights:
 
 @kernel
 def _top_and_sum(x):
-    """max(x) of a row, and Σ e^(x − max)."""
+    """(max x, Σ e^(x − max)) of a row."""
     top = row_max(x)
     total = _ZERO
     for j in range(x.size):
@@ -73,7 +73,7 @@ def _top_and_sum(x):
 
 @kernel
 def _row_back(dx, x, share):
-    """share · softmax(x)."""
+    """dx = share · softmax(x) of a row."""
     top, total = _top_and_sum(x)
     share = share / total
     for j in range(x.size):
@@ -81,10 +81,10 @@ def _row_back(dx, x, share):
 
 
 @kernel
-def _sum(out, parts, divisor):
+def _sum(out, terms, divisor):
     total = np.float64(0)
-    for i in range(parts.size):
-        total += parts[i]
+    for i in range(terms.size):
+        total += terms[i]
     out[0] = total / divisor
 
 
@@ -114,12 +114,12 @@ def _cross_entropy_loss_spec(logits: Tensor, labels: Tensor, *mask: Tensor) -> S
 
 
 def _mask_array(site_src: tuple[np.ndarray, ...], n_rows: int) -> np.ndarray:
-    """The mask as one axis, ones if there is none."""
+    """The mask (n_rows,), or ones if there is none."""
     return site_src[0].reshape(-1) if site_src else np.ones(n_rows, np.float32)
 
 
 def _counting(logits: np.ndarray, *mask: np.ndarray) -> np.ndarray:
-    """Each row's part in the mean, float64."""
+    """The weight of each row in the mean, float64."""
     counts = (mask[0] if mask else np.ones(logits.shape[:-1])) > 0.5
     return np.asarray(counts / max(counts.sum(), 1))
 
@@ -134,7 +134,7 @@ def _n_counting(mask):
 
 @kernel
 def _label_row(x, labels):
-    """Σ l·(ln Σ e^x − x), as Σ l · ln Σ e^(x − max) − Σ l·(x − max)."""
+    """Σ l·(ln Σ e^x − x) of a row, computed as Σ l · ln Σ e^(x − max) − Σ l·(x − max)."""
     top, total = _top_and_sum(x)
     mass = _ZERO
     along = _ZERO
@@ -145,10 +145,10 @@ def _label_row(x, labels):
 
 
 @parallel
-def _cross_entropy_loss(out, x, labels, mask, parts):
+def _cross_entropy_loss(out, x, labels, mask, terms):
     for i in prange(x.shape[0]):
-        parts[i] = _label_row(x[i], labels[i]) if mask[i] > _HALF else np.float64(0)
-    _sum(out, parts, _n_counting(mask))
+        terms[i] = _label_row(x[i], labels[i]) if mask[i] > _HALF else np.float64(0)
+    _sum(out, terms, _n_counting(mask))
 
 
 def _cross_entropy_loss_run(site: Site) -> Call:
@@ -235,7 +235,7 @@ def _cross_entropy_loss_back_ref(
 def _with_d(
     samples: Callable[[np.random.Generator], Iterator[Sample]],
 ) -> Callable[[np.random.Generator], Iterator[Sample]]:
-    """The forward op's samples with a gradient of its result in front."""
+    """The forward op's samples, each with a d before its arrays."""
 
     def back_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for s in samples(rng):
@@ -279,17 +279,17 @@ def _target_row(x, target):
 
 
 @parallel
-def _cross_entropy_rows(out, n_right, x, targets, weights, parts, right):
+def _cross_entropy_rows(out, n_right, x, targets, weights, terms, right):
     for i in prange(x.shape[0]):
         loss, is_right = _target_row(x[i], targets[i])
-        parts[i] = weights[i] * loss
+        terms[i] = weights[i] * loss
         right[i] = is_right and weights[i] != 0
-    _sum(out, parts, 1)
+    _sum(out, terms, 1)
     _sum(n_right, right, 1)
 
 
 def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """(n,) float64 −log softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
+    """(n,) float64 −ln softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
     found, right = np.empty((2, len(targets)))
     ones, sums = np.ones(len(targets), np.float32), np.empty((2, 1), np.float32)
     _cross_entropy_rows(*sums, logits, targets, ones, found, right)
@@ -297,7 +297,7 @@ def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
-    """Raise PyggmlError for the first that is outside the vocabulary."""
+    """PyggmlError for the first target outside the vocabulary."""
     wrong = np.flatnonzero((targets < 0) | (targets >= n_vocab))
     if wrong.size:
         i = wrong[0]
@@ -308,7 +308,7 @@ def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
 
 
 def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
-    """Run a kernel that indexes by targets once these are known to be inside the vocabulary."""
+    """Check the targets, then run a kernel that uses them as indices."""
     expect_targets(targets, n_vocab)
     call()
 

@@ -2,7 +2,7 @@
 
 cross_entropy_by_row      L_i = w_i·(ln Σ e^x − x[target_i])
 
-It is for losses that are no plain sum over tokens; `cross_entropy_rows` is the sum of these.
+Losses that are more than a sum over tokens use it. `cross_entropy_rows` is the sum of its terms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyggml.tensor import Tensor, leaf
 def cross_entropy_by_row(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """The terms of `cross_entropy_rows`, (n,) F32.
 
-    logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. Running it raises PyggmlError if
+    logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. The kernel raises PyggmlError if
     a target is outside the vocabulary, whatever its weight.
     """
     return CROSS_ENTROPY_BY_ROW(logits, targets, weights)
@@ -55,7 +55,7 @@ def _ref(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.nda
 def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
     """dlogits_i = dy_i · weight_i · (softmax(logits_i) - target_i)
 
-    The sum's gradient, in which each row has d times its weight.
+    This is cross_entropy_rows_back with each row's weight multiplied by its d.
     """
     logits, targets, weights = node.src
     one = leaf(np.ones((), np.float32))

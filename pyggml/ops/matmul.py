@@ -1,9 +1,9 @@
 """Matrix products. A weight is (n_out, n_in), so the product with its transpose is the natural one.
 
 mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x float32
-mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's own memory where y is not needed afterwards
+mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's memory, unless y is read afterwards
 out_prod(a, b)         c  = bᵀ·a            gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
-out_prod_add(c, a, b)  c' = c + bᵀ·a        likewise
+out_prod_add(c, a, b)  c' = c + bᵀ·a        in c's memory likewise
 
 Leading axes are batches. As in ggml, batch i of the result takes batch i // r of a source that has
 r times fewer batches.
@@ -31,7 +31,8 @@ from pyggml.tensor import Shape, Tensor
 def mul_mat(w: Tensor, x: Tensor) -> Tensor:
     """x·wᵀ: w (…, N, K) of any type, x (…, T, K) float32 -> (…, T, N) (ggml MUL_MAT).
 
-    A packed w has two axes. Raises ShapeError if K differs or the batches do not divide.
+    A w of another type than F32 has two axes. Raises ShapeError if K differs, or if the batches of
+    w do not divide those of x.
     """
     return MUL_MAT(_walkable(w), _beside(w, x))
 
@@ -54,12 +55,12 @@ def out_prod_add(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _walkable(t: Tensor) -> Tensor:
-    """The kernels walk one batch axis; several with gaps between them are copied together."""
+    """t, or a copy if t has gaps and several batch axes: kernels walk one batch axis."""
     return t if len(t.shape) <= 3 or t.is_contiguous else cont(t)
 
 
 def _beside(w: Tensor, x: Tensor) -> Tensor:
-    """x as the kernel for w walks it: a packed w wants whole rows."""
+    """x as the kernel for w takes it: with a w to unpack, x has no gaps."""
     return _walkable(x) if w.dtype is F32 else cont(x)
 
 
@@ -81,10 +82,10 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
         )
     if x.dtype is not F32:
         raise ShapeError(f"{name}: the second factor is {x.dtype}, wanted F32")
-    packed = weight.dtype is not F32
-    if packed and len(weight.shape) > 2:
+    to_unpack = weight.dtype is not F32
+    if to_unpack and len(weight.shape) > 2:
         raise ShapeError(f"{name}: a {weight.dtype} matrix has {len(weight.shape)} axes, wanted 2")
-    if packed and weight.strides[-1] != weight.dtype.block_bytes:
+    if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
         raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
 
 
@@ -97,12 +98,12 @@ def _as_batches(a: np.ndarray) -> np.ndarray:
 
 
 def _is_rows(a: np.ndarray) -> bool:
-    """Rows of a weight can be unpacked one by one: two axes, each row without gaps."""
+    """Whether `a` is a matrix whose rows have no gaps, so that they can be unpacked one by one."""
     return a.ndim == 2 and a.strides[1] == a.itemsize
 
 
 def _has_rows(w: Tensor, x: Tensor) -> bool:
-    """Whether W's rows can be unpacked one by one, and x's lie one after the other."""
+    """Whether w is a matrix whose rows have no gaps, and x has no gaps at all."""
     return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
 
 
@@ -138,20 +139,23 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
 def _strided(
     c: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray, accumulate: bool
 ) -> Call:
-    """c (+)= a · bᵀ; b may have fewer batches. The kernel walks and repeats along one axis of
-    batches; what cannot be seen as one, without a copy, is multiplied part by part."""
+    """c (+)= a · bᵀ; b may have fewer batches.
+
+    The kernel walks one axis of batches and repeats b along it. Batches that cannot be viewed as
+    one axis are multiplied one after the other.
+    """
     b = b.reshape((1,) * (c.ndim - b.ndim) + b.shape)
     if c.ndim > 3:
         r = c.shape[0] // b.shape[0]
         if c.ndim > 4 or (r > 1 and b.shape[1] > 1) or not (_is_one_axis(a) and _is_one_axis(b)):
             outer = range(c.shape[0])
-            parts = [_strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
-            return Call(_each, parts)
+            calls = [_strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
+            return Call(_each, calls)
     return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
 
 
 def _is_one_axis(a: np.ndarray) -> bool:
-    """Whether the axes of batches can be walked as one."""
+    """Whether the axes of batches can be viewed as one."""
     return np.may_share_memory(_as_batches(a), a)
 
 
@@ -171,7 +175,7 @@ def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
 
 
 def _mul_mat_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
-    """Products of whole rows with the same x can use one packing of it, if their path is one."""
+    """(bytes, key) of x's packing: products of the same x with the same key share it."""
     w, x = node.src[-2:]
     if not _has_rows(w, x):
         return 0, ""
@@ -198,7 +202,7 @@ def _mul_mat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sum_groups(dw: Tensor, shape: Shape) -> Tensor:
-    """Add up the batches that one batch of the weight served (i // r: neighbours)."""
+    """dw summed over the neighbouring batches that one batch of the weight served."""
     if dw.shape == shape:
         return dw
     found, wanted = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
@@ -250,7 +254,7 @@ def _mul_mat_add_run(site: Site) -> Call:
 
 
 def _onto_first(site: Site, call: Call) -> Call:
-    """A call that adds to the result, which must begin as the first source."""
+    """`call`, which adds to the result, after a copy of the first source into the result."""
     y = site.src[0]
     if y.ctypes.data == site.out.ctypes.data:
         return call

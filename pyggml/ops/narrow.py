@@ -1,7 +1,7 @@
 """Cutting along one axis, and joining.
 
 narrow        a range of one axis, a view
-narrow_back   zeros with dy in that range, its transpose
+narrow_back   its transpose: zeros, with dy in that range
 concat        a, then b, along one axis
 """
 
@@ -33,17 +33,17 @@ def split(x: Tensor, sizes: tuple[int, ...], axis: int = -1) -> tuple[Tensor, ..
     return tuple(narrow(x, axis, sum(sizes[:i]), n) for i, n in enumerate(sizes))
 
 
-def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the second half of x's last axis, views."""
+def halve(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x cut in the middle of its last axis into two views."""
     n = x.shape[-1] if x.shape else 0
     if n % 2:
-        raise ShapeError(f"halves: x is {x!r}, wanted an even last axis")
+        raise ShapeError(f"halve: x is {x!r}, wanted an even last axis")
     first, second = split(x, (n // 2, n // 2))
     return first, second
 
 
 def concat(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """a and b, of one type and alike in every other axis, joined along one (ggml's CONCAT)."""
+    """a and b joined along one axis; types and other axes are equal (ggml's CONCAT)."""
     return CONCAT(a, b, axis=_counted("concat", a, axis))
 
 
@@ -119,7 +119,7 @@ def _narrow_back_run(site: Site) -> Call:
 
 
 def _narrow_back_spec(dy: Tensor, axis: int, start: int, size: int) -> Spec:
-    """`size` is the length of the whole axis."""
+    """`size` is the length of the axis in the result."""
     expect_type("narrow_back", "dy", dy)
     if not 0 <= axis < len(dy.shape) or not 0 <= start <= size - dy.shape[axis]:
         raise ShapeError(f"narrow_back: {dy!r} at {start} does not fit axis {axis} of {size}")
@@ -168,7 +168,7 @@ def _join(left: np.ndarray, right: np.ndarray, a: np.ndarray, b: np.ndarray) -> 
 
 
 def _concat_run(site: Site) -> Call:
-    """The parts of the result are known beforehand; two strided copies fill them."""
+    """Two strided copies: a to its range of the result, then b to its own."""
     a, b = site.src
     axis = site.node.params["axis"]
     left = _ranged(site.out, axis, 0, a.shape[axis])

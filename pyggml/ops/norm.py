@@ -1,6 +1,6 @@
-"""Normalisation of each row (the last axis); every back takes what its forward took, then dy.
+"""Normalisation of each row (the last axis). A back op takes its forward op's sources, then dy.
 
-An eps below 0 is refused; with 0, a row of zeros, or of equals for norm, has no result but NaN.
+An eps below 0 is refused. With eps = 0, a row of zeros gives NaN; with norm, any constant row does.
 
 rms_norm        y  = x·r,  r = 1/sqrt(mean(x²) + eps)
 rms_norm_back   dx = r·(dy − x·r²·mean(x·dy))
@@ -165,7 +165,7 @@ cpu_kernel(RMS_NORM_BACK, rows(_rms_norm_back))
 
 @kernel
 def _mean_and_rate(x, eps):
-    """(mean, 1/sqrt(var + eps)) of a row; the variance of what is left after the mean."""
+    """(mean, 1/sqrt(var + eps)) of a row; var is the mean of (x − mean)²."""
     n = np.float32(x.size)
     total = np.float32(0)
     for j in range(x.size):

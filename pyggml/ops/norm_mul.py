@@ -1,4 +1,4 @@
-"""RMS norm and its weight in one pass, as ggml fuses RMS_NORM and MUL; models use this one.
+"""RMS norm and its weight in one pass, as ggml fuses RMS_NORM and MUL. Models use this op.
 
 rms_norm_mul         y  = x·r·w,  r = 1/sqrt(mean(x²) + eps), w the same for every row
 rms_norm_mul_back    dx = r·(w·dy − x·r²·mean(x·w·dy))
@@ -24,7 +24,7 @@ from pyggml.tensor import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)
-_CHUNK = 32  # rows summed by one thread; fixed, so that the sum is the same at any thread count
+_CHUNK_ROWS = 32  # summed by one thread; fixed, so that the sum is the same at any thread count
 
 
 def rms_norm_mul(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
@@ -93,7 +93,7 @@ def _rms_norm_mul_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _rms_norm_mul_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    # 70 rows are two whole chunks and a part; the last are more than ALONE.
+    # 70 rows are two whole chunks and a rest; the last case is larger than ALONE.
     for shape in [(1, 2), (3, 8), (2, 35, 33), (71, 65)]:
         x, w = rng.standard_normal(shape), rng.standard_normal(shape[-1])
         yield Sample((x, w), {"eps": 1e-5})
@@ -173,7 +173,7 @@ def _rms_norm_mul_back_w_spec(x: Tensor, dy: Tensor, eps: float) -> Spec:
 
 
 def _n_chunks(n_rows: int) -> int:
-    return -(-n_rows // _CHUNK)
+    return -(-n_rows // _CHUNK_ROWS)
 
 
 def _rms_norm_mul_back_w_scratch(node: Tensor, compute: Compute) -> int:
@@ -203,9 +203,9 @@ def _sum_parts(dw, part):
 
 @parallel
 def _rms_norm_mul_back_w(dw, x, dy, part, eps):
-    """part (n_chunks, n) is scratch: the sum over each chunk of rows."""
+    """part (n_chunks, n) is scratch: the sum over the rows of each chunk."""
     for c in prange(part.shape[0]):
-        first, last = c * _CHUNK, min((c + 1) * _CHUNK, x.shape[0])
+        first, last = c * _CHUNK_ROWS, min((c + 1) * _CHUNK_ROWS, x.shape[0])
         _sum_rows(part[c], x[first:last], dy[first:last], eps)
     _sum_parts(dw, part)
 

@@ -1,5 +1,5 @@
-"""One step of an optimiser on one parameter, in place, as ggml's OPT_STEP ops take it, and what
-comes before it.
+"""One step of an optimiser on one parameter, in place, as ggml's OPT_STEP ops take it. Before it,
+the gradient's norm can be limited.
 
 clip_norm        n = ‖g‖,  g = g·min(1, limit / n)
 opt_step_adamw   m = β1·m + (1 − β1)·g,  v = β2·v + (1 − β2)·g²
@@ -8,9 +8,9 @@ opt_step_lion    p = p·(1 − α·wd) − α·sign(β1·m + (1 − β1)·g),  m
                                                                         (Chen et al. 2023)
 opt_step_sgd     p = p·(1 − α·wd) − α·g
 
-The settings are data, not parameters of the node, so that one plan serves every step:
-[α, β1, β2, ε, wd, β1h, β2h] with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n, of Lion
-[α, β1, β2, wd], and [α, wd].
+The settings are data, not parameters of the node, so that one plan serves every step. AdamW takes
+[α, β1, β2, ε, wd, β1h, β2h], with β1h = 1/(1 − β1ⁿ) and β2h = 1/(1 − β2ⁿ) at step n; Lion takes
+[α, β1, β2, wd], SGD [α, wd].
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from pyggml.call import Call
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_gapless, expect_number, expect_type
+from pyggml.ops.strips import LENGTH
 from pyggml.tensor import Tensor
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
 _ONE = np.float32(1)
-_CHUNK = 4096  # elements that one thread takes at a time
 _SQUARED = 1 << 16  # elements that are squared at a time
 
 
 def clip_norm(g: Tensor, limit: float) -> Tensor:
-    """The Euclidean norm of g, F32 (1,); g is shortened to `limit` in place if it is longer, unless
-    the limit is 0 or the norm not finite. g F32 without gaps.
+    """The Euclidean norm of g, F32 (1,). A longer g is scaled to the norm `limit`, in place.
+
+    With limit 0, or a norm that is not finite, g stays as it is. g is F32 without gaps.
     """
     expect_gapless("clip_norm", "g", g)
     return CLIP_NORM(g, limit=float(limit))
@@ -81,7 +82,7 @@ def _clip_spec(g: Tensor, limit: float) -> Spec:
 
 
 def _clip(out: np.ndarray, g: np.ndarray, squares: np.ndarray, limit: float) -> None:
-    """Sums are float64 and over fixed chunks, so that threads do not change a bit of them."""
+    """The sum is float64, over pieces of fixed length: the same at any number of threads."""
     total = 0.0
     for first in range(0, g.size, _SQUARED):
         some = g[first : first + _SQUARED]
@@ -130,7 +131,7 @@ def _adamw_spec(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) ->
 
 
 @kernel
-def _adamw_chunk(p, g, m, v, settings):
+def _adamw_strip(p, g, m, v, settings):
     alpha, beta1, beta2, eps, decay, beta1h, beta2h = settings
     keep = _ONE - alpha * decay
     for j in range(p.size):
@@ -143,9 +144,9 @@ def _adamw_chunk(p, g, m, v, settings):
 def _adamw(out, p, g, m, v, settings):
     s = settings
     scalars = (s[0], s[1], s[2], s[3], s[4], s[5], s[6])
-    for c in prange((p.size + _CHUNK - 1) // _CHUNK):
-        a, b = c * _CHUNK, min((c + 1) * _CHUNK, p.size)
-        _adamw_chunk(out[a:b], g[a:b], m[a:b], v[a:b], scalars)
+    for c in prange((p.size + LENGTH - 1) // LENGTH):
+        a, b = c * LENGTH, min((c + 1) * LENGTH, p.size)
+        _adamw_strip(out[a:b], g[a:b], m[a:b], v[a:b], scalars)
 
 
 def _adamw_ref(

@@ -1,8 +1,8 @@
-"""More elements at the ends of axes, and axes turned round.
+"""Padding and rolling.
 
-pad              zeros on both sides of each axis, or the axis over again
-pad_reflect_1d   the last axis mirrored at its ends, which are not repeated
-roll             every axis shifted by a number of places; what leaves comes in at the other end
+pad              each axis with zeros before and after, or continued periodically
+pad_reflect_1d   the last axis mirrored at its ends; the end elements are not repeated
+roll             each axis shifted; elements that leave at one end enter at the other
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Widths = tuple[tuple[int, int], ...]
 
 
 def pad(x: Tensor, widths: Sequence[tuple[int, int]], circular: bool = False) -> Tensor:
-    """x F32 with (before, after) elements more on each axis, as np.pad (ggml's PAD).
+    """x F32 with (before, after) more elements on each axis, as np.pad (ggml's PAD).
 
-    They are zeros, or if circular those that come before and after when the axis is repeated.
+    They are zeros, or with `circular` the periodic continuation of the axis.
     Raises ShapeError for negative widths or another number of axes.
     """
     return PAD(x, widths=tuple((int(a), int(b)) for a, b in widths), circular=circular)
 
 
 def pad_reflect_1d(x: Tensor, before: int, after: int) -> Tensor:
-    """x (…, n) F32 with its last axis mirrored, by fewer than n each (ggml's PAD_REFLECT_1D)."""
+    """x (…, n) F32, its last axis mirrored at both ends by fewer than n (ggml's PAD_REFLECT_1D)."""
     return PAD_REFLECT_1D(x, before=before, after=after)
 
 

@@ -1,7 +1,7 @@
 """Pooling: the mean or the maximum of windows of the last one or two axes.
 
-pool_avg   mean over the window, as 1-D over what lies inside x, as 2-D with zeros outside (ggml's)
-pool_max   the first maximum over what lies inside x; its gradient goes there
+pool_avg   the mean of a window; as in ggml, 2-D counts padding as zeros, 1-D does not count it
+pool_max   the maximum of a window, which alone gets the gradient; among equals, the first
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _sizes(x: Shape, size: Pair, stride: Pair, padding: Pair) -> Pair:
     return out[0], out[1]
 
 
-def _places(i: int, n: int, k: int, stride: int, padding: int) -> range:
-    """The elements of x that window i holds."""
+def _window(i: int, n: int, k: int, stride: int, padding: int) -> range:
+    """The indices of the elements in window i."""
     start = i * stride - padding
     return range(max(start, 0), min(start + k, n))
 
@@ -84,7 +84,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         *(((1, 2, 5, 7), (3, 2), (1, 3), (1, 1)), ((1, 4, 1, 9), (1, 4), (1, 2), (0, 2))),
         ((2, 1, 6, 7), tuple(drawn[0]), tuple(drawn[1]), tuple(rng.integers(0, drawn[0]).tolist())),
     ]:
-        x = rng.permutation(1.0 + np.arange(np.prod(shape)))  # none equal
+        x = rng.permutation(1.0 + np.arange(np.prod(shape)))  # no two are equal
         yield Sample((x.reshape(shape),), {"size": size, "stride": stride, "padding": padding})
 
 
@@ -92,10 +92,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _avg_axis(n: int, m: int, k: int, stride: int, padding: int, whole: bool) -> Axis:
-    places = np.arange(m)[:, None] * stride - padding + np.arange(k)
-    inside = (places >= 0) & (places < n)
+    indices = np.arange(m)[:, None] * stride - padding + np.arange(k)
+    inside = (indices >= 0) & (indices < n)
     share = inside / (k if whole else np.maximum(inside.sum(axis=1, keepdims=True), 1))
-    return np.clip(places, 0, n - 1), share.astype(np.float32)
+    return np.clip(indices, 0, n - 1), share.astype(np.float32)
 
 
 def _avg_axes(shape: Shape, size: Pair, stride: Pair, padding: Pair, whole: bool) -> list[Axis]:
@@ -108,8 +108,8 @@ def _avg_axes(shape: Shape, size: Pair, stride: Pair, padding: Pair, whole: bool
 def _avg_ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair, whole: bool) -> np.ndarray:
     y = np.zeros((*x.shape[:2], *_sizes(x.shape, size, stride, padding)))
     for i, j in np.ndindex(*y.shape[2:]):
-        rows = _places(i, x.shape[2], size[0], stride[0], padding[0])
-        columns = _places(j, x.shape[3], size[1], stride[1], padding[1])
+        rows = _window(i, x.shape[2], size[0], stride[0], padding[0])
+        columns = _window(j, x.shape[3], size[1], stride[1], padding[1])
         seen = x[:, :, rows.start : rows.stop, columns.start : columns.stop]
         count = size[0] * size[1] if whole else max(len(rows) * len(columns), 1)
         y[:, :, i, j] = seen.sum(axis=(2, 3)) / count
@@ -136,7 +136,7 @@ def _max_spec(x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Spec:
 
 
 def _max_saved(x: Tensor, **window: Pair) -> tuple[Spec, ...]:
-    """Where in its plane each maximum stands."""
+    """The index of each maximum in its plane."""
     return (Spec((*x.shape[:2], *_sizes(x.shape, **window)), I32),)
 
 
@@ -146,14 +146,14 @@ def _pool_max(y, where, x, size, stride, padding):
     for plane in range(x.shape[0]):
         for i in range(y.shape[1]):
             for j in range(y.shape[2]):
-                top, place = np.float32(-np.inf), -1
+                top, index = np.float32(-np.inf), -1
                 a0, b0 = i * stride[0] - padding[0], j * stride[1] - padding[1]
                 for a in range(max(a0, 0), min(a0 + size[0], x.shape[1])):
                     for b in range(max(b0, 0), min(b0 + size[1], x.shape[2])):
-                        if place < 0 or x[plane, a, b] > top:
-                            top, place = x[plane, a, b], a * x.shape[2] + b
+                        if index < 0 or x[plane, a, b] > top:
+                            top, index = x[plane, a, b], a * x.shape[2] + b
                 y[plane, i, j] = top
-                where[plane, i, j] = place
+                where[plane, i, j] = index
 
 
 def _planes(a: np.ndarray) -> np.ndarray:
@@ -169,8 +169,8 @@ def _max_run(site: Site) -> Call:
 def _max_ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair) -> np.ndarray:
     y = np.zeros((*x.shape[:2], *_sizes(x.shape, size, stride, padding)))
     for i, j in np.ndindex(*y.shape[2:]):
-        rows = _places(i, x.shape[2], size[0], stride[0], padding[0])
-        columns = _places(j, x.shape[3], size[1], stride[1], padding[1])
+        rows = _window(i, x.shape[2], size[0], stride[0], padding[0])
+        columns = _window(j, x.shape[3], size[1], stride[1], padding[1])
         y[:, :, i, j] = x[:, :, rows.start : rows.stop, columns.start : columns.stop].max((2, 3))
     return y
 
@@ -225,8 +225,8 @@ def _back_run(site: Site) -> Call:
 def _back_ref(dy: np.ndarray, where: np.ndarray, of: Shape) -> np.ndarray:
     n_planes = of[0] * of[1]
     dx = np.zeros((n_planes, of[2] * of[3]))
-    places = (np.arange(n_planes)[:, None], where.reshape(n_planes, -1))
-    np.add.at(dx, places, dy.reshape(n_planes, -1))
+    indices = (np.arange(n_planes)[:, None], where.reshape(n_planes, -1))
+    np.add.at(dx, indices, dy.reshape(n_planes, -1))
     return dx.reshape(of)
 
 

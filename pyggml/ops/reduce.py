@@ -2,9 +2,9 @@
 
 sum        all elements to one                      sum_rows, mean   each row to one, axis kept
 cumsum     y_j = Σ_{k<=j} x_k along rows            cumsum_back      dx_j = Σ_{k>=j} dy_k
-argmax     where each row is largest, the first     count_equal      how many integers agree
+argmax     index of each row's first maximum        count_equal      how many integers are equal
 
-Sums and means are added up in float64, as in ggml.
+Sums and means are computed in float64, as in ggml.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def cumsum(x: Tensor) -> Tensor:
 
 
 def argmax(x: Tensor) -> Tensor:
-    """(..., n) F32 to (...) I32: where each row is largest, the first of equals (ARGMAX)."""
+    """(..., n) F32 to (...) I32: the index of each row's maximum, the first of equals (ARGMAX)."""
     return ARGMAX(x)
 
 
 def count_equal(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
-    """At how many places two I32 tensors of one shape agree, I64 of shape () (COUNT_EQUAL).
+    """How many elements of two I32 tensors of one shape are equal, I64 of shape () (COUNT_EQUAL).
 
-    With a mask of that shape, F32, only the places where it is above 1/2 count.
+    With a mask of that shape, F32, only elements where it is above 1/2 count.
     """
     return COUNT_EQUAL(a, b, *(() if mask is None else (mask,)))
 
@@ -84,7 +84,7 @@ def _same_spec(name: str) -> Callable[[Tensor], Spec]:
 
 
 def _per_row(code: Callable[..., None]) -> Callable[[Site], Call]:
-    """Call code(out, x) with one element of out for each row of x."""
+    """Call code(out, x) with x as rows, and one element of out for each row."""
 
     def run(site: Site) -> Call:
         return Call(code, site.out.reshape(-1), as_rows(site.src[0]))

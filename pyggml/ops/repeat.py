@@ -1,4 +1,4 @@
-"""repeat: x laid side by side until a shape is filled. repeat_back: the sum of those tiles."""
+"""repeat: copies of x, side by side, that fill a shape. repeat_back: the sum of such tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.call import Call
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
-from pyggml.ops.broadcast import drawn_tiles, expect_tiles, padded, tiled, tiles, untiled
+from pyggml.ops.broadcast import drawn_tiles, expect_tiles, four_axes, tiled, tiles, untiled
 from pyggml.ops.expect import expect_type
 from pyggml.tensor import Shape, Tensor
 
@@ -23,15 +23,15 @@ def repeat(x: Tensor, shape: Shape) -> Tensor:
 
 
 def repeat_back(x: Tensor, shape: Shape) -> Tensor:
-    """The sum of x's tiles of `shape`, F32; what broadcasting needs on its way back."""
+    """The sum of x's tiles of `shape`, F32: the gradient of broadcasting."""
     return REPEAT_BACK(x, shape=tuple(shape))
 
 
 def _tiles_run(code: Callable[..., None]) -> Callable[[Site], Call]:
-    """Call code(out, x) with four axes each."""
+    """Call code(out, x), both with four axes."""
 
     def run(site: Site) -> Call:
-        return Call(code, *(a.reshape(padded(a.shape)) for a in (site.out, site.src[0])))
+        return Call(code, *(a.reshape(four_axes(a.shape)) for a in (site.out, site.src[0])))
 
     return run
 

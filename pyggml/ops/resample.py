@@ -1,9 +1,9 @@
-"""Ops that are linear along each axis on its own: padding, rolling, resizing.
+"""Ops that are linear along each axis by itself: padding, rolling, resizing.
 
     y[a, b, …] = Σ w0[a, p]·w1[b, q]·… · x[i0[a, p], i1[b, q], …]  over p, q, …
 
-An axis is a pair (i, w) of (n_out, n_taps) arrays: which elements a result is made of, and how much
-of each; a weight of 0 stands for nothing. The transpose adds along the same paths.
+An axis is a pair (i, w) of arrays (n_out, n_taps): the indices of the elements that make up each
+result, and their weights. A weight of 0 skips its element. The transpose uses the same pairs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axes = Callable[..., list[Axis]]  # (x's shape, **params) -> one Axis for each o
 
 
 def picked(indices: np.ndarray) -> Axis:
-    """The axis whose result i is element indices[i], or 0 where that is negative."""
+    """The axis whose result i is element indices[i], or 0 for a negative index."""
     column = indices.reshape(-1, 1)
     return np.maximum(column, 0), (column >= 0).astype(np.float32)
 
@@ -51,7 +51,7 @@ def _add_row_back(dx, dy, index, weight, factor):
 
 @kernel
 def _resample(out, x, i0, w0, i1, w1, i2, w2, i3, w3, transposed):
-    """out from x, or if transposed: out (dx) from x (dy)."""
+    """out made of x; transposed, out is dx and x is dy."""
     out[:] = 0
     taps = i0.shape[1] * i1.shape[1] * i2.shape[1]
     for a in range(i0.shape[0]):
@@ -76,7 +76,7 @@ def _call(out: np.ndarray, x: np.ndarray, axes: list[Axis], transposed: bool) ->
 
 
 def _matrix(axis: Axis, n: int) -> np.ndarray:
-    """(n_out, n): an axis as the matrix that it is."""
+    """The matrix (n_out, n) that an axis stands for."""
     index, weight = axis
     dense = np.zeros((len(index), n))
     np.add.at(dense, (np.arange(len(index))[:, None], index), weight)
@@ -91,9 +91,9 @@ def resampling_op(
     samples: Callable[[np.random.Generator], Iterator[Sample]],
     refuses: Refused,
 ) -> Op:
-    """Declare the op with these axes, F32, and name_back: its transpose, and each other's gradient.
+    """Declare the F32 op with these axes, and its transpose name_back: each the other's gradient.
 
-    name_back has the parameters of the op, and `of`, the shape of the op's source.
+    name_back has the op's parameters and one more, `of`: the shape of the op's source.
     """
     rules = _Rules(name, axes, samples)
     forth = op(
@@ -123,7 +123,7 @@ def resampling_op(
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What the declarations of an op and its transpose consist of."""
+    """The rules of an op and its transpose."""
 
     name: str
     axes: Axes

@@ -1,12 +1,12 @@
-"""Rotary positions (Su et al. 2021), as ggml's ROPE turns features by them.
+"""Rotary positions (Su et al. 2021): ggml's ROPE, which turns pairs of features.
 
     (y_a, y_b) = (x_a·cos − x_b·sin, x_a·sin + x_b·cos)
 
-The pair (a, b) is (2i, 2i + 1) in mode "normal" and (i, i + n_pairs) in the others, both counted
-from feature `offset` on; the features that are not turned are copied.
+Pair i is (2i, 2i + 1) in mode "normal" and (i, i + n_pairs) in the others, counted from feature
+`offset` on. Other features are copied.
 
 rope_apply        y  = the pairs of x turned by a table (see pyggml.ops.rope_table)
-rope_apply_back   dx = the pairs of dy turned back (and scaled by m again: the transpose)
+rope_apply_back   dx = the pairs of dy turned back; the table's factor m scales them as before
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def rope(
 ) -> Tensor:
     """x (n_tokens, n_head, d) or (n_batch, n_tokens, n_head, d) F32, turned by its positions.
 
-    n_dims features from `offset` on are turned (in mode "vision" 2·n_dims); mode and the rest are
-    rope_table's (ggml's ROPE). Layers that share positions should share a table:
+    ggml's ROPE. n_dims features from `offset` on are turned, in mode "vision" 2·n_dims. Mode and
+    settings are those of rope_table. Layers with the same positions should share a table:
     rope_apply(x, rope_table(positions, …), mode).
     """
     table = rope_table(positions, freq_factors, n_dims=n_dims, mode=mode, **settings)
@@ -80,7 +80,7 @@ def _rotated(name: str) -> Callable[..., Spec]:
 
 
 @kernel
-def _turn_halves(a, b, cos, sin, sign):
+def _turn_apart(a, b, cos, sin, sign):
     for i in range(cos.size):
         p, q, s = a[i], b[i], sin[i] * sign
         a[i] = p * cos[i] - q * s
@@ -88,7 +88,7 @@ def _turn_halves(a, b, cos, sin, sign):
 
 
 @kernel
-def _turn_pairs(y, cos, sin, sign):
+def _turn_neighbours(y, cos, sin, sign):
     for i in range(cos.size):
         p, q, s = y[2 * i], y[2 * i + 1], sin[i] * sign
         y[2 * i] = p * cos[i] - q * s
@@ -103,16 +103,16 @@ def _copied(out, x):
 
 @kernel
 def _rotate_token(y, x, cos, sin, neox, offset, sign, in_place):
-    """y, x (n_head, d). A head is copied, then turned where it lies."""
-    half = cos.size
+    """y, x (n_head, d). A head is copied, then turned in place."""
+    n_pairs = cos.size
     for h in range(y.shape[0]):
         if not in_place:
             _copied(y[h], x[h])
         head = y[h, offset:]
         if neox:
-            _turn_halves(head[:half], head[half : 2 * half], cos, sin, sign)
+            _turn_apart(head[:n_pairs], head[n_pairs : 2 * n_pairs], cos, sin, sign)
         else:
-            _turn_pairs(head, cos, sin, sign)
+            _turn_neighbours(head, cos, sin, sign)
 
 
 @parallel
@@ -142,9 +142,9 @@ def _rotation(sign: float) -> Callable[[Site], Call]:
 def _rotate_ref(
     x: np.ndarray, table: np.ndarray, neox: bool, offset: int, sign: float
 ) -> np.ndarray:
-    half = table.shape[2]
-    first = offset + (np.arange(half) if neox else 2 * np.arange(half))
-    second = first + (half if neox else 1)
+    pairs = np.arange(table.shape[2])
+    first = offset + (pairs if neox else 2 * pairs)
+    second = first + (pairs.size if neox else 1)
     cos, sin = table[:, None, 0], sign * table[:, None, 1]
     y = x.copy()
     y[..., first] = x[..., first] * cos - x[..., second] * sin
@@ -163,11 +163,11 @@ def _rope_apply_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def _rope_apply_samples(rng: np.random.Generator) -> Iterator[Sample]:
     shapes = [((1, 1, 2), 1), ((5, 3, 8), 3), ((2, 4, 3, 32), 16), ((5, 2, 21), 4)]
-    for shape, half in [*shapes, ((2, 21, 2, 50), 24)]:  # the last is more than ALONE
-        angle = rng.uniform(-3, 3, (shape[-3], half))
+    for shape, n_pairs in [*shapes, ((2, 21, 2, 50), 24)]:  # the last is larger than ALONE
+        angle = rng.uniform(-3, 3, (shape[-3], n_pairs))
         table = 1.1 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         for neox in (False, True):
-            last = shape[-1] - 2 * half
+            last = shape[-1] - 2 * n_pairs
             for offset in {0, last, int(rng.integers(0, last + 1))}:
                 params = {"neox": neox, "offset": offset}
                 yield Sample((rng.standard_normal(shape), table), params)

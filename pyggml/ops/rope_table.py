@@ -5,13 +5,14 @@
     mix   = ext_factor · (1 − clip((i − low) / max(0.001, high − low), 0, 1))
     the table holds m·cos(angle) and m·sin(angle)
 
-low and high are the dimensions that turn beta_fast and beta_slow times within n_ctx_orig tokens.
-m = attn_factor, times 1 + 0.1·ln(1/s) where ext_factor is not 0.
+low and high are the pairs that turn beta_fast and beta_slow times within n_ctx_orig tokens.
+m is attn_factor, multiplied by 1 + 0.1·ln(1/s) if ext_factor is not 0.
 
-A token of an image has four positions (time, height, width, one more); `sections` says how many
-pairs take which, over and over: one after the other in modes "mrope" and "vision", in turns in mode
-"imrope" (pair 3j takes time, 3j + 1 height, 3j + 2 width, while their sections last). In mode
-"vision" e counts from where the section starts, and there are n_dims pairs, else n_dims/2.
+A token of an image has four positions: time, height, width and one more. `sections` holds how many
+pairs use each of them. Modes "mrope" and "vision" take the sections one after the other, and begin
+again after the fourth. Mode "imrope" takes them in turns: pair 3j uses time, 3j + 1 height,
+3j + 2 width, until a section is used up. In mode "vision" e counts from the start of the section,
+and there are n_dims pairs; in the others, n_dims/2.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def rope_table(
     """(n_tokens, 2, n_pairs) F32: for each position a row of cosines and a row of sines.
 
     positions (n_tokens,) I32, or (4, n_tokens) in modes "mrope", "imrope" and "vision", which need
-    four `sections`; freq_factors (at least n_pairs,) F32. Raises ShapeError if n_dims is odd, the
-    mode is none or lacks sections, if freq_base, freq_scale or a beta is not above 0, or if
+    four `sections`; freq_factors (at least n_pairs,) F32. Raises ShapeError if n_dims is odd, if
+    the mode is unknown or lacks sections, if freq_base, freq_scale or a beta is not above 0, or if
     ext_factor is not 0 and n_ctx_orig or freq_base does not allow YaRN.
     """
     return ROPE_TABLE(
@@ -74,7 +75,7 @@ def rope_table(
 
 
 def check_mode(mode: str) -> None:
-    """ShapeError unless it is one of ggml's."""
+    """ShapeError unless the mode is one of ggml's."""
     known = (*ONE_POSITION, *FOUR_POSITIONS)
     if mode not in known:
         raise ShapeError(f"rope: mode is {mode!r}, wanted one of {', '.join(known)}")
@@ -128,7 +129,7 @@ def _spec(
 
 
 def _check_settings(ext_factor: float, n_ctx_orig: int, **frequencies: float) -> None:
-    """ShapeError unless base, scale and betas allow an angle, and YaRN where it is asked for."""
+    """ShapeError unless base, scale and betas are above 0, and YaRN, if asked for, is possible."""
     for what, value in frequencies.items():
         expect_above_zero("rope_table", what, value)
     if ext_factor and (n_ctx_orig <= 0 or frequencies["freq_base"] <= 1):
@@ -139,7 +140,7 @@ def _check_settings(ext_factor: float, n_ctx_orig: int, **frequencies: float) ->
 
 
 def _pairs(mode: str, n_dims: int, sections: Sections) -> tuple[np.ndarray, np.ndarray]:
-    """Of each pair: which of the positions it takes, and e."""
+    """For each pair: which of the positions it uses, and e."""
     i = np.arange(n_pairs(mode, n_dims))
     if mode in ONE_POSITION:
         return np.zeros_like(i), i
@@ -170,7 +171,7 @@ def _frequencies(
     n_ctx_orig: int,
     **_: Any,
 ) -> tuple[np.ndarray, float]:
-    """Radians per position of each pair, float64, without freq_factors, and m."""
+    """(radians per position of each pair, float64, without freq_factors; m)."""
     radians = np.power(float(freq_base), -2.0 * exponents / n_dims)
     if not ext_factor:
         return radians * freq_scale, attn_factor
@@ -201,16 +202,16 @@ def _run(site: Site) -> Call:
 
 
 def _sector_ref(i: int, mode: str, sections: Sections) -> tuple[int, int]:
-    """Which position pair i takes, and its number inside the section, counted off one by one."""
-    place = i % sum(sections)
+    """Which position pair i uses, and its number inside the section, by counting."""
+    number = i % sum(sections)
     if mode == "imrope":
-        turn = place % 3
-        return (turn if place < 3 * sections[turn] else 3), i
+        turn = number % 3
+        return (turn if number < 3 * sections[turn] else 3), i
     axis = 0
-    while axis < 3 and place >= sections[axis]:
-        place -= sections[axis]
+    while axis < 3 and number >= sections[axis]:
+        number -= sections[axis]
         axis += 1
-    return axis, place
+    return axis, number
 
 
 def _ref(positions: np.ndarray, *factors: np.ndarray, **params: Any) -> np.ndarray:
@@ -224,9 +225,9 @@ def _ref(positions: np.ndarray, *factors: np.ndarray, **params: Any) -> np.ndarr
     pairs = []
     for i in range(n_pairs(mode, n_dims)):
         axis, e = (0, i) if mode in ONE_POSITION else _sector_ref(i, mode, params["sections"])
-        place = positions.reshape(-1, positions.shape[-1])[axis]
+        position = positions.reshape(-1, positions.shape[-1])[axis]
         e = e if mode == "vision" else i
-        extrapolated = place * params["freq_base"] ** (-2 * e / n_dims)
+        extrapolated = position * params["freq_base"] ** (-2 * e / n_dims)
         if factors:
             extrapolated = extrapolated / factors[0][i]
         theta, m = s * extrapolated, params["attn_factor"]
@@ -263,14 +264,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample((positions, rng.uniform(1, 8, 5)), {**plain, "freq_scale": 0.125})
     yarn = {"n_dims": 64, "freq_scale": 0.25, "ext_factor": 1.0, "n_ctx_orig": 4096}
     yield Sample((positions,), {**plain, **yarn, "attn_factor": 0.8})
-    places = rng.integers(0, 99, (4, 3), np.int32)
+    positions = rng.integers(0, 99, (4, 3), np.int32)
     for mode, sections in (
         *(("mrope", (3, 2, 4, 1)), ("mrope", (2, 0, 1, 0)), ("imrope", (4, 3, 3, 0))),
         *(("imrope", (3, 1, 2, 2)), ("vision", (5, 5, 0, 0)), ("vision", (5, 5, 5, 5))),
     ):
-        yield Sample((places,), {**plain, "mode": mode, "sections": sections, "n_dims": 20})
+        yield Sample((positions,), {**plain, "mode": mode, "sections": sections, "n_dims": 20})
     several = {"mode": "mrope", "sections": (12, 10, 10, 0)}
-    yield Sample((places, rng.uniform(1, 8, 32)), {**plain, **yarn, **several})
+    yield Sample((positions, rng.uniform(1, 8, 32)), {**plain, **yarn, **several})
 
 
 ROPE_TABLE = op(

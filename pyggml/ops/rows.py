@@ -1,12 +1,11 @@
-"""Rows picked out of a table by number, and rows written into one.
+"""Rows read from a table by their numbers, and rows written into one.
 
 get_rows        y[b, i]             = table[b, ids[b, i]], unpacked to float32
 get_rows_back   dtable[b, j]        = Σ dy[b, i] over all i with ids[b, i] = j
 set_rows        dst[b, ids[b, i]]   = src[b, i], in dst's own memory
 
-b counts batches, of which there may be any number of axes or none; ids with fewer batches are used
-again for the others. Ids are data, known only when the graph runs: they are checked then, before
-any row is touched.
+b stands for any number of batch axes, or none. Ids with fewer batches are repeated. Ids are data,
+known only when the graph runs: the kernel checks them before it reads or writes a row.
 """
 
 from __future__ import annotations
@@ -35,23 +34,24 @@ def get_rows(table: Tensor, ids: Tensor) -> Tensor:
     """(*batch, *m, n) F32: the rows of table (*batch, n_rows, n), of any type, that ids name.
 
     ids (*batch, *m) I32 or I64; its first axes may also divide those of the batch (ggml GET_ROWS).
-    An I32 table gives I32 rows. Running it raises PyggmlError if an id is not a row of the table.
+    An I32 table gives I32 rows. The kernel raises PyggmlError if an id is no row of the table.
     """
     return GET_ROWS(table, ids)
 
 
 def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape = ()) -> Tensor:
-    """(*batch, n_rows, n) F32: d(loss)/d(table) of get_rows, dy (*batch, *m, n); others 0."""
+    """(*batch, n_rows, n) F32: d(loss)/d(table) of get_rows, given dy (*batch, *m, n)."""
     return GET_ROWS_BACK(dy, ids, n_rows=n_rows, batch=tuple(batch))
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
-    """dst (*batch, n_rows, *row) F32 or F16 with src (*batch, m, *row) F32 in the rows ids name.
+    """dst (*batch, n_rows, *row) F32 or F16, its rows `ids` replaced by src (*batch, m, *row) F32.
 
-    ids (*batch, m) I32 or I64 says how many axes of batches there are (ggml SET_ROWS).
-    An F16 dst takes the nearest halves, ties to even; beyond 65520 that is infinity.
-    The result is dst's memory: who needs the new rows must read the result, not dst, so that it
-    runs later. Running it raises PyggmlError if an id is no row of dst or is named twice.
+    ids (*batch, m) I32 or I64; all axes but its last are those of batches (ggml SET_ROWS).
+    For an F16 dst, src is rounded to nearest, ties to even; from 65520 on it becomes infinity.
+    The result is a view of dst's memory. Nodes that need the new rows must read the result, not
+    dst: then they run later. The kernel raises PyggmlError if an id is no row of dst, or is there
+    twice.
     """
     expect_gapless("set_rows", "dst", dst)
     return SET_ROWS(dst, src, ids)
@@ -71,7 +71,7 @@ def _check_batch(name: str, ids: Tensor, batch: Shape) -> None:
 
 
 def _row_numbers(op_name: str, ids: np.ndarray, batch: Shape, n_rows: int) -> np.ndarray:
-    """Which row of all batches laid one after the other each id means, (n,) int64."""
+    """The row of each id, (n,) int64, counted over all batches one after the other."""
     check_ids(op_name, ids, n_rows)
     if not batch:
         return ids.reshape(-1).astype(np.int64)
@@ -118,7 +118,7 @@ def _gather_or_loop(
 
 
 def _unpacker(dtype: DType) -> BlockCode:
-    """I32 numbers are moved as the 32 bits that they are."""
+    """I32 numbers are copied as 32 bits, like F32."""
     return UNPACK["F32" if dtype is I32 else dtype.name]
 
 
@@ -134,7 +134,7 @@ def _get_rows_run(site: Site) -> Call:
 
 
 def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:
-    """For the references: each batch and the ids that count there."""
+    """For the references: (batch, the ids of that batch)."""
     for b in np.ndindex(*batch):
         yield b, ids[tuple(i % n for i, n in zip(b, ids.shape, strict=False))]
 
@@ -188,7 +188,7 @@ def _get_rows_back_spec(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape) -> S
 
 @kernel
 def _add_rows(table, dy, numbers):
-    """In the order of ids, so that the sum is the same in every run."""
+    """Add the rows in the order of ids, so that the sum is the same in every run."""
     table[:] = 0
     for i in range(numbers.size):
         row, part = table[numbers[i]], dy[i]
@@ -257,7 +257,7 @@ def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
 
 @kernel
 def _ascending(numbers, n_rows):
-    """Whether they are rows, each above the one before."""
+    """Whether the numbers are rows in rising order, none of them twice."""
     before = -1
     for number in numbers:
         if not before < number < n_rows:
@@ -267,9 +267,9 @@ def _ascending(numbers, n_rows):
 
 
 @kernel
-def _put_floats(dst, src, numbers, known):
-    """dst[numbers[i]] = src[i]; False, and nothing written, if it is unknown whether it may be."""
-    if not (known or _ascending(numbers, dst.shape[0])):
+def _put_f32(dst, src, numbers, checked):
+    """dst[numbers[i]] = src[i]. False, with nothing written, if unchecked numbers do not rise."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
         return False
     for i in range(numbers.size):
         row, part = dst[numbers[i]], src[i]
@@ -279,9 +279,9 @@ def _put_floats(dst, src, numbers, known):
 
 
 @kernel
-def _put_halves(dst, src, numbers, known):
-    """The same with dst the bits of halves, to which src is rounded, ties to even."""
-    if not (known or _ascending(numbers, dst.shape[0])):
+def _put_f16(dst, src, numbers, checked):
+    """As _put_f32, with src rounded to F16, ties to even; dst holds the bits."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
         return False
     for i in range(numbers.size):
         row, part = dst[numbers[i]], src[i]
@@ -294,7 +294,7 @@ def _overwrite(
     put: Callable[..., bool], dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
     n_rows: int,
 ) -> None:  # fmt: skip
-    """As a rule ids ascend; others are looked at more closely."""
+    """Write the rows. Ids commonly rise, which proves them valid; others are checked one by one."""
     if not batch and put(dst, src, ids, False):
         return
     numbers = _row_numbers("set_rows", ids, batch, n_rows)
@@ -310,8 +310,8 @@ def _set_rows_run(site: Site) -> Call:
     batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
     dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], row)
     if site.node.dtype is F16:
-        return Call(_overwrite, _put_halves, dst.view(np.uint16), src, ids, batch, n_rows)
-    return Call(_overwrite, _put_floats, dst, src, ids, batch, n_rows)
+        return Call(_overwrite, _put_f16, dst.view(np.uint16), src, ids, batch, n_rows)
+    return Call(_overwrite, _put_f32, dst, src, ids, batch, n_rows)
 
 
 def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -322,10 +322,7 @@ def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarr
 
 
 def _set_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """dsrc_i = dy_{ids_i}, ddst = dy, but 0 in the rows that were set
-
-    src's is what arrived at its rows, dst's what arrived at all others.
-    """
+    """dsrc_i = dy_{ids_i}, ddst = dy, but 0 in the rows that were set"""
     _, src, ids = node.src
     kept = set_rows(dup(dy), zeros(src.shape, F32), ids)
     first = dy.shape[: len(ids.shape)]

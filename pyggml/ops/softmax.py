@@ -3,9 +3,9 @@
 soft_max        y  = e^z / (Σ e^z + e^sink),  z = scale·x + slope·mask
 soft_max_back   dx = scale·y·(dy − Σ y·dy)
 
-slope is 1 without ALiBi (max_bias = 0), else 2^(−max_bias·(h + 1)/m) for head h < m and
-2^(−max_bias·(2·(h − m) + 1)/(2·m)) for the others, m the largest power of two <= n_head.
-A mask of −inf gives exactly 0; a row that is masked whole becomes zeros, where ggml's is NaN.
+Without ALiBi (max_bias = 0) the slope is 1. With it, head h < m has 2^(−max_bias·(h + 1)/m), and
+another head 2^(−max_bias·(2·(h − m) + 1)/(2·m)); m is the largest power of two <= n_head.
+A mask of −inf gives exactly 0. A row masked as a whole becomes zeros; ggml's is NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import mul, neg
-from pyggml.ops.broadcast import padded
+from pyggml.ops.broadcast import four_axes
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.reduce import sum_rows
@@ -44,10 +44,10 @@ def soft_max(
 ) -> Tensor:
     """Softmax over the last axis of x ([[n_batch,] n_head,] n_q, n_k) F32 (ggml's SOFT_MAX).
 
-    mask is F32, has x's last two sizes, and is repeated over heads and batch. max_bias > 0 weighs
-    it by ALiBi's slope of each head. sinks (n_head,) F32 are one more score for each row, which
-    gets a share but no place. Mask and sinks have gradients. Raises ShapeError if one does not fit,
-    or if max_bias is below 0 or there is no mask for it to weigh.
+    mask is F32, has x's last two sizes, and is repeated over heads and batch. max_bias > 0
+    multiplies it by each head's ALiBi slope. sinks (n_head,) F32 are one more score for each row:
+    it enters the sum, but is no element of the result. Mask and sinks have gradients. Raises
+    ShapeError if one does not fit, if max_bias is below 0, or if it is above 0 without a mask.
     """
     sources = (t for t in (x, mask, sinks) if t is not None)
     return SOFT_MAX(*sources, scale=float(scale), max_bias=float(max_bias), masked=mask is not None)
@@ -62,7 +62,7 @@ def soft_max_back(dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
-    """(mask, sinks) of the sources after x, None for what is absent."""
+    """The optional sources after x as (mask, sinks), None for an absent one."""
     return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
 
 
@@ -79,7 +79,7 @@ def _soft_max_spec(x: Tensor, *extras: Tensor, scale: float, max_bias: float, ma
         if not fits or len(m.shape) > len(x.shape):
             raise ShapeError(f"soft_max: mask {m!r} cannot be repeated to the shape of {x!r}")
     if sinks is not None:
-        expect("soft_max", "sinks", sinks, padded(x.shape)[1:2])
+        expect("soft_max", "sinks", sinks, four_axes(x.shape)[1:2])
     return Spec(x.shape)
 
 
@@ -97,7 +97,7 @@ def _scaled(z, x, scale):
 
 @kernel
 def _soft_max_row(y, sink):
-    """y becomes its share of the sum; the share of the sink."""
+    """y becomes its softmax. Returns the sink's share of the sum."""
     top = max(row_max(y), sink)
     if top == _MINUS_INF:
         top = _ZERO
@@ -115,14 +115,14 @@ def _soft_max_row(y, sink):
 
 @parallel
 def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
-    """y, x (n_batch, n_head, n_q, n_k); mask has divisors of the first two sizes.
+    """y, x (n_batch, n_head, n_q, n_k); the mask's first two sizes divide theirs.
 
-    lost is what the sinks get of each row, or empty.
+    `lost` (n_rows,) takes the sink's share of each row; it may be empty.
     """
     n_head, n_q = x.shape[1], x.shape[2]
     for row in prange(x.shape[0] * n_head * n_q):
         b, h, q = row // (n_head * n_q), row // n_q % n_head, row % n_q
-        sink = sinks[h]  # before y, which may lie where the sinks do
+        sink = sinks[h]  # read before y is written, which may share memory with the sinks
         if has_mask:
             weights = mask[b % mask.shape[0], h % mask.shape[1], q]
             _masked(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
@@ -144,7 +144,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
 
 
 def _soft_max_saved(x: Tensor, *extras: Tensor, masked: bool, **_: float) -> tuple[Spec, ...]:
-    """With sinks: the part of each row that they take."""
+    """With sinks: the sink's share of each row."""
     return (Spec((*x.shape[:-1], 1)),) if len(extras) > masked else ()
 
 
@@ -186,17 +186,18 @@ def _soft_max_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dx = scale · y · (dy - Σ_j dy_j · y_j), dmask = the same by slope, summed over heads"""
     x, *extras = node.src
     p = node.params
-    parts = [soft_max_back(dy, node, p["scale"])]
+    gradients = [soft_max_back(dy, node, p["scale"])]
     mask, sinks = _extras(tuple(extras), p["masked"])
-    n_head = padded(x.shape)[1]
+    n_head = four_axes(x.shape)[1]
     if mask is not None:
         slopes = alibi_slopes(n_head, p["max_bias"]).astype(np.float32).reshape(-1, 1, 1)
-        dz = reshape(soft_max_back(dy, node), padded(x.shape))
-        parts.append(reshape(repeat_back(mul(dz, leaf(slopes)), padded(mask.shape)), mask.shape))
-    if sinks is not None:  # a sink has no value, so its score loses what the others get
-        lost = reshape(mul(node.saved[0], sum_rows(mul(dy, node))), (*padded(x.shape)[:3], 1))
-        parts.append(neg(reshape(repeat_back(lost, (1, n_head, 1, 1)), (n_head,))))
-    return tuple(parts)
+        dz = reshape(soft_max_back(dy, node), four_axes(x.shape))
+        dmask = repeat_back(mul(dz, leaf(slopes)), four_axes(mask.shape))
+        gradients.append(reshape(dmask, mask.shape))
+    if sinks is not None:  # d(y_j)/d(sink) = −y_j · the sink's share
+        lost = reshape(mul(node.saved[0], sum_rows(mul(dy, node))), (*four_axes(x.shape)[:3], 1))
+        gradients.append(neg(reshape(repeat_back(lost, (1, n_head, 1, 1)), (n_head,))))
+    return tuple(gradients)
 
 
 def _soft_max_samples(rng: np.random.Generator) -> Iterator[Sample]:

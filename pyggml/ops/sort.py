@@ -1,11 +1,10 @@
-"""Where the largest numbers of a row are.
+"""Sorting: the results are indices.
 
-argsort    the positions of a row's numbers in rising or falling order
-top_k      the positions of its k largest, the largest first
+argsort    the indices that put a row in rising or falling order
+top_k      the indices of its k largest numbers, the largest first
 
-Equal numbers keep their order. NaN stands last in argsort, and is chosen by top_k only if it is
-among the first k. The results are integers, so gradients end here: an order does not change
-smoothly.
+Equal numbers keep their order. argsort puts NaN last; top_k takes a NaN only from the first k
+numbers. An order does not change smoothly, so gradients end here.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _NO_GRADIENT = NoGrad("the order of numbers does not change smoothly")
 
 
 def argsort(x: Tensor, descending: bool = False) -> Tensor:
-    """Positions (..., n) I32 that put each row of x (..., n) F32 in order (ggml's ARGSORT)."""
+    """Indices (..., n) I32 that put each row of x (..., n) F32 in order (ggml's ARGSORT)."""
     return ARGSORT(x, descending=descending)
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
-    """Positions (..., k) I32 of each row's k largest numbers, x (..., n) F32, in falling order.
+    """Indices (..., k) I32 of the k largest numbers in each row of x (..., n) F32, largest first.
 
-    ggml's TOP_K promises no order, its argsort_top_k does. Raises ShapeError unless 1 <= k <= n.
+    ggml's TOP_K promises no order; its argsort_top_k does. Raises ShapeError unless 1 <= k <= n.
     """
     return TOP_K(x, k=k)
 
@@ -54,9 +53,9 @@ def _argsort(out: np.ndarray, x: np.ndarray, descending: bool) -> None:
 
 def _argsort_ref(x: np.ndarray, descending: bool) -> np.ndarray:
     """By Python's sort, which is stable too."""
-    places = range(x.shape[-1])
+    indices = range(x.shape[-1])
     rows = (-x if descending else x).reshape(-1, x.shape[-1])
-    return np.array([sorted(places, key=row.__getitem__) for row in rows]).reshape(x.shape)
+    return np.array([sorted(indices, key=row.__getitem__) for row in rows]).reshape(x.shape)
 
 
 def _argsort_run(site: Site) -> Call:
@@ -94,7 +93,7 @@ def _top_k_spec(x: Tensor, k: int) -> Spec:
 
 @kernel
 def _top_k(out, x, k):
-    """Each number moves in front of the smaller ones among those chosen so far."""
+    """Insertion: each number moves before the smaller of the k largest so far."""
     for r in range(x.shape[0]):
         row, chosen = x[r], out[r]
         for j in range(row.size):

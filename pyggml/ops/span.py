@@ -1,4 +1,4 @@
-"""Which keys a query sees, as ranges of their numbers.
+"""Spans: the range of keys that each query sees.
 
 window_span    (first, end) -> (max(first, end − window), end): a sliding window
 """

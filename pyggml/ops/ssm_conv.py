@@ -1,9 +1,9 @@
 """The short causal convolution of Mamba, LFM2 and gated delta nets.
 
 ssm_conv       y[t,c] = Σ_i w[c,i]·x[t − K + 1 + i, c], over the tokens of t's own sequence
-ssm_conv_back  dx; the gradients of the initial state and of w beside it
+ssm_conv_back  dx; its `saved` are the gradients of the initial state and w
 
-Sequences lie one after the other in a row of tokens; a token at position 0 begins one.
+A row of tokens holds one sequence after another; a token at position 0 begins one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pyggml.tensor import Tensor
 def ssm_conv(state: Tensor, x: Tensor, w: Tensor, positions: Tensor) -> Tensor:
     """Causal convolution of each channel: x (T, C), w (C, K) -> (T, C), F32 (ggml's SSM_CONV).
 
-    state (K − 1, C) holds the inputs before the first token, the latest last; positions (T,) I32
-    say how far back a token's own sequence reaches, so that others and older are not seen. The
-    result's `saved[0]` is the state after the last token. ggml's op takes state and x joined and
-    transposed, and has an axis of sequences. Raises ShapeError.
+    state (K − 1, C) holds the inputs before the first token, the latest last. positions (T,) I32
+    tell how many earlier tokens belong to a token's own sequence; it sees no others. The result's
+    `saved[0]` is the state after the last token. ggml's op takes state and x joined and transposed,
+    and has an axis of sequences. Raises ShapeError if shapes or types do not fit.
     """
     return SSM_CONV(state, x, w, positions)
 
@@ -81,7 +81,7 @@ def _ssm_conv_back(dx, dstate, dw, taps, dtaps, state, x, w, positions, dy):
 
 
 def _taps(site: Site) -> np.ndarray:
-    """Scratch (…, K, C)."""
+    """The scratch, (…, K, C): transposed weights, in the back op also their gradients."""
     c, k = site.node.src[2].shape
     return site.scratch.view(np.float32).reshape(-1, k, c)
 

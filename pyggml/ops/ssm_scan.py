@@ -1,9 +1,9 @@
 """The selective scan of Mamba (arXiv:2312.00752) and Mamba 2 (arXiv:2405.21060).
 
 ssm_scan       S_t = S_{t-1}·exp(Δ_t A) + (Δ_t x_t) B_tᵀ,  y_t = S_t C_t,  Δ = softplus(dt)
-ssm_scan_back  dx; the gradients of state, dt, A, B, C beside it
+ssm_scan_back  dx; its `saved` are the gradients of state, dt, A, B, C
 
-Sequences lie one after the other in a row of tokens; a token at position 0 begins one.
+A row of tokens holds one sequence after another; a token at position 0 begins one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pyggml.ops.recurrence import (
 )
 from pyggml.tensor import Tensor
 
-_LINEAR = np.float32(20)  # softplus(x) is x from here on, as in ggml
+_LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
 
 
 def ssm_scan(
@@ -44,10 +44,10 @@ def ssm_scan(
 ) -> Tensor:
     """The selective scan -> (T, H, P), F32 (ggml's SSM_SCAN).
 
-    state (H, P, N), x (T, H, P), dt (T, H) before its softplus, a (H, N) or, one decay for a head
-    as in Mamba 2, (H, 1); b and c (T, G, N), head h uses group h // (H / G). Mamba 1 has H channels
-    with P = 1. positions (T,) I32: 0 begins a sequence with a zero state. The result's `saved[0]`
-    is the last state. Raises ShapeError.
+    state is (H, P, N), x (T, H, P), dt (T, H) before its softplus, b and c (T, G, N); head h uses
+    group h // (H / G). a is (H, N), or (H, 1) with one decay per head as in Mamba 2. Mamba 1 has H
+    channels with P = 1. positions (T,) I32: 0 begins a sequence with a zero state. The result's
+    `saved[0]` is the last state. Raises ShapeError if shapes or types do not fit.
     """
     return SSM_SCAN(state, x, dt, a, b, c, positions)
 
@@ -122,7 +122,7 @@ def _scan_run(site: Site) -> Call:
 def _factors(
     x: np.ndarray, dt: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray
 ) -> dict[str, Any]:
-    """The recurrence's factors but v, for every head, in float64."""
+    """The recurrence's factors of every head in float64, all but v."""
     delta, repeats = np.logaddexp(0, dt)[:, :, None], x.shape[1] // b.shape[1]
     decay = np.broadcast_to(np.exp(delta * a), (*dt.shape, b.shape[2]))
     return {"w": decay, "k": np.repeat(b, repeats, 1), "r": np.repeat(c, repeats, 1)}
@@ -149,7 +149,7 @@ def _scan_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _scan_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Mamba 1 has (H, 1, N) and a decay for each state, Mamba 2 (H, P, N) and one for a head."""
+    """States and decays: (H, 1, N) and (H, N) as in Mamba 1, (H, P, N) and (H, 1) as in Mamba 2."""
     for t, h, p, n, groups, n_a in [
         (1, 1, 1, 1, 1, 1),
         (9, 6, 1, 4, 1, 4),
@@ -160,7 +160,7 @@ def _scan_samples(rng: np.random.Generator) -> Iterator[Sample]:
         state, x, dt = (rng.standard_normal(s) for s in shapes)
         a = -rng.uniform(0.1, 2, (h, n_a))
         b, c = rng.standard_normal((2, t, groups, n))
-        dt[0, 0] = 25.0  # where softplus is a line
+        dt[0, 0] = 25.0  # above _LINEAR
         yield Sample((state, x, dt, a, b, c, sample_positions(rng, t)))
 
 
@@ -189,7 +189,7 @@ cpu_kernel(
 
 @kernel
 def _empty_scan(f, g, h, dx, ddt, da, db, dc, x, dt, a):
-    """The factors' gradients as those of the sources; db and dc (T, G, N) add over heads."""
+    """Add the factors' gradients g to those of the sources; heads of one group share db and dc."""
     group = h // (x.shape[1] // db.shape[1])
     n = db.shape[2]
     for j in range(a.shape[1]):
@@ -212,34 +212,35 @@ def _empty_scan(f, g, h, dx, ddt, da, db, dc, x, dt, a):
 
 
 @kernel
-def _add_parts(out, parts):
+def _sum_tasks(out, sums):
     out[:] = 0
-    for p in range(parts.shape[0]):
+    for task in range(sums.shape[0]):
         for i in range(out.size):
-            out[i] += parts[p, i]
+            out[i] += sums[task, i]
 
 
 @parallel
 def _ssm_scan_back(
-    dx, dstate, ddt, da, db_parts, dc_parts, f, g, states, n_kept, state, x, dt, a, b, c,
+    dx, dstate, ddt, da, db_sums, dc_sums, f, g, states, n_kept, state, x, dt, a, b, c,
     positions, dy,
 ):  # fmt: skip
     tasks, n_heads = f.shape[0], x.shape[1]
     for task in prange(tasks):
-        db_parts[task, :], dc_parts[task, :] = 0, 0
+        db_sums[task, :], dc_sums[task, :] = 0, 0
         for h in range(task * n_heads // tasks, (task + 1) * n_heads // tasks):
             _fill_scan(f[task], h, x, dt, a, b, c)
             head_backward(
                 g[task], dstate[h], f[task], dy, h, state[h], positions, states[task], n_kept,
                 False, False,
             )  # fmt: skip
-            _empty_scan(f[task], g[task], h, dx, ddt, da, db_parts[task], dc_parts[task], x, dt, a)
+            _empty_scan(f[task], g[task], h, dx, ddt, da, db_sums[task], dc_sums[task], x, dt, a)
 
 
-def _scan_back(db: np.ndarray, dc: np.ndarray, parts: np.ndarray, *arguments: Any) -> None:
+def _scan_back(db: np.ndarray, dc: np.ndarray, sums: np.ndarray, *arguments: Any) -> None:
+    """`sums` (2, tasks, T, G, N): each task adds up db and dc of its own heads."""
     _ssm_scan_back(*arguments)
-    for out, p in zip((db, dc), parts, strict=True):
-        _add_parts(out.reshape(-1), p.reshape(len(p), -1))
+    for out, of_tasks in zip((db, dc), sums, strict=True):
+        _sum_tasks(out.reshape(-1), of_tasks.reshape(len(of_tasks), -1))
 
 
 def _scan_back_scratch(node: Tensor, compute: Compute) -> int:
@@ -254,9 +255,9 @@ def _scan_back_run(site: Site) -> Call:
     tasks = n_tasks(x.shape[1])
     own = recurrence.scratch(site, tasks, x.shape[0], state, True)
     floats = site.scratch.view(np.float32)
-    parts = floats[floats.size - 2 * tasks * b.size :].reshape(2, tasks, *b.shape)
-    gradients = (site.out, dstate, ddt, da, *parts)
-    return Call(_scan_back, db, dc, parts, *gradients, *own, *site.src)
+    sums = floats[floats.size - 2 * tasks * b.size :].reshape(2, tasks, *b.shape)
+    gradients = (site.out, dstate, ddt, da, *sums)
+    return Call(_scan_back, db, dc, sums, *gradients, *own, *site.src)
 
 
 def _scan_back_spec(state: Tensor, x: Tensor, *others: Tensor) -> Spec:

@@ -1,4 +1,4 @@
-"""How much sharper attention becomes far from the start of a text.
+"""The factor that sharpens attention far from the start of a text.
 
 log_temperature    y = 1 + strength · ln(1 + floor(position / every))
 """
@@ -20,9 +20,9 @@ from pyggml.tensor import Tensor
 
 
 def log_temperature(positions: Tensor, strength: float, every: int) -> Tensor:
-    """(T,) F32 for positions (T,) I32, none below 0: what queries are multiplied by.
+    """The factors (T,) F32 of queries at positions (T,) I32, none below 0.
 
-    ggml has no such op: llama.cpp computes the numbers beside the graph. Raises ShapeError for
+    ggml has no such op: llama.cpp computes the factors outside the graph. Raises ShapeError for
     another shape or type, or if `every` is below 1.
     """
     return LOG_TEMPERATURE(positions, strength=float(strength), every=every)

@@ -1,6 +1,6 @@
-"""Triangles of matrices, and what is built with them.
+"""Triangular and diagonal matrices, and tensors of one value.
 
-tri          x where column < row, <=, > or >= row; 0 elsewhere
+tri          x on one side of the diagonal, with or without it; 0 elsewhere
 solve_tri    X of A X = B, A lower triangular
 solve_tri_t  X of Aᵀ X = B, its transpose
 diag         a vector on the diagonal of a matrix of zeros
@@ -25,7 +25,7 @@ from pyggml.ops.expect import expect_gapless, expect_type
 from pyggml.ops.matmul import mul_mat
 from pyggml.tensor import Tensor
 
-# Kind -> (the diagonals that are kept, as in column - row): from the first to the last.
+# Kind -> the first and the last diagonal that is kept, as column − row.
 _FAR = 1 << 30
 _KINDS = {
     "upper_diag": (0, _FAR),
@@ -46,7 +46,7 @@ def tri(x: Tensor, kind: str) -> Tensor:
 def solve_tri(a: Tensor, b: Tensor) -> Tensor:
     """X (..., n, m) of A X = B, a (..., n, n) lower triangular, b (..., n, m), F32 (SOLVE_TRI).
 
-    What stands above a's diagonal is not read; a zero on it gives infinities.
+    Elements above a's diagonal are not read. A zero on the diagonal gives infinities.
     """
     return SOLVE_TRI(a, b)
 
@@ -139,7 +139,7 @@ cpu_kernel(TRI, _tri_run)
 
 @kernel
 def _solve_row(x, a, i, others):
-    """x[i] = (x[i] − Σ a[i, t] x[t]) / a[i, i], the sum over `others`."""
+    """x[i] = (x[i] − Σ a[i, t] x[t]) / a[i, i], summed over the rows t of `others`."""
     row = x[i]
     for t in others:
         factor, known = a[i, t], x[t]

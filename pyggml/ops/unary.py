@@ -1,4 +1,4 @@
-"""Functions of one number: powers, exponentials, circles, signs and steps.
+"""Functions of one number: powers, exponentials, sine and cosine, signs and steps.
 
 sqr x²   sqrt   log   exp   expm1 e^x - 1   sin   cos   abs
 sgn -1, 0 or 1   step 1 where x > 0, else 0   clamp(x, low, high)
@@ -38,9 +38,9 @@ def unary_op(
     refuses: Refused = NO_SETTINGS,
     check: Callable[..., None] = lambda name, **_: None,
 ) -> Op:
-    """Declare y_i = f(x_i; params), F32, with kernel code(y, x, *params), seen as `arrays`.
+    """Declare y_i = f(x_i; params), F32; code(y, x, *params) gets arrays as `arrays` says.
 
-    check(name, **params) raises ShapeError for what `refuses` lists.
+    check(name, **params) raises ShapeError for the values in `refuses`.
     """
 
     def spec(x: Tensor, **params: Any) -> Spec:
@@ -63,7 +63,7 @@ def unary_op(
 
 
 def draws(least: float, most: float, /, signed: bool = True, **params: Any) -> Samples:
-    """Samples of magnitude least to most, so that a kink at 0 is kept at a distance."""
+    """Samples with magnitudes from least to most; least > 0 keeps them off a kink at 0."""
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for shape in [(1, 1), (3, 8), (2, 3, 5), (67,)]:
@@ -75,7 +75,7 @@ def draws(least: float, most: float, /, signed: bool = True, **params: Any) -> S
 
 _FLAT = NoGrad("the function is constant between its jumps")
 
-# -- powers, exponentials, circles --------------------------------------------------------------
+# -- powers, exponentials, sine and cosine ------------------------------------------------------
 
 
 def sqr(x: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ STEP = unary_op("step", GGMLUnaryOp.STEP, _step, _step_ref, _FLAT, draws(0, 2))
 
 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
-    """x, but at least low and at most high, F32; either may be infinite (ggml's CLAMP).
+    """x limited to [low, high], F32; either bound may be infinite (ggml's CLAMP).
 
     Raises ShapeError if low is above high.
     """
@@ -363,7 +363,7 @@ ROUND = unary_op("round", GGMLUnaryOp.ROUND, _round, _round_ref, _FLAT, draws(0,
 
 
 def trunc(x: Tensor) -> Tensor:
-    """x without what stands behind the point, F32 (ggml's unary TRUNC)."""
+    """x rounded towards 0, F32 (ggml's unary TRUNC)."""
     return TRUNC(x)
 
 

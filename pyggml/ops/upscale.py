@@ -1,7 +1,7 @@
-"""Axes made longer or shorter by interpolation, as PyTorch's interpolate places the samples.
+"""Axes made longer or shorter by interpolation, with sample points as in PyTorch's interpolate.
 
-Result i lies at (i + 1/2)·n/m − 1/2 of the source, from n to m elements, or with align_corners at
-i·(n − 1)/(m − 1). The cubic is Keys' with a = −3/4; beyond an end its element is repeated.
+From n to m elements, result i lies at (i + 1/2)·n/m − 1/2 of the source; with align_corners, at
+i·(n − 1)/(m − 1). The cubic is Keys' with a = −3/4. Beyond an end, the last element is repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def upscale(
 ) -> Tensor:
     """x F32 with axes of these sizes (ggml's UPSCALE, also called INTERPOLATE; no antialiasing).
 
-    "nearest" works on every axis, "bilinear" and "bicubic" on the last two and as nearest on the
-    others. Raises ShapeError for another mode or number of axes, or a size below 1.
+    Mode "nearest" treats all axes alike; "bilinear" and "bicubic" interpolate the last two axes and
+    treat the others as "nearest" does. Raises ShapeError for another mode or number of axes, or a
+    size below 1.
     """
     return UPSCALE(x, sizes=tuple(map(int, sizes)), mode=mode, align_corners=align_corners)
 
@@ -35,13 +36,14 @@ def _ratio(n: int, m: int, align_corners: bool) -> float:
     return (n - 1) / (m - 1) if align_corners and n > 1 and m > 1 else n / m
 
 
-def _places(n: int, m: int, align_corners: bool) -> np.ndarray:
+def _points(n: int, m: int, align_corners: bool) -> np.ndarray:
+    """Where in the source the m results lie, float64."""
     half = 0.0 if align_corners else 0.5
     return (np.arange(m) + half) * _ratio(n, m, align_corners) - half
 
 
 def _cubic(t: np.ndarray) -> np.ndarray:
-    """The weight of an element at distance t from a place, 0 from 2 on."""
+    """The weight of an element at distance t from a point, 0 from 2 on."""
     t = np.abs(t)
     near = ((_A + 2) * t - (_A + 3)) * t * t + 1
     far = ((_A * t - 5 * _A) * t + 8 * _A) * t - 4 * _A
@@ -52,14 +54,14 @@ def _axis(n: int, m: int, mode: str, align_corners: bool) -> Axis:
     if mode == "nearest":
         ratio = _ratio(n, m, align_corners)
         return picked(np.minimum((np.arange(m) * ratio + 1e-9).astype(np.int64), n - 1))
-    places = _places(n, m, align_corners)[:, None]
+    points = _points(n, m, align_corners)[:, None]
     if mode == "bilinear":
-        places = np.clip(places, 0, n - 1)
-        taps = np.floor(places) + np.arange(2)
-        weights = np.maximum(0, 1 - np.abs(places - taps))
+        points = np.clip(points, 0, n - 1)
+        taps = np.floor(points) + np.arange(2)
+        weights = np.maximum(0, 1 - np.abs(points - taps))
     else:
-        taps = np.floor(places) + np.arange(-1, 3)
-        weights = _cubic(places - taps)
+        taps = np.floor(points) + np.arange(-1, 3)
+        weights = _cubic(points - taps)
     return np.clip(taps, 0, n - 1).astype(np.int64), weights.astype(np.float32)
 
 
@@ -74,7 +76,7 @@ def _axes(shape: Shape, sizes: Shape, mode: str, align_corners: bool) -> list[Ax
 
 
 def _ref(x: np.ndarray, sizes: Shape, mode: str, align_corners: bool) -> np.ndarray:
-    """Axis after axis, element after element."""
+    """One axis after the other, one element after the other."""
     for axis, m in enumerate(sizes):
         own = mode if axis >= x.ndim - 2 else "nearest"
         lines = np.moveaxis(x, axis, -1)
@@ -89,14 +91,14 @@ def _at(lines: np.ndarray, i: int, m: int, mode: str, align_corners: bool) -> np
         corners = align_corners and n > 1 and m > 1
         i_source = i * (n - 1) // (m - 1) if corners else i * n // m
         return np.asarray(lines[..., i_source])
-    place = _places(n, m, align_corners)[i]
+    point = _points(n, m, align_corners)[i]
     if mode == "bilinear":
-        weights = np.interp(place, np.arange(n), np.arange(n))
-        low = int(weights)
-        part = weights - low
-        return np.asarray((1 - part) * lines[..., low] + part * lines[..., min(low + 1, n - 1)])
-    reach = range(int(np.floor(place)) - 1, int(np.floor(place)) + 3)
-    terms = (_cubic(np.array(place - t)) * lines[..., min(max(t, 0), n - 1)] for t in reach)
+        inside = min(max(point, 0.0), n - 1.0)
+        left = int(inside)
+        part = inside - left
+        return np.asarray((1 - part) * lines[..., left] + part * lines[..., min(left + 1, n - 1)])
+    reach = range(int(np.floor(point)) - 1, int(np.floor(point)) + 3)
+    terms = (_cubic(np.array(point - t)) * lines[..., min(max(t, 0), n - 1)] for t in reach)
     return np.asarray(sum(terms))
 
 

@@ -1,11 +1,12 @@
 """Windows into a tensor's memory, and writing through them.
 
 view        any axes at any strides, as ggml_view_4d
-view_back   zeros with the window added to them, its transpose
-acc         a with b added to a window of it
-set         a with b put into a window of it
+view_back   its transpose: zeros, with dy added to the window
+acc         a, with b added to a window of it
+set         a, with b written into a window of it
 
-A window is (shape, strides, offset); in parameters both count elements, not bytes.
+A window is (shape, strides, offset). Functions take strides and offset in bytes, as ggml does; a
+node's parameters hold them in elements.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
 def _in_elements(
     name: str, x: Tensor, shape: Shape, strides: Shape, offset: int
 ) -> dict[str, Shape | int]:
-    """The parameters of a window given in bytes."""
+    """A window in bytes as a node's parameters, in elements."""
     size = x.dtype.block_bytes
     if x.dtype.quantised or any(n % size for n in (*strides, offset)):
         raise ShapeError(
@@ -80,7 +81,7 @@ def _check_window(name: str, x: Tensor, shape: Shape, strides: Shape, offset: in
 
 
 def _window(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
-    """The window as an array; flat is one axis without gaps."""
+    """The window as an array, a view of `flat`, which has one axis without gaps."""
     in_bytes = tuple(s * flat.itemsize for s in strides)
     return np.ndarray(shape, flat.dtype, flat, offset * flat.itemsize, in_bytes)
 
@@ -153,7 +154,7 @@ def _zero_and_add(out, b, strides, offset):
 
 
 def _window_run(code: Callable[..., None]) -> Callable[[Site], Call]:
-    """Call code(out, *src but the last, last as four axes, its four strides, offset)."""
+    """Call code(out, *sources, b, strides, offset), where b, the last source, has four axes."""
 
     def run(site: Site) -> Call:
         *whole, b = site.src

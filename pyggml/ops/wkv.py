@@ -4,9 +4,9 @@ rwkv_wkv6          y_t = (S_{t-1} + (u·k_t) v_t) r_t,  S_t = S_{t-1} diag(w_t) 
                    (arXiv:2404.05892)
 rwkv_wkv7          S_t = S_{t-1} (diag(w_t) + a_t b_tᵀ) + v_t k_tᵀ, y_t = S_t r_t (arXiv:2503.14456)
 gated_linear_attn  S_t = S_{t-1} diag(w_t) + v_t k_tᵀ,  y_t = S_t r_t   (arXiv:2312.06635)
-wkv_back           dv of any of these; the gradients of the others beside it
+wkv_back           dv of any of these; its `saved` are the gradients of the other sources
 
-All vectors have D elements. A row of tokens holds sequences, each begun by a token at position 0.
+All vectors have D elements. A token at position 0 begins a sequence.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def rwkv_wkv6(
 ) -> Tensor:
     """RWKV 6's time mixing -> (T, H, D), F32 (ggml's RWKV_WKV6).
 
-    k, v, r and the decay w, itself and not its logarithm, (T, H, D); u (H, D) weighs a token's own
-    key. state (H, D, D) has an entry [value, key], ggml's its transpose. A position (T,) I32 of 0
-    begins a sequence with no state. `saved[0]` is the last state.
+    k, v, r and the decay w (itself, not its logarithm) are (T, H, D); u (H, D) weighs a token's own
+    key. state (H, D, D) is indexed [value, key]; ggml's is the transpose. positions (T,) I32: 0
+    begins a sequence with a zero state. The result's `saved[0]` is the last state.
     """
     return RWKV_WKV6(state, k, v, r, u, w, positions)
 
@@ -62,8 +62,8 @@ def rwkv_wkv7(
 ) -> Tensor:
     """RWKV 7's time mixing -> (T, H, D), F32 (ggml's RWKV_WKV7).
 
-    r, w, k, v, a, b (T, H, D), w the decay itself; state (H, D, D) has an entry [value, key].
-    positions and `saved[0]` are as those of `rwkv_wkv6`.
+    r, w, k, v, a, b are (T, H, D); w is the decay, not its logarithm. state (H, D, D) is indexed
+    [value, key]. positions and `saved[0]` are as those of `rwkv_wkv6`.
     """
     return RWKV_WKV7(state, r, w, k, v, a, b, positions)
 
@@ -73,8 +73,8 @@ def gated_linear_attn(
 ) -> Tensor:
     """scale · gated linear attention -> (T, H, D), F32 (ggml's GATED_LINEAR_ATTN).
 
-    k, v, q and the decay g, itself and not its logarithm, (T, H, D); state (H, D, D) has an entry
-    [value, key], ggml's its transpose. positions and `saved[0]` are as those of `rwkv_wkv6`.
+    k, v, q and the decay g (itself, not its logarithm) are (T, H, D). state (H, D, D) is indexed
+    [value, key]; ggml's is the transpose. positions and `saved[0]` are as those of `rwkv_wkv6`.
     """
     return GATED_LINEAR_ATTN(state, k, v, q, g, positions, scale=float(scale))
 
@@ -94,7 +94,7 @@ def _fill(f, h, w, k, r, v, a, b, scale):
 
 @kernel
 def _own_key(y, h, f, u):
-    """y += (Σ r·u·k) v: what RWKV 6 sees of the token itself."""
+    """y += (Σ r·u·k) v: RWKV 6's term for the token itself."""
     for t in range(f.shape[1]):
         r, k, v, weight = f[R, t], f[K, t], f[V, t], np.float32(0)
         for j in range(f.shape[2]):
@@ -173,7 +173,7 @@ def _checked(name: str, state: Tensor, positions: Tensor, v: Tensor, *others: Te
 
 
 def _call(site: Site, *factors: np.ndarray, scale: float = 1.0, coupled: bool, early: bool) -> Call:
-    """The forward kernel over w, k, r, v, a, b, u, positions; unread arrays for what is lacking."""
+    """The forward kernel over w, k, r, v, a, b, u, positions; lacking factors are unread arrays."""
     n_tokens, n_heads, _ = site.out.shape
     (work,) = recurrence.scratch(site, n_tasks(n_heads), n_tokens, site.src[0], False)
     arrays = (site.out, *site.saved, work, site.src[0], *factors)
@@ -192,7 +192,7 @@ def _last_state(state: Tensor, *_: Tensor, **__: object) -> tuple[Spec, ...]:
 def _draws(
     n: int, with_u: bool = False, **params: float
 ) -> Callable[[np.random.Generator], Iterator[Sample]]:
-    """state, n arrays (T, H, D) of which all may be decays, perhaps u (H, D), and positions."""
+    """Samples of a state, n arrays (T, H, D) that may be decays, with_u u (H, D), positions."""
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for t, h, d in [(1, 1, 1), (9, 3, 4), (26, 17, 6)]:
@@ -339,7 +339,7 @@ GATED_LINEAR_ATTN = op(
 cpu_kernel(GATED_LINEAR_ATTN, _gla_run, scratch=_scratch)
 
 # -- wkv_back -----------------------------------------------------------------------------------
-# Its last sources are u (RWKV 6), a and b (RWKV 7), or none (gated linear attention).
+# The last sources are u (RWKV 6), a and b (RWKV 7), or none (gated linear attention).
 
 
 def _back_spec(state: Tensor, *others: Tensor, scale: float) -> Spec:

@@ -1,7 +1,8 @@
 """The expanded integral of ELU (arXiv:2411.13010), as Apertus has it.
 
 xielu        a_p·x² + beta·x  where x > 0,  else  a_n·(e^min(x, eps) − 1 − x) + beta·x
-xielu_back   dy times 2·a_p·x + beta, or a_n·(e^x − 1) + beta, e^x counting where x < eps only
+xielu_back   dy · (slope + beta); slope = 2·a_p·x  where x > 0,  a_n·(e^x − 1)  where x < eps,
+             else −a_n
 """
 
 from __future__ import annotations

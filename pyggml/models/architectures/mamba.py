@@ -15,7 +15,7 @@ from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
 from pyggml.op import Spec
-from pyggml.ops import add, halves, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
+from pyggml.ops import add, halve, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
 from pyggml.tensor import Shape, Tensor
 
 
@@ -60,7 +60,7 @@ class Mamba(Part):
         return {**self._conv.state(at), f"{at}ssm_state": Spec(self._state)}
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
-        x, z = halves(net.linear(f"{at}ssm_in", x))
+        x, z = halve(net.linear(f"{at}ssm_in", x))
         x = silu(self._conv(net, at, x))
         y = add(self._scan(net, at, x), mul(x, net.weights[f"{at}ssm_d"]))
         return net.linear(f"{at}ssm_out", swiglu(z, y))
