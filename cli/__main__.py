@@ -15,6 +15,7 @@ COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",
     "generate": "write text that follows a prompt",
     "chat": "talk with a model, by its own chat template",
+    "serve": "answer requests of OpenAI's clients, also in a browser",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "merge": "add adapters to the weights of a model",
     "quantize": "pack a model's matrices as another type",

@@ -53,7 +53,7 @@ def command(
     **given: Any,
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
-    how = sampling_of(given)
+    how = sampling_of(given).seeded()
     opened = load(model, lora and [*lora], compute)
     pyggml.threads.set(threads)
     prompt = unescaped(prompt)

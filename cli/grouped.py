@@ -15,6 +15,7 @@ TITLES = {
     "adapter": "Adapter",
     "optimiser": "Optimiser",
     "memory": "Memory and speed",
+    "server": "Server",
     "output": "Output",
     "help": "Settings and help",
 }

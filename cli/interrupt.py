@@ -25,8 +25,9 @@ _NOTE = b"\nstopping after this step; Ctrl-C again ends at once, without saving\
 
 
 @contextmanager
-def stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """A context in which a first signal, or a standard output without a reader, calls `stop`.
+def stopping(stop: Callable[[], None], note: bytes = _NOTE) -> Iterator[None]:
+    """A context in which a first signal, or a standard output without a reader, calls `stop`; the
+    note tells the user.
 
     The same signal again raises SystemExit; KeyboardInterrupt would make the trainer save once
     more. SIGHUP is an exception: a shell and the system may both send it. An output lost for
@@ -40,7 +41,7 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
         asked.add(number)
         stop()
         with suppress(OSError):
-            os.write(2, _NOTE)  # print is not safe here: it may be what was interrupted
+            os.write(2, note)  # print is not safe here: it may be what was interrupted
 
     heard = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup, or `&`
     before = {s: signal.signal(s, handle) for s in heard}

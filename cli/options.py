@@ -89,6 +89,10 @@ def threads_option(function: F) -> F:
     return _threads(function)
 
 
+def compute_option(function: F) -> F:
+    return _compute(function)
+
+
 class Names(click.ParamType):
     """Words separated by commas."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pyggml.cli.grouped import GroupedOption
@@ -15,14 +15,14 @@ from pyggml.tokenizer import Tokenizer
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
 
 
-def sampling_options() -> list[GroupedOption]:
+def sampling_options(without: Iterable[str] = ()) -> list[GroupedOption]:
     """An option for every setting."""
-    return settings_options(Sampling, _FLAGS)
+    return settings_options(Sampling, _FLAGS, without)
 
 
 def sampling_of(given: Mapping[str, Any]) -> Sampling:
-    """The settings that the options give, with a seed. ConfigError if one is out of range."""
-    return Sampling(**given_settings(Sampling, _FLAGS, given)).seeded()
+    """The settings that the options give. ConfigError if one is out of range."""
+    return Sampling(**given_settings(Sampling, _FLAGS, given))
 
 
 def show(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:

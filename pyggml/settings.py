@@ -17,7 +17,7 @@ from typing import Any
 
 from pyggml.errors import ConfigError, Fault
 
-GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "output")
+GROUPS = ("model", "data", "sampling", "adapter", "optimiser", "memory", "server", "output")
 
 
 def setting(

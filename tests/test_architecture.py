@@ -41,6 +41,7 @@ LAYERS = [
     {"backward", "models"},
     {"model", "eager"},
     {"generation", "requantize"},
+    {"serving"},
     {"lora"},
     {"cli"},
 ]

@@ -1,0 +1,74 @@
+"""Faults → the API's error objects: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from pyggml import __version__
+from pyggml.errors import PyggmlError
+
+
+class ApiError(Exception):
+    """What is sent instead of an answer.
+
+    status    of HTTP
+    message   one or more sentences
+    param     the field at fault
+    code      a word that programs test for, such as context_length_exceeded
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        about = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": about}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+    @property
+    def type(self) -> str:
+        if self.status >= 500:
+            return "server_error"
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        return kinds.get(self.status, "invalid_request_error")
+
+
+def of_input(error: PyggmlError) -> ApiError:
+    """A fault of what the client sent, found by the library."""
+    param = next((fault[0] for fault in error.faults if not isinstance(fault, str)), None)
+    return ApiError(400, error.said(str), param)
+
+
+def program_fault() -> ApiError:
+    """A fault of this program, of which clients learn nothing more."""
+    return ApiError(500, f"pyggml {__version__} failed; its log says more")
+
+
+def too_long(n_prompt: int, n_ctx: int, param: str) -> ApiError:
+    """The prompt leaves no room for an answer."""
+    return ApiError(
+        400,
+        f"the prompt has {n_prompt} tokens, wanted fewer than the {n_ctx} of the context",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def unknown_model(name: str, known: tuple[str, ...]) -> ApiError:
+    shown = name if len(name) <= 64 else f"{name[:64]}…"
+    message = f"there is no model {shown!r}, known are {', '.join(known)}"
+    return ApiError(404, message, "model", "model_not_found")

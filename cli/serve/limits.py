@@ -1,0 +1,53 @@
+"""What clients may ask of a server: every limit's default, range and help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.settings import Settings, at_least, setting
+
+_GROUP = "server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Settings):
+    """Raises ConfigError with every setting that is out of range."""
+
+    parallel: int = setting(
+        8, "answers written at once", "1 to 64", lambda n: 1 <= n <= 64, group=_GROUP, common=True
+    )
+    ctx: int = setting(
+        0,
+        "most tokens of a prompt and its answer (0: the model's context, at most 4096)",
+        *at_least(0),
+        group=_GROUP,
+        common=True,
+    )
+    max_prompt: int = setting(
+        0, "most tokens of a prompt (0: what the context holds)", *at_least(0), group=_GROUP
+    )
+    max_tokens: int = setting(
+        0, "most tokens of an answer (0: what the context holds)", *at_least(0), group=_GROUP
+    )
+    queue: int = setting(
+        64, "answers that may wait for their turn; more are refused", *at_least(0), group=_GROUP
+    )
+    timeout: float = setting(
+        600.0,
+        "seconds after which an answer is cut off",
+        "above 0",
+        lambda s: 0 < s < 1e6,
+        group=_GROUP,
+    )
+    max_body: int = setting(
+        1 << 22, "most bytes of a request", "1024 or more", lambda n: n >= 1024, group=_GROUP
+    )
+
+    @property
+    def choices(self) -> int:
+        """The most answers to one request."""
+        return min(self.parallel + self.queue, 128)
+
+
+BODY_SECONDS = 30.0
+MOST_TOP_LOGPROBS = 20

@@ -1,0 +1,12 @@
+"""Many requests, one model: a scheduler that decodes them together, and the thread that runs it.
+
+request     what is asked for, and what is told on the way
+scheduler   which tokens go into the next pass
+worker      the thread that owns the scheduler
+"""
+
+from pyggml.serving.request import Expired, Failure, Request
+from pyggml.serving.scheduler import Scheduler
+from pyggml.serving.worker import Closed, Full, Worker
+
+__all__ = ["Closed", "Expired", "Failure", "Full", "Request", "Scheduler", "Worker"]

@@ -1,0 +1,46 @@
+"""What is asked of a scheduler, and what it tells on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pyggml.errors import PyggmlError
+from pyggml.generation import Completion, Piece
+from pyggml.model import Model
+
+
+class Expired(PyggmlError):
+    """A request whose time has come to an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request ends without the rest of its answer. An error that is no PyggmlError is a fault of
+    the program."""
+
+    error: Exception
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """A prompt to be continued; submitted once.
+
+    prompt       (n,) int32, at least one token
+    completion   what samples the answer, and says when it ends
+    model        the batch's model, or that with other adapters
+    tell         called with each piece, from the thread that computes. The last call has a piece
+                 with `finish`, or a Failure; there is none after a cancellation
+    deadline     time.monotonic() at which it fails with Expired
+    n_cached     how many tokens of the prompt were in the cache; known with the first piece
+    """
+
+    prompt: np.ndarray
+    completion: Completion
+    model: Model
+    tell: Callable[[Piece | Failure], None]
+    deadline: float = math.inf
+    n_cached: int = field(default=0, init=False)

@@ -1,0 +1,124 @@
+"""A tiny model with a chat template and two adapters, behind a server on a free port."""
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+
+import pyggml
+from pyggml.chat import ChatEncoder, find_template
+from pyggml.cli.serve.app import make_app
+from pyggml.cli.serve.guard import Access
+from pyggml.cli.serve.limits import Limits
+from pyggml.cli.serve.page import page_routes
+from pyggml.cli.serve.service import Service
+from pyggml.generation import Batch, Sampling
+from pyggml.lora import LoraConfig, attach
+from pyggml.serving import Scheduler, Worker
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}assistant:"
+)
+
+
+@pytest.fixture(scope="session")
+def chatty(model_with):
+    """Path of the tiny model with a template and a context of 512 tokens."""
+    return model_with(tokenizer__chat_template=TEMPLATE, llama__context_length=512)
+
+
+@pytest.fixture(scope="session")
+def adapters(chatty, tmp_path_factory):
+    """Name -> path of an adapter that changes what the model says."""
+    folder, found = tmp_path_factory.mktemp("adapters"), {}
+    for seed, name in enumerate(("red", "blue"), 1):
+        adapter = attach(pyggml.load(chatty), LoraConfig(rank=2, alpha=5.0))
+        data = adapter.parameters.data
+        data[:] = np.random.default_rng(seed).normal(0, 0.4, len(data))
+        found[name] = folder / f"{name}.gguf"
+        adapter.save(found[name])
+    return found
+
+
+@dataclass
+class Serving:
+    """A running server, and a client that talks to it."""
+
+    url: str
+    service: Service
+    batch: Batch
+    http: httpx.Client
+
+    def chat(self, content="the ", **fields):
+        return self.http.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": content}], **fields},
+        )
+
+    def text(self, prompt="the ", **fields):
+        return self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    def said(self, *args, **fields):
+        """The text of one answer to a prompt."""
+        answer = self.text(*args, **fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    def slow_down(self, seconds=0.05):
+        """Let every pass take this long, as those of a larger model."""
+        feed = self.batch.feed
+        self.batch.feed = lambda pieces: (time.sleep(seconds), feed(pieces))[1]
+
+    def until(self, condition, seconds=20):
+        """Wait for something that other threads do."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not happen"
+            time.sleep(0.01)
+
+
+@contextmanager
+def started(path, adapters, sampling=None, access=None, **limits):
+    base = pyggml.load(path)
+    named = {name: base.with_adapter_files(file) for name, file in adapters.items()}
+    limits = Limits(**{"parallel": 4, **limits})
+    batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
+    worker = Worker(Scheduler(batch), limits.parallel + limits.queue, lambda: None)
+    encoder = ChatEncoder(find_template(base.tokenizer), base.tokenizer)
+    service = Service(
+        {"tiny": base, **named}, worker, encoder, sampling or Sampling(), limits, batch.n_ctx
+    )
+    app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            with httpx.Client(base_url=url, timeout=60) as http:
+                serving = Serving(url, service, batch, http)
+                serving.until(lambda: server.started)
+                yield serving
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="package")
+def server(chatty, adapters):
+    """The models tiny, red and blue; four answers at once."""
+    with started(chatty, adapters) as serving:
+        yield serving
+
+
+@pytest.fixture
+def serve(chatty, adapters):
+    """serve(**limits): a server of its own, as a context."""
+    return lambda **given: started(chatty, adapters, **given)

@@ -1,0 +1,109 @@
+"""`pyggml serve` as a process: its first lines, its refusals, its end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+
+import httpx
+import pytest
+
+from pyggml.cli.serve.command import is_loopback
+
+
+@pytest.fixture
+def process(chatty, adapters):
+    """Starts `pyggml serve` on a free port; the process and its URL."""
+    started = []
+
+    def start(*arguments, **environment):
+        command = [sys.executable, "-m", "pyggml.cli", "serve", "-m", str(chatty), "--port", "0"]
+        running = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+        started.append(running)
+        lines = []
+        for line in running.stdout:
+            lines.append(line)
+            if found := re.search(r"serving +(http://\S+)/v1", line):
+                return running, found[1], lines
+        raise AssertionError(running.stderr.read())
+
+    yield start
+    for running in started:
+        running.kill()
+        running.communicate()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_after_the_answers_under_way(process, adapters, number):
+    running, url, lines = process("--lora", f"red={adapters['red']}", "--parallel", 2)
+    assert re.search(r"^cache .*: 2 answers at once, 512 tokens each", "".join(lines), re.M)
+    wait_until_it_answers(url)
+    body = {"prompt": "a", "model": "red", "stream": True, "max_tokens": 200, "temperature": 0}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+        parts = stream.iter_lines()
+        next(parts)
+        running.send_signal(number)
+        assert [part for part in parts if part][-1] == "data: [DONE]"
+    _, err = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert "stopping when the answers under way are done" in err and "Traceback" not in err
+
+
+def test_names_keys_and_the_page(process, adapters):
+    lora = ("--lora", f"{adapters['red']}:0.5", "--lora", f"b={adapters['blue']}")
+    _, url, _ = process(*lora, "--alias", "base", "--web", PYGGML_API_KEY="k1")
+    wait_until_it_answers(url)
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    listed = httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer k1"}).json()
+    assert [model["id"] for model in listed["data"]] == ["base", "red", "b"]
+    assert "<title>base" in httpx.get(f"{url}/").text
+
+
+def wait_until_it_answers(url):
+    httpx.get(f"{url}/health", timeout=30)  # the socket listens before the line is printed
+
+
+REFUSED = [
+    (("--host", "0.0.0.0"), "--host is 0.0.0.0, where others can connect: wanted --api-key"),
+    (("--api-key", "a b"), "--api-key has a character that no header can hold"),
+    (("--ctx", "9999"), "--ctx is 9999, wanted at most the model's 512"),
+    (("--parallel", "0"), "--parallel is 0, wanted 1 to 64"),
+    (("--lora", "tiny=x.gguf"), "--lora tiny has the name of the model itself"),
+    (("--lora", "a=missing.gguf"), "missing.gguf"),
+    (("--chat-template", "nope"), "is no chat template"),
+    (("--host", "192.0.2.1", "--api-key", "k"), "192.0.2.1:0: "),
+    (("--temp", "-1"), "--temp is -1.0, wanted 0 to 100"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED, ids=[m for _, m in REFUSED])
+def test_refused(pyggml, chatty, arguments, message):
+    with warnings.catch_warnings():
+        ended = pyggml("serve", "-m", chatty, "--port", 0, *arguments)
+    assert ended.code == 2 and message in ended.err and ended.err.count("\n") == 1
+
+
+def test_a_port_in_use(pyggml, chatty, server):
+    ended = pyggml("serve", "-m", chatty, "--port", server.url.rpartition(":")[2])
+    assert ended.code == 2 and "in use" in ended.err
+
+
+def test_without_its_packages_it_says_what_to_install(pyggml, chatty, monkeypatch):
+    module = sys.modules["pyggml.cli.serve.command"]
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    ended = pyggml("serve", "-m", chatty)
+    assert ended.code == 2 and "pip install 'pyggml[serve]'" in ended.err
+
+
+def test_what_the_loopback_is():
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "")))
