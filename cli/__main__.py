@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "answer requests of OpenAI's clients, also in a browser",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "merge": "add adapters to the weights of a model",
+    "export-ollama": "write the Modelfile of a model, its adapter and its template",
     "quantize": "pack a model's matrices as another type",
     "inspect": "what is in a GGUF file, and what training it would take",
     "warmup": "compile all kernels now, so that later commands start at once",
@@ -39,8 +40,8 @@ class _Commands(click.Group):
 
 
 def command(name: str) -> click.Command:
-    """The click command in pyggml.cli.NAME."""
-    found = importlib.import_module(f"pyggml.cli.{name}").command
+    """The click command in pyggml.cli.NAME, with _ for - in the name."""
+    found = importlib.import_module(f"pyggml.cli.{name.replace('-', '_')}").command
     assert isinstance(found, click.Command)
     return found
 

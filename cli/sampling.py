@@ -16,7 +16,7 @@ _FLAGS = {"temperature": "temp"}  # llama.cpp's name
 
 
 def sampling_options(without: Iterable[str] = ()) -> list[GroupedOption]:
-    """An option for every setting."""
+    """An option for every setting but those left out."""
     return settings_options(Sampling, _FLAGS, without)
 
 

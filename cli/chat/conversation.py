@@ -63,7 +63,7 @@ class Conversation:
         self.set_system(system)
         # Of a model without a token for it, the end of a turn is but text.
         ending = answer_ending(template).strip()
-        self.how = replace(how, stop=(*how.stop, ending)) if ending else how
+        self.how = replace(how.seeded(), stop=(*how.stop, *filter(None, [ending])))
         self._n_asked = 0  # each answer has a seed of its own
         self._session, self._read = Session(model, n_ctx), list[int]()
 

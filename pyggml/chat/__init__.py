@@ -4,6 +4,7 @@ limits     the most that a template may cost
 sandbox    Jinja2 as chat templates expect it
 template   messages → text
 source     the choice of a template: the model's own, a built-in one, a file's
+turns      what a template writes around messages, where that is all it does
 answers    the ranges of the assistant's answers in the text
 encode     the tokens, and which of them are learned
 """
@@ -12,6 +13,7 @@ from pyggml.chat.answers import answer_ending
 from pyggml.chat.encode import TRAIN_ON, ChatEncoder, EncodedChat
 from pyggml.chat.source import BUILT_IN, MODEL, find_template
 from pyggml.chat.template import ChatTemplate, Message
+from pyggml.chat.turns import Turns, find_turns
 
 __all__ = [
     "BUILT_IN",
@@ -21,6 +23,8 @@ __all__ = [
     "ChatTemplate",
     "EncodedChat",
     "Message",
+    "Turns",
     "answer_ending",
     "find_template",
+    "find_turns",
 ]
