@@ -1,10 +1,9 @@
 """The path `decode`: attention of a few queries over many keys, as when text is generated.
 
 The keys that a query sees are split (flash decoding, Dao et al. 2023). A task takes one query, all
-of its heads and one split, so that keys and values are read once and in the order they lie in. Then
-each head's splits are joined: of a split there are the largest score m, Σ e^(s − m), and
-Σ e^(s − m) v. How the keys are split depends on their number only. Keys and values are float32 or,
-as a cache keeps them, float16.
+of its heads and one split, so that keys and values are read once, in memory order. It leaves the
+largest score m, Σ e^(s − m) and Σ e^(s − m) v of each head. Then each head's splits are joined. The
+split depends on the number of keys only. Keys and values are float32 or, as in a cache, float16.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from pyggml.sizes import round_up
 
 _FEWEST_KEYS = 64  # of a split
 _MOST_SPLITS = 32
-_TOP, _NORM, _SCORES = 0, 1, 2  # what stands in a head's part, after its D sums
-_LINE = 16  # floats
+_TOP, _NORM, _SCORES = 0, 1, 2  # in a head's part, after its D sums: m, Σ e^(s − m), scores
+_LINE = 16  # floats of a cache line
 
 
 class Decode(Frame):
-    """What both kinds of keys have in common."""
+    """The fields for keys of either type."""
 
     o: Floats3
     lse: Floats2
@@ -66,7 +65,7 @@ class DecodeF16(Decode):
 
 
 def _split_keys(n_keys: int) -> int:
-    """Keys of one split, of so many that a query sees."""
+    """How many keys one split has, if a query sees n_keys."""
     return _FEWEST_KEYS * max(1, -(-n_keys // (_FEWEST_KEYS * _MOST_SPLITS)))
 
 
@@ -75,7 +74,7 @@ _keys_of = kernel(_split_keys)
 
 @kernel
 def _add_scores(part, at, q, k, first, n, h, g):
-    """part[h, at + j] += q[h]·k[first + j, g] over the numbers after a row's whole vectors."""
+    """part[h, at + j] += q[h]·k[first + j, g] over the numbers after a key's whole vectors."""
     for j in range(n):
         for i in range(q.shape[1] // LANES * LANES, q.shape[1]):
             part[h, at + j] += q[h, i] * as_float(k[first + j, g, i])
@@ -92,7 +91,7 @@ def _add_values(part, at, v, first, n, h, g):
 
 @kernel
 def _softmax(row, n, scale):
-    """row = e^(scale·row − top) of its first n scores, 0 for the others; top and their sum."""
+    """row = e^(scale·row − top) for its first n scores, 0 for the others. Returns (top, sum)."""
     for j in range(n):
         row[j] *= scale
     top, norm = row_max(row[:n]), np.float32(0)
@@ -105,7 +104,7 @@ def _softmax(row, n, scale):
 
 @kernel
 def _one_split(part, q, k, v, first, n, scale):
-    """part (H, …) of the keys first … first + n; q (H, D). Heads go by two or one."""
+    """part (H, …) for the keys first … first + n; q (H, D). Heads are taken by twos, or one."""
     n_heads, d = q.shape
     repeats, at, rest = n_heads // k.shape[1], d + _SCORES, d % LANES
     row, q_row = 4 * part.shape[1], 4 * d
@@ -140,7 +139,7 @@ def _one_split(part, q, k, v, first, n, scale):
 
 @kernel
 def _join(o, parts, h):
-    """One head's result from its parts (n, H, …), of which there is one or more; returns lse."""
+    """o = one head's result, made of its parts (n, H, …), n >= 1. Returns lse."""
     d = o.size
     top = parts[0, h, d + _TOP]
     for b in range(1, parts.shape[0]):
@@ -159,7 +158,7 @@ def _join(o, parts, h):
 
 
 def _split_task(f, task, thread):
-    """One split of one query's keys, if it sees so many."""
+    """One split of one query's keys; nothing if the query sees fewer."""
     t, i = task // f.n_splits, task % f.n_splits
     start, stop = f.span[t, 0], f.span[t, 1]
     n_keys = _keys_of(stop - start)
@@ -210,7 +209,8 @@ def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
 
 
 def _launch_seen(span: np.ndarray, f: Decode, splits: Stage, joins: Stage) -> None:
-    """No tasks for keys that no query sees: of a cache half full they would be one thread's."""
+    """Launch tasks for keys that some query sees only: in a half-filled cache, tasks without keys
+    would all be one thread's."""
     seen = [max(stop - start, 0) for start, stop in span.tolist()]
     n_splits = max(-(-n // _split_keys(n)) for n in seen)
     f.put(n_splits=n_splits)

@@ -1,4 +1,4 @@
-"""The path `flash`: attention in tiles, never storing the (T, S) matrix (Dao et al. 2022, 2023).
+"""The path `flash`: attention in tiles, without the (T, S) matrix (Dao et al. 2022, 2023).
 
 s_ij = scale · q_i·k_j for span_i0 <= j < span_i1, else −∞
 p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
@@ -6,9 +6,9 @@ p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
 First K and V are packed. A task then takes a tile's queries of one head, and goes over the tiles of
 keys with a running maximum m and a running sum (the paper's ℓ) of each query.
 
-This pass is exact, whatever packed weights are multiplied with: in its scores the exponential would
-make relative errors of absolute ones, and P and V rounded to bfloat16 cost a fifth more error in
-the logits for a tenth of its time (measured).
+This pass is exact for every compute type. The exponential would turn absolute errors of scores into
+relative ones. Rounding P and V to bfloat16 would save a tenth of the time, and add a fifth to the
+error of the logits (measured).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _EXACT = np.bool_(False)  # not `pairs`
 
 
 class FlashForward(Frame):
-    """One tile of queries of one head a task."""
+    """A task takes one tile of queries of one head."""
 
     o: Floats3
     lse: Floats2
@@ -68,7 +68,7 @@ class FlashForward(Frame):
 
 @kernel
 def _forward_tile(f, thread, head, first):
-    """Queries first … of one head."""
+    """The tile of queries that begins at `first`, for one head."""
     span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
     packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
     n = min(BR, f.q.shape[0] - first)
@@ -92,7 +92,7 @@ def _forward_tile(f, thread, head, first):
 
 @task_code(FlashForward)
 def _forward_task(f, task, thread):
-    """Tiles of few keys and of many in turn, so that neighbouring tasks take equally long."""
+    """Tiles with few and with many keys alternate, so that neighbouring tasks take equally long."""
     n_tiles = (f.q.shape[0] + BR - 1) // BR
     head, turn = task // n_tiles, task % n_tiles
     i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
@@ -103,7 +103,7 @@ def _forward_task(f, task, thread):
 
 
 def fills_tiles(p: Problem) -> bool:
-    """Whether this is float32 softmax attention of enough queries to fill a tile's group."""
+    """Whether this is float32 attention without extras, of enough queries to fill a group of MR."""
     return not p.has_extras and p.key_type is F32 and p.n_queries >= MR
 
 

@@ -3,9 +3,10 @@
 With P as pyggml.attention.flash has it, δ_i = do_i·o_i and ds_ij = p_ij (do_i·v_j − δ_i):
 dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij do_i
 
-First K and V are packed. A task then takes one head, or of few heads every n-th tile of queries,
-makes P and dS once for all three gradients, and sums dK and dV in memory of its own, which a last
-stage adds up: no two threads add to the same number, and no sum depends on who computes it.
+First K and V are packed. A task then takes one head; if there are few heads, every n-th tile of its
+queries. It makes P and dS once for all three gradients, and sums dK and dV in memory of its own. A
+last stage adds these sums up. So no two threads add to the same number, and no sum depends on the
+thread that computes it.
 
 With `pairs` the factors of the products are rounded to bfloat16.
 """
@@ -46,11 +47,11 @@ from pyggml.gemm.panels import LANES
 from pyggml.scratch import Array, Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
-FEWEST_TASKS = 16  # if there are tiles enough
+FEWEST_TASKS = 16  # if there are enough tiles
 
 
 class FlashBackward(Frame):
-    """One head a task, or every n-th tile of its queries, n tasks to a head."""
+    """A task takes one head, or every n-th tile of its queries, with n tasks per head."""
 
     dq: Floats3
     q: Floats3
@@ -97,7 +98,7 @@ def _load(f, thread, head, first, n, n_rows):
 
 @kernel
 def _backward_tile(f, task, thread, head, first):
-    """dQ of a tile's queries; what they add to dK and dV goes to the task's sums."""
+    """dQ of a tile's queries; their share of dK and dV is added to the task's sums."""
     pairs, span, key_head = f.pairs, f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
     n = min(BR, f.q.shape[0] - first)
     n_groups = (n + MR - 1) // MR
@@ -140,7 +141,7 @@ def _backward_task(f, task, thread):
 
 
 class KeyGradients(Frame):
-    """dK and dV of BC keys of one key head a task: the sums of all tasks that share the head."""
+    """A task makes dK and dV of BC keys of one key head: the sums of all tasks of this head."""
 
     dk: Floats3
     dv: Floats3
@@ -151,7 +152,7 @@ class KeyGradients(Frame):
 
 @kernel
 def _add_up(to, sums, which, first, repeats, key, factor):
-    """to (D,) = factor · the sums at one key, of dK or dV, over the tasks `first` …"""
+    """to (D,) = factor · Σ of dK or dV at one key, over `repeats` tasks from `first` on."""
     fill(to, ZERO)
     for task in range(first, first + repeats):
         of = sums[2 * task + which, key]
@@ -174,7 +175,7 @@ def _keys_task(f, task, thread):
 
 
 def n_tasks(p: Problem) -> int:
-    """Tasks of the pass: as many to each head."""
+    """Tasks of the pass: equally many for each head."""
     return p.n_heads * min(-(-p.n_queries // BR), -(-FEWEST_TASKS // p.n_heads))
 
 

@@ -1,4 +1,4 @@
-"""What attention is asked for, and what a row of the table of paths says.
+"""Problem: what attention is asked for. Path: a row of the table of paths.
 
 Sizes: T queries of H heads, S keys of HK heads, D numbers to a head. Query head h uses key head
 h // (H / HK).
@@ -20,7 +20,7 @@ from pyggml.scratch import Layout, Scratch
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What decides which path serves, known before there is memory."""
+    """All that decides which path serves. It is known before there is memory."""
 
     n_queries: int  # T
     n_heads: int  # H
@@ -39,7 +39,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The arrays of a forward pass. An extra that is absent has a value that changes nothing."""
+    """The arrays of a forward pass. An absent extra has a neutral value."""
 
     q: np.ndarray  # (T, H, D) float32
     k: np.ndarray  # (S, HK, D) float32 or float16
@@ -56,7 +56,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward(Forward):
-    """The arrays of a backward pass: o and lse are given, dq, dk, dv and dsinks are wanted."""
+    """The arrays of a backward pass: given o and lse, it computes dq, dk, dv and dsinks."""
 
     do: np.ndarray  # (T, H, D)
     dq: np.ndarray  # (T, H, D)
@@ -72,7 +72,7 @@ Arrays = TypeVar("Arrays", bound=Forward)
 class Path(Generic[Arrays]):
     """One way to compute attention; see pyggml.attention.table.
 
-    compiled  whether it is made of machine code only, so that there is none without the JIT
+    compiled  whether it needs the JIT
     takes     (problem) -> whether it can, and should, compute this
     layout    (problem) -> its scratch: every array that one call needs besides its arguments
     bind      (problem, arrays, scratch by name) -> the call; the arrays stay where they are

@@ -1,6 +1,6 @@
 """The path `plain`: one query and head after the other, the reference of flash and decode.
 
-It is what runs without the JIT, and its backward pass serves queries too few to fill a tile.
+It serves without the JIT. Its backward pass also serves queries too few to fill a tile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyggml.scratch import Scratch
 
 @kernel
 def _row(o, q, k, v, g, start, stop, scale):
-    """One query's result from head g of the keys; returns lse."""
+    """o = one query's attention over key head g. Returns lse."""
     top, norm = MASKED, np.float32(0)
     fill(o, np.float32(0))
     for j in range(start, stop):

@@ -1,6 +1,6 @@
 """The path `rows`: few queries with extras, one row of scores after the other.
 
-A product of matrices is not worth its start for so few. Keys and values are float32 or float16.
+So few do not repay a matrix product's start. Keys and values are float32 or float16.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@
 | rows     | few queries                                    | float32 or float16  |
 | unfused  | any                                            | float32             |
 
-A path that reads float32 alone has a second row, which widens float16 keys and values first. The
+A path that reads only float32 has a second row, which widens float16 keys and values first. The
 backward pass has amx, flash, plain and unfused. `amx` needs a CPU with tile registers and a compute
 type that may round. Without the JIT there are neither decode, amx nor flash.
 
-A faster path for some CPU is one more row above those that it replaces.
+A faster path for some CPUs is one more row, above those that it replaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPILED = CHOSEN.name != "numpy"
 
 
 def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
-    """Those that this process can run."""
+    """The paths that this process can run."""
     return tuple(path for path in paths if _COMPILED or not path.compiled)
 
 

@@ -1,7 +1,7 @@
-"""The path `unfused`: a softmax between two products, for scores that flash's tiles do not know.
+"""The path `unfused`: a softmax between two products, for scores with extras.
 
-A row of scores is a pair of query and head. SCORE_ROWS of them are made at a time, over the keys
-that one of them sees. The heads that share a key head are rows of one product.
+A row of scores belongs to one query and head. SCORE_ROWS of them are made at a time, over all keys
+that any of them sees. Heads that share a key head are rows of one product.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.scratch import Array, Layout, Scratch
 
-SCORE_ROWS = 192  # that exist at once; at 4096 keys they are 3 MiB
+SCORE_ROWS = 192  # rows of scores that exist at once: 3 MiB with 4096 keys
 _ZERO = np.float32(0)
 
 # -- kernels over the rows of a part ------------------------------------------------------------
@@ -28,7 +28,7 @@ _ZERO = np.float32(0)
 
 @parallel
 def _rows_forward(p, lse, extras, first, first_key, head, repeats):
-    """p (n, keys from `first_key` on), q·k, becomes probabilities.
+    """p (n, keys from `first_key` on) holds q·k and becomes probabilities.
 
     Row m is query first + m // repeats of head + m % repeats.
     """
@@ -42,7 +42,7 @@ def _rows_forward(p, lse, extras, first, first_key, head, repeats):
 
 @parallel
 def _rows_back(p, ds, o, do, lse, delta, extras, first, first_key, head, repeats):
-    """p from q·k to probabilities, ds from do·v to the gradients of q·k; writes delta (H, T)."""
+    """p: q·k becomes probabilities. ds: do·v becomes d(loss)/d(q·k). Writes delta (H, T)."""
     for m in prange(p.shape[0]):
         t, h = first + m // repeats, head + m % repeats
         start, stop = seen_keys(extras, t)
@@ -69,7 +69,7 @@ def _sinks_back(dsinks, sinks, lse, delta):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The scores of some queries and of the heads of one group, over a range of keys."""
+    """The scores of some queries and the heads that share a key head, over a range of keys."""
 
     group: int
     heads: slice
@@ -120,7 +120,7 @@ def _parts(a: Forward) -> Iterator[_Part]:
 
 
 def _queries_at_once(repeats: int) -> int:
-    """So many that their heads make up about SCORE_ROWS rows."""
+    """How many queries make up about SCORE_ROWS rows with `repeats` heads each."""
     return max(1, SCORE_ROWS // repeats)
 
 
@@ -144,7 +144,7 @@ def _n_rows(p: Problem) -> int:
 
 
 def _products_array(p: Problem) -> Array:
-    """Scratch of any product here."""
+    """Scratch, enough for each product of this path."""
     n, d = _n_rows(p), p.head_size
     shapes = [(n, d), (n, p.n_keys), (p.n_keys, n)]
     return Array((max(gemm.strided_bytes(*shape) for shape in shapes),), np.uint8)

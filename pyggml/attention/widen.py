@@ -1,4 +1,4 @@
-"""Keys and values that a cache keeps in float16, for paths that read float32."""
+"""float16 keys and values of a cache, widened for paths that read float32."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pyggml.scratch import Array, Layout, Scratch
 
 
 def as_bits(a: np.ndarray) -> np.ndarray:
-    """The array as kernels take it: float16 as uint16, since Numba knows no float16."""
+    """float16 as uint16, since Numba knows no float16; other arrays as they are."""
     return a.view(np.uint16) if JIT and a.dtype == np.float16 else a
 
 
 def after_widening(path: Path[Forward]) -> Path[Forward]:
-    """A path that widens float16 keys and values, then does what `path` does with float32."""
+    """A path that widens float16 keys and values, then runs `path` on float32."""
 
     def widened(problem: Problem) -> Problem:
         return replace(problem, key_type=F32)
@@ -46,7 +46,7 @@ def _bits(a: np.ndarray) -> np.ndarray:
 
 
 def _widen_seen(span: np.ndarray, copies: list[tuple[np.ndarray, np.ndarray]], call: Call) -> None:
-    """Rows past the last that any query sees are left alone: a cache is mostly empty."""
+    """Widen keys up to the last that any query sees: the rest of a cache is empty."""
     n_seen = int(span[:, 1].max(initial=0))
     for floats, bits in copies:
         _widen(floats[:n_seen], bits[:n_seen])

@@ -2,12 +2,12 @@
 
 mul_mat    y (+)= x · Wᵀ      out_prod    dx (+)= dy · W      strided    c (+)= a · bᵀ
 
-`compute` is how the numbers of a weight are multiplied: "f32" exactly, "bf16" after rounding both
-factors to bfloat16, with sums in float32, "int8" after rounding both to bytes where weights are
-whole numbers, else as FLOATS says. Float32 weights are always multiplied exactly.
+`compute` says how a weight is multiplied. "f32" is exact. "bf16" rounds both factors to bfloat16
+and sums in float32. "int8" rounds both to bytes where the weight's blocks hold whole numbers, and
+does as FLOATS says elsewhere. Float32 weights are always multiplied exactly.
 
-A planner asks for scratch with a Problem. The product itself asks the same table, `paths`, so that
-it runs on the path whose scratch was reserved.
+A planner asks the table of paths for a Problem's scratch. The product asks the same table, and so
+runs on the path whose scratch was reserved.
 """
 
 from __future__ import annotations

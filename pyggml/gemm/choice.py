@@ -10,5 +10,5 @@ FASTEST: Compute = "int8" if CHOSEN.vnni else FLOATS  # what "auto" stands for o
 
 
 def rounds(compute: Compute) -> bool:
-    """Whether products of floats round to bfloat16 when packed weights are multiplied so."""
+    """Whether this compute type rounds floats to bfloat16 in products."""
     return (FLOATS if compute == "int8" else compute) == "bf16"

@@ -1,7 +1,7 @@
-"""y[T, N] (+)= x[T, K] · W[N, K]ᵀ for tokens too few to fill a tile: a weight row is a dot product.
+"""y[T, N] (+)= x[T, K] · W[N, K]ᵀ for few tokens: each number is one dot product with a row of W.
 
-Rows of types that pyggml.gemm.dots knows are multiplied as they lie, with x in float32 or, with
-`ints`, rounded to bytes; others are unpacked piece by piece.
+Rows of the types in pyggml.gemm.dots are multiplied as they lie, with x in float32 or, with `ints`,
+rounded to bytes. Rows of other types are unpacked piece by piece.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, UNPACK
 from pyggml.scratch import Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
-FEW = 3  # so few tokens would leave the tiles empty
+FEW = 3  # tokens at most: they would fill no tile
 FEW_ROWS = 64  # weight rows of one task
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
-_TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` fills for each block of a token
+_TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` writes for each block of a token
 
 
 class FewProduct(Product):
-    """Whose tasks take FEW_ROWS rows of W."""
+    """A product of few tokens. A task takes FEW_ROWS rows of W."""
 
     # of each thread
     found: Floats2  # one token's dot products
@@ -40,9 +40,9 @@ class FewProduct(Product):
 
 
 def _few_tasks(kind: int, ints: bool) -> Code:
-    """FEW_ROWS weight rows, multiplied with one token after the other.
+    """The task that multiplies FEW_ROWS weight rows with one token after the other.
 
-    Compiled for one kind of rows at a time (see pyggml.gemm.dots); -1 for those to be unpacked.
+    `kind`, a constant when it is compiled, is the rows' type (pyggml.gemm.dots); −1: unpack them.
     """
 
     def task_of_few(f, task, thread):
@@ -72,7 +72,7 @@ def _few_tasks(kind: int, ints: bool) -> Code:
 
 @kernel
 def _put_few(f, t, first, found):
-    """Numbers first … of token t's result, or what is added to them."""
+    """Write `found` to token t's result from number `first` on, or add it."""
     start = t * f.n + first
     mine = f.c[start : start + found.size]
     for i in range(found.size):
@@ -81,7 +81,7 @@ def _put_few(f, t, first, found):
 
 @kernel
 def _unpacked_dot(w, address, x, piece):
-    """Σ w x of the row of W at this address, unpacked to `piece` part by part."""
+    """Σ w x of the row of W at this address; PIECE numbers at a time are unpacked to `piece`."""
     found = np.float32(0)
     for k0 in range(0, x.size, PIECE):
         k = min(PIECE, x.size - k0)

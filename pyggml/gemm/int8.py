@@ -1,13 +1,13 @@
-"""The products with a packed weight in integers: both sides as bytes, in blocks of 32 along K or N.
+"""Products with a quantised weight in integers: both operands as bytes, in blocks of 32 numbers.
 
-x is rounded to bytes as it is packed, with one scale for 32 numbers (pyggml.gemm.activations). That
-is the whole error: NMSE 3e-5 of normal numbers. Q6_K has 4e-5, as two groups of its weights get one
-scale. Backward, sums go over rows of W, whose scales differ. So 32 numbers of a column are rounded
-to bytes anew, as dy is: 6e-5. Blocked as in pyggml.gemm.product.
+Forward, packing rounds x to bytes with one scale for 32 numbers (pyggml.gemm.activations). This is
+the whole error: NMSE 3e-5 for normal numbers; 4e-5 for Q6_K, whose groups of 16 weights share a
+scale in pairs. Backward, a sum runs over rows of W, whose scales differ. So 32 weights of a column
+are rounded to bytes anew, as dy is: 6e-5. Tasks are cut as in pyggml.gemm.product.
 
-Packed x, for each group of MR rows, with B = K / 32 blocks: (8 B, MR) slots of four bytes, then the
-terms (B, 3, MR): scales, starts, totals. W: panels (SLOTS, PANEL) of bytes, and panels of terms
-(2 · BLOCKS, PANEL): scales, minima.
+Packed x holds for each group of MR rows, of B = K / 32 blocks: slots (8 B, MR) of four bytes, then
+terms (B, 3, MR): scales, starts, totals. Packed W is panels (SLOTS, PANEL) of bytes, and panels
+(2 · BLOCKS, PANEL) of terms: scales, minima.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ A_TERMS = 3  # of a block of x: scale, start, total
 
 
 class Int8Product(TiledProduct):
-    """Of bytes; B's blocks may have minima beside their scales."""
+    """A product of bytes. B's blocks have scales, and may have minima."""
 
     has_minima: Bool
     terms: Floats2  # of each thread: panels of scales and of minima
@@ -79,7 +79,7 @@ def _group(packed, depth, group):
 
 @task_code(Int8Product)
 def _pack_task(f, task, thread):
-    """One group of A's rows."""
+    """Pack one group of A's rows."""
     a, rows = f.a, f.rows[thread]
     numbers, terms = _group(f.packed_a, f.k, task)
     for k0 in range(0, f.k, FORWARD_DEPTH):
@@ -102,7 +102,7 @@ def _pack_task(f, task, thread):
 
 
 def _unpacker(kind: int) -> BlockCode:
-    """Blocks of one type to a row of ROW_SLOTS."""
+    """The function that unpacks blocks of one type to a row of ROW_SLOTS."""
 
     def unpack(dst, src, n_blocks):
         unpack_bytes(kind, dst, src, n_blocks)
@@ -115,7 +115,7 @@ _BYTES = {name: _unpacker(i) for i, name in enumerate(KINDS)}
 
 @kernel
 def _unpack_rows(panels, terms, rows, weight, n_rows, k):
-    """Panels of k numbers of n_rows rows of W: LANES of them are unpacked, then transposed."""
+    """Panels of k numbers of n_rows rows of W. LANES rows at a time are unpacked and transposed."""
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
             row = rows[i * ROW_SLOTS : (i + 1) * ROW_SLOTS]
@@ -168,7 +168,7 @@ def _forward_task(f, task, thread):
 
 @kernel
 def _unpack_columns(panels, terms, rows, weight, n_rows, n_columns):
-    """Panels of n_columns numbers of n_rows rows of W, GROUP of these at a time."""
+    """Panels of n_columns numbers of n_rows rows of W. GROUP rows at a time are rounded anew."""
     for first in range(0, n_rows, GROUP):
         for i in range(GROUP):
             row = rows[i * BACKWARD_COLUMNS : (i + 1) * BACKWARD_COLUMNS]
@@ -196,8 +196,10 @@ _TASKS = Tasks(_pack_task, _forward_task, _backward_task)
 
 
 def takes(p: Problem) -> bool:
-    """Whether a product with a weight can be one of integers: in whole blocks along W's rows and,
-    if it sums over these, in whole blocks of rows."""
+    """Whether a product with a weight can be one of integers.
+
+    W's rows must hold whole blocks. Backward, which sums over rows, needs whole blocks of them too.
+    """
     if p.compute != "int8" or p.form == "strided" or p.weight_type.name not in KINDS:
         return False
     return p.row % step(p.weight_type) == 0 and p.k % GROUP == 0

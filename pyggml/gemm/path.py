@@ -1,6 +1,6 @@
-"""A product before it has memory, and a path: one way to compute some of them.
+"""Problem: a product before it has memory. Path: one way to compute products.
 
-A path is one declaration, in the file of its kernels; pyggml.gemm.paths puts them in order.
+Each path is declared in the file of its kernels; pyggml.gemm.paths puts them in order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where A is packed for several products; the first does it."""
+    """Memory in which A is packed once for several products."""
 
     memory: np.ndarray  # uint8, of the bytes that `packing` asks for
     done: bool
@@ -61,7 +61,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The memory of a product. Of one with a weight, C is contiguous and A has whole rows."""
+    """The memory of a product. With a weight, C has no gaps, and rows of A have none."""
 
     c: np.ndarray  # (m, n); strided: (n_batches, m, n)
     a: np.ndarray  # (m, k); strided: (n_batches / i, m, k)
@@ -84,7 +84,7 @@ class Path:
     fewest, most    rows of A that it takes
     layout   (problem) -> its scratch; if `shares`, with an array `packed_a`
     bind     (problem, operands, **arrays of the layout) -> Call
-    shares   whether products with the same A, and this path, can use one packed A
+    shares   whether products with the same A can use one packed A, if all take this path
     """
 
     name: str

@@ -35,23 +35,23 @@ def path_of(p: Problem) -> Path:
 
 
 def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
-    """Scratch of a product; with fewer_rows, of any that has at most so many rows of A."""
+    """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
     some = _largest_of_each_path(p.m) if fewer_rows else [p.m]
     problems = (replace(p, m=m) for m in some)
     return max(path_of(q).layout(q).n_bytes for q in problems)
 
 
 def _largest_of_each_path(m: int) -> Iterator[int]:
-    """m, and the smaller numbers of rows after which another path may serve."""
+    """m, and each smaller number of rows that is the most of some path."""
     yield m
     for path in PATHS:
         yield from (n for n in (path.fewest - 1, path.most) if 0 < n < m)
 
 
 def packing(p: Problem) -> tuple[int, str]:
-    """Bytes of packed A that products can share, 0 if none, and a word for its form.
+    """(bytes of a packed A that products can share, 0 if none; a word for its form).
 
-    Matrices of float32 are adapters, or small: they pack A for themselves.
+    Products with float32 matrices (adapters, or small) share none.
     """
     path = path_of(p)
     if not path.shares or p.weight_type is F32:
@@ -60,7 +60,7 @@ def packing(p: Problem) -> tuple[int, str]:
 
 
 def strided_bytes(m: int, k: int, n_batches: int = 1) -> int:
-    """Scratch of a strided product of this sum's length, however its matrices lie."""
+    """Scratch of a strided product of these sizes, whatever its strides."""
     p = Problem("strided", m, thin.WIDEST, k, n_batches=n_batches)
     problems = (p, replace(p, a_in_columns=True), replace(p, b_in_columns=True))
     return max(path_of(q).layout(q).n_bytes for q in problems)

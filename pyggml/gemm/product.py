@@ -1,12 +1,12 @@
-"""The products with a packed weight, blocked for the caches. T tokens, N rows of W, K numbers each.
+"""Products with a weight in panels that fit the caches. T tokens, N rows of W, K numbers in each.
 
 forward    y[T, N]  (+)= x[T, K] · W[N, K]ᵀ   W in any weight type
 backward   dx[T, K] (+)= dy[T, N] · W[N, K]   the same W read the same way, never transposed whole
 
-The side that the microkernel broadcasts (x, dy) is packed once. A task unpacks some columns of W or
-Wᵀ to panels, a part of their depth at a time, and multiplies its share of the tokens with them.
-Every sum runs in an order that depends on the shapes only, so that threads do not change it. Of the
-tile of pairs both sides are rounded to bfloat16 as they are packed.
+The operand that the microkernel broadcasts (x, dy) is packed once. A task unpacks some columns of W
+or Wᵀ to panels, a part of their depth at a time, and multiplies its share of the tokens with them.
+The order of every sum depends on the shapes only, so that threads do not change it. For a tile of
+pairs, packing rounds both operands to bfloat16.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
 
 @kernel
 def _unpack_rows(panels, rows, weight, n_rows, k, tile):
-    """Panels (slots, panel) from k numbers of n_rows rows of W: LANES of them are unpacked, then
-    transposed."""
+    """Panels (slots, panel) of k numbers of n_rows rows of W.
+
+    LANES rows at a time are unpacked and transposed.
+    """
     n, ld = slots_of(tile, k), FORWARD_DEPTH // tile.per_slot
     numbers = rows[LANES * ld :]  # pairs need half of `rows`
     for first in range(0, n_rows, LANES):
@@ -114,7 +116,7 @@ def _forward_task(f, task, thread):
 
 @kernel
 def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile):
-    """Panels (slots, panel) from n_columns numbers of n_rows rows of W; two rows make pairs."""
+    """Panels (slots, panel) of n_columns numbers of n_rows rows of W; two rows make pairs."""
     n = slots_of(tile, n_rows)
     for i in range(n):
         if tile.per_slot == 1:
@@ -135,7 +137,7 @@ def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile):
 
 @kernel
 def _spread_row(panels, row, i, n, n_columns):
-    """Row i of the panels (n, panel) of floats from a row of numbers."""
+    """Write a row of numbers to row i of the panels (n, panel)."""
     for column in range(0, n_columns, _PANEL):
         to = panels[column * n + i * _PANEL :][:_PANEL]
         of = row[column:][:_PANEL]

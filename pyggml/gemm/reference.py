@@ -17,7 +17,7 @@ def forward(
     y: np.ndarray, x: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool,
     in_bytes: bool = False,
 ) -> None:  # fmt: skip
-    """y (+)= x · wᵀ; with `pairs` of numbers rounded to bfloat16, with `in_bytes` x to bytes."""
+    """y (+)= x · wᵀ; `pairs` rounds both factors to bfloat16, `in_bytes` rounds x to bytes."""
     plain = dequantize(w, dtype.name)
     if in_bytes:
         _put(y, _in_bytes(x) @ plain.T, accumulate)
@@ -29,7 +29,7 @@ def backward(
     dx: np.ndarray, dy: np.ndarray, w: np.ndarray, dtype: DType, accumulate: bool, pairs: bool,
     in_bytes: bool = False,
 ) -> None:  # fmt: skip
-    """dx (+)= dy · w; with `pairs` of bfloat16, with `in_bytes` both rounded to bytes along N."""
+    """dx (+)= dy · w; `pairs` rounds both factors to bfloat16, `in_bytes` both to bytes along N."""
     plain = dequantize(w, dtype.name)
     if in_bytes:
         _put(dx, _in_bytes(dy) @ _in_bytes(np.ascontiguousarray(plain.T)).T, accumulate)
@@ -47,7 +47,7 @@ def _factor(x: np.ndarray, pairs: bool) -> np.ndarray:
 
 
 def _in_bytes(x: np.ndarray) -> np.ndarray:
-    """x rounded as pyggml.gemm.activations does."""
+    """x, rounded as pyggml.gemm.activations rounds it."""
     blocks = x.reshape(-1, 32)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
     whole = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0))
@@ -55,7 +55,7 @@ def _in_bytes(x: np.ndarray) -> np.ndarray:
 
 
 def strided(c: np.ndarray, a: np.ndarray, b: np.ndarray, accumulate: bool) -> None:
-    """c (+)= a · bᵀ for every batch; a and b are repeated as ggml broadcasts."""
+    """c (+)= a · bᵀ for every batch; a and b may have fewer batches, repeated as in ggml."""
     left = np.repeat(a, c.shape[0] // a.shape[0], axis=0)
     right = np.repeat(b, c.shape[0] // b.shape[0], axis=0)
     _put(c, left @ right.swapaxes(1, 2), accumulate)

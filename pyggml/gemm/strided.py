@@ -1,8 +1,8 @@
-"""The product of two float32 matrices with any strides, in batches: what the weights' is not.
+"""Products of float32 matrices with any strides, in batches.
 
 strided    c[M, N]  (+)= a[M, K] · b[N, K]ᵀ
 
-Blocked as pyggml.gemm.product; here the panels are gathered from b's rows or columns.
+Tasks are cut as in pyggml.gemm.product. Panels are gathered from b's rows or columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.gemm.tile import FLOAT_TILE
 from pyggml.scratch import Array, Layout, per_thread
 
-COLUMNS, DEPTH = 128, 256  # columns of C of one task, and numbers of k in one of its passes
+COLUMNS, DEPTH = 128, 256  # a task's columns of C, and the numbers of k in one of its passes
 TILE = FLOAT_TILE.shape
 MR, PANEL = TILE.mr, TILE.panel
 
@@ -42,7 +42,7 @@ class StridedProduct(Frame):
     b: Floats1
     a_strides: Strides
     b_strides: Strides
-    a_repeats: Int  # neighbouring batches of C that meet the same batch of A
+    a_repeats: Int  # neighbouring batches of C that use the same batch of A
     b_repeats: Int
     m: Int
     n: Int
@@ -57,7 +57,7 @@ class StridedProduct(Frame):
 
 @kernel
 def _gather_panels(panels, b, view, n_rows, k):
-    """Panels (k, PANEL) from n_rows strided rows of b; missing rows up to a whole one are zeros."""
+    """Panels (k, PANEL) of n_rows strided rows of b; the last panel is filled up with zeros."""
     for first in range(0, n_rows, PANEL):
         n = min(PANEL, n_rows - first)
         panel = panels[first * k : (first + PANEL) * k]
@@ -77,7 +77,7 @@ def _gather_panels(panels, b, view, n_rows, k):
 
 @task_code(StridedProduct)
 def _pack_task(f, task, thread):
-    """One group of rows of one batch of A."""
+    """Pack one group of rows of one batch of A."""
     n_groups = (f.m + MR - 1) // MR
     batch, group = task // n_groups, task % n_groups
     start = batch // f.a_repeats * f.a_strides.batch
@@ -87,7 +87,7 @@ def _pack_task(f, task, thread):
 
 @task_code(StridedProduct)
 def _multiply_task(f, task, thread):
-    """Some columns of one batch of C, with a share of A's groups of rows."""
+    """Multiply: COLUMNS columns of one batch of C, for a share of A's groups of rows."""
     strides, n_tasks = f.b_strides, (f.n + COLUMNS - 1) // COLUMNS * f.n_shares
     batch, rest = task // n_tasks, task % n_tasks
     groups = split((f.m + MR - 1) // MR, f.n_shares, rest % f.n_shares)

@@ -1,10 +1,10 @@
-"""Products with one thin side of R rows, as LoRA's are: too few to fill a register tile's columns.
+"""Products with a thin matrix of R rows, as in LoRA: too few to fill a register tile's columns.
 
 rows    c[T, R] (+)= x[T, K] · a[R, K]ᵀ    dot products along K; x is read once, as it lies
 outer   c[R, K] (+)= g[T, R]ᵀ · x[T, K]    sums over T; or its transpose, c[K, R]
 
-Only the thin side is packed. float32; all arrays flat, with steps in floats. Every number of c is
-summed by one task in an order that depends on the shapes only.
+Only the thin matrix is packed. All arrays are flat float32, with steps in floats. Each number of c
+is summed by one task, in an order that depends on the shapes only.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pyggml.gemm.tile import THIN_TILE
 from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
-WIDEST = 16  # R of what is still called thin
+WIDEST = 16  # the largest R of a thin matrix
 ROWS_OF_TASK, ROWS_DEPTH = 16, 512  # `rows`: rows of x in a task, numbers of K in one of its passes
 OUTER_COLUMNS = 256  # `outer`: columns of x in a task; a multiple of the tile's
 MR, PANEL, LANES = THIN_TILE.mr, THIN_TILE.panel, THIN_TILE.lanes
-OUTER_DEPTH = MR * MR  # tokens that `outer` adds before it goes to the next columns
+OUTER_DEPTH = MR * MR  # `outer`: tokens of one pass over its columns
 
 thin_product, dot_tile = make_tile_product(THIN_TILE), make_dot_tile(THIN_TILE)
 
@@ -36,12 +36,12 @@ class ThinProduct(Frame):
     """Both products, summed over `depth`: K of `rows`, T of `outer`."""
 
     c: Floats1
-    thin: Floats1  # the thin side: its number i of row r stands at r * row_step + i * step
+    thin: Floats1  # the thin matrix: number i of row r is at r * row_step + i * step
     row_step: Int
     step: Int
     n_thin: Int  # R
     depth: Int
-    in_groups: Bool  # packed (depth, MR) for each MR rows, else (R, depth)
+    in_groups: Bool  # whether `packed` is (depth, MR) for each MR rows, else (R, depth)
     packed: Floats1
     x: Floats1
     x_step: Int  # floats from row to row of x
@@ -53,7 +53,7 @@ class ThinProduct(Frame):
 
 @task_code(ThinProduct)
 def _pack_task(f, task, thread):
-    """Row r of the thin side, or zeros past its end: as (R, depth), or in groups (depth, MR)."""
+    """Pack row r of the thin matrix as (R, depth), or in groups (depth, MR); past R, zeros."""
     packed, a, row_step, step, depth = f.packed, f.thin, f.row_step, f.step, f.depth
     inside = task < f.n_thin
     if f.in_groups:
@@ -68,7 +68,7 @@ def _pack_task(f, task, thread):
 
 @task_code(ThinProduct)
 def _rows_task(f, task, thread):
-    """ROWS_OF_TASK rows of c."""
+    """Compute ROWS_OF_TASK rows of c."""
     c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
     n_thin, depth = f.n_thin, f.depth
     sums = f.sums[thread]
@@ -94,7 +94,7 @@ def _rows_task(f, task, thread):
 
 @kernel
 def _add_sums(c, sums, x, a, depth, whole, k, n):
-    """c[j] += sums[j] and what is left of the dot products after whole vectors."""
+    """c[j] += sums[j] and the rest of the dot product after its whole vectors."""
     for j in range(n):
         rest = sums[j]
         for i in range(whole, k):
@@ -104,7 +104,7 @@ def _add_sums(c, sums, x, a, depth, whole, k, n):
 
 @task_code(ThinProduct)
 def _outer_task(f, task, thread):
-    """OUTER_COLUMNS columns of c, or rows of its transpose."""
+    """Compute OUTER_COLUMNS columns of c, or rows of its transpose."""
     c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
     n_thin, depth, n_columns = f.n_thin, f.depth, f.n_other
     accumulate, transposed = f.accumulate, f.transposed
@@ -144,12 +144,12 @@ def _layout(n_thin: int, depth: int) -> Layout:
 
 
 def _takes_weight(p: Problem) -> bool:
-    """A float32 matrix whose products have few columns."""
+    """Whether this is a float32 matrix whose products have few columns."""
     return p.form != "strided" and p.weight_type is F32 and p.n <= WIDEST
 
 
 def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
-    """C (m, n) (+)= A (m, k) · B, n few."""
+    """C (m, n) (+)= A (m, k) · B, with few columns n."""
     thin = o.b if p.form == "mul_mat" else o.b.T  # (n, k)
     f = ThinProduct(
         c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
@@ -162,7 +162,7 @@ def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) ->
 
 
 def _takes_outer(p: Problem) -> bool:
-    """One batch with a side of few rows, the other lying column by column."""
+    """Whether this is one batch of a thin matrix and one that lies column by column."""
     return p.form == "strided" and p.n_batches == 1 and (_a_is_thin(p) or _b_is_thin(p))
 
 
