@@ -158,14 +158,15 @@ def _join(o, parts, h):
 
 
 def _split_task(f, task, thread):
-    """One split of one query's keys; nothing if the query sees fewer."""
-    t, i = task // f.n_splits, task % f.n_splits
+    """One split of one query's keys; nothing if the query sees fewer. Neighbouring tasks are of
+    different queries, so that threads share those of many keys."""
+    t, i = task % f.q.shape[0], task // f.q.shape[0]
     start, stop = f.span[t, 0], f.span[t, 1]
     n_keys = _keys_of(stop - start)
     first = start + i * n_keys
     n = min(n_keys, stop - first)
     if n > 0:
-        _one_split(f.parts[task], f.q[t], f.k, f.v, first, n, f.scale)
+        _one_split(f.parts[t * f.n_splits + i], f.q[t], f.k, f.v, first, n, f.scale)
 
 
 _SPLIT_F32, _SPLIT_F16 = (task_code(frame)(_split_task) for frame in (DecodeF32, DecodeF16))
@@ -193,8 +194,8 @@ def _takes(p: Problem) -> bool:
 
 
 def _layout(p: Problem) -> Layout:
-    n = p.head_size + _SCORES + _split_keys(p.n_keys)
-    n_splits = min(_MOST_SPLITS, -(-p.n_keys // _FEWEST_KEYS))
+    n = p.head_size + _SCORES + _split_keys(p.n_seen)
+    n_splits = min(_MOST_SPLITS, -(-p.n_seen // _FEWEST_KEYS))
     return Layout(parts=Array((p.n_queries * n_splits, p.n_heads, round_up(n, _LINE))))
 
 

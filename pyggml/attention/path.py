@@ -30,6 +30,12 @@ class Problem:
     key_type: DType  # of k and v: F32 or F16
     has_extras: bool  # a cap, a mask, sinks or ALiBi
     compute: Compute
+    longest: int = 0  # keys from the first to the last that queries of one sequence see; 0: all
+
+    @property
+    def n_seen(self) -> int:
+        """The most keys that one query can see."""
+        return self.longest or self.n_keys
 
     @property
     def repeats(self) -> int:

@@ -30,13 +30,13 @@ def _product(q, key):
 
 @parallel
 def _forward(o, lse, p, q, k, v, extras):
-    """One query and head after the other; p (T, H, S) is scratch."""
+    """One query and head after the other; p (T, H, the most keys seen) is scratch."""
     n_heads, d = q.shape[1:]
     repeats = n_heads // k.shape[1]
     for m in prange(q.shape[0] * n_heads):
         t, h = m // n_heads, m % n_heads
         start, stop = seen_keys(extras, t)
-        row = p[t, h, start:stop]
+        row = p[t, h, : stop - start]
         for j in range(row.size):
             row[j] = _product(q[t, h], k[start + j, h // repeats])
         scores_forward(row, lse, extras, h, t, start, stop)
@@ -55,7 +55,7 @@ def _takes(p: Problem) -> bool:
 
 
 def _layout(p: Problem) -> Layout:
-    return Layout(scores=Array((p.n_queries, p.n_heads, p.n_keys)))
+    return Layout(scores=Array((p.n_queries, p.n_heads, p.n_seen)))
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:

@@ -1,13 +1,14 @@
 """The paths of attention, in order: the first that takes a problem serves it.
 
-| forward  | problem                                        | keys read as        |
-|----------|------------------------------------------------|---------------------|
-| decode   | few queries, no extras                         | float32 or float16  |
-| amx      | queries that fill a tile register, no extras   | float32             |
-| flash    | queries that fill a tile, no extras            | float32             |
-| plain    | no extras                                      | float32             |
-| rows     | few queries                                    | float32 or float16  |
-| unfused  | any                                            | float32             |
+| forward     | problem                                        | keys read as       |
+|-------------|------------------------------------------------|--------------------|
+| by sequence | keys of several sequences                      | as its parts do    |
+| decode      | few queries, no extras                         | float32 or float16 |
+| amx         | queries that fill a tile register, no extras   | float32            |
+| flash       | queries that fill a tile, no extras            | float32            |
+| plain       | no extras                                      | float32            |
+| rows        | few queries                                    | float32 or float16 |
+| unfused     | any                                            | float32            |
 
 A path that reads only float32 has a second row, which widens float16 keys and values first. The
 backward pass has amx, flash, plain and unfused. `amx` needs a CPU with tile registers and a compute
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 
 from pyggml._isa import CHOSEN
 from pyggml.attention import amx, amx_back, decode, flash, flash_back, plain, rows, unfused
+from pyggml.attention.by_sequence import by_sequence
 from pyggml.attention.path import Arrays, Backward, Forward, Path, Problem
 from pyggml.attention.widen import after_widening
 
@@ -33,7 +35,7 @@ def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
     return tuple(path for path in paths if _COMPILED or not path.compiled)
 
 
-FORWARD: tuple[Path[Forward], ...] = _runnable(
+_ALONE: tuple[Path[Forward], ...] = _runnable(
     (
         decode.FORWARD,
         *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
@@ -46,6 +48,7 @@ FORWARD: tuple[Path[Forward], ...] = _runnable(
         after_widening(unfused.FORWARD),
     )
 )
+FORWARD = (by_sequence(_ALONE), *_ALONE)
 BACKWARD: tuple[Path[Backward], ...] = _runnable(
     (
         *((amx_back.BACKWARD,) if CHOSEN.tiles else ()),

@@ -75,6 +75,7 @@ class Attention(Part):
             logit_softcap=self.softcap,
             max_bias=self.max_bias,
             sinks=net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
+            longest=net.cache.n_ctx if net.cache else 0,
         )
         return reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
 

@@ -42,6 +42,7 @@ def flash_attn_ext(
     max_bias: float = 0.0,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
+    longest: int = 0,
 ) -> Tensor:
     """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
 
@@ -53,6 +54,8 @@ def flash_attn_ext(
     max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
     from the last key seen. sinks (H,) are scores without a value: they enter the softmax's sum
     alone (gpt-oss, arXiv:2508.10925). They have a gradient.
+    longest: k and v are a cache of several sequences, and the keys that the queries of one sequence
+    see lie within so many; 0 if all are of one sequence.
     Raises ShapeError if the shapes or types do not fit together.
     """
     extras = tuple(t for t in (mask, sinks) if t is not None)
@@ -62,6 +65,7 @@ def flash_attn_ext(
         cap=logit_softcap,
         max_bias=max_bias,
         masked=mask is not None,
+        longest=longest,
     )
 
 
@@ -91,6 +95,7 @@ def _problem(
         key_type=k.dtype,
         has_extras=bool(extras or params["cap"] or params["max_bias"]),
         compute=compute,
+        longest=0 if params["masked"] else params["longest"],
     )
 
 
@@ -157,16 +162,18 @@ def _back_run(site: Site) -> Call:
 
 
 _REFUSES = {"scale": (), "cap": NONE_FROM_ZERO, "max_bias": NONE_FROM_ZERO, "masked": ()}
+_REFUSES["longest"] = (-1,)
 
 
 def _spec(
     q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
-    max_bias: float, masked: bool,
+    max_bias: float, masked: bool, longest: int,
 ) -> Spec:  # fmt: skip
     expect_attention("flash_attn_ext", q, k, v, span, F32, F16)
     mask, sinks = _extras(extras, masked)
     expect_number("flash_attn_ext", "logit_softcap", cap)
     expect_number("flash_attn_ext", "max_bias", max_bias)
+    expect_number("flash_attn_ext", "longest", longest)
     if mask is not None:
         expect_type("flash_attn_ext", "mask", mask)
         fits = len(mask.shape) in (2, 3) and mask.shape[-2:] == (q.shape[0], k.shape[0])
@@ -188,7 +195,7 @@ def _saved(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
 
 def _softmax(
     q: np.ndarray, k: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...], *,
-    scale: float, cap: float, max_bias: float, masked: bool,
+    scale: float, cap: float, max_bias: float, masked: bool, longest: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """P and 1 − tanh² (H, T, S), and lse (H, T); float64."""
     mask, sinks = _extras(extras, masked)
@@ -238,7 +245,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         causal = np.stack([np.zeros(t), last], axis=1).astype(np.int32)
         window = np.stack([np.maximum(last - 7, 0), last], axis=1).astype(np.int32)
         window[0] = 0  # a query that sees nothing
-        plain = {"scale": d**-0.5, "cap": 0.0, "max_bias": 0.0, "masked": False}
+        plain = {"scale": d**-0.5, "cap": 0.0, "max_bias": 0.0, "masked": False, "longest": 0}
         for span in (causal, window):
             yield Sample((q, k, v, span), plain)
             in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
