@@ -64,7 +64,7 @@ def command(
 
     Without a terminal, each line of standard input is a message.
     """
-    how = sampling_of(given).seeded()
+    how = sampling_of(given)
     opened = load(model, lora and [*lora], compute)
     pyggml.threads.set(threads)
     most = opened.config.n_ctx

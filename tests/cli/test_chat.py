@@ -6,6 +6,7 @@ import math
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,19 @@ def test_what_was_fed_in_pieces_reads_as_what_was_fed_at_once(chat, model, monke
         )
         prompt = f"{before}<|endoftext|>u:{question}<|endoftext|>a:"
         assert said(talking, question) == answer_to(model, prompt).lstrip()
+
+
+@pytest.mark.parametrize("name", ["mamba-Q4_K_M", "lfm2-Q4_K_M"])
+def test_a_model_that_cannot_go_back_reads_again(name):
+    """Its state is that of its last token: what is taken back, or changed, is fed anew."""
+    model = library.load(Path(__file__).parents[1] / f"golden/models/{name}.gguf", compute="f32")
+    source = "{% for m in messages %}{{ m.content }}. {% endfor %}"
+    talking = Conversation(model, ChatTemplate(source, "t"), GREEDY, 100, n_tokens=5)
+    first = said(talking, "The house")
+    again = f"The house. {talking.rounds[0].answer}. And. "
+    assert said(talking, "And") == answer_to(model, again, 5).lstrip()
+    talking.reset()
+    assert said(talking, "The house") == first == answer_to(model, "The house. ", 5).lstrip()
 
 
 def test_names_of_control_tokens_that_a_user_types_are_text(chat, model, fed):

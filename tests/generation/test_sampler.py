@@ -2,6 +2,8 @@
 
 import math
 import time
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +139,16 @@ def test_log_probabilities_are_those_of_the_softmax():
     assert [i for i, _ in top] == [1, 3]
     assert [p for _, p in top] == pytest.approx([math.log(0.4), math.log(0.3)], abs=1e-5)
     assert logprobs(SHARES, 0, 0)[1] == ()
+
+
+def test_the_page_on_generation_has_every_setting_and_its_default():
+    page = (Path(__file__).parents[2] / "docs/generation.md").read_text("utf-8")
+    for field in fields(Sampling):
+        flag = "--temp" if field.name == "temperature" else "--" + field.name.replace("_", "-")
+        assert f"`{flag}" in page or f" {flag} " in page, flag
+        row = next((line for line in page.splitlines() if line.startswith(f"| `{flag} ")), "")
+        if row and field.default is not None:
+            assert float(row.split("|")[2]) == field.default
 
 
 # -- properties ---------------------------------------------------------------------------------
