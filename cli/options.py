@@ -204,7 +204,7 @@ def _repeated(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption
         type=Pair() if is_mapping else str,
         multiple=True,
         callback=lambda ctx, param, value: collected(value) if value else None,
-        metavar="TEXT=X" if is_mapping else "TEXT",
+        metavar="TEXT=X" if is_mapping else _metavar(names[1], "TEXT"),
         **about,
     )
 

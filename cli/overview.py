@@ -22,6 +22,8 @@ from pyggml.lora import (
 from pyggml.lora.data import Found
 from pyggml.model import Model
 
+_SHOWN = 5  # files that were left out
+
 
 def n_parameters(file: GGUFFile) -> int:
     return sum(prod(t.shape) for t in file.tensors.values())
@@ -107,6 +109,7 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
         share = f", {100 * n_out / (n + n_out):.2g} % of the tokens" * (n_out > 0)
         parts[2] = f"{plural(corpus.n_held_out, 'document')} held out{share}"
     row("" if len(corpus.found) > 1 else "data", ", ".join(parts))
+    _say_left_out(corpus)
     for found in corpus.found:
         if found.skipped.total:
             what = plural(found.skipped.total, "bad row")
@@ -115,6 +118,15 @@ def say_data(corpus: Corpus, config: DataConfig) -> None:
             row("", f"its tokens are not kept for the next run: {printable(found.not_kept)}")
     if config.val_split and held_out is None:
         row("", f"nothing is held out: {_why_none(corpus, config.val_split)}")
+
+
+def _say_left_out(corpus: Corpus) -> None:
+    """Files of folders that were not read, and why."""
+    left_out = corpus.left_out
+    for i, (path, reason) in enumerate(left_out[:_SHOWN]):
+        row("" if i else "left out", f"{path.name} {printable(reason)}")
+    if len(left_out) > _SHOWN:
+        row("", f"and {plural(len(left_out) - _SHOWN, 'file')} more")
 
 
 def _lengths(corpus: Corpus) -> str:

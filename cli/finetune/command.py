@@ -56,8 +56,9 @@ _OPTIONS = [
         metavar="FILE[:WEIGHT]",
         group="data",
         common=True,
-        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md); may be given "
-        "several times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
+        help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md); also a folder of "
+        "these, a pattern such as 'data/*.jsonl', or - for standard input; may be given several "
+        "times: an epoch reads FILE:2 twice, of FILE:0.5 a half",
     ),
     _path(
         *("-o", "--output"),

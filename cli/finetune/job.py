@@ -69,9 +69,9 @@ class Job:
 
     @property
     def files(self) -> list[Path]:
-        """All files that are read."""
-        held_out = self.reading.val_file
-        return [source.path for source in self.sources] + ([Path(held_out)] if held_out else [])
+        """All files and folders that are read."""
+        held_out = self.reading.val_file or ()
+        return [*(source.path for source in self.sources), *map(Path, held_out)]
 
     @property
     def cache(self) -> TokenCache | None:
@@ -202,6 +202,10 @@ def check_places(job: Job) -> None:
     inputs += [("text", path) for path in job.files]
     inputs += [(f"adapter {path}", path) for path, _ in job.below or ()]
     check_output(job.output, inputs)
+    above = job.output.resolve().parents
+    around = next((path for path in job.files if path.is_dir() and path.resolve() in above), None)
+    if around is not None:
+        raise ConfigError(f"{job.output}: lies in {around}, all of which is read as data")
     folder = job.train.checkpoint_dir
     if folder is not None and Path(folder).exists():
         if not Path(folder).is_dir():

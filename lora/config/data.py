@@ -48,10 +48,11 @@ class DataConfig(Settings):
         group="data",
         common=True,
     )
-    val_file: str | None = setting(
+    val_file: tuple[str, ...] | None = setting(
         None,
-        "rows or text of a file of its own, held out in place of a share",
+        "rows or text held out in place of a share, as -f takes them; may be given several times",
         group="data",
+        repeated=True,
     )
     columns: tuple[str, ...] | None = setting(
         None,

@@ -17,6 +17,7 @@ from pyggml.lora.data.cache import VERSION, Kept, TokenCache
 from pyggml.lora.data.chats import CHAT, OPEN
 from pyggml.lora.data.documents import Document, Documents, Notes, Writer
 from pyggml.lora.data.encode import AUTO, Encoding, encode
+from pyggml.lora.data.expand import expanded
 from pyggml.lora.data.files import UNITS, Faults, check_rows, format_of, rows
 from pyggml.lora.data.formats.source import blocks
 from pyggml.lora.data.lengths import bucketed
@@ -42,7 +43,7 @@ def read_corpus(
     Of rows with prompt and completion the completion is learned, and an end of text after it; each
     lies whole in a window. The windows of a file hold nothing of another.
 
-    files    each with a weight, see `Source.of`
+    files    each with a weight, see `Source.of`; folders, patterns and pipes, see `expand`
     cache    where tokens are kept for the next run; None keeps none
 
     config.val_split is the share of the tokens of each file that is held out. Of a text: its last
@@ -55,8 +56,10 @@ def read_corpus(
     c = config or DataConfig()
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
     reader = _Reader(tokenizer, c, cache)
-    apart = reader.all([Source(Path(c.val_file))] if c.val_file else [], 0.0)
-    trained = reader.all([Source.of(file) for file in given], 0.0 if apart else c.val_split)
+    held_out, left_out = expanded([Source(Path(f)) for f in c.val_file or ()], reader.schema)
+    sources, others = expanded([Source.of(file) for file in given], reader.schema)
+    apart = reader.all(held_out, 0.0)
+    trained = reader.all(sources, 0.0 if apart else c.val_split)
     train = reader.joined([part.train for part in trained])
     validation = reader.joined([p.validation for p in trained] + [p.train for p in apart])
     _check_amount(train, trained, c.ctx)
@@ -65,7 +68,7 @@ def read_corpus(
     if not c.packing:
         train, validation = bucketed([train, validation])
     held_out_windows = validation if len(validation) else None
-    return Corpus(train, held_out_windows, tuple(found), c.settled())
+    return Corpus(train, held_out_windows, tuple(found), (*others, *left_out), c.settled())
 
 
 def encode_rows(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,12 +166,14 @@ class Dataset:
 class Corpus:
     """Windows to train on, windows held out (None if there are none), and what each file held.
 
-    about: the settings that made them, which a resumed run must share.
+    left_out   files of folders that were not read, each with the reason
+    about      the settings that made them, which a resumed run must share
     """
 
     train: Dataset
     validation: Dataset | None
     found: tuple[Found, ...] = ()
+    left_out: tuple[tuple[Path, str], ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

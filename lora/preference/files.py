@@ -13,6 +13,7 @@ from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data import Corpus, Dataset, Source
 from pyggml.lora.data.encode import Encoding
+from pyggml.lora.data.expand import expanded
 from pyggml.lora.data.files import Faults, check_rows, format_of, rows
 from pyggml.lora.data.records import Schema, schema_of
 from pyggml.lora.data.rows import Row
@@ -43,8 +44,10 @@ def read_preferences(
         (whole,) = made.found
         return replace(made, found=(replace(whole, source=source, skipped=faults),))
 
-    held_out = [corpus_of(Source(Path(config.val_file)), 0.0)] if config.val_file else []
-    trained = [corpus_of(Source.of(f), 0.0 if held_out else config.val_split) for f in files]
+    apart, left_out = expanded([Source(Path(f)) for f in config.val_file or ()], schema)
+    sources, others = expanded([Source.of(f) for f in files], schema)
+    held_out = [corpus_of(source, 0.0) for source in apart]
+    trained = [corpus_of(source, 0.0 if held_out else config.val_split) for source in sources]
     validation = [c.validation for c in trained] + [c.train for c in held_out]
     told = [f for c in trained for f in c.found]
     told += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.found]
@@ -52,6 +55,7 @@ def read_preferences(
         _joined([_repeated(c) for c in trained]),
         _joined([v for v in validation if v is not None]) if any(validation) else None,
         tuple(told),
+        (*others, *left_out),
         config.settled(),
     )
 

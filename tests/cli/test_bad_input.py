@@ -168,9 +168,11 @@ def test_lines_that_are_no_json(finetune, tmp_path):
     refused(finetune(data=path), "line 2 is an object without", "line 3 is no JSON")
 
 
-@pytest.mark.parametrize("path", ["/none/such.txt", "/"])
-def test_no_text_at_all(finetune, pyggml, tiny, path):
-    refused(finetune(data=path), path, "cannot be read")
+@pytest.mark.parametrize(
+    "path, why", [("/none/such.txt", "cannot be read"), ("/", "all of which is read as data")]
+)
+def test_no_text_at_all(finetune, pyggml, tiny, path, why):
+    refused(finetune(data=path), path, why)
     refused(pyggml("perplexity", "-m", tiny, "-f", path), path, "cannot be read")
 
 

@@ -114,11 +114,11 @@ def test_all_faults_come_at_once_with_their_lines(configured, tmp_path):
 
 
 def test_a_wrong_type_is_told_by_its_line(configured):
-    ended = configured("lr: fast\nbatch: 2.5\ncompute: 32\nval_file: [a, b]\n")
+    ended = configured("lr: fast\nbatch: 2.5\ncompute: 32\nval_file: {a: b}\n")
     assert "line 5: lr is 'fast', wanted above 0" in ended.err
     assert "line 6: batch is 2.5, wanted 1 to 65536" in ended.err
     assert "line 7: compute is 32, wanted a word" in ended.err
-    assert "line 8: val_file is ['a', 'b'], wanted one word" in ended.err
+    assert "line 8: val_file is {'a': 'b'}, wanted" in ended.err
 
 
 # -- runs ---------------------------------------------------------------------------------------

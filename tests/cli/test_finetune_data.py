@@ -1,5 +1,7 @@
 """What the command says of the data, and which settings reach it."""
 
+import os
+
 import pytest
 
 
@@ -75,3 +77,37 @@ def test_other_names_are_mapped(finetune, tmp_path):
     refused = finetune("--columns", "prompt=q,completion=b", data=path)
     assert 'without "b" (it has q, a)' in refused.err
     assert 'wanted one JSON object with "q" (prompt) and "b" (completion)' in refused.err
+
+
+def test_folders_and_several_files_held_out_are_told_by_name(finetune, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    rows(data / "a.jsonl", 5, 6)
+    rows(data / "b.jsonl", 7)
+    (data / "README").write_text("about the data")
+    held_out = [rows(tmp_path / name, 3) for name in ("x.jsonl", "y.jsonl")]
+    ended = finetune(*(w for path in held_out for w in ("--val-file", path)), data=data)
+    assert ended.code == 0, ended.err
+    assert ended.row("left out") == "README is plain text beside files of rows"
+    assert ended.row("data").startswith("a.jsonl (JSON Lines): ")
+    assert "y.jsonl (JSON Lines): " in ended.out and ended.out.count(", held out\n") == 2
+    again = finetune("--config", tmp_path / "adapter.yaml", data=None)
+    assert again.code == 0 and again.row("result") == ended.row("result")
+    inside = finetune(data=data, output=data / "adapter.gguf")
+    assert inside.code == 2 and f"lies in {data}, all of which is read as data" in inside.err
+
+
+def test_standard_input_is_read_once_and_copied(finetune, text):
+    (read, write), before = os.pipe(), os.dup(0)
+    os.write(write, text.read_bytes())
+    os.close(write)
+    os.dup2(read, 0)
+    try:
+        piped = finetune("--max-memory", "4GB", data="-")
+    finally:
+        os.dup2(before, 0)
+        for each in (read, before):
+            os.close(each)
+    assert piped.code == 0, piped.err
+    assert piped.row("data").startswith("stdin: ")
+    assert piped.row("result") == finetune().row("result")

@@ -73,7 +73,7 @@ def test_no_window_has_rows_of_two_files(tmp_path):
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_a_file_is_held_out_in_place_of_a_share(tmp_path, share):
     a, b = files(tmp_path, "a.txt", "b.txt")
-    corpus = read_corpus(a, Bytes(), DataConfig(ctx=4, val_split=share, val_file=str(b)))
+    corpus = read_corpus(a, Bytes(), DataConfig(ctx=4, val_split=share, val_file=(str(b),)))
     assert (len(corpus.train), len(corpus.validation)) == (12, 12)
     assert {*corpus.train.tokens.ravel()} == {ord("a")}
     assert {*corpus.validation.tokens.ravel()} == {ord("b")}

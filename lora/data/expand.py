@@ -1,0 +1,153 @@
+"""Sources as they are given → files: those of a folder or of a pattern, and the content of pipes.
+
+given                       files
+a file                      itself
+a folder                    all files in it and below, sorted by path, that hold data
+a pattern such as *.jsonl   those that fit, sorted by path
+- or a pipe                 a copy of what comes through, for a file is read more than once
+
+What of a folder holds no data is left out by name, as is plain text beside files of rows, such as a
+README; hidden files are not looked at.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from pyggml.errors import DataError
+from pyggml.lora.data.files import format_of, records
+from pyggml.lora.data.formats.source import head
+from pyggml.lora.data.records import Schema
+from pyggml.lora.data.rows import Bad
+from pyggml.lora.data.sources import Source
+
+STDIN = Path("-")
+_STDIN = 0  # its descriptor
+MOST_FILES = 1 << 16  # in a folder
+LeftOut = tuple[Path, str]  # a file and the reason
+
+
+def expanded(sources: Iterable[Source], schema: Schema) -> tuple[list[Source], tuple[LeftOut, ...]]:
+    """The files of these sources, with their weights, and what of folders was left out.
+
+    Raises DataError, with all faults, for folders without data, patterns that fit nothing, and
+    pipes that cannot be read.
+    """
+    found, left_out, faults = list[Source](), list[LeftOut](), list[str]()
+    for source in sources:
+        try:
+            paths, others = _files(source.path, schema)
+            found += [replace(source, path=path) for path in paths]
+            left_out += others
+        except DataError as error:
+            faults.append(str(error))
+    if faults:
+        raise DataError(faults)
+    return found, tuple(left_out)
+
+
+def _files(path: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
+    try:
+        mode = os.fstat(_STDIN).st_mode if path == STDIN else path.stat().st_mode
+    except (OSError, ValueError):  # ValueError: a NUL
+        return _fitting(path), []
+    if stat.S_ISDIR(mode):
+        return _of_folder(path, schema)
+    if path == STDIN or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return [_copied(path)], []
+    return [path], []
+
+
+def _fitting(pattern: Path) -> list[Path]:
+    """The files of a pattern; the path itself if it is none."""
+    if not glob.has_magic(str(pattern)):
+        return [pattern]
+    found = sorted(p for p in map(Path, glob.glob(str(pattern), recursive=True)) if p.is_file())  # noqa: PTH207
+    if not found:
+        raise DataError(f"{pattern}: no file fits this pattern")
+    return found
+
+
+# -- folders ------------------------------------------------------------------------------------
+
+
+def _of_folder(folder: Path, schema: Schema) -> tuple[list[Path], list[LeftOut]]:
+    kinds, left_out = dict[Path, str](), list[LeftOut]()
+    for path in _visible(folder):
+        try:
+            kinds[path] = _kind(path, schema)
+        except DataError as error:
+            left_out.append((path, str(error).removeprefix(f"{path}: ")))
+    if any(kind != "text" for kind in kinds.values()):
+        texts = [path for path, kind in kinds.items() if kind == "text"]
+        left_out += [(path, "is plain text beside files of rows") for path in texts]
+        kinds = {path: kind for path, kind in kinds.items() if kind != "text"}
+    if not kinds:
+        first = f": {left_out[0][0].name} {left_out[0][1]}" if left_out else ""
+        raise DataError(f"{folder}: this folder holds no data{first}")
+    return list(kinds), sorted(left_out)
+
+
+def _visible(folder: Path) -> list[Path]:
+    """The files of a folder and below, sorted, without hidden ones."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts):
+            found.append(path)
+        if len(found) > MOST_FILES:
+            raise DataError(f"{folder}: this folder holds more than {MOST_FILES:,} files")
+    return sorted(found)
+
+
+def _kind(path: Path, schema: Schema) -> str:
+    """The format of a file with data. DataError, with the reason, for any other."""
+    kind = format_of(path, schema)
+    if kind == "text":
+        start = head(path)
+        if b"\0" in start or "\ufffd" in start[:-4].decode(errors="replace"):
+            raise DataError(f"{path}: is neither text in UTF-8 nor rows")
+        return kind
+    _, first = next(iter(records(path, kind, schema)), (None, Bad("is none")))
+    if not isinstance(first, Bad) and not (isinstance(first, dict) and schema.has_row(first)):
+        raise DataError(f"{path}: is {kind} without the names of rows")
+    return kind
+
+
+# -- pipes --------------------------------------------------------------------------------------
+
+
+def _copied(path: Path) -> Path:
+    """A file with all that comes through a pipe, which a process reads once."""
+    if path == STDIN and os.isatty(_STDIN):
+        raise DataError("-: standard input is a terminal, wanted a pipe or a file")
+    about = os.fstat(_STDIN) if path == STDIN else path.stat()
+    return _copy(about.st_dev, about.st_ino, path)
+
+
+@cache
+def _copy(device: int, inode: int, path: Path) -> Path:
+    """device and inode tell one pipe from another."""
+    name = "stdin" if path == STDIN else path.name
+    copy = Path(_folder().name, f"{device}-{inode}", name)
+    try:
+        copy.parent.mkdir(exist_ok=True)
+        source = open(_STDIN if path == STDIN else path, "rb", closefd=path != STDIN)  # noqa: SIM115
+        with source as pipe, copy.open("wb") as to:
+            shutil.copyfileobj(pipe, to)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be copied to {copy}: {error.strerror}") from error
+    return copy
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Where copies lie until the process ends."""
+    return tempfile.TemporaryDirectory(prefix="pyggml-")

@@ -1,0 +1,126 @@
+"""Folders, patterns and pipes: which files they are, in what order, and what is left out."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from pyggml.errors import DataError
+from pyggml.lora import DataConfig, read_corpus
+from pyggml.lora.data import Schema, Source
+from pyggml.lora.data.expand import expanded
+from pyggml.lora.preference import read_preferences
+
+ROW = json.dumps({"text": "some words of a row"}) + "\n"
+
+
+class Bytes:
+    bos_id, eos_id, eot_id, add_bos, add_eos = None, 256, None, False, False
+    chat_templates = ()
+
+    def encode(self, text, add_special=True, parse_special=False):
+        return list(text.encode())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two files of rows, one of them below and without an ending that says so; and other things."""
+    files = {
+        "b.jsonl": ROW,
+        "below/a": ROW * 2,
+        "README.md": "# What this is",
+        "infos.json": '{"version": 1}',
+        "empty.txt": " \n",
+        "model.bin": "GGUF\0\1\2",
+        ".git/config": ROW,
+        ".hidden.jsonl": ROW,
+    }
+    for name, text in files.items():
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "data" / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
+    return tmp_path / "data"
+
+
+def names(*given):
+    found, left_out = expanded([Source.of(g) for g in given], Schema())
+    return [s.path.name for s in found], {path.name: reason for path, reason in left_out}
+
+
+def test_a_folder_is_its_files_with_data_and_names_the_others(folder):
+    found, left_out = names(folder)
+    assert found == ["b.jsonl", "a"], "sorted by path"
+    assert left_out == {
+        "README.md": "is plain text beside files of rows",
+        "empty.txt": "is empty, wanted text",
+        "infos.json": "is JSON without the names of rows",
+        "model.bin": "is neither text in UTF-8 nor rows",
+        "picture.png": "is neither text in UTF-8 nor rows",
+    }
+
+
+def test_a_folder_of_texts_is_its_texts(tmp_path):
+    for name in ("z.txt", "a.md"):
+        (tmp_path / name).write_text("words")
+    assert names(tmp_path) == (["a.md", "z.txt"], {})
+
+
+def test_a_row_with_a_fault_is_refused_not_left_out(folder):
+    (folder / "b.jsonl").write_text('{"text": 1}\n')
+    with pytest.raises(DataError, match=r'b.jsonl: line 1 is an object whose "text" is a number'):
+        read_corpus(folder, Bytes(), DataConfig(ctx=8))
+
+
+def test_files_of_a_pattern_and_of_a_folder_have_its_weight(folder):
+    (folder / "a.jsonl").write_text(ROW)
+    found, _ = expanded([Source.of(f"{folder}/*.jsonl:2")], Schema())
+    assert [(s.path.name, s.weight) for s in found] == [("a.jsonl", 2.0), ("b.jsonl", 2.0)]
+    found, _ = expanded([Source.of(f"{folder}:0.5")], Schema())
+    assert [s.weight for s in found] == [0.5] * 3
+    assert names(f"{folder}/**/a*")[0] == ["a.jsonl", "a"]
+
+
+def test_what_holds_nothing_is_refused_all_at_once(tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "x").write_bytes(b"\0")
+    with pytest.raises(DataError) as refused:
+        names(tmp_path / "none", f"{tmp_path}/*.csv")
+    text = str(refused.value)
+    assert "none: this folder holds no data: x is neither text in UTF-8 nor rows" in text
+    assert "*.csv: no file fits this pattern" in text
+
+
+def test_several_files_are_held_out(folder):
+    config = DataConfig(ctx=18, val_file=(str(folder / "b.jsonl"), str(folder / "below")))
+    corpus = read_corpus(folder / "b.jsonl", Bytes(), config)
+    assert len(corpus.train) == 1 and len(corpus.validation) == 3
+    assert [f.n_held_out for f in corpus.found] == [0, 1, 2]
+
+
+def test_preferences_take_folders_too(tmp_path):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    for name in "xy":
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    (tmp_path / "notes").write_text("words")
+    corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "dpo")
+    assert len(corpus.found) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_copied_once(tmp_path):
+    pipe = tmp_path / "rows"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(ROW * 3))
+    writer.start()
+    for _ in range(2):  # the second time nobody writes
+        corpus = read_corpus(pipe, Bytes(), DataConfig(ctx=18, val_split=0.0))
+        assert (corpus.kind, corpus.n_documents) == ("JSON Lines", 3)
+    writer.join()
+    assert corpus.found[0].source.path.name == "rows"
+
+
+def test_a_device_is_refused():
+    with pytest.raises(DataError, match="it is a pipe or device"):
+        read_corpus("/dev/zero", Bytes(), DataConfig(ctx=8))
