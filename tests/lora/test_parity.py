@@ -31,7 +31,7 @@ MODEL, ADAPTER = (GOLDEN / f"models/qwen3-{part}.gguf" for part in ("F16", "lora
 class InOrder(Preferences):
     """Windows that are read as they stand."""
 
-    def order(self, seed, epoch):
+    def order(self, seed, epoch, step=1):
         return np.arange(len(self))
 
 
