@@ -24,12 +24,15 @@ class Column {
     node.className = kind;
     node.textContent = text;
     this.log.append(node);
-    this.scroll();
+    this.log.scrollTop = this.log.scrollHeight;
     return node;
   }
 
-  scroll() {
-    this.log.scrollTop = this.log.scrollHeight;
+  // Make a change; the end stays in sight, unless the reader has scrolled up.
+  growing(change) {
+    const { scrollHeight, scrollTop, clientHeight } = this.log;
+    change();
+    if (scrollHeight - scrollTop - clientHeight < 40) this.log.scrollTop = this.log.scrollHeight;
   }
 
   // Ask this column's model, and write its answer as it comes.
@@ -69,26 +72,24 @@ class Column {
         const choice = event.choices?.[0];
         const piece = (chat ? choice?.delta.content : choice?.text) ?? "";
         if (piece && !first) first = performance.now();
-        written.appendData(piece);
+        this.growing(() => written.appendData(piece));
         reason = choice?.finish_reason ?? reason;
         usage = event.usage ?? usage;
-        this.scroll();
       }
-      note.textContent = summary(reason, usage, began, first);
+      note.textContent = summary(reason, usage, began, first, body.seed);
     } catch (error) {
       if (error.name !== "AbortError") note.classList.add("fault");
       note.textContent = error.name === "AbortError" ? "stopped" : error.message;
     }
     if (chat && written.data)
       this.messages.push(asked, { role: "assistant", content: written.data });
-    this.scroll();
   }
 }
 
 const left = new Column("left"), right = new Column("right");
 const columns = () => (right.root.hidden ? [left] : [left, right]);
 
-function summary(reason, usage, began, first) {
+function summary(reason, usage, began, first, seed) {
   const seconds = (performance.now() - first) / 1000;
   const found = [{ length: "most tokens reached", stop: "done" }[reason] ?? reason];
   if (usage) {
@@ -97,6 +98,7 @@ function summary(reason, usage, began, first) {
     if (first && n > 1) found.push(`${(n / seconds).toFixed(1)} tokens/s`);
     if (first) found.push(`first after ${Math.round(first - began)} ms`);
   }
+  found.push(`seed ${seed}`);
   return found.join(" · ");
 }
 

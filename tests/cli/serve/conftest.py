@@ -85,9 +85,9 @@ class Serving:
 
 
 @contextmanager
-def started(path, adapters, sampling=None, access=None, **limits):
+def started(path, adapters=None, sampling=None, access=None, **limits):
     base = pyggml.load(path)
-    named = {name: base.with_adapter_files(file) for name, file in adapters.items()}
+    named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
     limits = Limits(**{"parallel": 4, **limits})
     batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue, lambda: None)
@@ -121,4 +121,4 @@ def server(chatty, adapters):
 @pytest.fixture
 def serve(chatty, adapters):
     """serve(**limits): a server of its own, as a context."""
-    return lambda **given: started(chatty, adapters, **given)
+    return lambda **given: started(chatty, **{"adapters": adapters, **given})
