@@ -73,7 +73,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(server): its page, ready. At the end nothing is in `open_page.said`, the console."""
+    """open_page(server): its page, ready. At the end its console, open_page.said, is empty."""
     opened, said = [], []
 
     def open_(server, width=1200):

@@ -1,0 +1,185 @@
+"""What `pyggml serve` costs through HTTP, beside `pyggml generate` in turns.
+
+usage: serving.py MODEL [--rounds 5] [--tokens 128] [--prompt 512] [--streams 8] [--threads N]
+
+Prints a JSON line for each of
+
+one      tokens a second of one stream; their ratio to those of generation in another process
+many     tokens a second of several streams; their ratio to those of one
+prefix   seconds to the first token of a prompt, new and cached
+
+Ratios are medians of those of the rounds; every figure is a median of all rounds but the first,
+in which kernels may compile. Prompts are random tokens, and ends of generation are forbidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import pyggml.threads
+from pyggml import load
+from pyggml.generation import Sampling, complete
+
+from machine import about
+from turns import Runner
+
+SHORT = 16  # tokens of the prompts of streams whose speed is measured
+
+
+class Server:
+    """A `pyggml serve` of its own process."""
+
+    def __init__(self, options: argparse.Namespace, ends: Sequence[int]) -> None:
+        n_ctx = options.prompt + options.tokens + SHORT
+        command = [sys.executable, "-P", "-m", "pyggml.cli", "serve", "-m", str(options.model)]
+        command += ["--port", "0", "--parallel", str(options.streams), "--ctx", str(n_ctx)]
+        command += ["--threads", str(options.threads)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.search(r"serving +http://([^/]+)/v1", line):
+                self.address = found[1]
+                break
+        else:
+            raise SystemExit("the server did not start")
+        self.bias = {str(end): -1000 for end in ends}
+
+    def pieces(self, prompt: list[int], n_tokens: int) -> Iterator[float]:
+        """When the request was sent, and when each piece came."""
+        connection = http.client.HTTPConnection(self.address, timeout=600)
+        body = {"prompt": prompt, "max_tokens": n_tokens, "stream": True, "seed": 1}
+        sent = json.dumps(body | {"logit_bias": self.bias})
+        yield perf_counter()
+        connection.request("POST", "/v1/completions", sent)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(answer.read().decode())
+        for line in answer:
+            if line.startswith(b"data: {"):
+                yield perf_counter()
+        connection.close()
+
+
+def random_prompt(rng: np.random.Generator, n: int, n_vocab: int, ends: Sequence[int]) -> list[int]:
+    found = rng.integers(0, n_vocab, n)
+    found[np.isin(found, ends)] = 0
+    return [int(token) for token in found]
+
+
+def rate(times: Sequence[Sequence[float]]) -> float:
+    """Tokens a second, from the first piece of any stream to the last one of all."""
+    first, last = min(each[1] for each in times), max(each[-1] for each in times)
+    return (sum(len(each) - 1 for each in times) - 1) / (last - first)
+
+
+def generate(options: argparse.Namespace) -> None:
+    """The other process: generation as the command line does it, a run for every line it reads."""
+    model = load(options.model)
+    pyggml.threads.set(options.threads)
+    ends = [id for id in range(model.config.n_vocab) if model.tokenizer.is_eog(id)]
+    rng = np.random.default_rng(0)
+    how = Sampling(seed=1, logit_bias=dict.fromkeys(ends, -1000))
+    while True:
+        print("ready", flush=True)
+        if not sys.stdin.readline():
+            return
+        prompt = random_prompt(rng, SHORT, model.config.n_vocab, ends)
+        times = [perf_counter() for _ in complete(model, prompt, options.tokens, how)]
+        print(json.dumps({"rate": rate([[0.0, *times]])}), flush=True)
+
+
+def one_round(
+    options: argparse.Namespace, server: Server, runner: Runner, rng: np.random.Generator, n: int
+) -> dict[str, float]:
+    """One measurement of everything; n is the number of tokens in the vocabulary."""
+    ends = [int(end) for end in server.bias]
+    alone = json.loads(runner.turn())["rate"]
+    runner.wait()
+    one = rate([[*server.pieces(random_prompt(rng, SHORT, n, ends), options.tokens)]])
+    prompts = [random_prompt(rng, SHORT, n, ends) for _ in range(options.streams)]
+    with ThreadPoolExecutor(options.streams) as pool:
+        many = rate([*pool.map(lambda p: [*server.pieces(p, options.tokens)], prompts)])
+    prompt = random_prompt(rng, options.prompt, n, ends)
+    seconds = []
+    for _ in range(2):
+        sent, first, *_ = server.pieces(prompt, 2)
+        seconds.append(first - sent)
+    new, cached = seconds
+    return {"generate": alone, "one": one, "many": many, "new": new, "cached": cached}
+
+
+def report(options: argparse.Namespace, rounds: list[dict[str, float]]) -> Iterator[dict[str, Any]]:
+    def of(name: str) -> float:
+        return round(median(r[name] for r in rounds), 4)
+
+    def ratio(name: str, to: str) -> float:
+        return round(median(r[name] / r[to] for r in rounds), 3)
+
+    yield {
+        "what": "one",
+        "tokens_per_second": of("one"),
+        "generate": of("generate"),
+        "to_generate": ratio("one", "generate"),
+    }
+    yield {
+        "what": "many",
+        "streams": options.streams,
+        "tokens_per_second": of("many"),
+        "to_one": ratio("many", "one"),
+    }
+    yield {
+        "what": "prefix",
+        "tokens": options.prompt,
+        "seconds_new": of("new"),
+        "seconds_cached": of("cached"),
+        "cached_to_new": ratio("cached", "new"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--in-turns", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.in_turns:
+        generate(options)
+        return
+    model = load(options.model)
+    n_vocab = model.config.n_vocab
+    ends = [id for id in range(n_vocab) if model.tokenizer.is_eog(id)]
+    del model
+    runner = Runner(sys.executable, Path(__file__), *sys.argv[1:])
+    server = Server(options, ends)
+    try:
+        rng = np.random.default_rng(1)
+        rounds = [
+            one_round(options, server, runner, rng, n_vocab) for _ in range(options.rounds + 1)
+        ]
+    finally:
+        server.process.terminate()
+        runner.process.kill()
+    for line in report(options, rounds[1:]):
+        print(json.dumps({"benchmark": "serving", "model": options.model.name} | line))
+    print(json.dumps({"benchmark": "serving", **about("pyggml", "starlette", "uvicorn")}))
+
+
+if __name__ == "__main__":
+    main()
