@@ -6,11 +6,13 @@ L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pyggml.backward import build_backward, round_large
 from pyggml.errors import AdapterError, DataError
+from pyggml.graph import Graph
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
 from pyggml.schedule import results
@@ -28,13 +30,15 @@ def loss_and_grads(
     mask: (n,) bool, whether each token counts as a target (default: all; the first never is one).
     parameters: what the gradients are of, such as `Parameters.tensors`; by default all tensors of
     the model's adapter. Their names and shapes are those of its file: "blk.0.attn_q.weight.lora_a"
-    (rank, n_in), ".lora_b" (n_out, rank), float32. Nothing is dropped. Raises DataError for tokens
-    or a mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
+    (rank, n_in), ".lora_b" (n_out, rank), float32. Nothing is dropped. A model that is traced gives
+    its trace the gradients of activations; it needs no adapter. Raises DataError for tokens or a
+    mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
     """
     ids = model.checked(tokens)
     if len(ids) < 2:
         raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
     parameters = _parameters(model) if parameters is None else parameters
+    taps = model.taps()
     if len(ids) - 1 > model.config.n_ctx:
         raise DataError(
             f"{len(ids) - 1} tokens and a target, wanted at most the {model.config.n_ctx} of the "
@@ -44,10 +48,26 @@ def loss_and_grads(
     fill(inputs, ids[:-1])
     weights = leaf(_weights(len(ids), mask), "weights")
     targets = leaf(ids[1:], "targets")
-    loss = build_loss(model.parts, inputs, targets, weights, model.adapters, parameters)
-    graph = round_large(build_backward(loss, list(parameters.values())), model.kept_as)
-    value, *found = results(graph, model.devices)
-    return float(value), dict(zip(parameters, found, strict=True))
+    forward = build_loss(
+        model.parts, inputs, targets, weights, model.adapters, parameters, taps=taps
+    )
+    return _differentiated(model, forward, parameters, taps.read if taps else {})
+
+
+def _differentiated(
+    model: Model, forward: Graph, parameters: Mapping[str, Tensor], read: Mapping[str, Tensor]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and its gradient by the parameters; a trace gets the activations to read, which are
+    further outputs of `forward`, and their gradients."""
+    wanted = [*parameters.values(), *read.values()]
+    graph = build_backward(replace(forward, outputs=forward.outputs[:1]), wanted)
+    graph = replace(graph, outputs=(*graph.outputs, *read.values()))
+    value, *found = results(round_large(graph, model.kept_as), model.devices)
+    n, m = len(parameters), len(wanted)
+    if model.traced:
+        grads, values = (dict(zip(read, part, strict=True)) for part in (found[n:m], found[m:]))
+        model.traced.record(values, grads)
+    return float(value), dict(zip(parameters, found[:n], strict=True))
 
 
 def _parameters(model: Model) -> dict[str, Tensor]:
@@ -60,7 +80,7 @@ def _parameters(model: Model) -> dict[str, Tensor]:
             parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
             if pair.magnitude is not None:
                 parameters[f"{base}.lora_magnitude"] = pair.magnitude.m
-    if not parameters:
+    if not parameters and not model.traced:
         raise AdapterError("the model has no adapter: attach one, or load one with the model")
     return parameters
 

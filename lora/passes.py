@@ -22,22 +22,29 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
-from pyggml.models import Inputs, Net, token_loss
+from pyggml.models import Inputs, Net, Taps, token_loss
 from pyggml.ops.dropout import DRAW
 from pyggml.runtime import compile_backwards
 from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor, zeros
 
 _WORD = 0xFFFFFFFF
+Arrays = dict[str, np.ndarray]
 
 
 class Loss(Protocol):
     """The loss of a run: leaves that every batch fills, and the graph from these to the loss."""
 
     def build(
-        self, model: Model, inputs: Inputs, trained: Collection[str], gradient: bool
+        self,
+        model: Model,
+        inputs: Inputs,
+        trained: Collection[str],
+        gradient: bool,
+        taps: Taps | None = None,
     ) -> Graph:
-        """The graph over these inputs; outputs: the loss (), then further results to be read.
+        """The graph over these inputs; outputs: the loss (), further results to be read, and the
+        activations that `taps` reads.
 
         trained: names of the tensors that get gradients
         """
@@ -57,9 +64,14 @@ class TokenLoss:
         self._weights = zeros((n_tokens,), F32, "weights")
 
     def build(
-        self, model: Model, inputs: Inputs, trained: Collection[str], gradient: bool
+        self,
+        model: Model,
+        inputs: Inputs,
+        trained: Collection[str],
+        gradient: bool,
+        taps: Taps | None = None,
     ) -> Graph:
-        net = Net(model.parts.weights, inputs, model.adapters)
+        net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
         loss = token_loss(model.parts, net, self._targets, self._weights, trained, gradient)
         return net.graph(loss.named("loss"), loss.saved[0].named("tokens right"))
 
@@ -70,13 +82,19 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Both graphs over batches of one length: training and the loss alone; and their leaves."""
+    """Both graphs over batches of one length: training and the loss alone; and their leaves.
+
+    n_read   further results of the loss
+    names    of the activations that a trace reads. Their gradients are outputs after those of the
+             parameters, and they themselves are the last outputs
+    """
 
     inputs: Inputs
     loss: Loss
     training: Graph
     alone: Graph
-    n_read: int  # further results of the loss
+    n_read: int
+    names: tuple[str, ...]
 
     @classmethod
     def of(
@@ -84,21 +102,36 @@ class _Pair:
     ) -> _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch."""
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
-        forward = loss.build(model, drawn, trained, True)
+        taps = model.taps()
+        forward = loss.build(model, drawn, trained, True, taps)
+        read = taps.read if taps else {}
         graph = build_backward(
             replace(forward, outputs=forward.outputs[:1]),
-            list(trained.values()),
-            accumulators=list(parameters.gradients.values()),
+            [*trained.values(), *read.values()],
+            accumulators=[*parameters.gradients.values(), *(None for _ in read)],
         )
         graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
         graph = rematerialise(round_large(graph, model.kept_as), keep)
-        alone = loss.build(model, inputs, trained, False)
-        return cls(drawn, loss, graph, alone, len(forward.outputs) - 1)
+        alone = loss.build(model, inputs, trained, False, model.taps())
+        n_read = len(forward.outputs) - 1 - len(read)
+        return cls(drawn, loss, graph, alone, n_read, tuple(read))
 
     def write(self, batch: Batch) -> None:
         for name in ("tokens", "positions", "span"):
             write(getattr(self.inputs, name), getattr(batch, name))
         self.loss.write(batch)
+
+    def traced(self, program: ScheduledProgram, alone: bool) -> tuple[Arrays, Arrays]:
+        """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
+        outputs, k = program.schedule.graph.outputs, len(self.names)
+        last = len(outputs) - k
+        values = zip(self.names, outputs[last:], strict=True)
+        grads = () if alone else outputs[last - self.n_read - k : last - self.n_read]
+        of_grads = zip(self.names, grads, strict=False)
+        return (
+            {name: program.read(t) for name, t in values},
+            {name: program.read(t) for name, t in of_grads},
+        )
 
 
 class Passes:
@@ -127,6 +160,7 @@ class Passes:
         shorter: Sequence[int] = (),
     ) -> None:
         self._noise = noise / sqrt(model.config.n_embd)
+        self._trace = model.traced
         self._draw, self._next = zeros((DRAW,), I32, "draw"), (0, 0)
         self._pairs: dict[int, _Pair] = {}
         for n in (n_tokens, *shorter):
@@ -223,8 +257,10 @@ class Passes:
         pair.write(batch)
         program()
         outputs = program.schedule.graph.outputs
-        first = len(outputs) - pair.n_read
-        self.watched = tuple(program.read(t) for t in outputs[first:])
+        end = len(outputs) - len(pair.names)
+        self.watched = tuple(program.read(t) for t in outputs[end - pair.n_read : end])
+        if self._trace:
+            self._trace.record(*pair.traced(program, alone))
         return float(program.read(outputs[0]))
 
     def first_not_finite(self) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -20,10 +21,11 @@ from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
 from pyggml.gemm import FASTEST
 from pyggml.gguf.fields import shown
 from pyggml.graph import Graph
-from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, build, read
+from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
 from pyggml.schedule import Arenas, Devices, ScheduledProgram, bind, schedule
 from pyggml.tensor import Tensor
+from pyggml.trace import Numbers, Trace, edits
 
 Path = str | os.PathLike[str]
 AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
@@ -52,11 +54,12 @@ class Model:
         self.devices.hold(*parts.weights.values())
         self.adapters: tuple[LoraPairs, ...] = ()
         self.release = False
+        self.traced: Trace | None = None
 
     def with_adapters(self, *adapters: LoraPairs) -> Model:
         """A model over the same weights, not copied, with these updates instead; none: the base."""
         model = copy(self)  # with the tokenizer, if that is built already
-        model.adapters = adapters
+        model.adapters, model.traced = adapters, None
         return model
 
     def with_adapter_files(self, *given: AdapterFile) -> Model:
@@ -119,9 +122,11 @@ class Model:
             )
         inputs = Inputs.empty(len(ids))
         fill(inputs, ids)
-        out = build(self.parts, inputs, self.adapters)
-        program = self.program(out)
+        taps = self.taps()
+        out = build(self.parts, inputs, self.adapters, taps=taps)
+        program = self.program(out, taps)
         program()
+        self.record(taps, program)
         return program.read(out)
 
     @property
@@ -130,11 +135,74 @@ class Model:
         parts have one state."""
         return not self.parts.decoder.state()
 
-    def program(self, out: Tensor, arenas: Arenas | None = None) -> ScheduledProgram:
-        """A graph of this model, planned and bound to memory of its own or to these arenas."""
-        made = schedule(Graph.of(out), self.devices)
+    def program(
+        self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
+    ) -> ScheduledProgram:
+        """A graph of this model and of the activations to read, planned and bound to memory of its
+        own or to these arenas."""
+        graph = Graph.of(out, *(taps.read.values() if taps else ()))
+        made = schedule(graph, self.devices)
         (program,) = bind(made, release=self.release, arenas=arenas)
         return program
+
+    # -- activations -------------------------------------------------------------------------------
+
+    @property
+    def activations(self) -> list[str]:
+        """The names of its activations, in the order of the graph: see pyggml.models.taps."""
+        taps = Taps([])
+        build(self.parts, Inputs.empty(1), taps=taps)
+        return taps.names
+
+    @contextmanager
+    def trace(
+        self,
+        *patterns: str,
+        scale: Mapping[str, float] | None = None,
+        add: Mapping[str, Numbers] | None = None,
+        replace: Mapping[str, Numbers] | None = None,
+        tokens: Iterable[int] | None = None,
+    ) -> Iterator[Trace]:
+        """Read activations, and change them, in everything that the model runs meanwhile.
+
+        patterns   names to read, with * and ?: "blk.*.out"
+        scale      pattern → factor
+        add        pattern → numbers that broadcast to the activation, such as a steering vector
+        replace    pattern → such numbers in its place
+        tokens     positions in each run that are changed, from the end if negative; None: all
+
+        Raises ConfigError if a pattern names nothing, and if the model is traced already; and, when
+        a graph is built, ShapeError for numbers or tokens that do not fit.
+        """
+        if self.traced:
+            raise ConfigError("the model is traced already: put all patterns into one trace")
+        found = Trace(patterns, edits(scale, add, replace, tokens))
+        found.check(self.activations)
+        self.traced = found
+        try:
+            yield found
+        finally:
+            self.traced = None
+
+    def taps(self) -> Taps | None:
+        """Taps for a graph of this model while it is traced."""
+        return self.traced.taps() if self.traced else None
+
+    def record(
+        self,
+        taps: Taps | None,
+        program: ScheduledProgram,
+        n_tokens: int | None = None,
+        n_logits: int | None = None,
+    ) -> None:
+        """Give a run's activations to the trace, if there is one: the first n_tokens rows, of
+        logits n_logits."""
+        if self.traced and taps:
+            n_rows = dict.fromkeys(("output", "logits"), n_logits)
+            found = {name: program.read(t) for name, t in taps.read.items()}
+            self.traced.record({name: a[: n_rows.get(name, n_tokens)] for name, a in found.items()})
+
+    # -- tokens ------------------------------------------------------------------------------------
 
     def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Token ids as int32, every one of them inside the vocabulary."""

@@ -39,10 +39,12 @@ LAYERS = [
     {"attention"},
     {"ops"},
     {"backward", "models"},
+    {"trace"},
     {"model", "eager"},
     {"generation", "requantize"},
     {"serving"},
     {"lora"},
+    {"lens"},
     {"cli"},
 ]
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}

@@ -26,7 +26,7 @@ from pyggml.graph import Graph
 from pyggml.lora.config import PreferenceConfig
 from pyggml.lora.preference.batch import AnswerBatch
 from pyggml.model import Model
-from pyggml.models import Inputs, Net, token_losses
+from pyggml.models import Inputs, Net, Taps, token_losses
 from pyggml.ops import (
     add,
     clamp,
@@ -84,10 +84,11 @@ def log_probs(
     leaves: Leaves,
     trained: Collection[str] = (),
     gradient: bool = True,
+    taps: Taps | None = None,
 ) -> tuple[Net, Tensor, Tensor]:
     """The net, the cross entropy of every token (T,), and the log-probability of every answer (S,):
     sums, or means where `members` says so."""
-    net = Net(model.parts.weights, inputs, model.adapters)
+    net = Net(model.parts.weights, inputs, model.adapters, taps=taps)
     losses = token_losses(model.parts, net, leaves.targets, leaves.read, trained, gradient)
     found = neg(mul_mat(leaves.members, reshape(losses, (1, -1))))
     return net, losses, reshape(found, (-1,)).named("log-probabilities")
@@ -100,9 +101,14 @@ class PreferenceLoss:
         self.config, self.leaves = config, Leaves.empty(n_tokens, n_answers)
 
     def build(
-        self, model: Model, inputs: Inputs, trained: Collection[str], gradient: bool
+        self,
+        model: Model,
+        inputs: Inputs,
+        trained: Collection[str],
+        gradient: bool,
+        taps: Taps | None = None,
     ) -> Graph:
-        net, losses, found = log_probs(model, inputs, self.leaves, trained, gradient)
+        net, losses, found = log_probs(model, inputs, self.leaves, trained, gradient, taps)
         if self.config.objective == "kto":
             loss = _kto(found, self.leaves, self.config.beta)
         elif self.config.objective == "orpo":

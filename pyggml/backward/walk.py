@@ -37,15 +37,14 @@ def build_backward(
     forward: Graph,
     parameters: Sequence[Tensor],
     seed: Tensor | None = None,
-    accumulators: Sequence[Tensor] | None = None,
+    accumulators: Sequence[Tensor | None] | None = None,
 ) -> Graph:
     """The graph of a loss, which is the output of `forward`, and of its gradients.
 
     Outputs: the loss, then d(sum(loss · seed)) / d(parameter) for each parameter. Nodes: those of
     `forward`, then those of the gradients, from the loss back to the start. `seed` has the loss's
-    shape (default: ones). `accumulators` are leaves of the parameters' shapes: each complete
-    gradient is then added to its accumulator in place, and the outputs are views of the
-    accumulators.
+    shape (default: ones). `accumulators` are leaves of the parameters' shapes, or None: each
+    complete gradient is then added to its accumulator in place, of which the output is a view.
 
     Only tensors that depend on a parameter get backward nodes. Integers carry no gradient, nor does
     the result of `detach`; a choice by number, such as the experts of a token, counts as fixed.
@@ -70,7 +69,7 @@ def _walk(
     forward: Graph,
     parameters: Sequence[Tensor],
     seed: Tensor | None,
-    accumulators: Sequence[Tensor] | None,
+    accumulators: Sequence[Tensor | None] | None,
 ) -> tuple[_Walk, list[Tensor]]:
     """The finished walk, and the gradients that it found."""
     (loss,) = forward.outputs
@@ -99,7 +98,7 @@ class _Walk:
         self,
         order: Sequence[Tensor],
         parameters: Sequence[Tensor],
-        accumulators: Sequence[Tensor] | None,
+        accumulators: Sequence[Tensor | None] | None,
         reached: set[Tensor],
     ) -> None:
         self.order, self.parameters, self.reached = order, parameters, reached
@@ -127,9 +126,7 @@ class _Walk:
         for p in self.parameters:
             if not self.grads[p].name:
                 self.grads[p].name = f"d({p.name})" if p.name else ""
-        if self.accumulators:
-            return [self.added[i] for i in range(len(self.parameters))]
-        return [self.grads[p] for p in self.parameters]
+        return [self.added.get(i, self.grads[p]) for i, p in enumerate(self.parameters)]
 
     def _propagate(self, t: Tensor) -> list[str]:
         """Add t's contributions to the gradients of its sources; returns the faults found."""
@@ -160,9 +157,9 @@ class _Walk:
     def _accumulate_after(self, t: Tensor) -> None:
         """After t, add every gradient that is complete now to its accumulator."""
         for i in self.complete_after.get(t, ()):
-            g = self.grads.get(self.parameters[i])
-            if g is not None:  # no gradient is a fault found
-                self.added[i] = add_inplace(self.accumulators[i], g)
+            g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
+            if g is not None and total is not None:  # no gradient is a fault found
+                self.added[i] = add_inplace(total, g)
                 self.steps.append(self.added[i])
 
 
@@ -172,11 +169,11 @@ def _sum(total: Tensor, part: Tensor) -> Tensor:
     return add(total, part) if fused is None else fused(total, *part.src, **part.params)
 
 
-def _same_shapes(what: str, found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+def _same_shapes(what: str, found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> None:
     if len(found) != len(wanted):
         raise ShapeError(f"build_backward: {len(found)} {what}s, wanted {len(wanted)}")
     for f, w in zip(found, wanted, strict=True):
-        if f.shape != w.shape:
+        if f is not None and f.shape != w.shape:
             raise ShapeError(f"build_backward: the {what} for {w!r} is {f!r}, wanted its shape")
 
 

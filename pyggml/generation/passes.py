@@ -9,11 +9,13 @@ import numpy as np
 
 from pyggml.backends import write
 from pyggml.dtypes import I32
+from pyggml.errors import ConfigError
 from pyggml.model import Model
-from pyggml.models import Cache, Inputs, build
+from pyggml.models import Cache, Inputs, Taps, build
 from pyggml.schedule import Arenas, ScheduledProgram
 from pyggml.sizes import round_up
 from pyggml.tensor import Tensor, zeros
+from pyggml.trace import Trace
 
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
 STEP = 16  # passes of more tokens are padded to multiples of it
@@ -33,10 +35,12 @@ class Pass:
     logits  (n, n_vocab) float32
     """
 
+    model: Model
     program: ScheduledProgram
     inputs: Inputs
     of: Tensor
     logits: Tensor
+    taps: Taps | None
 
     def __call__(
         self,
@@ -54,6 +58,7 @@ class Pass:
         write(self.inputs.span, span)
         write(self.of, np.resize(of, self.of.shape))
         self.program()
+        self.model.record(self.taps, self.program, n_tokens=int(of[-1]) + 1, n_logits=len(of))
         return self.program.read(self.logits)[: len(of)]
 
 
@@ -67,18 +72,24 @@ class Passes:
     def __init__(self, cache: Cache, n_slots: int) -> None:
         self.cache, self.n_slots = cache, n_slots
         self._arenas = Arenas()
-        self._bound: OrderedDict[tuple[Model, int], Pass] = OrderedDict()
+        self._bound: OrderedDict[tuple[Model, int, Trace | None], Pass] = OrderedDict()
 
     def __getitem__(self, key: tuple[Model, int]) -> Pass:
-        if key not in self._bound:
+        model, n_tokens = key
+        kept_as = (model, n_tokens, model.traced)
+        if kept_as not in self._bound:
             while len(self._bound) >= _MOST_KEPT:
                 self._bound.popitem(last=False)
-            self._bound[key] = self._bind(*key)
-        self._bound.move_to_end(key)
-        return self._bound[key]
+            self._bound[kept_as] = self._bind(model, n_tokens)
+        self._bound.move_to_end(kept_as)
+        return self._bound[kept_as]
 
     def _bind(self, model: Model, n_tokens: int) -> Pass:
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((min(n_tokens, self.n_slots),), I32, "of")
-        logits = build(model.parts, inputs, model.adapters, self.cache, of)
-        return Pass(model.program(logits, self._arenas), inputs, of, logits)
+        taps = model.taps()
+        if taps and any(edit.tokens for edit in taps.edits):
+            raise ConfigError("tokens are positions of a whole run, wanted none in generation")
+        logits = build(model.parts, inputs, model.adapters, self.cache, of, taps)
+        program = model.program(logits, taps, self._arenas)
+        return Pass(model, program, inputs, of, logits, taps)

@@ -16,6 +16,7 @@ from pyggml.models.decoder import Decoder
 from pyggml.models.low_rank import LoraPair, LoraPairs, Magnitude
 from pyggml.models.net import Cache, Inputs, Net
 from pyggml.models.small import draw, small_metadata, tensors_of
+from pyggml.models.taps import Edit, Taps
 from pyggml.models.weights import TensorSpec
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Architecture",
     "Cache",
     "Decoder",
+    "Edit",
     "Inputs",
     "LoraPair",
     "LoraPairs",
@@ -30,6 +32,7 @@ __all__ = [
     "ModelConfig",
     "Net",
     "Parts",
+    "Taps",
     "TensorSpec",
     "build",
     "build_loss",

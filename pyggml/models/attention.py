@@ -68,6 +68,7 @@ class Attention(Part):
         """softmax(scale · q·k) v, (T, n · size), of q (T, n, size), k and v (T, n_kv, size)."""
         if self.rope:
             q, k = self.rope(net, q), self.rope(net, k)
+        q, k, v = (net.tap(f"{at}{name}", t) for name, t in zip("qkv", (q, k, v), strict=True))
         k, v = net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
         factor, span = self.scale or self.heads.size**-0.5, net.span(self.window)
         o = flash_attn_ext(
@@ -77,7 +78,8 @@ class Attention(Part):
             sinks=net.weights[f"{at}attn_sinks.weight"] if self.sinks else None,
             longest=net.cache.n_ctx if net.cache else 0,
         )
-        return reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
+        heads = reshape(net.large(o.named(f"{at}attention")), (q.shape[0], -1))
+        return net.tap(f"{at}attention", heads)
 
     def project(self, net: Net, at: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (T, n, size), k and v (T, n_kv, size) of x; q and k normalised, before rope."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.models.net import Net
+from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, merged
 from pyggml.ops import add, scale
@@ -16,6 +17,11 @@ class Chain(Part):
     """Parts in sequence, each with the output of the one before. Most blocks are chains."""
 
     parts: tuple[Part, ...]
+
+    @property
+    def branch(self) -> str:
+        named = [part for part in self.parts if not isinstance(part, Norm)]
+        return named[-1].branch if named else ""
 
     def tensors(self, at: str) -> Tensors:
         return merged(part.tensors(at) for part in self.parts)
@@ -46,7 +52,8 @@ class Residual(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         y = self.body(net, at, x)
-        return add(x, y if self.factor == 1 else scale(y, self.factor))
+        y = y if self.factor == 1 else scale(y, self.factor)
+        return add(x, named_branch(net, at, self.body, y))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,12 @@ class Sum(Part):
     """Σ part(x): the outputs of several parts for one x. In a Residual: parallel branches."""
 
     parts: tuple[Part, ...]
+
+    @property
+    def branch(self) -> str:
+        """Of experts beside a shared one, theirs; "" for attention beside a feed-forward part."""
+        first, *others = dict.fromkeys(part.branch for part in self.parts)
+        return "" if others else first
 
     def tensors(self, at: str) -> Tensors:
         return merged(part.tensors(at) for part in self.parts)
@@ -64,10 +77,19 @@ class Sum(Part):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         first, *others = self.parts
-        y = first(net, at, x)
+        y = self._named(net, at, first, x)
         for part in others:
-            y = add(y, part(net, at, x))
+            y = add(y, self._named(net, at, part, x))
         return y
+
+    def _named(self, net: Net, at: str, part: Part, x: Tensor) -> Tensor:
+        y = part(net, at, x)
+        return y if self.branch else named_branch(net, at, part, y)
+
+
+def named_branch(net: Net, at: str, part: Part, y: Tensor) -> Tensor:
+    """y, which a part adds to the residual stream, under the part's name for it."""
+    return net.tap(f"{at}{part.branch}", y) if part.branch else y
 
 
 def residual(*parts: Part, factor: float = 1.0) -> Residual:

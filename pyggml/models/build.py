@@ -13,6 +13,7 @@ from pyggml.models.config import ModelConfig, Reader, short
 from pyggml.models.decoder import Decoder, output_name
 from pyggml.models.low_rank import LoraPairs
 from pyggml.models.net import Cache, Inputs, Net
+from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights, read_weights
 from pyggml.ops import (
     cross_entropy_by_row,
@@ -82,10 +83,14 @@ def build(
     adapters: Sequence[LoraPairs] = (),
     cache: Cache | None = None,
     of: Tensor | None = None,
+    taps: Taps | None = None,
 ) -> Tensor:
     """Logits (T, n_vocab) of the tokens in `inputs`, or (n, n_vocab) of those that `of` (n,) int32
-    names."""
-    net = Net(parts.weights, inputs, adapters, cache)
+    names.
+
+    taps: which activations are read or changed.
+    """
+    net = Net(parts.weights, inputs, adapters, cache, taps)
     h = parts.decoder.hidden(net)
     if of is not None:
         h = get_rows(h, of)
@@ -100,9 +105,11 @@ def build_loss(
     adapters: Sequence[LoraPairs] = (),
     trained: Collection[str] = (),
     gradient: bool = True,
+    taps: Taps | None = None,
 ) -> Graph:
-    """The graph of `token_loss` over these inputs."""
-    net = Net(parts.weights, inputs, adapters)
+    """The graph of `token_loss` over these inputs. Its further outputs are the activations that
+    `taps` reads."""
+    net = Net(parts.weights, inputs, adapters, taps=taps)
     return net.graph(token_loss(parts, net, targets, weights, trained, gradient).named("loss"))
 
 
@@ -123,7 +130,7 @@ def token_loss(
     trained, or has an adapter or a bias: logits and loss are then separate ops.
     """
     h = parts.decoder.hidden(net)
-    if _is_plain(parts, net.adapters, trained):
+    if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         return linear_cross_entropy(h, w, targets, weights, gradient, cap)
     return cross_entropy_rows(parts.decoder.logits(net, h), targets, weights)
@@ -139,14 +146,16 @@ def token_losses(
 ) -> Tensor:
     """The terms of `token_loss`, (T,), for losses that are no plain sum over tokens."""
     h = parts.decoder.hidden(net)
-    if _is_plain(parts, net.adapters, trained):
+    if _is_plain(parts, net, trained):
         w, cap = parts.weights[f"{parts.output_name}.weight"], parts.decoder.logit_softcap
         return linear_cross_entropy_by_row(h, w, targets, weights, gradient, cap)
     return cross_entropy_by_row(parts.decoder.logits(net, h), targets, weights)
 
 
-def _is_plain(parts: Parts, adapters: Sequence[LoraPairs], trained: Collection[str]) -> bool:
-    """Whether the logits are a product with a fixed output matrix, and nothing more but a cap."""
+def _is_plain(parts: Parts, net: Net, trained: Collection[str]) -> bool:
+    """Whether the logits are a product with a fixed output matrix, and nothing more but a cap; and
+    nobody wants to see them."""
     full = f"{parts.output_name}.weight"
-    changes = full in trained or any(full in pairs for pairs in adapters)
-    return not changes and "output.bias" not in parts.weights
+    changes = full in trained or any(full in pairs for pairs in net.adapters)
+    tapped = net.taps is not None and any(map(net.taps.wants, ("output", "logits")))
+    return not (changes or tapped) and "output.bias" not in parts.weights

@@ -98,7 +98,12 @@ class Decoder:
         output matrix."""
         x = net.boundary(self._embed(net))
         for i, block in enumerate(self.blocks):
-            x = net.boundary(block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
+            x = net.tap(f"blk.{i}.out", block(net, f"blk.{i}.", x).named(f"blk.{i}.out"))
+            x = net.boundary(x)
+        return self.last(net, x)
+
+    def last(self, net: Net, x: Tensor) -> Tensor:
+        """The residual stream x (T, n_embd) after the last norm, times logit_scale."""
         if self.norm:
             x = self.norm(net, "", x)
         return x if self.logit_scale == 1 else scale(x, self.logit_scale)
@@ -122,11 +127,11 @@ class Decoder:
         """Logits (T, n_vocab) of hidden states. The bias is output.bias, even if the matrix is
         the token embedding."""
         name = output_name(net.weights)
-        z = net.linear(name, h)
+        z = net.linear(name, h, tap="output")
         bias = net.weights.get("output.bias") if name != "output" else None
         z = z if bias is None else add(z, bias)
         cap = self.logit_softcap
-        return scale(tanh(scale(z, 1 / cap)), cap) if cap else z
+        return net.tap("logits", scale(tanh(scale(z, 1 / cap)), cap) if cap else z)
 
 
 def output_name(weights: Mapping[str, Tensor]) -> str:

@@ -57,6 +57,10 @@ class Experts(Part):
     normalised: bool = True
     factor: float = 1.0
 
+    @property
+    def branch(self) -> str:
+        return "ffn_out"
+
     def tensors(self, at: str) -> Tensors:
         n, inner, outer = self.n_expert, self.n_ff, self.n_embd
         chooser = {f"{at}exp_probs_b.bias": TensorSpec((n,))} if self.biased else {}
@@ -111,6 +115,10 @@ class Gated(Part):
 
     body: Part
     n_embd: int
+
+    @property
+    def branch(self) -> str:
+        return "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
         gate = matrix(f"{at}ffn_gate_inp_shexp", 1, self.n_embd, bias=False, usual=False)

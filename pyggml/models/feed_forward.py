@@ -27,6 +27,10 @@ class GatedFeedForward(Part):
     fused: bool = False
     suffix: str = ""
 
+    @property
+    def branch(self) -> str:
+        return "ffn_out"
+
     def tensors(self, at: str) -> Tensors:
         rows = (
             {"ffn_up": 2 * self.n_ff}
@@ -52,6 +56,10 @@ class FeedForward(Part):
     n_embd: int
     n_ff: int
     activation: Callable[[Tensor], Tensor]
+
+    @property
+    def branch(self) -> str:
+        return "ffn_out"
 
     def tensors(self, at: str) -> Tensors:
         up = matrix(f"{at}ffn_up", self.n_ff, self.n_embd)

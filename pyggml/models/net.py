@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pyggml.dtypes import I32, DType
 from pyggml.graph import Graph, Notes
 from pyggml.models.low_rank import LoraPair, LoraPairs
+from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights
 from pyggml.op import Spec
 from pyggml.ops import (
@@ -110,6 +111,7 @@ class Net:
     inputs: Inputs
     adapters: Sequence[LoraPairs] = ()
     cache: Cache | None = None
+    taps: Taps | None = None
     _made: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
     _steps: list[Tensor] = field(default_factory=list, init=False)
     _boundaries: list[Tensor] = field(default_factory=list, init=False)
@@ -120,8 +122,11 @@ class Net:
         """The most tokens of a sequence. Some models choose their rotary factors by it."""
         return self.inputs.n_ctx if self.cache is None else self.cache.n_ctx
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """x·Wᵀ, plus the adapters' updates, plus the bias, in llama.cpp's order."""
+    def linear(self, name: str, x: Tensor, tap: str = "") -> Tensor:
+        """x·Wᵀ, plus the adapters' updates, plus the bias, in llama.cpp's order.
+
+        tap: its name as an activation, if not that of the module.
+        """
         full = f"{name}.weight"
         w = self.weights[full]
         y = mul_mat(w, x).named(name)
@@ -131,7 +136,7 @@ class Net:
             if p.magnitude is not None:
                 y = mul(self.large(y), p.row_factors(w)).named(f"{name}+dora")
         bias = self.weights.get(f"{name}.bias")
-        return self.in_turn(y if bias is None else add(y, bias))
+        return self.in_turn(self.tap(tap or name, y if bias is None else add(y, bias)))
 
     def by_expert(self, name: str, x: Tensor, ids: Tensor) -> Tensor:
         """As `linear`, but row (t, u) of x (T, U or 1, n_in) has the matrix of expert ids[t, u]."""
@@ -141,7 +146,7 @@ class Net:
             down = mul_mat_id(p.a, p.input(x, self.inputs.draw), ids)
             y = add(y, mul_mat_id(p.b, scale(down, p.scale), ids)).named(f"{name}+lora")
         bias = self.weights.get(f"{name}.bias")
-        return self.in_turn(y if bias is None else add_id(y, bias, ids))
+        return self.in_turn(self.tap(name, y if bias is None else add_id(y, bias, ids)))
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Rows ids (T,) of a table, plus the adapters' updates."""
@@ -149,11 +154,15 @@ class Net:
         y = get_rows(self.weights[full], ids).named(name)
         for p in self._pairs(full):
             y = mul_mat_add(y, p.b, scale(get_rows(p.a, ids), p.scale)).named(f"{name}+lora")
-        return self.in_turn(y)
+        return self.in_turn(self.tap(name, y))
 
     def _pairs(self, full: str) -> Iterator[LoraPair]:
         """The adapters' updates of one tensor."""
         return (pairs[full] for pairs in self.adapters if full in pairs)
+
+    def tap(self, name: str, x: Tensor) -> Tensor:
+        """x, under a name by which it can be read or changed: pyggml.models.taps lists them."""
+        return x if self.taps is None else self.taps(name, x)
 
     def in_turn(self, x: Tensor) -> Tensor:
         """x, placed before later calls' tensors in the graph's order; every product with a weight
@@ -172,9 +181,10 @@ class Net:
         return x
 
     def graph(self, *outputs: Tensor) -> Graph:
-        """The graph of these outputs, with the notes."""
+        """The graph of these outputs and of the activations to read, with the notes."""
         notes = Notes(frozenset(self._boundaries), frozenset(self._large))
-        return Graph.of(*outputs, steps=self._steps).noted(notes)
+        read = self.taps.read.values() if self.taps else ()
+        return Graph.of(*outputs, *read, steps=self._steps).noted(notes)
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """make(), called once for each key; later calls with the key share its tensor."""

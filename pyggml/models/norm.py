@@ -20,6 +20,10 @@ class Norm(Part):
     size: int
     eps: float
 
+    @property
+    def branch(self) -> str:
+        return ""
+
     @abstractmethod
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         """x (..., size) normalised."""
@@ -34,7 +38,8 @@ class RmsNorm(Norm):
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         name = f"{at}{self.name}"
-        return rms_norm_mul(x, net.weights[f"{name}.weight"], self.eps).named(name)
+        y = rms_norm_mul(x, net.weights[f"{name}.weight"], self.eps)
+        return net.tap(name, y.named(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +64,4 @@ class LayerNorm(Norm):
         weight, bias = (net.weights.get(f"{name}.{part}") for part in ("weight", "bias"))
         y = y if weight is None else mul(y, weight)
         y = y if bias is None else add(y, bias)
-        return y.named(name)
+        return net.tap(name, y.named(name))

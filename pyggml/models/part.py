@@ -23,6 +23,11 @@ class Part(ABC):
 
     __slots__ = ()
 
+    @property
+    def branch(self) -> str:
+        """The name of what a residual branch with this part adds; "" where others name it."""
+        return "attn_out"
+
     @abstractmethod
     def tensors(self, at: str) -> Tensors:
         """The tensors that this part needs under a prefix, in order of use."""

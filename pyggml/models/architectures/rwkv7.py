@@ -62,6 +62,10 @@ class ChannelMix(Part):
     n_embd: int
     n_ff: int
 
+    @property
+    def branch(self) -> str:
+        return "ffn_out"
+
     def tensors(self, at: str) -> Tensors:
         return merged(
             [

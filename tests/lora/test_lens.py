@@ -1,0 +1,117 @@
+"""Questions answered by activations: by hand, and as PyTorch answers them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml import lens
+from pyggml.errors import ConfigError, DataError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FIXTURES = (Path(__file__).parents[2] / "../shared/fixtures", GOLDEN / "models")
+IDS = np.arange(1, 13)
+OTHER = np.where(np.isin(np.arange(12), [3, 5]), [0, 0, 0, 99, 0, 77] * 2, IDS)
+
+
+def opened(name, compute="f32"):
+    found = [folder / f"{name}-F16.gguf" for folder in FIXTURES]
+    path = next((p for p in found if p.exists()), None)
+    if path is None:
+        pytest.skip(f"{name} is one of the golden models of ../shared that no clone carries")
+    return pyggml.load(path, compute=compute)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def golden(request):
+    """A model, and what transformers' model of the same weights gives (torch 2.13, float32)."""
+    with np.load(GOLDEN / f"lens/{request.param}.npz") as arrays:
+        return opened(request.param), dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return opened("llama")
+
+
+def test_attention_maps_losses_and_patched_logits_are_those_of_pytorch(golden):
+    """gemma3 has windows of 16 in all layers but one, norms of q and k, and another scale."""
+    model, wanted = golden
+    close = {"rtol": 0, "atol": 1e-5}
+    np.testing.assert_allclose(lens.attention_maps(model, IDS), wanted["attention"], **close)
+    np.testing.assert_allclose(lens.token_losses(model, IDS), wanted["losses"], **close)
+    patched = lens.patch(model, IDS, OTHER, "blk.0.out", tokens=(3, 5))
+    np.testing.assert_allclose(patched[-1], wanted["patched"], **close)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "granite", "qwen3moe", "olmo2", "phi3"])
+def test_attention_maps_times_values_are_what_attention_gives(name):
+    model = opened(name)
+    ids = np.arange(1, 31)
+    (weights,) = lens.attention_maps(model, ids, blocks=[0])
+    with model.trace("blk.0.v", "blk.0.attention") as t:
+        model.logits(ids)
+    v = np.repeat(t["blk.0.v"], weights.shape[0] // t["blk.0.v"].shape[1], axis=1)
+    heads = np.einsum("hts,shd->thd", weights, v).reshape(len(ids), -1)
+    np.testing.assert_allclose(heads, t["blk.0.attention"], rtol=0, atol=2e-5)
+
+
+def test_the_lens_of_the_last_block_is_the_model(llama):
+    found = lens.logit_lens(llama, IDS)
+    assert found.shape == (2, 12, 512)
+    np.testing.assert_array_equal(found[-1], llama.logits(IDS))
+    assert np.abs(found[0] - found[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "granite", "mamba", "lfm2"])
+def test_shares_of_a_logit_sum_to_it(name):
+    model = opened(name)
+    with model.trace("output") as t:
+        model.logits(IDS)
+    shares = lens.logit_attribution(model, IDS, token=7, at=-2)
+    assert sum(shares.values()) == pytest.approx(t["output"][-2, 7], abs=1e-5)
+    if name not in ("gpt2", "gemma2"):  # a bias of the last norm, and a cap
+        assert shares["bias"] == pytest.approx(0, abs=1e-4)
+    assert f"blk.{model.config.n_layer - 1}.attn_out" in shares
+
+
+def test_a_share_is_what_the_logit_loses_without_the_branch(llama):
+    """While the norm's factor is kept, which a small change of the branch nearly does."""
+    shares, h = lens.logit_attribution(llama, IDS, token=7), 1e-3
+    with llama.trace("output", "blk.1.out") as before:
+        llama.logits(IDS)
+    with llama.trace("output", "blk.1.out", scale={"blk.1.ffn_out": 1 - h}) as after:
+        llama.logits(IDS)
+    rms = [np.sqrt(np.mean(t["blk.1.out"][-1] ** 2)) for t in (before, after)]
+    lost = before["output"][-1, 7] - after["output"][-1, 7] * rms[1] / rms[0]
+    assert lost / h == pytest.approx(shares["blk.1.ffn_out"], rel=0.02, abs=2e-3)
+
+
+def test_gradient_x_activation_is_the_loss_s_first_order(llama):
+    found = lens.gradient_x_activation(llama, IDS, "blk.0.ffn_out", "blk.1.q")
+    assert found["blk.0.ffn_out"].shape == found["blk.1.q"].shape == (11,)
+    h, losses = 1e-2, []
+    for factor in (1 - h, 1 + h):
+        with llama.trace(scale={"blk.0.ffn_out": factor}):
+            losses.append(lens.token_losses(llama, IDS).mean())
+    slope = (losses[0] - losses[1]) / (2 * h)
+    assert found["blk.0.ffn_out"].sum() == pytest.approx(slope, rel=1e-3)
+
+
+def test_a_steering_vector_is_a_difference_of_means(llama):
+    vector = lens.steering_vector(llama, "blk.0.out", [IDS, IDS[:5]], [OTHER])
+    means = []
+    for texts in ([IDS, IDS[:5]], [OTHER]):
+        with llama.trace("blk.0.out") as t:
+            for ids in texts:
+                llama.logits(ids)
+        means.append(np.concatenate(t.runs("blk.0.out")).mean(axis=0))
+    np.testing.assert_allclose(vector, means[0] - means[1], rtol=0, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused(llama):
+    with pytest.raises(DataError, match="texts of 12 and 5 tokens, wanted two of one length"):
+        lens.patch(llama, IDS, IDS[:5], "blk.0.out", tokens=[0])
+    with pytest.raises(ConfigError, match="block 0 has no attention"):
+        lens.attention_maps(opened("mamba"), IDS)

@@ -1,0 +1,51 @@
+"""What a trainer's batches computed, read while it trains."""
+
+import numpy as np
+import pytest
+
+from pyggml.lora import loss_and_grads
+
+from runs import steps
+
+
+def run(trainer):
+    """The loss of each step."""
+    events = []
+    trainer.run(events.append)
+    return [report.loss for report in steps(events)]
+
+
+@pytest.mark.parametrize("grad_checkpointing", [False, True])
+def test_reading_changes_no_bit_of_the_training(trainer_of, grad_checkpointing):
+    settings = {"grad_checkpointing": grad_checkpointing, "max_steps": 3}
+    plain, traced = trainer_of(**settings), trainer_of(**settings)
+    losses = run(plain)
+    with traced.model.trace("blk.*.out", "blk.1.attn_q") as t:
+        assert run(traced) == losses
+    np.testing.assert_array_equal(traced.parameters.data, plain.parameters.data)
+    assert t.names == ["blk.0.out", "blk.1.attn_q", "blk.1.out", "blk.2.out"]
+    n_windows = traced.config.windows_per_step * 3
+    n_batches = n_windows // traced.config.batch
+    assert len(t.runs("blk.1.out")) >= n_batches
+    assert t["blk.1.out"].shape == t.grad("blk.1.out").shape
+
+
+def test_gradients_of_a_batch_are_those_of_its_sequence(trainer_of, corpus_of):
+    """One document of one window: the batch is a sequence, and B is 0 in the first step."""
+    trainer = trainer_of(corpus=corpus_of(10, lengths=[11], n_held_out=0), max_steps=1, batch=1)
+    ids = trainer.corpus.train.tokens[0]
+    with trainer.model.trace("blk.1.out") as alone:
+        loss_and_grads(trainer.model, ids, parameters={})
+    with trainer.model.trace("blk.1.out") as t:
+        run(trainer)
+    np.testing.assert_allclose(t.grad("blk.1.out"), alone.grad("blk.1.out"), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(t.runs("blk.1.out")[0], alone["blk.1.out"], rtol=1e-3, atol=1e-3)
+
+
+def test_a_steered_model_trains_against_the_steering(trainer_of):
+    """A change of the activations is part of what is trained and validated."""
+    plain, steered = trainer_of(max_steps=1), trainer_of(max_steps=1)
+    with steered.model.trace(add={"blk.0.out": 0.5}):
+        (changed,) = run(steered)
+    (loss,) = run(plain)
+    assert abs(changed - loss) > 1e-3

@@ -1,0 +1,245 @@
+"""Activations by name: unique names, what is read, what an edit changes, and no trace left."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.alloc import plan
+from pyggml.backends import CPU, read
+from pyggml.dtypes import F32
+from pyggml.errors import ConfigError, NoGradientError, ShapeError
+from pyggml.generation import Session
+from pyggml.graph import Graph
+from pyggml.lora import loss_and_grads
+from pyggml.models import (
+    ARCHITECTURES,
+    Inputs,
+    Parts,
+    Taps,
+    build,
+    compose,
+    small_metadata,
+    tensors_of,
+)
+from pyggml.tensor import zeros
+
+IDS = np.arange(1, 13)
+N_VOCAB = 11
+
+
+@pytest.fixture(scope="module")
+def model(golden_file):
+    return pyggml.load(golden_file("llama-F16.gguf"), compute="f32")
+
+
+@pytest.fixture(scope="module")
+def logits(model):
+    return model.logits(IDS)
+
+
+def parts_of(architecture):
+    """A small model of zeros."""
+    metadata = small_metadata(ARCHITECTURES[architecture])
+    specs = tensors_of(metadata, N_VOCAB)
+    decoder = compose(metadata.get, {n: s.shape for n, s in specs.items()}, architecture)
+    return Parts(decoder, {n: zeros(s.shape, F32, n) for n, s in specs.items()})
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_names_are_unique_and_alike_in_every_architecture(architecture):
+    """A name given twice is an AssertionError of Taps."""
+    parts, taps = parts_of(architecture), Taps(["*"])
+    build(parts, Inputs.empty(3), taps=taps)
+    names = set(taps.names)
+    assert {"token_embd", "output", "logits"} <= names
+    n = parts.config.n_layer
+    assert {f"blk.{i}.out" for i in range(n)} <= names
+    assert {f"blk.{i}.attn_out" for i in range(n)} <= names
+    mixers_alone = architecture in ("mamba", "mamba2")
+    assert ({f"blk.{i}.ffn_out" for i in range(n)} <= names) is not mixers_alone
+    assert all(t.shape[0] == 3 for t in taps.read.values())
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_model_without_a_trace_has_the_same_plan(architecture):
+    """Taps that name nothing change no node, so neither does their absence."""
+    parts = parts_of(architecture)
+    alone, tapped = (
+        plan(Graph.of(build(parts, Inputs.empty(3), taps=taps)), CPU()) for taps in (None, Taps([]))
+    )
+    assert [t.op for t in alone.graph.nodes] == [t.op for t in tapped.graph.nodes]
+    assert [*alone.offsets.values()] == [*tapped.offsets.values()]
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def test_reading_changes_no_bit(model, logits):
+    with model.trace("*") as t:
+        np.testing.assert_array_equal(model.logits(IDS), logits)
+    assert t.names == model.activations
+    np.testing.assert_array_equal(t["logits"], logits)
+    assert model.traced is None
+    np.testing.assert_array_equal(model.logits(IDS), logits)
+
+
+def test_activations_are_those_that_the_graph_computed(model):
+    """By hand, from one to the next: the residual stream, and a module's product."""
+    with model.trace("*") as t:
+        model.logits(IDS)
+    stream = t["token_embd"]
+    for i in range(2):
+        stream = stream + t[f"blk.{i}.attn_out"] + t[f"blk.{i}.ffn_out"]
+        np.testing.assert_allclose(t[f"blk.{i}.out"], stream, rtol=1e-5, atol=1e-5)
+        w = read(model.parts.weights[f"blk.{i}.attn_output.weight"]).astype(np.float32)
+        by_hand = t[f"blk.{i}.attention"] @ w.T
+        np.testing.assert_allclose(t[f"blk.{i}.attn_output"], by_hand, rtol=1e-4, atol=1e-5)
+    assert t["blk.0.q"].shape == (12, 4, 64) and t["blk.0.k"].shape == (12, 2, 64)
+
+
+def test_a_prompt_and_generation_are_read_as_a_whole_run_is(model):
+    with model.trace("blk.*.out", "blk.1.k", "logits") as whole:
+        model.logits(IDS)
+    session = Session(model, 20)
+    session.feed(IDS[:3])  # a program without taps is bound already
+    session.truncate(0)
+    with model.trace("blk.*.out", "blk.1.k", "logits") as t:
+        session.feed(IDS[:7])
+        for token in IDS[7:]:
+            session.feed([token])
+    assert [len(a) for a in t.runs("blk.0.out")] == [7, 1, 1, 1, 1, 1]
+    for name in ("blk.0.out", "blk.1.out", "blk.1.k"):
+        np.testing.assert_allclose(np.concatenate(t.runs(name)), whole[name], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(t["logits"], whole["logits"][-1:], rtol=0, atol=2e-5)
+    session.feed([1])
+    assert len(t.runs("logits")) == 6
+
+
+def test_padding_of_a_prompt_is_not_read(model):
+    session = Session(model, 40)
+    with model.trace("blk.0.out") as t:
+        session.feed(np.arange(1, 20))
+    assert t["blk.0.out"].shape == (19, 256)
+
+
+# -- changing -------------------------------------------------------------------------------------
+
+
+def test_a_replaced_activation_is_a_forward_by_hand(model, logits):
+    """Replaced by what another text has, the rest of the model does as it does for that text."""
+    other = IDS[::-1].copy()
+    with model.trace("blk.0.out") as t:
+        wanted = model.logits(other)
+    with model.trace("blk.0.out", replace={"blk.0.out": t["blk.0.out"]}) as changed:
+        found = model.logits(IDS)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(changed["blk.0.out"], t["blk.0.out"], rtol=0, atol=1e-6)
+
+
+def test_edits_are_arithmetic(model):
+    vector = np.linspace(-1, 1, 256, dtype=np.float32)
+    with model.trace("blk.0.ffn_out", "blk.0.out") as t:
+        model.logits(IDS)
+    with model.trace("blk.0.*out", scale={"blk.0.ffn_out": 0.5}, add={"blk.0.out": vector}) as e:
+        model.logits(IDS)
+    half = 0.5 * t["blk.0.ffn_out"]
+    np.testing.assert_allclose(e["blk.0.ffn_out"], half, rtol=1e-6)
+    np.testing.assert_allclose(e["blk.0.out"], t["blk.0.out"] - half + vector, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_choose_rows(model, logits):
+    with model.trace("blk.1.out") as before:
+        model.logits(IDS)
+    with model.trace("blk.1.out", scale={"blk.1.out": 3.0}, tokens=[2, -1]) as t:
+        model.logits(IDS)
+    factors = np.where(np.isin(np.arange(12), [2, 11]), 3, 1)[:, None]
+    np.testing.assert_allclose(t["blk.1.out"], before["blk.1.out"] * factors, rtol=1e-6)
+    with model.trace(add={"blk.0.ffn_out": 0.3}, tokens=[-2]):
+        changed = np.abs(model.logits(IDS) - logits).max(axis=1) > 1e-4
+    np.testing.assert_array_equal(np.flatnonzero(changed), [10, 11])
+
+
+def test_a_steered_model_generates_steered(model):
+    session, steered = Session(model, 16), Session(model, 16)
+    with model.trace(add={"blk.0.out": 0.5}):
+        whole = model.logits(IDS)
+        steered.feed(IDS[:8])
+        for token in IDS[8:]:
+            last = steered.feed([token])
+    np.testing.assert_allclose(last, whole[-1], rtol=0, atol=2e-5)
+    assert np.abs(session.feed(IDS) - last).max() > 0.01
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["token_embd", "blk.0.attn_q", "blk.0.v", "blk.1.out", "logits"])
+def test_gradients_of_activations_are_slopes_of_the_loss(model, name):
+    with model.trace(name) as t:
+        loss, _ = loss_and_grads(model, IDS)
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal(t[name].shape).astype(np.float32)
+    h, ends = 0.01 * float(t[name].std()), []
+    for step in (h, -h):
+        with model.trace(add={name: step * v}):
+            ends.append(loss_and_grads(model, IDS)[0])
+    slope, scale = (ends[0] - ends[1]) / (2 * h), float(np.linalg.norm(t.grad(name)))
+    assert slope == pytest.approx(float(np.sum(t.grad(name) * v)), abs=0.02 * scale)
+    assert np.isfinite(loss)
+
+
+def test_gradients_wait_for_a_loss(model):
+    with model.trace("blk.0.out") as t:
+        model.logits(IDS)
+    with pytest.raises(NoGradientError, match=r"blk.0.out has no gradient: no loss"):
+        t.grad("blk.0.out")
+
+
+# -- mistakes -------------------------------------------------------------------------------------
+
+
+MISTAKES = [
+    (
+        "blk.9.out",
+        {"scale": {"q*": 1}},
+        ConfigError,
+        r"no activation is named blk.9.out, q\*; there",
+    ),
+    (
+        "logits",
+        {"add": {"blk.0.out": np.nan}},
+        ConfigError,
+        "blk.0.out: its numbers are not finite",
+    ),
+    (
+        "logits",
+        {"add": {"blk.0.out": np.ones(3)}},
+        ShapeError,
+        r"blk.0.out has shape \(12, 256\), and",
+    ),
+    ("logits", {"scale": {"*.out": 2}, "tokens": [12]}, ShapeError, "no token 12 in a run of 12"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "changes", "error", "said"), MISTAKES)
+def test_mistakes_are_named(model, logits, pattern, changes, error, said):
+    with pytest.raises(error, match=said), model.trace(pattern, **changes):
+        model.logits(IDS)
+    np.testing.assert_array_equal(model.logits(IDS), logits)
+
+
+def test_one_trace_at_a_time(model):
+    with model.trace("logits"), pytest.raises(ConfigError, match="traced already"):
+        model.trace("logits").__enter__()
+
+
+def test_generation_knows_no_positions_of_a_whole_run(model):
+    session = Session(model, 20)
+    with (
+        model.trace(scale={"blk.0.out": 2}, tokens=[1]),
+        pytest.raises(ConfigError, match="positions of a whole run, wanted none in generation"),
+    ):
+        session.feed(IDS)
