@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "answer requests of OpenAI's clients, also in a browser",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "merge": "add adapters to the weights of a model",
+    "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",
     "export-ollama": "write the Modelfile of a model, its adapter and its template",
     "quantize": "pack a model's matrices as another type",
     "inspect": "what is in a GGUF file, and what training it would take",

@@ -1,37 +1,24 @@
-"""Adapter → a GGUF file that llama.cpp loads.
+"""Adapter: the trained updates of a model's matrices, and the file that holds them.
 
-general.type           "adapter"
-adapter.type           "lora"
-general.architecture   the base model's
-adapter.lora.alpha     float32
-NAME.lora_a, .lora_b   F32 (rank, n_in), (n_out, rank) for the base tensor NAME; one more axis in
-                       front for experts; (n_vocab, rank), (n_embd, rank) for the token embedding
-
-llama.cpp takes the rank from the tensors, and scales by alpha / rank with one alpha for the whole
-file. An update s·BA of rank r needs the alpha s·r. The file has the alpha of most updates; for any
-other one B is multiplied by the ratio. The start that PiSSA subtracts follows A and B, as further
-ranks. Two keys of our own (pyggml.models.adapter) let such a file be trained on.
+The start that PiSSA subtracts follows A and B in the file, as further ranks. Two keys of our own
+(pyggml.models.adapter) let such a file be trained on.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml import gguf
 from pyggml.backends import read
-from pyggml.dtypes import F32
 from pyggml.errors import AdapterError
-from pyggml.gguf import TensorSource
+from pyggml.lora.adapter_file import Update, write_adapter
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import LoraPairs
-from pyggml.models.adapter import ALPHAS, FIXED_RANKS
+from pyggml.models.adapter import FIXED_RANKS
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -72,39 +59,23 @@ class Adapter:
         """
         if not self.fits_a_file:
             raise AdapterError("an adapter file cannot hold DoRA's magnitudes: merge(model, path)")
-        alphas = {name: pair.scale * self._rank(name) for name, pair in self.pairs.items()}
-        alpha = Counter(alphas.values()).most_common(1)[0][0]
-        metadata = {
-            "general.type": "adapter",
-            "general.architecture": self.model.config.architecture,
-            "general.name": f"{self.base_name} LoRA",
-            "adapter.type": "lora",
-            "adapter.lora.alpha": np.float32(alpha),
-        }
-        if len(set(alphas.values())) > 1:
-            metadata[ALPHAS] = np.array([*alphas.values()], np.float64)
+        more = {}
         if self.fixed:
             ranks = [self._rank(n) - p.rank for n, p in self.pairs.items()]
-            metadata[FIXED_RANKS] = np.array(ranks, np.int32)
-        written = [
-            tensor
-            for name in self.pairs
-            for tensor in self._tensors(name, np.float32(alphas[name] / np.float32(alpha)))
-        ]
-        gguf.write(path, metadata, written)
+            more[FIXED_RANKS] = np.array(ranks, np.int32)
+        updates = {name: self._update(name) for name in self.pairs}
+        architecture = self.model.config.architecture
+        write_adapter(path, architecture, f"{self.base_name} LoRA", updates, more)
 
     def _rank(self, name: str) -> int:
         """The rank in the file, the ranks of the subtracted start included."""
         return sum(pairs[name].rank for pairs in (self.pairs, self.fixed) if name in pairs)
 
-    def _tensors(self, name: str, ratio: np.float32) -> Iterator[TensorSource]:
-        """A and B of one update, for a file whose alpha is 1 / ratio of the update's own."""
+    def _update(self, name: str) -> Update:
+        """A and B of one tensor as the file has them."""
         pairs = [some[name] for some in (self.pairs, self.fixed) if name in some]
         a, b = (read(t) for t in (pairs[0].a, pairs[0].b))
         if len(pairs) > 1:  # matrices alone have a second one
             a = np.concatenate([a, read(pairs[1].a)])
             b = np.concatenate([b, read(pairs[1].b)], axis=1)
-        if ratio != 1:
-            b = b * ratio
-        for t, values in ((pairs[0].a, a), (pairs[0].b, b)):
-            yield t.name, F32, values.shape, values
+        return Update(a, b, pairs[0].scale * self._rank(name))

@@ -1,10 +1,11 @@
-"""Atomic writing of files: a crash, a full disk or Ctrl-C leaves no partial file.
+"""Atomic writing of files and folders: a crash, a full disk or Ctrl-C leaves no partial one.
 
 And the folder where caches lie."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,33 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # after success, or if it was never created, there is none
             partial.unlink()
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success its files are fsynced, and it is `path`.
+
+    On an error it is removed. PyggmlError if `path` is anything but an empty folder, and for an
+    OSError.
+    """
+    target = Path(path).absolute()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+            raise PyggmlError(f"{path}: is there already, wanted a new folder or an empty one")
+        partial.mkdir()
+        yield partial
+        for file in partial.iterdir():
+            with file.open("r+b") as written:
+                os.fsync(written.fileno())
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise PyggmlError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def user_cache() -> Path:

@@ -1,0 +1,113 @@
+"""An adapter in llama.cpp's format → a folder that PEFT loads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from pyggml.backends import read
+from pyggml.errors import AdapterError
+from pyggml.files import new_folder
+from pyggml.gguf.fields import shown
+from pyggml.lora.peft import settings, tensors
+from pyggml.lora.peft.twins import EXPERTS, Module, Twins
+from pyggml.model import Model
+from pyggml.models import LoraPair, LoraPairs
+from pyggml.models.adapter import read_adapter
+
+_Halves = tuple[np.ndarray, np.ndarray]
+
+
+def to_peft(
+    model: Model,
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    base: str | None = None,
+) -> dict[str, int]:
+    """Write an adapter file of this model as a folder that PEFT loads for the same model.
+
+    base: the model's name or folder in transformers, for PEFT's from_pretrained. Returns the rank
+    of each module. The folder appears when it is complete. Raises AdapterError for a file that does
+    not fit the model, and for tensors that are no module of transformers' class; PyggmlError if the
+    folder is not empty or the disk refuses.
+    """
+    pairs, twins = read_adapter(path, model.parts), Twins(model)
+    modules = {
+        name: module
+        for name, module in twins.modules.items()
+        if any(p.tensor in pairs for p in module.parts)
+    }
+    placed = {p.tensor for module in modules.values() for p in module.parts}
+    faults = [f"{shown(t)} is no module of transformers' class" for t in pairs if t not in placed]
+    if faults:
+        raise AdapterError(faults[:10], f"{path}: ")
+    updates = {name: _halves(module, pairs) for name, module in modules.items()}
+    ranks = {name: b.shape[-1] for name, (_, b) in updates.items()}
+    scales = {name: _first(module, pairs).scale for name, module in modules.items()}
+    stacks = {name for name, module in modules.items() if module.n_expert}
+    with new_folder(folder) as partial:
+        settings.write(
+            partial / settings.NAME,
+            ranks,
+            scales,
+            target_modules=_short(modules.keys() - stacks, twins.modules),
+            target_parameters=sorted(stacks) or None,
+            base_model_name_or_path=base,
+            fan_in_fan_out=twins.layout.conv1d,
+        )
+        tables = {name for name, module in modules.items() if module.table}
+        tensors.write(partial / tensors.NAME, _named(updates, stacks), tables)
+    return ranks
+
+
+def _first(module: Module, pairs: LoraPairs) -> LoraPair:
+    return next(pairs[p.tensor] for p in module.parts if p.tensor in pairs)
+
+
+def _halves(module: Module, pairs: LoraPairs) -> _Halves:
+    """A module's A and B. Each other A among its tensors is further ranks, with B of its rows."""
+    first = _first(module, pairs)
+    if module.table:
+        return read(first.a).T, read(first.b)
+    n_out, n_in = module.shape
+    found: list[_Halves] = []
+    for p in module.parts:
+        if p.tensor not in pairs:
+            continue
+        pair = pairs[p.tensor]
+        a, b = np.empty((*pair.a.shape[:-1], n_in), np.float32), read(pair.b)
+        a[..., p.columns] = read(pair.a)
+        if pair.scale != first.scale:
+            b = b * np.float32(pair.scale / first.scale)
+        wide = next((wide for other, wide in found if np.array_equal(other, a)), None)
+        if wide is None:
+            wide = np.zeros((*b.shape[:-2], n_out, pair.rank), np.float32)
+            found.append((a, wide))
+        wide[..., p.rows, :] = b
+    return np.concatenate([a for a, _ in found], -2), np.concatenate([b for _, b in found], -1)
+
+
+def _named(updates: Mapping[str, _Halves], stacks: set[str]) -> dict[str, _Halves]:
+    """The updates as PEFT's tensors: of experts A (n_expert · rank, n_in) lies by experts and B
+    (n_out, rank · n_expert) by ranks; the first of two parameters is that of the base layer."""
+    found = {}
+    for name, (a, b) in updates.items():
+        if name not in stacks:
+            found[name] = (a, b)
+            continue
+        experts, parameter = name.rsplit(".", 1)
+        later = [*EXPERTS][[*EXPERTS].index(parameter) + 1 :]
+        inner = any(f"{experts}.{other}" in stacks for other in later)
+        flat = a.reshape(-1, a.shape[-1]), b.transpose(1, 2, 0).reshape(b.shape[1], -1)
+        found[f"{experts}.base_layer" if inner else experts] = flat
+    return found
+
+
+def _short(chosen: Collection[str], known: Iterable[str]) -> list[str]:
+    """The last words of the chosen modules' names if no other module has one, else whole names."""
+    words = {name.rsplit(".", 1)[-1] for name in chosen}
+    if all(name in chosen for name in known if name.rsplit(".", 1)[-1] in words):
+        return sorted(words)
+    return sorted(chosen)

@@ -1,0 +1,125 @@
+"""An adapter of PEFT → one in llama.cpp's format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from pyggml.errors import AdapterError
+from pyggml.gguf.fields import shown
+from pyggml.lora.adapter_file import Update, write_adapter
+from pyggml.lora.peft import settings, tensors
+from pyggml.lora.peft.tensors import Found
+from pyggml.lora.peft.twins import Module, Part, Twins
+from pyggml.model import Model
+from pyggml.models.adapter import TIED
+
+# Number of an expert, or None for a tensor that is no stack of experts → its update.
+_Updates = dict[int | None, Update]
+
+
+def from_peft(
+    model: Model, folder: str | os.PathLike[str], path: str | os.PathLike[str]
+) -> dict[str, int]:
+    """Write the adapter of a PEFT folder, for this model, as llama.cpp loads it.
+
+    Returns the rank of each module. An older file at `path` stays whole until the new one is
+    complete. Raises AdapterError with whatever an adapter file cannot hold, or the model has no
+    place for.
+    """
+    source, twins = Path(folder), Twins(model)
+    how = settings.read(source)
+    found = tensors.read(source, 4 * sum(prod(i.shape) for i in model.file.tensors.values()))
+    faults: list[str] = []
+    ranks: dict[str, int] = {}
+    placed: dict[str, _Updates] = {}
+    for name, given in found.items():
+        module = twins.find(name, (given.b.shape[0], given.a.shape[1]))
+        if module is None:
+            faults.append(_unknown(model, name))
+            continue
+        named = module.name if module.n_expert else name
+        rank, scale = how.rank_of(named), how.scale_of(named)
+        if fault := _misfit(model, given, module, rank):
+            faults.append(f"{shown(name)} {fault}")
+            continue
+        ranks[named] = rank
+        for p in module.parts:
+            a, b = _halves(given, module, p)
+            update = Update(a, b, float(np.float32(scale * rank)))
+            placed.setdefault(p.tensor, {})[p.expert] = update
+    updates = {t: _whole(model, t, placed[t], faults) for t in model.file.tensors if t in placed}
+    if faults:
+        raise AdapterError(faults[:10], f"{source}: ")
+    base = str(model.file.get("general.name", model.config.architecture))
+    write_adapter(path, model.config.architecture, f"{base} LoRA", updates)
+    return ranks
+
+
+def _unknown(model: Model, name: str) -> str:
+    if name.endswith("lm_head") and model.parts.output_name != "output":
+        return f"{shown(name)} has no tensor: this model's output matrix is its token embedding"
+    return f"{shown(name)} is no module of this model that adapters update"
+
+
+def _misfit(model: Model, given: Found, module: Module, rank: int) -> str | None:
+    """What of a module's A and B does not fit it."""
+    n_out, n_in = module.shape
+    if given.table != module.table:
+        kinds = ("a matrix", "an embedding")
+        return f"is an update of {kinds[given.table]}, wanted one of {kinds[module.table]}"
+    if module.table and model.parts.output_name == module.parts[0].tensor.removesuffix(".weight"):
+        return f"cannot be updated: {TIED}"
+    if given.of_shape not in (None, module.shape):
+        return (
+            f"is of a matrix {given.of_shape}, wanted {module.shape}: was its vocabulary resized?"
+        )
+    wide = rank * max(module.n_expert, 1)
+    wanted = ((rank, n_out), (n_in, rank)) if module.table else ((wide, n_in), (n_out, wide))
+    if (given.a.shape, given.b.shape) != wanted:
+        return (
+            f"has A {given.a.shape} and B {given.b.shape}, wanted {wanted[0]} and {wanted[1]} for "
+            f"rank {rank}, as in {settings.NAME}"
+        )
+    return None
+
+
+def _halves(given: Found, module: Module, part: Part) -> tuple[np.ndarray, np.ndarray]:
+    """A tensor's A and B as an adapter file has them: a table's A (n_rows, rank), experts' stacks.
+
+    PEFT's A (n_expert · rank, n_in) lies by experts, its B (n_out, rank · n_expert) by ranks.
+    """
+    a, b = given.a, given.b
+    if module.table:
+        return a.T, b
+    if module.n_expert:
+        a = a.reshape(module.n_expert, -1, a.shape[1])
+        b = b.reshape(b.shape[0], -1, module.n_expert).transpose(2, 0, 1)
+    return a[..., part.columns], b[..., part.rows, :]
+
+
+def _whole(model: Model, tensor: str, updates: _Updates, faults: list[str]) -> Update:
+    """The update of a tensor. An expert that has none gets zeros."""
+    if None in updates:
+        return updates[None]
+    first = next(iter(updates.values()))
+    if any((len(u.a), u.alpha) != (len(first.a), first.alpha) for u in updates.values()):
+        faults.append(f"the experts of {tensor} have several ranks or alphas, wanted one for all")
+        return first
+    n = model.parts.decoder.tensors()[tensor].shape[0]
+    return Update(
+        _stacked(n, {i: u.a for i, u in updates.items()}),
+        _stacked(n, {i: u.b for i, u in updates.items()}),
+        first.alpha,
+    )
+
+
+def _stacked(n: int, matrices: Mapping[int | None, np.ndarray]) -> np.ndarray:
+    stack = np.zeros((n, *next(iter(matrices.values())).shape), np.float32)
+    for i, matrix in matrices.items():
+        stack[i] = matrix
+    return stack

@@ -1,0 +1,117 @@
+"""adapter_model.safetensors: the A and B of modules, read and checked, or written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import AdapterError
+from pyggml.gguf.fields import shown
+from pyggml.tensor import Shape
+
+NAME = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+_HALVES = ("lora_A.weight", "lora_B.weight")
+_TABLE_HALVES = ("lora_embedding_A", "lora_embedding_B")
+_TENSOR = re.compile(rf"{re.escape(PREFIX)}(.+)\.({'|'.join([*_HALVES, *_TABLE_HALVES])})")
+_BASE = re.compile(rf"{re.escape(PREFIX)}(.+)\.base_layer\.(weight|bias)")
+_WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A module's tensors, float32: A (rank, n_in) and B (n_out, rank).
+
+    table      they are an embedding's, A (rank, n_rows) and B (n, rank)
+    of_shape   of the base's matrix, if that was saved beside them, as PEFT does for a vocabulary's
+    """
+
+    table: bool
+    a: np.ndarray
+    b: np.ndarray
+    of_shape: Shape | None
+
+
+def read(folder: Path, most_bytes: int) -> dict[str, Found]:
+    """Module → its A and B. AdapterError for a file that is larger than `most_bytes`, damaged, or
+    holds anything else."""
+    path = folder / NAME
+    tensors = _stored(path, most_bytes)
+    faults: list[str] = []
+    modules: dict[tuple[str, bool], dict[str, np.ndarray]] = {}
+    bases: dict[str, Shape] = {}
+    for name, info in tensors:
+        found, base = _TENSOR.fullmatch(name), _BASE.fullmatch(name)
+        if base is not None:
+            bases |= {base[1]: tuple(info["shape"])} if base[2] == "weight" else {}
+        elif found is None:
+            faults.append(f"{shown(name)} is {_what(name)}")
+        elif info["dtype"] not in _WIDTHS or len(info["shape"]) != 2:
+            wanted = f"wanted a matrix of {', '.join(_WIDTHS)}"
+            faults.append(f"{shown(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
+        else:
+            table, half = found[2] in _TABLE_HALVES, found[2].removesuffix(".weight")[-1]
+            values = _floats(info["data"], info["dtype"]).reshape(info["shape"])
+            modules.setdefault((found[1], table), {})[half] = values
+    for (module, _), halves in modules.items():
+        faults += [f"{shown(module)} has no {half}" for half in "AB" if half not in halves]
+    if not tensors:
+        faults.append("there are no tensors, wanted an A and a B of at least one module")
+    if faults:
+        raise AdapterError(faults[:10], f"{path}: ")
+    return {m: Found(table, h["A"], h["B"], bases.get(m)) for (m, table), h in modules.items()}
+
+
+def _stored(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
+    """Name, and dtype, shape and data, of every tensor."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        n_bytes = path.stat().st_size
+        if n_bytes > most_bytes:
+            raise AdapterError(
+                f"{path}: has {n_bytes:,} bytes, wanted at most the {most_bytes:,} of the whole "
+                "model in float32"
+            )
+        return deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # of its stub
+    except OSError as error:
+        hint = ""
+        if path.with_name("adapter_model.bin").is_file():
+            hint = "; adapter_model.bin is not read: save the adapter as safetensors"
+        raise AdapterError(f"{path}: cannot be read: {error.strerror or error}{hint}") from None
+    except SafetensorError as error:
+        raise AdapterError(f"{path}: is no safetensors file: {error}") from None
+
+
+def _what(name: str) -> str:
+    """What a tensor is that is no half of an update."""
+    if "lora_magnitude_vector" in name:
+        return "DoRA's magnitude, for which an adapter file has no place"
+    if "lora_" not in name:
+        return "a whole tensor, for which an adapter file has no place"
+    return f"no A or B of a module, wanted {PREFIX}MODULE.lora_A.weight and the like"
+
+
+def _floats(raw: bytes, dtype: str) -> np.ndarray:
+    if dtype == "BF16":
+        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
+
+
+def write(
+    path: Path, updates: Mapping[str, tuple[np.ndarray, np.ndarray]], tables: set[str]
+) -> None:
+    """Module → A and B, float32, in the shapes of `Found`; `tables` are embeddings."""
+    from safetensors.numpy import save_file
+
+    arrays = {}
+    for module, pair in updates.items():
+        halves = _TABLE_HALVES if module in tables else _HALVES
+        for half, values in zip(halves, pair, strict=True):
+            arrays[f"{PREFIX}{module}.{half}"] = np.ascontiguousarray(values, np.float32)
+    save_file(arrays, path, {"format": "pt"})

@@ -1,0 +1,177 @@
+"""The tensors of a GGUF model and the modules of transformers that they are.
+
+Names come from gguf's own map, which its converters use. It knows every class's names; the layouts
+say which of them are this architecture's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import AdapterError
+from pyggml.lora.peft.layouts import LAYOUTS, Heads, Layout
+from pyggml.model import Model
+from pyggml.tensor import Shape
+
+# A module of experts, and its parameters.
+EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,5})\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor that is a module, or some of its rows.
+
+    rows      (n_out,): the module's row that each row of the tensor is
+    columns   (n_in,): likewise
+    expert    the one of the tensor's matrices that the module is, if it is one of a stack
+    """
+
+    tensor: str
+    rows: np.ndarray
+    columns: np.ndarray
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of transformers: its name, its shape (n_out, n_in), and the tensors that it is.
+
+    table      whether it is an embedding: (n_rows, n)
+    n_expert   of a parameter that is a stack of matrices, their number; else 0
+    """
+
+    name: str
+    shape: Shape
+    parts: tuple[Part, ...]
+    table: bool = False
+    n_expert: int = 0
+
+
+class Twins:
+    """The modules of a model's class, and the parameters of its experts.
+
+    modules   by name, in the model's order
+    layout    their layout
+    """
+
+    def __init__(self, model: Model) -> None:
+        """AdapterError if transformers has no class for the architecture."""
+        architecture = model.config.architecture
+        if architecture not in LAYOUTS:
+            raise AdapterError(
+                f"{model.file.path}: transformers has no class for {architecture!r}, wanted one of "
+                f"{', '.join(LAYOUTS)}"
+            )
+        self.layout = LAYOUTS[architecture]
+        self._specs = model.parts.decoder.tensors()
+        self._names = _name_map(architecture, model.config.n_blocks)
+        found = [*_modules(model, self.layout, self._names), *_stacks(model, self.layout)]
+        self.modules = {m.name: m for m in found}
+        self._by_tensor = {m.parts[0].tensor: m for m in found if len(m.parts) == 1}
+
+    def find(self, name: str, shape: Shape) -> Module | None:
+        """The module that an update of this shape is for, by any name that a class has for it."""
+        name = name.replace("language_model.", "")
+        if name.endswith((".experts", ".experts.base_layer")):
+            return self._stack(name.removesuffix(".base_layer"), shape)
+        found = self.modules.get(name) or self._by_tensor.get(self._tensor(name))
+        return found or self._expert(name)
+
+    def _tensor(self, name: str) -> str:
+        return f"{self._names.get_name(name)}.weight"
+
+    def _stack(self, experts: str, shape: Shape) -> Module | None:
+        """A parameter of a module of experts. PEFT names the first of two as the module's base
+        layer, and the second or only one as the module, so that the shape must tell."""
+        both = (self.modules.get(f"{experts}.{parameter}") for parameter in EXPERTS)
+        return next((m for m in both if m is not None and m.shape == shape), None)
+
+    def _expert(self, name: str) -> Module | None:
+        """One of the experts, where a class has a module for each: …mlp.experts.3.up_proj."""
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            return None
+        tensor, i = self._tensor(f"{found[1]}.{found[3]}"), int(found[2])
+        shape = self._specs[tensor].shape if tensor in self._specs else ()
+        if len(shape) != 3 or i >= shape[0]:
+            return None
+        part = Part(tensor, np.arange(shape[1]), np.arange(shape[2]), i)
+        return Module(name, shape[1:], (part,))
+
+
+def _name_map(architecture: str, n_blocks: int) -> Any:
+    import gguf
+
+    arch = next((k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture), None)
+    if arch is None:
+        raise AdapterError(
+            f"the installed package gguf does not know {architecture!r}, wanted a newer one"
+        )
+    return gguf.get_tensor_name_map(arch, n_blocks)
+
+
+def _modules(model: Model, layout: Layout, names: Any) -> Iterator[Module]:
+    """Every module of the class that the file has tensors for."""
+    specs, weights = model.parts.decoder.tensors(), model.parts.weights
+    for name, ending, i in _named(layout, model.config.n_layer):
+        tensors = [f"blk.{i}.{t}" for t in layout.fused.get(ending, ())] or [names.get_name(name)]
+        found = [f"{t}.weight" for t in tensors]
+        if not all(t in weights and specs[t].update(1) for t in found):
+            continue
+        if len(specs[found[0]].shape) != 2:
+            continue
+        shapes = [specs[t].shape for t in found]
+        shape = (sum(s[0] for s in shapes), shapes[0][1])
+        heads = _heads(model, i)
+        rows, columns = np.arange(shape[0]), np.arange(shape[1])
+        if ending in layout.columns:
+            (columns,) = layout.columns[ending](columns, heads)
+        split = layout.rows[ending](rows, heads) if ending in layout.rows else [rows]
+        parts = (Part(t, r, columns) for t, r in zip(found, split, strict=True))
+        yield Module(name, shape, tuple(parts), specs[found[0]].table)
+
+
+def _stacks(model: Model, layout: Layout) -> Iterator[Module]:
+    """The parameters of all experts."""
+    specs = model.parts.decoder.tensors()
+    for i in range(model.config.n_layer):
+        for parameter, endings in EXPERTS.items():
+            tensors = [f"blk.{i}.{t}.weight" for t in endings]
+            if not all(t in specs for t in tensors):
+                continue
+            n_expert, n_out, n_in = specs[tensors[0]].shape
+            rows = np.arange(n_out * len(tensors))
+            split = layout.gate_up(rows, _heads(model, i)) if len(tensors) == 2 else [rows]
+            parts = [Part(t, r, np.arange(n_in)) for t, r in zip(tensors, split, strict=True)]
+            name = f"{layout.layers}.{i}.{layout.experts}.{parameter}"
+            yield Module(name, (len(rows), n_in), tuple(parts), n_expert=n_expert)
+
+
+def _named(layout: Layout, n_layer: int) -> Iterator[tuple[str, str, int]]:
+    """Name, what of it stands behind the layer's number, and that number."""
+    yield from ((name, name, 0) for name in layout.outer)
+    for i in range(n_layer):
+        yield from ((f"{layout.layers}.{i}.{ending}", ending, i) for ending in layout.modules)
+
+
+def _heads(model: Model, i: int) -> Heads:
+    def count(key: str, default: int) -> int:
+        value = model.file.get(f"{model.config.architecture}.{key}", default)
+        if isinstance(value, np.ndarray):
+            value = value[i].item()
+        return value if isinstance(value, int) else default
+
+    n = count("attention.head_count", 1)
+    return Heads(
+        n=n,
+        n_kv=count("attention.head_count_kv", n),
+        n_keys=count("ssm.group_count", 0),
+        n_values=count("ssm.time_step_rank", 0),
+        size=count("ssm.state_size", 0),
+    )

@@ -1,0 +1,326 @@
+"""PEFT's folders ↔ adapter files: PyTorch's logits here, PEFT's tensors back, what is refused.
+
+The folders are PEFT's own (tests/golden/adapters/make_folders.py). With torch, transformers and
+peft installed, every peer is compared both ways.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import deserialize
+from safetensors.numpy import load_file, save_file
+
+import pyggml
+from pyggml import gguf
+from pyggml.errors import AdapterError, PyggmlError
+from pyggml.lora.peft import from_peft, to_peft
+
+from measures import nmse
+from peers import PEERS
+from peers.dense import grouped, rows_beside
+from peers.files import GOLDEN as BASES
+from peers.peft_adapters import NOT_IN_PEFT, NOT_IN_TRANSFORMERS, adapted, logits, tokens
+from peers.trial import llama_cpp_logits
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDERS = GOLDEN / "adapters/folders"
+NAMES = sorted(p.name for p in FOLDERS.iterdir())
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def base(name, adapter=None):
+    return pyggml.load(BASES / f"{name}.gguf", adapter, "f32")
+
+
+def tensors_of(path):
+    with gguf.open(path) as file:
+        return {n: np.array(file.data(n)) for n in file.tensors}
+
+
+# -- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_gives_pytorch_s_logits(tmp_path, name):
+    from_peft(base(name), FOLDERS / name, tmp_path / "a.gguf")
+    wanted = np.load(FOLDERS / name / "logits.npy")
+    found = base(name, tmp_path / "a.gguf").logits(tokens())
+    assert nmse(found, wanted) < 1e-11
+    assert nmse(base(name).logits(tokens()), wanted) > 0.1, "the adapter does next to nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back_is_the_same(tmp_path, name):
+    """But for a rounding of B where alphas differ: a file has one."""
+    ranks = from_peft(base(name), FOLDERS / name, tmp_path / "a.gguf")
+    assert to_peft(base(name), tmp_path / "a.gguf", tmp_path / "back") == ranks
+    before, after = values(FOLDERS / name / TENSORS), load_file(tmp_path / "back" / TENSORS)
+    before = {n: a for n, a in before.items() if not n.endswith("base_layer.weight")}
+    assert before.keys() == after.keys()
+    for key, array in before.items():
+        np.testing.assert_allclose(after[key], array, rtol=2e-7 if "_B" in key else 0)
+    from_peft(base(name), tmp_path / "back", tmp_path / "b.gguf")
+    once, twice = (base(name, tmp_path / f"{x}.gguf").logits(tokens()) for x in "ab")
+    assert nmse(twice, once) < 1e-12
+
+
+def values(path):
+    """A safetensors file's arrays as float32, bfloat16 included."""
+    found = {}
+    for name, t in deserialize(path.read_bytes()):
+        if t["dtype"] == "BF16":
+            array = (np.frombuffer(t["data"], np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            array = np.frombuffer(t["data"], {"F16": np.float16, "F32": np.float32}[t["dtype"]])
+        found[name] = array.astype(np.float32).reshape(t["shape"])
+    return found
+
+
+def test_a_file_of_one_alpha_comes_back_bit_for_bit(tmp_path):
+    path, adapter = GOLDEN / "models/qwen3-F16.gguf", GOLDEN / "models/qwen3-lora.gguf"
+    to_peft(pyggml.load(path), adapter, tmp_path / "folder", "hub/name")
+    from_peft(pyggml.load(path), tmp_path / "folder", tmp_path / "back.gguf")
+    with gguf.open(adapter) as a, gguf.open(tmp_path / "back.gguf") as b:
+        assert a.get("adapter.lora.alpha") == b.get("adapter.lora.alpha")
+    before, after = tensors_of(adapter), tensors_of(tmp_path / "back.gguf")
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    settings = json.loads((tmp_path / "folder" / CONFIG).read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["rank_pattern"]) == (4, 8, {})
+    assert settings["target_modules"] == sorted(settings["target_modules"])
+    assert {len(m.split(".")) for m in settings["target_modules"]} == {1}, "names without layers"
+    assert settings["base_model_name_or_path"] == "hub/name"
+
+
+def test_tensors_of_one_module_with_several_as_become_ranks(tmp_path):
+    """qwen3next's qkv and z are one matrix in transformers."""
+    model = base("qwen3next")
+    from_peft(model, FOLDERS / "qwen3next", tmp_path / "a.gguf")
+    with gguf.open(tmp_path / "a.gguf") as file:
+        arrays = {n: np.array(file.data(n)) for n in file.tensors}
+        arrays["blk.0.attn_gate.weight.lora_a"] *= np.float32(0.5)  # no longer that of attn_qkv
+        written = [(n, file.tensors[n].dtype, a.shape, a) for n, a in arrays.items()]
+        gguf.write(tmp_path / "b.gguf", file.metadata, written)
+    ranks = to_peft(model, tmp_path / "b.gguf", tmp_path / "folder")
+    assert ranks["model.layers.0.linear_attn.in_proj_qkvz"] == 6
+    from_peft(model, tmp_path / "folder", tmp_path / "c.gguf")
+    found, wanted = (base("qwen3next", tmp_path / f"{x}.gguf").logits(tokens()) for x in "cb")
+    assert nmse(found, wanted) < 1e-11
+
+
+def test_experts_may_be_modules_of_their_own(tmp_path):
+    """As in transformers 4: those without an update get zeros. Other classes' names are known."""
+    model, rng = base("qwen3moe"), np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 32)), rng.standard_normal((24, 2))
+    halves = {"lora_A.weight": a, "lora_B.weight": b}
+    name = "base_model.model.model.language_model.layers.1.mlp.experts.3.up_proj"
+    folder = written(tmp_path / "f", {f"{name}.{h}": x for h, x in halves.items()}, r=2)
+    from_peft(model, folder, tmp_path / "a.gguf")
+    found = tensors_of(tmp_path / "a.gguf")
+    assert found["blk.1.ffn_up_exps.weight.lora_b"].shape == (6, 24, 2)
+    np.testing.assert_array_equal(found["blk.1.ffn_up_exps.weight.lora_a"][3], np.float32(a))
+    assert not found["blk.1.ffn_up_exps.weight.lora_a"][[0, 1, 2, 4, 5]].any()
+
+
+def test_fused_matrices_of_classes_outside_of_transformers(tmp_path):
+    """W_pack and wqkv, against the conversions of the weights that the peers are made by."""
+    rng = np.random.default_rng(0)
+    for name, module, n_kv in (
+        ("baichuan", "self_attn.W_pack", 4),
+        ("internlm2", "attention.wqkv", 2),
+    ):
+        n = 32 * (4 + 2 * n_kv) // 4
+        a, b = (rng.standard_normal(s).astype(np.float32) for s in ((2, 32), (n, 2)))
+        key = f"base_model.model.model.layers.0.{module}"
+        pair = {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+        folder = written(tmp_path / name, pair, r=2)
+        from_peft(base(name), folder, tmp_path / "a.gguf")
+        rows = grouped("w", 2, 2)({"w.weight": b})["w.weight"] if name == "internlm2" else b
+        parts = np.split(rows, np.cumsum([32, 8 * n_kv]))
+        state = dict(zip(("q_proj.weight", "k_proj.weight", "v.weight"), parts, strict=True))
+        wanted = rows_beside({"q_proj": 4, "k_proj": n_kv})(state).values()
+        found = tensors_of(tmp_path / "a.gguf")
+        for x, want in zip("qkv", wanted, strict=True):
+            np.testing.assert_array_equal(found[f"blk.0.attn_{x}.weight.lora_b"], want)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", NAMES)
+def test_llama_cpp_gives_pytorch_s_logits(tmp_path, name):
+    from_peft(base(name), FOLDERS / name, tmp_path / "a.gguf")
+    found = llama_cpp_logits(BASES / f"{name}.gguf", tokens(), tmp_path / "a.gguf")
+    assert nmse(found, np.load(FOLDERS / name / "logits.npy")) < 1e-5
+
+
+# -- PEFT itself ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in PEERS if n not in NOT_IN_PEFT])
+@pytest.mark.filterwarnings("ignore")
+def test_peft_and_this_give_the_same_logits(tmp_path, name):
+    """Both ways: PEFT's adapter here, and PEFT with what comes back."""
+    for package in ("torch", "transformers", "peft"):
+        pytest.importorskip(package)
+    if name in NOT_IN_TRANSFORMERS:
+        pytest.skip("its class is not part of transformers")
+    from peft import PeftModel
+
+    from peers.peer import torch_model
+
+    model = adapted(name)
+    model.save_pretrained(tmp_path / "theirs")
+    from_peft(base(name), tmp_path / "theirs", tmp_path / "a.gguf")
+    wanted = logits(model, tokens())
+    assert nmse(base(name, tmp_path / "a.gguf").logits(tokens()), wanted) < 1e-11
+    to_peft(base(name), tmp_path / "a.gguf", tmp_path / "ours")
+    again = PeftModel.from_pretrained(torch_model(PEERS[name]), tmp_path / "ours").eval()
+    assert nmse(logits(again, tokens()), wanted) < 1e-11
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def written(folder, arrays, **settings):
+    """A folder with these tensors and settings."""
+    folder.mkdir()
+    usual = {"peft_type": "LORA", "r": 3, "lora_alpha": 5}
+    (folder / CONFIG).write_text(json.dumps(usual | settings))
+    save_file({n: np.float32(a) for n, a in arrays.items()}, folder / TENSORS)
+    return folder
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The folder of granite, to be changed."""
+    return Path(shutil.copytree(FOLDERS / "granite", tmp_path / "copy"))
+
+
+def refusal(folder, model=None):
+    with pytest.raises(AdapterError) as caught:
+        from_peft(model or base("granite"), folder, folder / "a.gguf")
+    assert not (folder / "a.gguf").exists()
+    return str(caught.value)
+
+
+SETTINGS = [
+    ({"use_dora": True}, "use_dora is True, but an adapter file has no place for DoRA's magnitud"),
+    (
+        {"modules_to_save": ["lm_head"]},
+        "modules_to_save is ['lm_head'], but an adapter file has no place for whole modules",
+    ),
+    ({"bias": "all"}, "bias is 'all', but an adapter file has no place for biases"),
+    ({"trainable_token_indices": [1]}, "has no place for single tokens: merge it in PEFT"),
+    ({"init_lora_weights": "pissa_niter_4"}, "is 'pissa_niter_4', which changes the base model"),
+    ({"peft_type": "LOHA"}, "peft_type is 'LOHA', wanted 'LORA'"),
+    ({"r": 0}, "r is 0, wanted a whole number above 0"),
+    (
+        {"r": True, "lora_alpha": None},
+        "r is True, wanted a whole … ; lora_alpha is None, wanted a number above",
+    ),
+    ({"rank_pattern": {"(a+)+": 2}}, "rank_pattern has '(a+)+', wanted one without repeated grou"),
+    ({"alpha_pattern": {"[": 2}}, "alpha_pattern has '[', which is no pattern"),
+    ({"alpha_pattern": [1]}, "alpha_pattern is [1], wanted numbers by pattern"),
+    ({"rank_pattern": {"q_proj": 4}}, "has A (3, 32) and B (32, 3), wanted (4, 32) and (32, 4) f"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), SETTINGS, ids=[next(iter(c)) for c, _ in SETTINGS])
+def test_settings_that_a_file_cannot_hold_are_named(copy, change, said):
+    config = json.loads((copy / CONFIG).read_text())
+    (copy / CONFIG).write_text(json.dumps(config | {"rank_pattern": {}} | change))
+    found = refusal(copy)
+    assert all(part in found for part in said.split(" … "))
+
+
+def test_tensors_that_a_model_has_no_place_for_are_named(copy):
+    arrays = load_file(copy / TENSORS)
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    for change, said in [
+        ({f"{name}.lora_magnitude_vector": np.ones(3)}, "DoRA's magnitude, for which an adapter"),
+        ({"base_model.model.model.norm.weight": np.ones(3)}, "norm.weight' is a whole tensor, for"),
+        ({f"{name}.lora_B.weight": np.ones((3, 2, 2))}, "is F32 (3, 2, 2), wanted a matrix of F3"),
+        ({f"{name}.lora_B.weight": np.ones((32, 4))}, "has A (3, 32) and B (32, 4), wanted (3, 32"),
+        ({f"{name}.lora_B.weight": None}, "'model.layers.0.self_attn.q_proj' has no B"),
+        (
+            {f"{name.replace('0', '9')}.lora_{h}.weight": np.ones((3, 3)) for h in "AB"},
+            "'model.layers.9.self_attn.q_proj' is no module of this model that adapters update",
+        ),
+        (
+            {"base_model.model.lm_head.base_layer.weight": np.ones((70, 32))},
+            "'lm_head' is of a matrix (70, 32), wanted (64, 32): was its vocabulary resized?",
+        ),
+    ]:
+        changed = {n: np.float32(a) for n, a in (arrays | change).items() if a is not None}
+        save_file(changed, copy / TENSORS)
+        assert said in refusal(copy)
+    save_file({}, copy / TENSORS)
+    assert "there are no tensors" in refusal(copy)
+
+
+def test_a_vocabulary_that_serves_twice_is_not_updated(tmp_path):
+    rows = {"lora_embedding_A": np.ones((3, 64)), "lora_embedding_B": np.ones((32, 3))}
+    key = "base_model.model.model.embed_tokens"
+    folder = written(tmp_path / "f", {f"{key}.{n}": a for n, a in rows.items()})
+    assert "'model.embed_tokens' cannot be updated: this model's output" in refusal(
+        folder, base("gemma")
+    )
+    head = {"lora_A.weight": np.ones((3, 32)), "lora_B.weight": np.ones((64, 3))}
+    folder = written(tmp_path / "g", {f"base_model.model.lm_head.{n}": a for n, a in head.items()})
+    assert "'lm_head' has no tensor: this model's output matrix is its" in refusal(
+        folder, base("gemma")
+    )
+
+
+def test_damaged_files_are_refused(copy, tmp_path):
+    whole = (copy / TENSORS).read_bytes()
+    for raw, said in [
+        (whole[:-9], "is no safetensors file"),
+        (b"\xff" * 8 + whole[8:], "is no safetensors file"),
+        (b"", "is no safetensors file"),
+        (bytes(200_000), "has 200,000 bytes, wanted at most the"),
+    ]:
+        (copy / TENSORS).write_bytes(raw)
+        assert said in refusal(copy)
+    (copy / TENSORS).unlink()
+    assert "cannot be read: No such file" in refusal(copy)
+    (copy / "adapter_model.bin").write_bytes(b"")
+    assert "adapter_model.bin is not read: save the adapter as safetensors" in refusal(copy)
+    for text, said in [
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ("[1]", "is [1], wanted an object of settings"),
+        (" " * 2_000_000, "has 2000000 bytes, wanted a few thousand"),
+    ]:
+        (copy / CONFIG).write_text(text)
+        assert said in refusal(copy)
+
+
+def test_types_that_are_no_floats_are_refused(tmp_path):
+    folder = written(tmp_path / "f", {})
+    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file({key: np.zeros((3, 32), np.int8)}, folder / TENSORS)
+    assert "is I8 (3, 32), wanted a matrix of F32, F16, BF16" in refusal(folder)
+
+
+def test_a_folder_is_new_and_whole(tmp_path, monkeypatch):
+    path, adapter = GOLDEN / "models/qwen3-F16.gguf", GOLDEN / "models/qwen3-lora.gguf"
+    model, folder = pyggml.load(path), tmp_path / "folder"
+    monkeypatch.setattr("pyggml.lora.peft.exporting.tensors.write", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        to_peft(model, adapter, folder)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    folder.mkdir()
+    to_peft(model, adapter, folder)
+    with pytest.raises(PyggmlError, match="is there already, wanted a new folder or an empty one"):
+        to_peft(model, adapter, folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_architectures_without_a_class_are_named(tmp_path):
+    model = pyggml.load(GOLDEN / "formulas/rwkv7.gguf")
+    folder = written(tmp_path / "f", {})
+    assert "transformers has no class for 'rwkv7', wanted one of llama, " in refusal(folder, model)
