@@ -8,7 +8,7 @@ from typing import Any
 
 from pyggml.cli.grouped import GroupedOption
 from pyggml.cli.options import given_settings, settings_options
-from pyggml.cli.show import printable, say
+from pyggml.cli.show import printable, say, unescaped
 from pyggml.generation import Piece, Sampling
 from pyggml.tokenizer import Tokenizer
 
@@ -21,8 +21,16 @@ def sampling_options(without: Iterable[str] = ()) -> list[GroupedOption]:
 
 
 def sampling_of(given: Mapping[str, Any]) -> Sampling:
-    """The settings that the options give. ConfigError if one is out of range."""
-    return Sampling(**given_settings(Sampling, _FLAGS, given))
+    """The settings that the options give; \\n in texts is a new line, as in a prompt.
+
+    ConfigError if one is out of range.
+    """
+    found = given_settings(Sampling, _FLAGS, given)
+    if "stop" in found:
+        found["stop"] = tuple(map(unescaped, found["stop"]))
+    if "logit_bias" in found:
+        found["logit_bias"] = {unescaped(t): bias for t, bias in found["logit_bias"].items()}
+    return Sampling(**found)
 
 
 def show(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:

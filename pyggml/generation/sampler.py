@@ -68,18 +68,15 @@ class Sampler:
         """The logits with biases and penalties."""
         if not (len(self._bias[0]) or self._counts):
             return logits
-        z, how = logits.copy(), self.how
-        ids, biases = self._bias
+        z, how, (ids, biases) = logits.copy(), self.how, self._bias
         if len(ids) and ids[-1] >= len(z):
             raise ConfigError([("logit_bias", f"names token {ids[-1]}, wanted below {len(z)}")])
         z[ids] += biases
         recent = np.fromiter(self._counts, np.int64)
         counts = np.fromiter(self._counts.values(), z.dtype)
-        r = z.dtype.type(how.repeat_penalty)
-        z[recent] = np.where(z[recent] > 0, z[recent] / r, z[recent] * r)
-        z[recent] -= counts * z.dtype.type(how.frequency_penalty) + z.dtype.type(
-            how.presence_penalty
-        )
+        found, r = z[recent], how.repeat_penalty
+        found = np.where(found > 0, found / r, found * r)
+        z[recent] = found - (counts * how.frequency_penalty + how.presence_penalty)
         return z
 
 

@@ -9,6 +9,7 @@ import pytest
 import pyggml as library
 from pyggml import gguf
 from pyggml.cli import warmup
+from pyggml.cli.sampling import sampling_of
 from pyggml.cli.show import count, plural, printable, size, span
 from pyggml.generation import Sampling
 from pyggml.generation import generate as tokens_of
@@ -68,6 +69,32 @@ def test_a_new_line_can_be_written_in_a_prompt(pyggml, tiny):
 def test_a_token_that_commands_the_terminal_does_not_reach_it(pyggml, tiny):
     ended = pyggml("generate", "-m", tiny, "-p", "a\x1b[31mb\tc\n", "-n", 1)
     assert ended.out.startswith("a\ufffd[31mb\tc\n")
+
+
+def test_generate_ends_before_a_stop_string(pyggml, tiny):
+    whole = pyggml("generate", "-m", tiny, "-p", "the ", "-n", 40, "--seed", 1)
+    letter = next(c for c in whole.out[8:] if c.isascii() and c.isalnum())
+    found = pyggml("generate", "-m", tiny, "-p", "the ", "-n", 40, "--seed", 1, "--stop", letter)
+    assert found.out == whole.out[: whole.out.index(letter, 4)] + "\n"
+
+
+def test_texts_of_sampling_options_have_escapes_as_prompts_do():
+    given = {"stop": (r"\n\n", r"a\\n"), "logit_bias": {r"\n": -1.0}, "temp": None}
+    how = sampling_of(given)
+    assert how.stop == ("\n\n", "a\\n") and how.logit_bias == {"\n": -1.0}
+
+
+def test_generate_lists_probabilities_that_are_the_model_s(pyggml, tiny):
+    """Whatever the bias: of 20 likeliest tokens, in order, the first has the most."""
+    options = ("-n", 3, "--temp", 0, "--logprobs", 20, "--compute", "f32", "--logit-bias", "5=9")
+    ended = pyggml("generate", "-m", tiny, "-p", "the ", *options)
+    first, *lines = ended.out.splitlines()
+    logits = library.load(tiny, compute="f32").logits(library.load(tiny).tokenizer.encode("the "))
+    p = np.exp(logits[-1] - logits[-1].max())
+    p = 100 * np.sort(p / p.sum())[::-1]
+    shown = [float(x) for x in re.findall(r" ([\d.]+) %", lines[0])]
+    assert first == "the " and len(lines) == 3
+    np.testing.assert_allclose(shown, p[:20], atol=0.051)
 
 
 # -- perplexity ---------------------------------------------------------------------------------

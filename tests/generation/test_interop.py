@@ -81,6 +81,7 @@ def test_the_distribution_is_llama_cpp_s(llama, rng, how, spread):
     settings = Sampling(**how)
     logits = rng.normal(0, spread, N_VOCAB).astype(np.float32)
     logits[RECENT] += 2 * spread  # so that penalties matter
+    logits[RECENT[3:5]] = -0.5 * spread
     wanted = theirs(llama, settings, logits)
     found = ours(settings, logits)
     assert found.keys() == wanted.keys()

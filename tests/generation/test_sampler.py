@@ -205,6 +205,12 @@ def test_a_token_without_a_share_is_never_drawn():
     rng = np.random.default_rng(0)
     assert {sample(z, Sampling(**ALL), rng) for _ in range(300)} == {1, 3}
 
+    class Zero:
+        def random(self):
+            return 0.0
+
+    assert sample(z, Sampling(**ALL), Zero()) == 1
+
 
 # -- speed --------------------------------------------------------------------------------------
 
