@@ -2,7 +2,8 @@
 
 sources      a file, and how often its rows are read
 formats      files → records: JSON Lines, JSON, CSV, parquet
-records      a record → a row, by its names
+records      a record → a row, by its names; questions, messages: of such rows
+shapes       what a record must have to be one
 rows         what a record is for training: a text, an answered prompt, a chat, a preference
 files        a file → its rows, every faulty one by its place
 encode       a row → its tokens, and which of them are learned
@@ -29,6 +30,7 @@ from pyggml.lora.data.rows import (
     Messages,
     Place,
     PreferenceRow,
+    QuestionRow,
     Row,
     TextRow,
 )
@@ -51,6 +53,7 @@ __all__ = [
     "Messages",
     "Place",
     "PreferenceRow",
+    "QuestionRow",
     "Row",
     "Schema",
     "Source",

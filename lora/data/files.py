@@ -3,7 +3,8 @@
 format       told by                                                         a record
 parquet      its first bytes                                                 a row
 JSON Lines   the first line is an object with known names; else .jsonl, .ndjson   a line
-JSON         a list whose first item has known names; else .json             an item
+JSON         a list whose first item has known names; else .json             an item, or a value
+                                                                             of an object of rows
 CSV          .csv, .tsv; else the first line is a header with known names    a record
 text         anything else                                                   the whole file
 """
@@ -65,8 +66,12 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
 
     Raises DataError for a file that cannot be read on, or a table without the columns of a row.
     """
-    if kind in ("JSON Lines", "JSON"):
-        yield from json_lines(path) if kind == "JSON Lines" else json_items(path)
+    if kind == "JSON Lines":
+        yield from json_lines(path)
+        return
+    if kind == "JSON":
+        for place, item in json_items(path):
+            yield from _unfolded(place, item, schema)
         return
     table = csv_records(path) if kind == "CSV" else parquet_rows(path, schema.names)
     for i, (place, record) in enumerate(table):
@@ -75,6 +80,17 @@ def records(path: Path, kind: str, schema: Schema) -> Iterator[tuple[Place, Any]
             what = "the first line names the" if kind == "CSV" else "has the"
             raise DataError(f"{path}: {what} columns {shown}; {schema.wanted_columns}")
         yield place, record
+
+
+def _unfolded(place: Place, item: Any, schema: Schema) -> Iterator[tuple[Place, Any]]:
+    """The item; of an object of rows by their names, as PubMedQA's file is one, these rows."""
+    if isinstance(item, dict) and not schema.has_row(item):
+        inner = list(item.values())
+        if inner and all(isinstance(i, dict) and schema.has_row(i) for i in inner):
+            places = (Place(place.file, place.unit, n) for n in range(1, len(inner) + 1))
+            yield from zip(places, inner, strict=True)
+            return
+    yield place, item
 
 
 # -- rows ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ text                                  TextRow          training
 prompt, completion [tools]            CompletionRow    training; a ChatRow if both are messages
 chosen, rejected [prompt, tools]      PreferenceRow    preference
 prompt, completion, label [tools]     KtoRow           kto
+see `questions`                       QuestionRow      question
 
 The first line whose names a record has decides. A column map gives names of the file for these.
 """
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.errors import ConfigError
-from pyggml.lora.data.messages import checked_text, kind_of, messages_of, tools_of
+from pyggml.lora.data.messages import kind_of, messages_of, tools_of
+from pyggml.lora.data.questions import QUESTION_SHAPES
 from pyggml.lora.data.rows import (
     Bad,
     ChatRow,
@@ -31,36 +33,14 @@ from pyggml.lora.data.rows import (
     Row,
     TextRow,
 )
+from pyggml.lora.data.shapes import Record, Shape, read_text, read_value
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
-Record = dict[str, Any]
 Answer = str | Messages
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A set of names that a record must have, names that it may have, and their row."""
-
-    names: tuple[str, ...]
-    make: Callable[[Place, Record], Row]
-    others: tuple[str, ...] = ()  # read if they are there
-
-
-def _read(record: Record, name: str, read: Callable[[Any], Any]) -> Any:
-    """What `read` makes of the value of a name; its complaint says of what name."""
-    try:
-        return read(record.get(name))
-    except Bad as bad:
-        raise Bad(f'is an object whose "{name}" {bad}') from None
-
-
-def _text(record: Record, name: str, may_be_empty: bool = False) -> str:
-    found: str = _read(record, name, lambda value: checked_text(value, may_be_empty))
-    return found
-
-
 def _tools(record: Record) -> tuple[dict[str, Any], ...]:
-    found: tuple[dict[str, Any], ...] = _read(record, "tools", tools_of)
+    found: tuple[dict[str, Any], ...] = read_value(record, "tools", tools_of)
     return found
 
 
@@ -68,23 +48,23 @@ def _tools(record: Record) -> tuple[dict[str, Any], ...]:
 
 
 def _of_text(place: Place, record: Record) -> Row:
-    return TextRow(place, _text(record, "text"))
+    return TextRow(place, read_text(record, "text"))
 
 
 def _of_prompt(place: Place, record: Record) -> Row:
     if any(isinstance(record.get(name), list) for name in ("prompt", "completion")):
-        prompt, _ = _read(record, "prompt", messages_of)
-        completion, read_only = _read(record, "completion", messages_of)
+        prompt, _ = read_value(record, "prompt", messages_of)
+        completion, read_only = read_value(record, "completion", messages_of)
         first = len(prompt)
         asked = frozenset(range(first)) | {first + i for i in read_only}
         return _chat(place, record, prompt + completion, asked, "completion")
-    prompt = _text(record, "prompt", may_be_empty=True)
-    return CompletionRow(place, prompt, _text(record, "completion"))
+    prompt = read_text(record, "prompt", may_be_empty=True)
+    return CompletionRow(place, prompt, read_text(record, "completion"))
 
 
 def _of_messages(name: str) -> Callable[[Place, Record], Row]:
     def make(place: Place, record: Record) -> Row:
-        messages, read_only = _read(record, name, messages_of)
+        messages, read_only = read_value(record, name, messages_of)
         if record.get("system") and messages[0]["role"] != "system":
             messages = (*_system(record), *messages)
             read_only = frozenset({0}) | {i + 1 for i in read_only}
@@ -97,7 +77,7 @@ def _system(record: Record) -> Messages:
     """The message that a record's "system" is, if it has one."""
     if not record.get("system"):
         return ()
-    return ({"role": "system", "content": _text(record, "system")},)
+    return ({"role": "system", "content": read_text(record, "system")},)
 
 
 def _chat(
@@ -110,11 +90,11 @@ def _chat(
 
 
 def _of_instruction(place: Place, record: Record) -> Row:
-    instruction = _text(record, "instruction")
-    given = _text(record, "input", may_be_empty=True) if record.get("input") is not None else ""
+    instruction = read_text(record, "instruction")
+    given = read_text(record, "input", may_be_empty=True) if record.get("input") is not None else ""
     asked = f"{instruction}\n\n{given}" if given else instruction
     system = _system(record)
-    answer = {"role": "assistant", "content": _text(record, "output")}
+    answer = {"role": "assistant", "content": read_text(record, "output")}
     messages = (*system, {"role": "user", "content": asked}, answer)
     read_only = frozenset(range(len(messages) - 1))
     return ChatRow(place, messages, (), read_only, alpaca=(instruction, given))
@@ -126,9 +106,9 @@ def _of_instruction(place: Place, record: Record) -> Row:
 def _answer(record: Record, name: str) -> Answer:
     """A string, or messages."""
     if isinstance(record.get(name), list):
-        messages: Messages = _read(record, name, messages_of)[0]
+        messages: Messages = read_value(record, name, messages_of)[0]
         return messages
-    return _text(record, name)
+    return read_text(record, name)
 
 
 def _of_chosen(place: Place, record: Record) -> Row:
@@ -153,11 +133,11 @@ def _prompt(record: Record, answer: Answer) -> Answer:
     if found is None:
         return () if isinstance(answer, tuple) else ""
     if isinstance(answer, str):
-        return _text(record, "prompt", may_be_empty=True)
+        return read_text(record, "prompt", may_be_empty=True)
     if isinstance(found, str):
-        asked: Messages = ({"role": "user", "content": _text(record, "prompt")},)
+        asked: Messages = ({"role": "user", "content": read_text(record, "prompt")},)
     else:
-        asked = _read(record, "prompt", messages_of)[0]
+        asked = read_value(record, "prompt", messages_of)[0]
     return () if answer[: len(asked)] == asked or answer[0]["role"] != "assistant" else asked
 
 
@@ -196,12 +176,14 @@ SHAPES: Mapping[str, tuple[Shape, ...]] = {
     ),
     "preference": (Shape(("chosen", "rejected"), _of_chosen, ("prompt", "tools")),),
     "kto": (Shape(("prompt", "completion", "label"), _of_label, ("tools",)),),
+    "question": QUESTION_SHAPES,
 }
 _WANTED = {
     "training": '"text" that is not empty, or with "prompt" and "completion", or "messages", or '
     '"conversations", or "instruction" and "output"',
     "preference": '"chosen" and "rejected", which differ',
     "kto": '"prompt" and "completion", and a "label" that is true or false',
+    "question": '"question" or "prompt", with a list "choices" and an "answer"',
 }
 NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s.names, *s.others))
 
@@ -210,7 +192,7 @@ NAMES = frozenset(name for some in SHAPES.values() for s in some for name in (*s
 class Schema:
     """The kind of rows wanted, and the names of their parts in the files.
 
-    purpose   "training", "preference" or "kto"
+    purpose   "training", "preference", "kto" or "question"
     columns   name of a row → name in the file; if given, no other names are read
     """
 

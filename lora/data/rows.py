@@ -5,6 +5,7 @@ CompletionRow   a prompt, which is read, and its completion, which is learned
 ChatRow         the messages of a chat, of which those of the assistant are learned
 PreferenceRow   a prompt with an answer that is preferred and one that is rejected
 KtoRow          a prompt with one answer, and whether it is wanted
+QuestionRow     a prompt with choices, one of them right
 
 A message is what a chat template reads, a dict as the OpenAI API has it:
 
@@ -113,7 +114,20 @@ class KtoRow:
     tools: tuple[dict[str, Any], ...] = ()
 
 
-Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow
+@dataclass(frozen=True, slots=True)
+class QuestionRow:
+    """A prompt, and choices to go on with, of which `choices[answer]` is right.
+
+    Neither prompt nor choices are empty, and there are two choices at least.
+    """
+
+    place: Place
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+Row = TextRow | CompletionRow | ChatRow | PreferenceRow | KtoRow | QuestionRow
 
 
 class Bad(Exception):

@@ -1,0 +1,32 @@
+"""How good a model is: what it predicts of a text, and which choices it prefers.
+
+scorer       log-probabilities of chosen tokens: the graphs that evaluation runs
+perplexity   texts and rows → perplexity and token accuracy
+questions    rows of multiple choice → the tokens of each choice after its prompt
+passes       many token sequences → few passes of the graph, common beginnings once
+choices      the log-probability of each choice → which are right, by four measures
+intervals    how far a figure may be off, by the chance of the sample
+compare      two models on the same tokens or questions → their difference
+"""
+
+from pyggml.lora.evaluate.choices import MEASURES, Answers, choose
+from pyggml.lora.evaluate.compare import Difference, compare_answers, compare_tokens
+from pyggml.lora.evaluate.intervals import Interval
+from pyggml.lora.evaluate.perplexity import Perplexity, TokenScores, perplexity
+from pyggml.lora.evaluate.questions import Asking, Question, encode_questions
+
+__all__ = [
+    "MEASURES",
+    "Answers",
+    "Asking",
+    "Difference",
+    "Interval",
+    "Perplexity",
+    "Question",
+    "TokenScores",
+    "choose",
+    "compare_answers",
+    "compare_tokens",
+    "encode_questions",
+    "perplexity",
+]

@@ -1,0 +1,134 @@
+"""Rows of multiple choice → the tokens of each choice after its prompt.
+
+Prompt, delimiter and choice are encoded as one text. Where the choice begins in its tokens, there
+are two rules, and each measure follows that of its program:
+
+lm-evaluation-harness   after as many tokens as the prompt has alone. White space at the end of the
+                        prompt belongs to the choice.
+llama.cpp               after the tokens that all choices of the question begin with, whatever text
+                        these are of; at least one token is left to each choice.
+
+The rules differ where the choices begin alike, which llama.cpp does not score, and where a token
+has characters of both prompt and choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from pyggml.chat import ChatTemplate
+from pyggml.errors import DataError, TemplateError
+from pyggml.lora.data import Bad, QuestionRow
+from pyggml.lora.evaluate.passes import Continuation, Ids
+from pyggml.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a question becomes tokens.
+
+    delimiter   the text between prompt and choice
+    template    the prompt is the user's message, the choice the assistant's answer, with nothing
+                between; None: both are text as they are
+    parse       whether names of control tokens in the text are those tokens
+    most        the most tokens that the model reads
+    cut         of a longer question the beginning is left out; else it is refused
+    """
+
+    delimiter: str = " "
+    template: ChatTemplate | None = None
+    parse: bool = True
+    most: int = 512
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A choice after its prompt, by either rule, and its length without the delimiter."""
+
+    whole: Continuation  # lm-evaluation-harness's
+    own: Continuation  # llama.cpp's
+    n_characters: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Choices, of which that with the number `answer` is right."""
+
+    choices: tuple[Choice, ...]
+    answer: int
+
+
+def encode_questions(
+    rows: Sequence[QuestionRow], tokenizer: Tokenizer, asking: Asking
+) -> list[Question]:
+    """The tokens of each question. Raises DataError for those that cannot be asked, by place."""
+    found, faults = [], []
+    for row in rows:
+        try:
+            found.append(_question(row, tokenizer, asking))
+        except Bad as bad:
+            faults.append(bad.at(row.place))
+    if faults:
+        more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise DataError(f"{rows[0].place.file}: {faults[0]}{more}")
+    return found
+
+
+def _question(row: QuestionRow, tokenizer: Tokenizer, asking: Asking) -> Question:
+    prompt, delimiter = row.prompt, asking.delimiter
+    if asking.template is not None:
+        prompt, delimiter = _asked(row.prompt, asking.template), ""
+    texts = [f"{prompt}{delimiter}{choice}" for choice in row.choices]
+    encoded = [_ids(text, tokenizer, asking.parse) for text in texts]
+    n_same = min(_n_same(encoded), min(map(len, encoded)) - 1)
+    alone = _ids(prompt.rstrip(), tokenizer, asking.parse)
+    choices = []
+    for text, ids in zip(row.choices, encoded, strict=True):
+        if not 0 < n_same < len(ids) > len(alone) > 0:
+            raise Bad(
+                f"has no token between prompt and choice: {row.prompt[-20:]!r}, {text[:20]!r}"
+            )
+        whole = Continuation((*alone, *ids[len(alone) :]), len(alone))
+        own = Continuation(ids, n_same)
+        lengths = len(text), len(text.encode())
+        choices.append(Choice(_fitting(whole, asking), _fitting(own, asking), *lengths))
+    return Question(tuple(choices), row.answer)
+
+
+def _asked(prompt: str, template: ChatTemplate) -> str:
+    message = {"role": "user", "content": prompt}
+    try:
+        return template.render([message], add_generation_prompt=True)
+    except TemplateError as error:
+        raise Bad(str(error), joint=": ") from None
+
+
+def _ids(text: str, tokenizer: Tokenizer, parse: bool) -> Ids:
+    """The ids, with BOS where the tokenizer adds one and the text has none."""
+    ids = tokenizer.encode(text, add_special=False, parse_special=parse)
+    bos = tokenizer.bos_id if tokenizer.add_bos else None
+    return tuple(ids) if bos is None or ids[:1] == [bos] else (bos, *ids)
+
+
+def _n_same(sequences: Sequence[Ids]) -> int:
+    """Tokens that all sequences begin with."""
+    columns = zip(*sequences, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _fitting(one: Continuation, asking: Asking) -> Continuation:
+    """The continuation, without the beginning of its prompt where all of it is too long."""
+    n = len(one.read) - asking.most
+    if n <= 0:
+        return one
+    if not asking.cut:
+        raise Bad(f"has {len(one.read)} tokens to be read, wanted at most {asking.most}")
+    if n >= one.first:
+        raise Bad(
+            f"has a choice of {len(one.ids) - one.first} tokens, wanted {asking.most} or less"
+        )
+    return Continuation(one.ids[n:], one.first - n)
