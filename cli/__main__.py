@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "write text that follows a prompt",
     "chat": "talk with a model, by its own chat template",
     "serve": "answer requests of OpenAI's clients, also in a browser",
+    "eval": "how good models and adapters are, and how they differ",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
     "merge": "add adapters to the weights of a model",
     "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",

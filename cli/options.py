@@ -80,9 +80,12 @@ _compute = click.option(
 
 def model_options(function: F) -> F:
     """--model, --lora, --threads and --compute."""
-    for option in (_compute, _threads, _lora, _model):
-        function = option(function)
-    return function
+    return _model(_lora(compute_options(function)))
+
+
+def compute_options(function: F) -> F:
+    """--threads and --compute."""
+    return _threads(_compute(function))
 
 
 def threads_option(function: F) -> F:

@@ -1,9 +1,10 @@
-"""The settings of a fine-tune: each one's default, range, help text and group stand here once.
+"""The settings of fine-tunes and evaluations: each one's default, range, help and group, once.
 
 data       what is read, and how it becomes windows of tokens
 adapter    what is trained
 train      how it is trained: optimiser, loop, checkpoints, memory
 preference what is minimised
+evaluation what is evaluated, and how it is asked
 
 `pyggml.settings` says what a setting is. A command line makes its options, and a file of settings
 its keys, of `dataclasses.fields`.
@@ -11,6 +12,7 @@ its keys, of `dataclasses.fields`.
 
 from pyggml.lora.config.adapter import LoraConfig
 from pyggml.lora.config.data import SPECIAL_TOKENS, DataConfig
+from pyggml.lora.config.evaluation import EvalConfig
 from pyggml.lora.config.preference import OBJECTIVES, PreferenceConfig
 from pyggml.lora.config.train import SCHEDULERS, TrainConfig
 
@@ -19,6 +21,7 @@ __all__ = [
     "SCHEDULERS",
     "SPECIAL_TOKENS",
     "DataConfig",
+    "EvalConfig",
     "LoraConfig",
     "PreferenceConfig",
     "TrainConfig",

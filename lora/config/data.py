@@ -20,7 +20,8 @@ def _is_date(text: str) -> bool:
     return True
 
 
-def _columns_fit(words: object) -> bool:
+def columns_fit(words: object) -> bool:
+    """Whether each word is name=column, no name twice; None fits too."""
     if not isinstance(words, list | tuple):
         return words is None
     cut = [word.partition("=") for word in words if isinstance(word, str)]
@@ -58,7 +59,7 @@ class DataConfig(Settings):
         None,
         "names of the file for those of rows: prompt=question,completion=answer",
         "name=column, no name twice",
-        _columns_fit,
+        columns_fit,
         group="data",
     )
     skip_bad_rows: bool = setting(

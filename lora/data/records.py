@@ -226,6 +226,11 @@ class Schema:
         found = set(self._renamed(dict.fromkeys(names)))
         return any(found >= set(s.names) for some in SHAPES.values() for s in some)
 
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record has the names of a row of this purpose."""
+        found = self._renamed(record)
+        return any(found.keys() >= set(s.names) for s in SHAPES[self.purpose])
+
     def row(self, place: Place, record: Any) -> Row:
         """The row of a record. Raises Bad for a record without the names or values wanted."""
         if not isinstance(record, dict):

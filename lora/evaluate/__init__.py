@@ -1,5 +1,6 @@
 """How good a model is: what it predicts of a text, and which choices it prefers.
 
+rows         a file → text, rows or questions
 scorer       log-probabilities of chosen tokens: the graphs that evaluation runs
 perplexity   texts and rows → perplexity and token accuracy
 questions    rows of multiple choice → the tokens of each choice after its prompt

@@ -29,7 +29,7 @@ class Interval:
 
 def proportion(n_right: float, n: float) -> Interval:
     """Of n_right out of n > 0."""
-    p = n_right / n
+    p = float(n_right / n)
     z = Z * Z / n
     middle, half = (p + z / 2) / (1 + z), sqrt(z * (p * (1 - p) + z / 4)) / (1 + z)
     return Interval(p, max(middle - half, 0.0), min(middle + half, 1.0))
@@ -38,7 +38,7 @@ def proportion(n_right: float, n: float) -> Interval:
 def clustered_proportion(right: np.ndarray, clusters: np.ndarray) -> Interval:
     """Of right (n,) bool, whose items are alike within a cluster: Wilson's interval of as many
     independent items as have the same standard error, n at most."""
-    p, error = float(right.mean()), clustered_error(right, clusters)
+    p, error = float(right.mean()), clustered_error(right.astype(np.float64), clusters)
     n = min(p * (1 - p) / error**2, len(right)) if error else len(right)
     return proportion(p * n, n)
 

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from pyggml.chat import ChatTemplate
-from pyggml.errors import DataError, TemplateError
+from pyggml.chat import ChatTemplate, find_template
+from pyggml.errors import ConfigError, DataError, TemplateError
+from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import Bad, QuestionRow
 from pyggml.lora.evaluate.passes import Continuation, Ids
+from pyggml.model import Model
 from pyggml.tokenizer import Tokenizer
 
 
@@ -42,6 +44,21 @@ class Asking:
     parse: bool = True
     most: int = 512
     cut: bool = False
+
+    @staticmethod
+    def of(config: EvalConfig, model: Model) -> Asking:
+        """As the settings say. Raises TemplateError for an unknown template, and ConfigError for
+        more tokens than the model's context has."""
+        most, name = model.config.n_ctx, config.chat_template
+        if config.ctx is not None and config.ctx > most:
+            raise ConfigError([("ctx", f"is {config.ctx}, wanted at most the model's {most}")])
+        return Asking(
+            delimiter=config.delimiter,
+            template=None if name is None else find_template(model.tokenizer, name),
+            parse=config.special_tokens != "plain",
+            most=config.ctx or most,
+            cut=config.long == "cut",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def read():
 
 
 def tasks(rows):
-    """The bytes of llama-perplexity's --multiple-choice: each question is one of mc1, none of mc2."""
+    """The bytes of llama-perplexity's --multiple-choice: each question's mc1; mc2 is empty."""
 
     def text(value):
         data = value.encode()
@@ -109,7 +109,9 @@ def llama(program, model):
         shares = re.findall(r"^(\d+)\t(\d+\.\d{8})$", said, re.M)
         n_right = [round(float(share) * int(n) / 100) for n, share in shares]
         four = [row for row in rows if len(row[1]) == 4][:N_ENDINGS]
-        lines = [f"{q}\n{right}\n" + "".join(f"{c}\n" for c in choices) for q, choices, right in four]
+        lines = [
+            f"{q}\n{right}\n" + "".join(f"{c}\n" for c in choices) for q, choices, right in four
+        ]
         file = Path(folder) / "hellaswag.txt"
         file.write_text("".join(lines), "utf-8")
         said = run(program, model, "--hellaswag", "-f", str(file))
@@ -138,12 +140,11 @@ def harness(model):
     twin = AutoModelForCausalLM.from_pretrained(**where, config=config, dtype=torch.float32)
     lm = HFLM(twin, tokenizer=AutoTokenizer.from_pretrained(**where), batch_size=4, device="cpu")
 
-    def rows(**_):
-        return {"test": Dataset.from_list([{"q": q, "choices": c, "gold": g} for q, c, g in read()])}
-
+    names = ("q", "choices", "gold")
+    test = Dataset.from_list([dict(zip(names, row, strict=True)) for row in read()])
     settings = {
         "task": "questions",
-        "custom_dataset": rows,
+        "custom_dataset": lambda **_: {"test": test},
         "output_type": "multiple_choice",
         "test_split": "test",
         "doc_to_text": "{{q}}",
@@ -155,11 +156,11 @@ def harness(model):
     found = simple_evaluate(lm, tasks=[task], log_samples=True, bootstrap_iters=10)
     samples = sorted(found["samples"]["questions"], key=lambda s: s["doc_id"])
     total = found["results"]["questions"]
-    names = ("acc", "acc_norm", "acc_bytes")
+    measures = ("acc", "acc_norm", "acc_bytes")
     return {
         "log_probs": [[round(r[0][0], 4) for r in s["resps"]] for s in samples],
-        **{name: [int(s[name]) for s in samples] for name in names},
-        "total": {k: v for k, v in total.items() if k.split(",")[0].removesuffix("_stderr") in names},
+        **{name: [int(s[name]) for s in samples] for name in measures},
+        "stderr": {name: total[f"{name}_stderr,none"] for name in measures},
     }
 
 

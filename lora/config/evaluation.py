@@ -1,0 +1,80 @@
+"""What is evaluated, and how it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.chat import BUILT_IN, MODEL
+from pyggml.lora.config.data import LONG_CHATS, SPECIAL_TOKENS, DataConfig, columns_fit
+from pyggml.settings import Settings, one_of, setting
+
+_CTX = 512  # llama.cpp's
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(Settings):
+    """How texts, rows and questions are read for evaluation. See `pyggml.lora.evaluate`."""
+
+    ctx: int | None = setting(
+        None,
+        f"tokens of a chunk of text or a window of rows (default: {_CTX}), and the most that are "
+        "read of a question (default: the model's context)",
+        "4 to 2^20",
+        lambda n: n is None or 4 <= n <= 1 << 20,
+        group="data",
+        common=True,
+    )
+    limit: int | None = setting(
+        None,
+        "the first questions, rows or chunks of text alone",
+        "1 or more",
+        lambda n: n is None or n >= 1,
+        group="data",
+        common=True,
+    )
+    long: str = setting(
+        "refuse",
+        "chats and questions longer than --ctx: refuse ends the run, drop leaves such rows out, "
+        "cut leaves out first rounds of chats and the beginning of prompts",
+        *one_of(LONG_CHATS),
+        group="data",
+        common=True,
+    )
+    columns: tuple[str, ...] | None = setting(
+        None,
+        "names of the file for those of rows: question=q,choices=options,answer=right",
+        "name=column, no name twice",
+        columns_fit,
+        group="data",
+    )
+    chat_template: str | None = setting(
+        None,
+        "template of chats (default: the model's); given, it also asks questions, as a user's "
+        f"message: {MODEL} is the one in the model's file; {', '.join(BUILT_IN)}; or a file",
+        "a name or a file",
+        lambda name: name is None or bool(name.strip()),
+        group="data",
+    )
+    delimiter: str = setting(
+        " ",
+        "text between a question's prompt and choice, \\n is a new line (default: a space)",
+        group="data",
+    )
+    special_tokens: str = setting(
+        "auto",
+        "what <|im_start|> and the like are in the text: parse makes each one token, plain leaves "
+        "it a few characters, auto parses rows and questions and leaves plain text plain",
+        *one_of(SPECIAL_TOKENS),
+        group="data",
+    )
+
+    @property
+    def rows(self) -> DataConfig:
+        """The settings for texts and rows."""
+        return DataConfig(
+            ctx=self.ctx or _CTX,
+            columns=self.columns,
+            chat_template=self.chat_template or MODEL,
+            special_tokens=self.special_tokens,
+            long_chats=self.long,
+        )

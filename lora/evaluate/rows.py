@@ -1,0 +1,68 @@
+"""A file → what of it is evaluated: text, rows or questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pyggml.errors import ConfigError, DataError
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data import Dataset, Encoding, Row, Schema, encode_rows, pack, read_rows
+from pyggml.lora.data.files import format_of, records
+from pyggml.lora.data.records import schema_of
+from pyggml.tokenizer import Tokenizer
+
+TEXT, ROWS, QUESTIONS = "text", "rows", "questions"
+
+
+def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, list[Row]]:
+    """TEXT, ROWS or QUESTIONS, told by the names of the first record; and the rows of the file.
+
+    columns: see `pyggml.lora.data.records.schema_of`. Raises DataError as `read_rows` does.
+    """
+    schema = _schema(columns)
+    kind = format_of(path, schema)
+    if kind == "text":
+        return TEXT, read_rows(path)[1]
+    asks = replace(schema, purpose="question")
+    first = next((record for _, record in records(path, kind, schema)), None)
+    if isinstance(first, dict) and asks.fits(first):
+        return QUESTIONS, read_rows(path, asks)[1]
+    return ROWS, read_rows(path, schema)[1]
+
+
+def _schema(columns: Sequence[str] | None) -> Schema:
+    """For training; names that only questions have are known too."""
+    try:
+        return schema_of(columns)
+    except ConfigError:
+        return replace(schema_of(columns, "question"), purpose="training")
+
+
+def windows(rows: Sequence[Row], tokenizer: Tokenizer, config: DataConfig) -> tuple[Dataset, int]:
+    """Windows of config.ctx tokens of the rows, as training holds them out; and how many rows were
+    left out because they are too long.
+
+    A text goes on in the next window; prompts with completions and chats lie whole in one, and of
+    longer ones config.long_chats says what becomes of them. Raises DataError if one is refused, or
+    if nothing is left.
+    """
+    documents = encode_rows(rows, tokenizer, Encoding.of(config, tokenizer))
+    whole = any(document.trained is not None for document in documents)
+    kept = [d for d in documents if not whole or len(d) <= config.ctx + 1]
+    n_long = len(documents) - len(kept)
+    if n_long and config.long_chats == "refuse":
+        i = int(np.argmax([len(d) for d in documents]))
+        others = f" and {n_long - 1} more are too long" if n_long > 1 else ""
+        raise DataError(
+            f"{rows[i].place.file}: {rows[i].place} has {len(documents[i])} tokens{others}, wanted "
+            f"at most {config.ctx + 1}, those of a window of {config.ctx}: give a larger --ctx, or "
+            "--long drop or cut"
+        )
+    found = pack(kept, config.ctx, whole)
+    if not len(found):
+        raise DataError(f"{rows[0].place.file}: holds no token to predict after another")
+    return found, n_long
