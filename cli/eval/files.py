@@ -87,14 +87,15 @@ class File:
             raise DataError(f"{about}{error}") from None
 
     def _predicted(self, model: Model, config: EvalConfig, told: Progress) -> TokenResult:
+        rows, n_long = config.rows(model.config.n_ctx), 0
         if self.kind == TEXT:
             (row,) = self.rows
             assert isinstance(row, TextRow)
             text = row.text.removesuffix("\n")  # llama.cpp's -f drops one
-            parse, n_long = config.special_tokens == "parse", 0
-            found = perplexity(model, text, config.rows.ctx, parse, config.limit)
+            parse = config.special_tokens == "parse"
+            found = perplexity(model, text, rows.ctx, parse, config.limit)
         else:
-            data, n_long = windows(self.rows, model.tokenizer, config.rows)
+            data, n_long = windows(self.rows, model.tokenizer, rows)
             found = perplexity(model, data)
         parts: list[Perplexity] = []
         for so_far in found:

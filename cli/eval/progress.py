@@ -7,6 +7,8 @@ from time import perf_counter
 
 from pyggml.cli.show import span
 
+_WORTH_TELLING = 5.0  # seconds
+
 
 class Progress:
     """Called after each pass. On a terminal a line that changes, else one line of what is left.
@@ -26,5 +28,5 @@ class Progress:
             time = f", some {span(left)} left" if left else ""
             text = f"{self._label}: {done} of {n} passes{time}" if done < n else ""
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif done == 2 and left:
+        elif done == 2 and left and left > _WORTH_TELLING:
             print(f"{self._label}: {n} passes, some {span(left)} left", file=sys.stderr, flush=True)

@@ -68,11 +68,10 @@ class EvalConfig(Settings):
         group="data",
     )
 
-    @property
-    def rows(self) -> DataConfig:
-        """The settings for texts and rows."""
+    def rows(self, n_ctx: int) -> DataConfig:
+        """The settings for texts and rows, of a model with a context of n_ctx tokens."""
         return DataConfig(
-            ctx=self.ctx or _CTX,
+            ctx=self.ctx or min(_CTX, n_ctx),
             columns=self.columns,
             chat_template=self.chat_template or MODEL,
             special_tokens=self.special_tokens,

@@ -145,7 +145,6 @@ def _fitting(one: Continuation, asking: Asking) -> Continuation:
     if not asking.cut:
         raise Bad(f"has {len(one.read)} tokens to be read, wanted at most {asking.most}")
     if n >= one.first:
-        raise Bad(
-            f"has a choice of {len(one.ids) - one.first} tokens, wanted {asking.most} or less"
-        )
+        n_own = len(one.ids) - one.first
+        raise Bad(f"has a choice of {n_own} tokens, wanted at most {asking.most}")
     return Continuation(one.ids[n:], one.first - n)

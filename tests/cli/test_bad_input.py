@@ -36,7 +36,7 @@ def damaged(path, how, source):
 
 
 DAMAGES = ["empty", "text", "truncated", "cut in the header", "a huge count"]
-READERS = ["finetune", "generate", "perplexity", "inspect", "quantize"]
+READERS = ["finetune", "generate", "perplexity", "eval", "inspect", "quantize"]
 
 
 def call(pyggml, command, model, text, out):
@@ -44,6 +44,7 @@ def call(pyggml, command, model, text, out):
         "finetune": ("-m", model, "-f", text, "-o", out),
         "generate": ("-m", model, "-p", "a"),
         "perplexity": ("-m", model, "-f", text),
+        "eval": ("-m", model, "-f", text),
         "inspect": ("-m", model),
         "quantize": (model, out, "Q8_0"),
     }[command]

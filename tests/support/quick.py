@@ -26,6 +26,7 @@ QUICK = {
     "graph/test_tensor.py": (r".*",),
     "lora/test_attach.py": (r".*",),
     "lora/test_chats.py": (r"test_(?!packed).*",),
+    "lora/evaluate/test_intervals.py": (r".*",),
     "lora/test_train.py": (
         "test_the_loss_falls_and_the_reports_are_in_order",
         "test_a_run_takes_adamw_s_steps_at_the_schedule_s_rates",

@@ -1,0 +1,77 @@
+"""PubMedQA's labelled questions → chats to train on, and the held-out half as chats and questions.
+
+usage: python examples/pubmedqa/prepare.py pubmedqa-labeled.json [-o pubmedqa] [--context abstract]
+
+The file is ori_pqal.json of https://github.com/pubmedqa/pubmedqa: 1,000 questions from titles of
+papers, each with its abstract, the abstract's conclusion, and the answer yes, no or maybe. A seeded
+half is trained on. It writes
+
+    train.jsonl       500 chats: the user gives context and question, the assistant answers
+    held-out.jsonl    the other 500, also as chats
+    questions.jsonl   the same 500, as questions with three choices
+
+The context is the conclusion ("reasoning-free" in the paper), or the abstract without it
+("reasoning-required"), which is four times as long and far harder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CHOICES = ("yes", "no", "maybe")
+SEED, N_TRAIN = 13, 500
+
+
+def prompt(record: Mapping[str, Any], context: str) -> str:
+    """What the user says."""
+    if context == "conclusion":
+        text = f"Conclusion: {record['LONG_ANSWER']}"
+    else:
+        text = "Abstract: " + "\n".join(record["CONTEXTS"])
+    return f"{text}\nQuestion: {record['QUESTION']}\nAnswer yes, no or maybe."
+
+
+def chat(record: Mapping[str, Any], context: str) -> dict[str, Any]:
+    said = [("user", prompt(record, context)), ("assistant", record["final_decision"])]
+    return {"messages": [{"role": role, "content": text} for role, text in said]}
+
+
+def question(record: Mapping[str, Any], context: str) -> dict[str, Any]:
+    asked = {"prompt": prompt(record, context), "choices": CHOICES}
+    return {**asked, "answer": record["final_decision"]}
+
+
+def halves(path: Path) -> tuple[list[Any], list[Any]]:
+    """The records to train on and those held out, by their numbers and the seed alone."""
+    records = [record for _, record in sorted(json.loads(path.read_text("utf-8")).items())]
+    random.Random(SEED).shuffle(records)
+    return records[:N_TRAIN], records[N_TRAIN:]
+
+
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.write_text("".join(lines), "utf-8")
+    print(f"{path}: {len(lines)} rows")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="PubMedQA as chats and questions.")
+    parser.add_argument("file", type=Path, help="pubmedqa-labeled.json (ori_pqal.json)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("pubmedqa"), help="folder")
+    parser.add_argument("--context", choices=["conclusion", "abstract"], default="conclusion")
+    args = parser.parse_args(words)
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    train, held_out = halves(args.file)
+    write(args.output / "train.jsonl", (chat(r, args.context) for r in train))
+    write(args.output / "held-out.jsonl", (chat(r, args.context) for r in held_out))
+    write(args.output / "questions.jsonl", (question(r, args.context) for r in held_out))
+
+
+if __name__ == "__main__":
+    main()

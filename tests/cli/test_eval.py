@@ -1,0 +1,151 @@
+"""eval: what it prints is what the library finds, of one model and of several."""
+
+import json
+
+import numpy as np
+import pytest
+
+import pyggml as library
+from pyggml.lora import LoraConfig, attach, merge, perplexity
+from pyggml.lora.data import Schema, read_rows
+from pyggml.lora.evaluate import Asking, choose, encode_questions
+
+PROMPTS = [f"the path {i} to the" for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny, tmp_path_factory):
+    """An adapter that changes much."""
+    path = tmp_path_factory.mktemp("adapter") / "adapter.gguf"
+    made = attach(library.load(tiny), LoraConfig(rank=2, alpha=3.0))
+    made.parameters.data[:] = np.random.default_rng(0).normal(0, 0.3, made.parameters.data.shape)
+    made.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def merged(tiny, adapter, tmp_path_factory):
+    path = tmp_path_factory.mktemp("merged") / "merged.gguf"
+    merge(library.load(tiny, adapter), path)
+    return path
+
+
+@pytest.fixture
+def chats(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": p, "completion": f" thing {i % 3}"} for i, p in enumerate(PROMPTS)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [
+        {"question": p, "choices": ["thing", "path", "x"], "answer": i % 2}
+        for i, p in enumerate(PROMPTS)
+    ]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def test_questions_as_a_table(pyggml, tiny, adapter, questions):
+    ended = pyggml("eval", "-m", tiny, "-f", questions, "--compare", adapter)
+    assert ended.code == 0
+    about, _, header, first, second, against, won, *_ = ended.out.splitlines()
+    chance = "by chance 33.3 %, always the commonest answer 50.0 %"
+    assert about == f"{questions}: 12 questions of 3 choices; {chance}"
+    assert header.split() == ["acc", "acc_norm", "acc_token"]
+    rows = read_rows(questions, Schema("question"))[1]
+    for line, model in ((first, library.load(tiny)), (second, library.load(tiny, adapter))):
+        found = choose(model, encode_questions(rows, model.tokenizer, Asking(most=64)))
+        assert f"{100 * found.right['acc'].mean():.1f} %  [" in line
+    assert first.startswith("tiny.gguf  ") and second.startswith("tiny.gguf + adapter.gguf  ")
+    assert against.startswith("  against tiny.gguf  ") and won.startswith("  won, lost  ")
+
+
+def test_rows_of_base_adapter_and_merged_as_json(pyggml, tiny, adapter, merged, chats):
+    """Only completions are scored; the merged model is the base with its adapter, to rounding."""
+    ended = pyggml(
+        "eval", "-m", tiny, "-f", chats, "--compare", adapter, merged, "--json", "--compute", "f32"
+    )
+    (file,) = json.loads(ended.out)["files"]
+    assert (file["kind"], file["n"], len(file["models"])) == ("rows", 12, 3)
+    base, tuned, whole = file["models"]
+    assert base["n_tokens"] == sum(len(f" thing {i % 3}") - 1 + 1 for i in range(12))  # th; the end
+    assert tuned["perplexity"]["value"] == pytest.approx(whole["perplexity"]["value"], rel=1e-3)
+    assert tuned["perplexity"]["value"] != pytest.approx(base["perplexity"]["value"], rel=0.01)
+    assert 0 <= base["token_accuracy"]["low"] <= base["token_accuracy"]["value"]
+    ratio = file["differences"][0]["perplexity_ratio"]
+    wanted = tuned["perplexity"]["value"] / base["perplexity"]["value"]
+    assert ratio["value"] == pytest.approx(wanted) and ratio["low"] < wanted < ratio["high"]
+    assert file["differences"][1]["model"] == "merged.gguf"
+
+
+def test_a_text_is_read_as_perplexity_reads_it(pyggml, tiny, text):
+    last = list(perplexity(library.load(tiny), text.read_text().removesuffix("\n"), 32))[-1]
+    ended = pyggml("eval", "-m", tiny, "-f", text, "--ctx", 32, "--json")
+    (file,) = json.loads(ended.out)["files"]
+    (found,) = file["models"]
+    assert found["perplexity"] == {"value": last.value, "stderr": last.error}
+    assert found["token_accuracy"]["value"] == last.n_right / last.n_tokens
+    some = pyggml("eval", "-m", tiny, "-f", text, "--ctx", 32, "--limit", 3, "--json")
+    assert json.loads(some.out)["files"][0]["models"][0]["n_tokens"] == 3 * 15
+
+
+def test_adapters_are_compared_without_the_model_among_them(
+    pyggml, tiny, adapter, questions, chats
+):
+    """Two files at once; two models that are none of -m."""
+    ended = pyggml("eval", "-f", questions, "-f", chats, "--compare", tiny, tiny, "--limit", 4)
+    assert ended.code == 0 and ended.out.count("against") == 2
+    assert "4 questions of 3 choices" in ended.out and "4 rows; " in ended.out
+    assert f"{tiny}  " in ended.out, "two of one name are told by their folders"
+    assert "+0.0 %  [+0.0, +0.0]" in ended.out
+
+
+def test_tokens_of_other_vocabularies_are_not_compared(pyggml, tiny, model_with, chats):
+    other = model_with(tokenizer__ggml__pre="gpt-2")
+    ended = pyggml("eval", "-m", tiny, "-f", chats, "--compare", other)
+    assert ended.code == 0 and "other tokens: not comparable" in ended.out
+    file = json.loads(pyggml("eval", "-m", tiny, "-f", chats, "--compare", other, "--json").out)
+    assert file["files"][0]["differences"] == []
+
+
+def test_long_rows(pyggml, tiny, chats, questions):
+    refused = pyggml("eval", "-m", tiny, "-f", chats, "--ctx", 21)
+    assert refused.code == 2 and "has 23 tokens and 1 more are too long, wanted at m" in refused.err
+    dropped = pyggml("eval", "-m", tiny, "-f", chats, "--ctx", 21, "--long", "drop")
+    assert dropped.code == 0 and "12 rows, 2 too long and left out; 80 tokens sc" in dropped.out
+    refused = pyggml("eval", "-m", tiny, "-f", questions, "--ctx", 16)
+    assert refused.code == 2 and "tokens to be read, wanted at most 16; and 11 more" in refused.err
+    cut = pyggml("eval", "-m", tiny, "-f", questions, "--ctx", 16, "--long", "cut")
+    assert cut.code == 0
+    refused = pyggml("eval", "-m", tiny, "-f", questions, "--long", "drop")
+    assert refused.code == 2 and "--long is drop, wanted refuse or cut for questions" in refused.err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("-f", "Q"), "-m is missing, wanted -m MODEL.gguf"),
+        (("-f", "Q", "-m", "M", "A"), "wanted --compare before files to compare"),
+        (("-f", "Q", "-m", "M", "--compare"), "--compare names no file"),
+        (("-f", "Q", "--compare", "A"), "is an adapter, wanted -m"),
+        (("-f", "Q", "-m", "M", "--compare", "M:0.5"), "is a model, wanted no weight"),
+        (("-f", "Q", "-m", "M", "--ctx", "65"), "--ctx is 65, wanted at most the model's 64"),
+        (("-f", "Q", "-m", "M", "--limit", "0"), "--limit is 0, wanted 1 or more"),
+        (("-f", "Q", "-m", "M", "--columns", "question=q,choices=c,answer=a"), 'without "q"'),
+    ],
+)
+def test_what_cannot_be_done_is_told(pyggml, tiny, adapter, questions, words, said):
+    files = {"Q": questions, "M": tiny, "A": adapter, "M:0.5": f"{tiny}:0.5"}
+    ended = pyggml("eval", *(files.get(word, word) for word in words))
+    assert ended.code == 2 and said in ended.err and not ended.out
+
+
+def test_columns_of_questions_are_mapped(pyggml, tiny, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"q": "the", "c": ["path", "thing"], "a": 1}) + "\n")
+    words = ("--columns", "question=q,choices=c,answer=a")
+    assert "1 question of 2 choices" in pyggml("eval", "-m", tiny, "-f", path, *words).out

@@ -1,0 +1,70 @@
+"""Log-probabilities out of packed passes, against logits of one sequence at a time."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.lora.evaluate.passes import Continuation, log_probs, together
+
+
+def by_hand(model, one):
+    """ln softmax of the logits, in float64, at the places of the scored tokens."""
+    logits = model.logits(one.ids[:-1]).astype(np.float64)
+    at = np.arange(one.first - 1, len(one.ids) - 1)
+    targets = np.array(one.ids[one.first :])
+    return logits[at, targets] - np.log(np.exp(logits[at]).sum(axis=1))
+
+
+def asked_of(n_vocab, seed=0):
+    """Prompts of several lengths, each with choices: of one token, and longer, that begin alike."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for n in (1, 3, 11, 17, 30):
+        prompt = rng.integers(0, n_vocab, n).tolist()
+        choices = [5], [6], [7, 8], [7, 9, 10], rng.integers(0, n_vocab, 6).tolist()
+        found += [Continuation((*prompt, *choice), n) for choice in choices]
+    longest = found[-1]
+    return [*found, Continuation(longest.ids, longest.first - 1), found[0]]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40, 512])
+def test_each_token_has_its_log_probability(tiny, n_tokens, monkeypatch):
+    monkeypatch.setattr("pyggml.lora.evaluate.passes.N_TOKENS", n_tokens)
+    monkeypatch.setattr("pyggml.lora.evaluate.passes._SCORED", 3)
+    model, asked = pyggml.load(tiny, compute="f32"), asked_of(48)
+    calls = []
+    found = log_probs(model, asked, lambda done, n: calls.append((done, n)))
+    for one, values in zip(asked, found, strict=True):
+        assert values == pytest.approx(by_hand(model, one), rel=1e-5, abs=1e-5)
+    n = calls[-1][1]
+    assert calls == [(i + 1, n) for i in range(n)] and (n == 1) == (n_tokens == 512)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "gemma2", "mamba", "lfm2"])
+def test_sequences_of_a_pass_do_not_see_each_other(shared, arch):
+    """Also of models with learned positions, sliding windows and recurrent state."""
+    model = pyggml.load(shared / "fixtures" / f"{arch}-F16.gguf", compute="f32")
+    asked = asked_of(512, seed=3)
+    for one, values in zip(asked, log_probs(model, asked), strict=True):
+        assert values == pytest.approx(by_hand(model, one), rel=1e-4, abs=1e-4)
+
+
+def test_choices_of_one_token_cost_their_prompt_once(tiny, monkeypatch):
+    monkeypatch.setattr("pyggml.lora.evaluate.passes.N_TOKENS", 1)  # a pass for each sequence
+    prompt = tuple(range(20))
+    calls = []
+    log_probs(
+        pyggml.load(tiny),
+        [Continuation((*prompt, token), 20) for token in range(9)],
+        lambda done, n: calls.append(n),
+    )
+    assert calls == [1]
+
+
+def test_sequences_share_passes():
+    lengths = np.random.default_rng(4).integers(1, 100, 300).tolist()
+    passes = together(lengths, 128)
+    assert sorted(i for some in passes for i in some) == list(range(300))
+    sums = [sum(lengths[i] for i in some) for some in passes]
+    assert max(sums) <= 128 and sum(lengths) > 0.98 * 128 * (len(passes) - 1)
+    assert together([5, 200], 200) == [[1], [0]]
