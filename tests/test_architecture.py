@@ -3,6 +3,7 @@ stay short, and no kernel is made of anything whose edits the kernel cache would
 
 import ast
 import tomllib
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -87,6 +88,11 @@ def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path):
+    return tuple(ast.walk(tree_of(path)))
+
+
 def module_of(path):
     """pyggml/ops/arith.py -> pyggml.ops.arith; lora/data.py -> pyggml.lora.data."""
     folder, *rest = path.relative_to(ROOT).with_suffix("").parts
@@ -98,7 +104,7 @@ MODULES = {module_of(p): p for p in FILES}
 
 def imports(path):
     """(module, name) for every `from module import name`, (module, None) for `import module`."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
             yield from ((node.module, alias.name) for alias in node.names)
@@ -128,10 +134,21 @@ def test_every_part_has_its_place():
 
 
 def test_every_package_is_installed():
-    """A plain `pip install .` copies the packages that pyproject.toml lists, and no others."""
+    """A plain `pip install .` copies the packages that pyproject.toml lists, and no others, and of
+    files that are no Python those of its package-data."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     packages = {module_of(p) for p in FILES if p.name == "__init__.py"}
     assert set(settings["packages"]) == packages
+    folders = {module_of(p): p.parent for p in FILES if p.name == "__init__.py"}
+    data = settings["package-data"]
+    patterns = [f"{folders[package]}/{p}" for package in data for p in data[package]]
+    others = [
+        p for f in FOLDERS for p in (ROOT / f).rglob("*.*") if p.suffix not in (".py", ".pyc")
+    ]
+    for path in others:
+        assert any(fnmatch(path, p) for p in patterns), f"{path} is in no package-data"
+    for p in patterns:
+        assert any(fnmatch(path, p) for path in others), f"package-data {p} matches nothing"
 
 
 @for_each([p for p in FILES if module_of(p) != "pyggml"])
@@ -196,7 +213,7 @@ def test_private_names_stay_home(path):
             aliases[name] = f"{module}.{name}"
         elif module.split(".")[0] == "pyggml" and name is not None:
             assert not is_private(name), f"{name} belongs to {module}"
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             stranger = node.value.id in aliases and is_private(node.attr)
             assert not stranger, f"line {node.lineno}: {node.value.id}.{node.attr}"
@@ -213,7 +230,7 @@ def is_private(name):
 def test_only_the_command_line_prints(path):
     packages = {module.split(".")[0] for module, _ in imports(path)}
     assert not packages & {"rich", "click", "logging"}
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("print", "input", "breakpoint"), f"line {node.lineno}"
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -227,7 +244,7 @@ NO_TENSORS = {"array", "ctypes", "e", "file", "job", "p", "parameters", "self", 
 
 @for_each([p for p in FILES + OTHERS if "backends" not in p.parts and p.name != "tensor.py"])
 def test_only_backends_touch_the_memory_of_tensors(path):
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and node.attr == "data":
             owner = node.value.func if isinstance(node.value, ast.Call) else node.value
             name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
@@ -241,7 +258,7 @@ def test_files_stay_short(path):
 
 @for_each(FILES)
 def test_functions_stay_short(path):
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef):
             most = MOST_KERNEL_LINES if node.name in compiled_in(path) else MOST_FUNCTION_LINES
             length = node.end_lineno - node.lineno + 1
@@ -262,7 +279,7 @@ def test_every_file_says_what_it_is(path):
 def compiled_in(path):
     """Names of the functions that become machine code: `@kernel` or `X = task_code(function)`."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef):
             found |= {node.name for d in node.decorator_list if names_read(d) & COMPILED}
         elif isinstance(node, ast.Call) and names_read(node.func) & COMPILED:

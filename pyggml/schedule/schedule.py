@@ -70,8 +70,12 @@ def schedule(graph: Graph, devices: Devices) -> Schedule:
 
 
 def _whole(graph: Graph, host: Backend) -> Split:
-    """The graph as one part. Its leaves may still have newer numbers on another device."""
+    """The graph as one part. Its leaves may still have newer numbers on another device.
+
+    A graph of views alone has no part: nothing runs.
+    """
     nodes = [t for t in graph.nodes if has_kernel(t)]
     leaves = {s.root: None for t in nodes for s in t.src if s.root.op is None}
     changed = {root: None for t in nodes for root in changed_by(t) if root.op is None}
-    return Split([Part(host, [], nodes, leaves, changed)], {host: graph}, {})
+    parts = [Part(host, [], nodes, leaves, changed)] if nodes else []
+    return Split(parts, {host: graph}, {})

@@ -94,6 +94,17 @@ def test_a_host_alone_runs_the_graph_as_it_is(graph):
     assert all(a is b for a, b in zip(program.calls, only.calls, strict=True))
 
 
+def test_a_graph_of_views_alone_has_no_part():
+    x = leaf(numbers(1, 2, 3).reshape(1, 3))
+    y = transpose(x)
+    for backends in ([CPU()], [ReferenceBackend({"mul"}), CPU()]):
+        made = schedule(Graph.of(y), Devices(backends))
+        (program,) = bind(made)
+        program()
+        assert not made.parts
+        np.testing.assert_array_equal(program.read(y), x.data.T)
+
+
 # -- copies ---------------------------------------------------------------------------------------
 
 
