@@ -2,7 +2,7 @@
 
 The run compiles the same kernels from the first, as it meets them. Both keep their results in the
 cache's folder, where the other finds them. A note in that folder says that a step of this kind has
-been taken, so that no later run starts a helper.
+been taken, so that no later run starts a helper, or sets memory aside for the compiler.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,39 @@ from pyggml.lora.optim import AdamW
 from pyggml.lora.passes import Passes
 
 
+def is_compiled(graph: Graph, compute: str) -> bool:
+    """Whether an earlier run took a step of this kind, so that its kernels are in the cache."""
+    note = _note(graph, compute)
+    return note is not None and note.exists()
+
+
+def _note(graph: Graph, compute: str) -> Path | None:
+    return CACHE / f"{_kind(graph, compute)}.compiled" if CACHE is not None and JIT else None
+
+
 @contextmanager
 def helped(
-    model: Path, lora: LoraConfig | None, train: TrainConfig, ctx: int, graph: Graph, compute: str
+    model: Path,
+    lora: LoraConfig | None,
+    train: TrainConfig,
+    ctx: int,
+    graph: Graph,
+    compute: str,
 ) -> Iterator[Callable[[], None]]:
     """A context with a helper, if the graph may be the first of its kind.
 
-    Yields a function to call after the first step. lora: None if no adapter is trained.
+    Yields a function to call after each step. lora: None for no helper.
     """
-    note = None if CACHE is None else CACHE / f"{_kind(graph, compute)}.compiled"
-    alone = (train.threads or threads.most()) == 1
-    helper = None
-    if lora is not None and note is not None and JIT and not alone and not note.exists():
-        helper = _started([str(model), asdict(lora), asdict(train), ctx])
-    if note is None or helper is None:
+    note = _note(graph, compute)
+    if note is None or note.exists():
         yield lambda: None
+        return
+    alone = lora is None or (train.threads or threads.most()) == 1
+    helper = None
+    if lora is not None and not alone:
+        helper = _started([str(model), asdict(lora), asdict(train), ctx])
+    if helper is None:
+        yield partial(_leave, note)
         return
     pipe = helper.stdin
     assert pipe is not None
@@ -50,14 +69,18 @@ def helped(
         """Leave the note; the helper ends with the kernel under way."""
         if not pipe.closed:
             pipe.close()
-            with suppress(OSError):
-                note.touch()
+            _leave(note)
 
     with helper:  # which closes the pipe and waits
         try:
             yield done
         finally:
             helper.terminate()
+
+
+def _leave(note: Path) -> None:
+    with suppress(OSError):
+        note.touch()
 
 
 def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from time import perf_counter
@@ -108,6 +108,12 @@ class Meter:
         return rise(self.history)
 
 
+def change(history: History) -> str:
+    """The losses at both ends of a run."""
+    means = f" (means of {history.n_averaged} steps)" if history.n_averaged > 1 else ""
+    return "{:.4f} → {:.4f}".format(*history.ends()) + means
+
+
 def rise(history: History) -> str:
     """What to say of a loss that has more than doubled."""
     return "the loss more than doubled, {:.3f} → {:.3f}: --lr may be too high".format(
@@ -123,6 +129,19 @@ def success(accuracy: float | None, rewards: Rewards | None) -> str:
     if rewards is None:
         return ""
     return f"  margin {rewards.margin:.3f}, {100 * rewards.accuracy:.0f} % right"
+
+
+def counted(what: str) -> Callable[[int, int], None]:
+    """Prints how many of something are done, every 10 s: nothing of what is quick."""
+    said = perf_counter()
+
+    def count(done: int, of: int) -> None:
+        nonlocal said
+        if perf_counter() - said >= _EVERY:
+            said = perf_counter()
+            say(f"{what}: {done} of {of}")
+
+    return count
 
 
 class Display(Protocol):

@@ -1,4 +1,4 @@
-"""Samples: answers to one prompt without and with the adapter, by the same seed."""
+"""Samples: answers to one prompt without and with the adapter, drawn in the same way."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ import numpy as np
 from pyggml.cli.show import printable, say
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.generation import Sampling, Session, generate
-from pyggml.lora import Corpus, Dataset
+from pyggml.lora import Corpus, DataConfig, Dataset
+from pyggml.lora.data.chats import CHAT, Chats, encoder_of
 from pyggml.model import Model
 
 N_TOKENS = 60
 N_PROMPT = 12  # tokens of the text that make a prompt if none is given
 _HOW = Sampling(temperature=0.7, top_k=40, top_p=0.95, seed=1)
+DRAWN = f"temperature {_HOW.temperature:g}, seed {_HOW.seed}"
 
 
-def prompt_ids(model: Model, prompt: str | None, corpus: Corpus) -> np.ndarray:
+def prompt_ids(model: Model, prompt: str | None, corpus: Corpus, config: DataConfig) -> np.ndarray:
     """The given prompt, or some tokens of what is held out (else of what is trained on).
 
-    ConfigError for a prompt that leaves no room for an answer.
+    Where chats are learned, a prompt is what a user says, in the chats' template; one with control
+    tokens is taken as it is. ConfigError for a prompt that leaves no room for an answer.
     """
     if prompt is None:
         parts = (corpus.validation, corpus.train)
         found = [_from_text(model, part) for part in parts if part is not None]
         return max(found, key=len)
     ids = model.tokenizer.encode(prompt, parse_special=True)
+    is_plain = ids == model.tokenizer.encode(prompt, parse_special=False)
+    if is_plain and any(CHAT in found.notes for found in corpus.found):
+        encoder = encoder_of(model.tokenizer, Chats.of(config, model.tokenizer))
+        ids = encoder.prompt([{"role": "user", "content": prompt}])
     if not 0 < len(ids) < model.config.n_ctx:
         raise ConfigError(f"the prompt has {len(ids)} tokens, wanted 1 to {model.config.n_ctx - 1}")
     return model.checked(ids)
@@ -59,17 +66,24 @@ def check_answer(model: Model, ids: np.ndarray) -> None:
 
 
 def compare(before: Model, after: Model, ids: np.ndarray) -> list[tuple[str, str]]:
-    """Print both answers; ("before", its text) and ("after", its text)."""
+    """Print both answers; ("before, and how it ended", its text) and ("after, …", its text)."""
     answers = []
     for label, model in (("before", before), ("after", after)):
-        say(f"\n-- {label} " + "-" * (70 - len(label)))
-        stream, answer = model.tokenizer.stream(), ""
+        say(_line(f"{label} ({DRAWN})"))
         say(printable(model.tokenizer.decode(ids)), end="")
         n = min(N_TOKENS, model.config.n_ctx - len(ids))
+        stream, answer, made = model.tokenizer.stream(), "", 0
         for token in generate(model, ids, n, _HOW):
             answer += (piece := stream.feed(token))
+            made += 1
             say(printable(piece), end="")
         say(printable(stream.flush()))
-        answers.append((label, answer))
+        how = "ended by itself" if made < n else f"cut after {n} tokens"
+        say(f"[{how}]")
+        answers.append((f"{label}, {how}", answer))
     say("-" * 74)
     return answers
+
+
+def _line(text: str) -> str:
+    return f"\n-- {text} " + "-" * (70 - len(text))

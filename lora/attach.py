@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TypeVar
 
@@ -24,11 +24,19 @@ T = TypeVar("T")
 A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"
 
 
-def attach(model: Model, config: LoraConfig | None = None, *, on_top: bool = False) -> Adapter:
+def attach(
+    model: Model,
+    config: LoraConfig | None = None,
+    *,
+    on_top: bool = False,
+    started: Callable[[int, int], None] = lambda n_started, n_all: None,
+) -> Adapter:
     """Trainable updates of a model's matrices, in `Adapter.model`; `model` itself stays as it is.
 
-    on_top: put the new adapter on top of the model's own ones, which stay fixed. Raises
-    AdapterError if the model has an adapter and `on_top` is false, and for targets that
+    on_top    put the new adapter on top of the model's own ones, which stay fixed
+    started   hears after each matrix how many have their A and B, which takes PiSSA seconds each
+
+    Raises AdapterError if the model has an adapter and `on_top` is false, and for targets that
     `pyggml.lora.targets` refuses.
     """
     config = config or LoraConfig()
@@ -43,8 +51,9 @@ def attach(model: Model, config: LoraConfig | None = None, *, on_top: bool = Fal
     bases = targets(model.parts, config)
     parameters = _parameters(bases, config)
     pairs = {name: _pair(parameters, name, bases[name], config) for name in bases}
-    for name, target in bases.items():
+    for i, (name, target) in enumerate(bases.items(), 1):
         _start(model, parameters, name, target, config)
+        started(i, len(bases))
         if config.dora:
             pairs[name] = replace(pairs[name], magnitude=_magnitude(model, parameters, name))
     return _adapter(model, model.adapters, config, parameters, pairs)

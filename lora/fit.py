@@ -1,6 +1,7 @@
 """A limit of memory → the batch, checkpointing and window length that stay below it.
 
 Only plans are compared, nothing runs: the planner knows the size of an arena before it is taken.
+They are those of the graphs that the run will have, with its objective and its data.
 Candidates in their order, each with the largest batch that fits:
 
 1. everything kept
@@ -12,9 +13,10 @@ A step keeps its number of windows, so a smaller batch means more passes a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
+from pyggml.errors import DataError
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.parameters import Parameters
@@ -22,6 +24,7 @@ from pyggml.lora.passes import Passes
 from pyggml.model import Model
 
 SHORTEST = 32  # tokens of a window, below which nothing is worth learning
+Planner = Callable[[TrainConfig, int], Passes]  # settings, tokens of a window -> a run's graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +53,26 @@ def fit(
     ctx: int,
     limit: int,
     fixed: Collection[str] = (),
+    planner: Planner | None = None,
 ) -> tuple[Fit, bool]:
     """(the first candidate of at most `limit` bytes, True), or (the smallest candidate, False).
 
-    fixed: settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that must not change. If
-    batch and grad_accum are both among them, neither changes; else their product stays.
+    fixed     settings of "ctx", "batch", "grad_accum", "grad_checkpointing" that must not change.
+              If batch and grad_accum are both among them, neither changes; else their product stays
+    planner   None plans next-token training on full windows. Windows that are too short for the
+              data, by DataError, are left out
     """
+    plan = planner or (lambda each, n: Passes.of(model, parameters, each, n))
     largest = max(t.n_bytes for t in model.parts.weights.values())
     taken = parameters.n_bytes(n_kept(config))
     least: Fit | None = None
     for each, n in _candidates(config, ctx, fixed):
-        arena = Passes.of(model, parameters, each, n).n_bytes
+        try:
+            arena = plan(each, n).n_bytes
+        except DataError:
+            if n == ctx:
+                raise
+            continue
         found = Fit(each, n, arena, taken, largest)
         if found.n_bytes <= limit:
             return found, True

@@ -105,10 +105,15 @@ class History:
     losses: array[float] = field(default_factory=lambda: array("d"))
     validations: list[ValidationReport] = field(default_factory=list)
 
+    @property
+    def n_averaged(self) -> int:
+        """Steps that each of `ends` is the mean of."""
+        return max(1, min(_ENDS, len(self.losses) // 2))
+
     def ends(self) -> tuple[float, float]:
         """Mean losses of the first and of the last steps, each over enough steps for little
         noise."""
-        n = max(1, min(_ENDS, len(self.losses) // 2))
+        n = self.n_averaged
         return fmean(self.losses[:n]), fmean(self.losses[-n:])
 
     @property

@@ -99,8 +99,8 @@ _OPTIONS = [
     GroupedOption(
         ["--prompt"],
         group="output",
-        help="answered before and after training; \\n is a new line "
-        "(default: a line of the held-out text)",
+        help="answered before and after training, in chats as what a user says; \\n is a new line "
+        "(default: a line of the held-out text, or its first question)",
     ),
     GroupedOption(
         ["--log-to"],

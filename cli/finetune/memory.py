@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pyggml.cli import ahead
 from pyggml.cli.finetune.job import Job
 from pyggml.cli.finetune.results import Trained
 from pyggml.cli.samples import N_TOKENS
@@ -12,11 +13,14 @@ from pyggml.cli.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
+from pyggml.lora.fit import Planner
+from pyggml.lora.passes import Passes
 from pyggml.model import Model
 
-# What a process gets besides what is planned: the compiler, kernels and their scratch. A first
-# run that compiled every kernel took some 340 MB of it, one that found all compiled below 50 MB.
-SPARE = 440 * 10**6
+# What a process gets besides what is planned: kernels, and in a first run of its kind the compiler.
+# Runs took 65 MB, and 190 MB more with nothing compiled (benchmarks/compile_memory.py); each with a
+# half more for other models and options.
+RUNNING, COMPILING = 100 * 10**6, 380 * 10**6
 _CHOSEN = ("ctx", "batch", "grad_accum", "grad_checkpointing")
 
 
@@ -42,30 +46,40 @@ class Parts:
         return self.process + self.arena + self.parameters + self.weights + self.cache
 
 
+def spare(passes: Passes, model: Model) -> int:
+    """Bytes beside the plan: less if an earlier run has compiled the kernels of these graphs."""
+    compiled = ahead.is_compiled(passes.training.graph, model.backend.compute)
+    return RUNNING if compiled else COMPILING
+
+
 def parts(trainer: Trainer, n_prompt: int) -> Parts:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
     largest = max(t.n_bytes for t in model.parts.weights.values())
-    cache = _cache(model, n_prompt)
-    return Parts(resident() + SPARE, reserved.arena, reserved.parameters, largest, cache)
+    cache, process = _cache(model, n_prompt), resident() + spare(trainer.passes, model)
+    return Parts(process, reserved.arena, reserved.parameters, largest, cache)
 
 
 def _cache(model: Model, n_prompt: int) -> int:
     return Session(model, min(n_prompt + N_TOKENS, model.config.n_ctx)).n_bytes
 
 
-def within(job: Job, trained: Trained, n_prompt: int) -> Job:
+def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
     """The job with settings below its memory limit, if it has one; prints the changes.
+
+    planner: the graphs of the run with other settings, see `fit`
 
     Raises ConfigError, naming the memory that would do, if no settings fit.
     """
     if job.max_memory is None:
         return job
     model, p = trained.model, trained.parameters
-    left = job.max_memory - resident() - SPARE - _cache(model, n_prompt)
-    found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed)
+    beside = resident() + spare(planner(job.train, job.reading.ctx), model)
+    left = job.max_memory - beside - _cache(model, n_prompt)
+    found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
     if not fits:
-        raise ConfigError(_refusal(job, found, trained, left))
+        free, would = fit(model, p, job.train, job.reading.ctx, left, (), planner)
+        raise ConfigError(_refusal(job.max_memory, left, found, free, would))
     settled = replace(job, train=found.config, reading=replace(job.reading, ctx=found.ctx))
     taken = found.n_bytes + job.max_memory - left
     row("limit", f"{size(job.max_memory)}: {_said(found)} takes {size(taken)}{_why(job, settled)}")
@@ -93,14 +107,13 @@ def _said(found: Fit) -> str:
     return words + " --grad-checkpointing" * c.grad_checkpointing
 
 
-def _refusal(job: Job, least: Fit, trained: Trained, left: int) -> str:
-    assert job.max_memory is not None
-    base = job.max_memory - left
+def _refusal(limit: int, left: int, least: Fit, free: Fit, fits: bool) -> str:
+    """least: with what is given; free: the best without, and whether it fits."""
+    base = limit - left
     text = (
-        f"--max-memory {size(job.max_memory)} is too little: {_said(least)} takes "
+        f"--max-memory {size(limit)} is too little: {_said(least)} takes "
         f"{size(base + least.n_bytes)}, the least with what is given"
     )
-    free, fits = fit(trained.model, trained.parameters, job.train, job.reading.ctx, left)
     if fits:
         return f"{text}; {_said(free)} would take {size(base + free.n_bytes)}"
     if free.n_bytes < least.n_bytes:

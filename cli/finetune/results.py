@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyggml.cli.finetune.job import Job
 from pyggml.cli.options import adapter_word
-from pyggml.cli.progress import Meter, rise
+from pyggml.cli.progress import Meter, change, rise
 from pyggml.cli.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
@@ -53,12 +53,12 @@ def _write(trained: Trained, path: Path) -> None:
 def say_result(trainer: Trainer) -> None:
     """Print the result of the whole run, with the part before it was resumed."""
     history = trainer.history
-    change = "loss {:.4f} → {:.4f}".format(*history.ends())
+    said = f"loss {change(history)}"
     if len(history.validations) > 1:
         first, last = history.validations[0], history.validations[-1]
-        change += f", validation {first.loss:.4f} → {last.loss:.4f}"
+        said += f", validation {first.loss:.4f} → {last.loss:.4f}"
     say()
-    row("result", f"step {trainer.progress.step} of {trainer.n_steps}: {change}")
+    row("result", f"step {trainer.progress.step} of {trainer.n_steps}: {said}")
     _say_best(trainer)
     if history.has_doubled:
         row("warning", rise(history))

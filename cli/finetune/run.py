@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pyggml.cli.finetune.job import Job, check_places, check_room, checkpoint_of
 from pyggml.cli.finetune.plan import say_plan
 from pyggml.cli.finetune.results import Trained
 from pyggml.cli.interrupt import stopping
-from pyggml.cli.progress import Meter, display
+from pyggml.cli.progress import Meter, counted, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import check_answer, compare, prompt_ids
 from pyggml.cli.show import kept_rows, row, say, unescaped
@@ -28,6 +28,7 @@ from pyggml.gemm import FASTEST
 from pyggml.lora import (
     Corpus,
     NextToken,
+    TrainConfig,
     Trainer,
     attach,
     lock,
@@ -37,6 +38,7 @@ from pyggml.lora import (
 )
 from pyggml.lora.computed import stored_compute
 from pyggml.lora.objective import Objective
+from pyggml.lora.passes import Passes
 from pyggml.lora.preference import Preference, read_preferences
 from pyggml.model import Model
 
@@ -65,13 +67,7 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
     model = trained.model
     overview.say_trained(trained)
     check_room(job, trained.parameters.data.nbytes, results.n_bytes(trained))
-    asked = job
-    corpus = _corpus(job, model)
-    prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
-    job = memory.within(job, trained, len(prompt))
-    if job.reading != asked.reading:
-        corpus = _corpus(job, model)
-        prompt = prompt_ids(model, job.prompt and unescaped(job.prompt), corpus)
+    job, corpus, prompt = _within_memory(job, base, trained)
     overview.say_data(corpus, job.reading)
     say_chats(corpus, job.reading, model.tokenizer)
     if job.preview:
@@ -82,6 +78,24 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
     overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)
     overview.say_steps(trainer)
     return job, trainer, trained, prompt
+
+
+def _within_memory(job: Job, base: Model, trained: Trained) -> tuple[Job, Corpus, np.ndarray]:
+    """The job as its limit of memory settles it, its windows, and the prompt of the answers."""
+    model, objective, wanted = trained.model, _objective(job, base), job.prompt
+
+    @cache
+    def corpus(ctx: int) -> Corpus:
+        return _corpus(replace(job, reading=replace(job.reading, ctx=ctx)), model)
+
+    def prompt(ctx: int) -> np.ndarray:
+        return prompt_ids(model, wanted and unescaped(wanted), corpus(ctx), job.reading)
+
+    def planner(config: TrainConfig, ctx: int) -> Passes:
+        return objective.of(model, trained.parameters, corpus(ctx), config).passes
+
+    job = memory.within(job, trained, len(prompt(job.reading.ctx)), planner)
+    return job, corpus(job.reading.ctx), prompt(job.reading.ctx)
 
 
 def _run(
@@ -129,7 +143,8 @@ def _trained(job: Job, model: Model) -> Trained:
     if job.train_tensors is not None:
         return train_tensors(model, job.train_tensors)
     if job.init is None:
-        return attach(model, job.lora, on_top=True)
+        decomposed = counted("PiSSA: matrices decomposed")
+        return attach(model, job.lora, on_top=True, started=decomposed)
     return unfreeze(model, dropout=job.lora.dropout, plus_ratio=job.lora.plus_ratio)
 
 
@@ -191,8 +206,6 @@ def _helped(
     job: Job, trainer: Trainer, trained: Trained
 ) -> AbstractContextManager[Callable[[], None]]:
     """A second process that compiles, unless memory is limited: it takes 300 MB of its own."""
-    if job.max_memory is not None:
-        return nullcontext(lambda: None)
     graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
-    lora = results.lora_of(trained)
+    lora = results.lora_of(trained) if job.max_memory is None else None
     return ahead.helped(job.model, lora, job.train, job.reading.ctx, graph, compute)

@@ -21,6 +21,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from pyggml.cli.progress import change
 from pyggml.cli.report.series import charts_of
 from pyggml.cli.show import printable, size, span
 from pyggml.files import replacing
@@ -82,10 +83,9 @@ def _facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = [("steps", f"{len(steps):,}")]
     losses = [r["loss"] for r in steps if _is_number(r, "loss")]
     if losses:
-        first, last = History(array("d", losses)).ends()
-        found.append(("loss", f"{first:.3f} → {last:.3f}"))
+        found.append(("loss", change(History(array("d", losses)))))
     if held_out:
-        found.append(("validation", f"{held_out[0]:.3f} → {held_out[-1]:.3f}"))
+        found.append(("validation", f"{held_out[0]:.4f} → {held_out[-1]:.4f}"))
     n_tokens = sum(r["n_tokens"] for r in steps if _is_number(r, "n_tokens"))
     seconds = sum(r["seconds"] for r in steps if _is_number(r, "seconds"))
     if n_tokens and seconds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from pyggml.lora.data.documents import Document
 from pyggml.lora.data.rows import Bad, ChatRow, Message
 from pyggml.tokenizer import Tokenizer
 
+TOOL_USE = "tool_use"  # the template of a file for chats with tools, where it has one
 # What may be said of a chat besides its tokens.
 CHAT = "chat"  # it is one
 CUT = "cut"  # its first rounds were left out, so that the rest fits into a window
@@ -31,6 +32,7 @@ class Chats:
     today            the date for templates that ask for one, as YYYY-MM-DD
     parse            whether names of control tokens in messages become these tokens
     most             the most tokens of a chat; longer ones lose their first rounds. 0: any number
+    with_tools       the text of the template for chats with tools; "" if it is the same
     """
 
     source: str
@@ -39,6 +41,7 @@ class Chats:
     today: str = "2025-01-01"
     parse: bool = False
     most: int = 0
+    with_tools: str = ""
 
     @staticmethod
     def of(config: DataConfig, tokenizer: Tokenizer) -> Chats | None:
@@ -48,7 +51,9 @@ class Chats:
         """
         if config.chat_template == MODEL and not tokenizer.chat_templates:
             return None
-        template = find_template(tokenizer, config.chat_template)
+        template, with_tools = find_template(tokenizer, config.chat_template), ""
+        if config.chat_template == MODEL and TOOL_USE in tokenizer.chat_templates:
+            with_tools = find_template(tokenizer, TOOL_USE).source
         return Chats(
             template.source,
             template.origin,
@@ -56,7 +61,15 @@ class Chats:
             config.chat_date,
             config.special_tokens == "parse",
             config.ctx + 1 if config.long_chats == "cut" else 0,
+            with_tools,
         )
+
+    def for_tools(self) -> Chats:
+        """The same with the template for chats with tools, as transformers chooses it."""
+        if not self.with_tools:
+            return self
+        origin = f"the model's chat template {TOOL_USE}"
+        return replace(self, source=self.with_tools, origin=origin, with_tools="")
 
 
 def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Document:
@@ -65,7 +78,7 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
     Raises Bad for messages that the template refuses, or if the learned tokens cannot be told from
     others. Raises TemplateError if there is no template.
     """
-    encoder = _encoder(tokenizer, chats)
+    encoder = encoder_of(tokenizer, chats.for_tools() if chats and row.tools else chats)
     messages, read_only = _messages(row, encoder.template), row.read_only
     try:
         found = encoder(messages, row.tools, read_only)
@@ -83,7 +96,8 @@ def encode_chat(row: ChatRow, tokenizer: Tokenizer, chats: Chats | None) -> Docu
 
 
 @lru_cache(maxsize=4)
-def _encoder(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
+def encoder_of(tokenizer: Tokenizer, chats: Chats | None) -> ChatEncoder:
+    """None: with the model's own template. Raises TemplateError if there is none."""
     if chats is None:
         return ChatEncoder(find_template(tokenizer), tokenizer)
     today = date.fromisoformat(chats.today)

@@ -104,8 +104,11 @@ def test_a_prompt_of_a_chat_is_what_its_first_answer_answers(chat_model, chats):
     from pyggml.cli.samples import prompt_ids
 
     model = load(chat_model)
-    corpus = read_corpus(chats(ROUND), model.tokenizer, DataConfig(ctx=64, val_split=0.0))
-    ids = prompt_ids(model, None, corpus)
-    text = model.tokenizer.decode(ids, special=True)
-    assert text == "<|im_start|>user\nHi<|endoftext|>\n<|im_start|>assistant\n"
-    assert np.issubdtype(ids.dtype, np.integer)
+    config = DataConfig(ctx=64, val_split=0.0)
+    corpus = read_corpus(chats(ROUND), model.tokenizer, config)
+    asked = "<|im_start|>user\nHi<|endoftext|>\n"
+    prompts = {None: f"{asked}<|im_start|>assistant\n", "Hi": asked, asked: asked}
+    for prompt, wanted in prompts.items():  # the chat's, a user's words, the template's
+        ids = prompt_ids(model, prompt, corpus, config)
+        assert model.tokenizer.decode(ids, special=True) == wanted
+        assert np.issubdtype(ids.dtype, np.integer)

@@ -1,5 +1,6 @@
 """What is planned before a run: --dry-run writes nothing, --max-memory holds."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from pyggml.cli.finetune import memory
 from pyggml.cli.options import Size
+from pyggml.cli.show import size
 
 GROWN = ("--epochs", 4, "--batch", 4096)  # so that the graph counts beside the interpreter
 
@@ -75,9 +77,45 @@ def test_what_is_no_size_is_refused(finetune, text):
     assert ended.code == 2 and "wanted a size such as 4GB or 800MB" in ended.err
 
 
+@pytest.fixture(autouse=True)
+def first_of_its_kind(monkeypatch):
+    """Whatever other tests have compiled."""
+    monkeypatch.setattr(memory.ahead, "is_compiled", lambda *_: False)
+
+
 def limit_for(n_more):
     """A limit that leaves a run so many bytes beside this process."""
-    return memory.resident() + memory.SPARE + n_more
+    return memory.resident() + memory.COMPILING + n_more
+
+
+def test_no_memory_is_set_aside_for_a_compiler_without_work(finetune, monkeypatch):
+    peaks = []
+    for compiled in (False, True):
+        monkeypatch.setattr(memory.ahead, "is_compiled", lambda *_, known=compiled: known)
+        peaks.append(float(finetune("--dry-run").row("peak").split()[1]))
+    assert peaks[0] - peaks[1] > 0.8e-6 * (memory.COMPILING - memory.RUNNING)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_a_limit_is_that_of_the_graphs_of_preferences(kind, finetune, tmp_path, monkeypatch):
+    """With pairs and the reference's scores, not those of text."""
+    path = tmp_path / "rows.jsonl"
+    row = {"prompt": "the path ", "chosen": "to the other ", "rejected": "thing"}
+    labelled = {"prompt": "the path ", "completion": "to the other", "label": True}
+    rows = [row | {"prompt": "the " * (1 + i)} for i in range(6)]
+    rows = rows if kind == "dpo" else [labelled | {"label": i % 2 == 0} for i in range(6)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = []
+    whole = memory.fit
+    monkeypatch.setattr(memory, "fit", lambda *a: found.append(whole(*a)) or found[-1])
+    run = ("--objective", kind, "--max-memory", limit_for(300 << 20), "--max-steps", 1)
+    ended = finetune(*run, "--ctx", 60, data=path)
+    assert ended.code == 0, ended.err
+    ((fitted, fits),) = found
+    arena = re.search(r"([\d.]+ .?B) for the graph", ended.out)[1]
+    assert fits and size(fitted.arena) == arena
+    least = finetune(*run, "--ctx", 60, "--max-memory", "20MB", data=path)
+    assert least.code == 2 and "--max-memory 20.0 MB is too little: --ctx" in least.err
 
 
 def test_a_limit_is_kept_by_smaller_passes(finetune, monkeypatch):

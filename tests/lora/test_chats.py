@@ -30,14 +30,14 @@ def vocabulary():
 def corpus(tmp_path, vocabulary):
     """Makes a corpus of chats, each a list of messages or a row."""
 
-    def make(*chats, template=None, cache=None, add_bos=False, **settings):
+    def make(*chats, template=None, tool_use=None, cache=None, add_bos=False, **settings):
         rows = (c if isinstance(c, dict) else {"messages": c} for c in chats)
         path = tmp_path / "chats.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         if template is None:
             settings.setdefault("chat_template", "chatml")
         settings = {"ctx": 200, "val_split": 0.0} | settings
-        tokenizer = vocabulary(add_bos=add_bos, template=template)
+        tokenizer = vocabulary(add_bos=add_bos, template=template, tool_use=tool_use)
         return read_corpus(path, tokenizer, DataConfig(**settings), cache)
 
     return make
@@ -50,6 +50,23 @@ def learned(corpus, tokenizer):
         ids = tokens[1:][targets].tolist()
         found.append(b"".join(tokenizer.token_bytes(i, special=True) for i in ids).decode())
     return found
+
+
+PLAIN = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+)
+
+
+def test_chats_with_tools_have_the_file_s_template_for_them(corpus, vocabulary):
+    tool_use = "{{ tools | length }} tools." + PLAIN
+    row = {"messages": [user("Hi"), assistant("Ho")], "tools": [{"name": "clock"}]}
+    made = corpus(row, row["messages"], template=PLAIN, tool_use=tool_use)
+    texts = [vocabulary().decode(row, special=True) for row in made.train.tokens.tolist()]
+    assert "1 tools.user:Hi" in texts[0] and texts[0].count("tools.") == 1
+    assert learned(made, vocabulary()) == ["Ho<|im_end|>Ho<|im_end|>"]
+    with pytest.raises(DataError, match="has tools, for which .* has no place"):
+        corpus(row, template=PLAIN)
 
 
 def test_the_answers_and_their_ends_are_learned(corpus, vocabulary):

@@ -3,6 +3,7 @@
 import pytest
 
 import pyggml
+from pyggml.errors import DataError
 from pyggml.lora import LoraConfig, TrainConfig, attach, fit
 from pyggml.lora.passes import Passes
 
@@ -69,3 +70,15 @@ def test_what_is_fixed_stays_where_nothing_fits(found, fixed, kept):
     assert {i: settings(least)[i] for i in kept} == kept
     if len(fixed) < 4:
         assert settings(least) != (64, 6, 2, False)
+
+
+def test_windows_too_short_for_the_data_are_left_out(adapter):
+    def planner(config, ctx):
+        if ctx < 64:
+            raise DataError("line 3 has 60 tokens")
+        return Passes.of(adapter.model, adapter.parameters, config, ctx)
+
+    least, fits = fit(adapter.model, adapter.parameters, CONFIG, 128, 0, (), planner)
+    assert not fits and least.ctx == 64
+    with pytest.raises(DataError):
+        fit(adapter.model, adapter.parameters, CONFIG, 32, 0, (), planner)

@@ -1,6 +1,7 @@
 """Stopping and resuming: a resumed run is the same run, and no other run's checkpoint is taken."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,25 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(trainer_of, tmp_p
     assert state(second) == state(whole)
     assert second.history == whole.history and len(whole.history.losses) == whole.progress.step
     assert [e.loss for e in steps(rest)] == [e.loss for e in steps(events)[at:]]
+
+
+def test_a_run_over_weighted_windows_resumes_bit_for_bit(trainer_of, corpus_of, tmp_path):
+    corpus = corpus_of(10)
+    repeats = np.where(np.arange(len(corpus.train)) % 2, 2.0, 0.5)
+    corpus = replace(corpus, train=replace(corpus.train, repeats=repeats))
+    settings = {"batch": 2, "epochs": 3, "seed": 5, "corpus": corpus}
+    whole = trainer_of(**settings)
+    whole.run()
+    for at in (2, whole.n_steps - 2):
+        folder = tmp_path / str(at)
+        first = trainer_of(**settings, checkpoint_dir=str(folder))
+        first.run(stop_at(first, at, "flag"))
+        second = trainer_of(**settings, checkpoint_dir=str(folder))
+        second.resume(folder / f"step-{at:08d}.gguf")
+        assert second.run() and state(second) == state(whole)
+    plain = trainer_of(**settings | {"corpus": corpus_of(10)}, checkpoint_dir=str(folder))
+    with pytest.raises(CheckpointError):
+        plain.resume(folder / f"step-{at:08d}.gguf")
 
 
 def test_a_run_resumes_with_layers_computed_again(trainer_of, tmp_path):

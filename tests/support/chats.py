@@ -23,7 +23,7 @@ def assistant(text, **more):
 
 
 @functools.cache
-def vocabulary(add_bos=False, merges=(), template=None):
+def vocabulary(add_bos=False, merges=(), template=None, tool_use=None):
     """A tokenizer of bytes and NAMES, of which <think> and </think> are user-defined."""
     merged = [merge.replace(" ", "", 1) for merge in merges]
     tokens = [*NAMES, *BYTE_OF, *merged]
@@ -38,4 +38,5 @@ def vocabulary(add_bos=False, merges=(), template=None):
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.ggml.add_bos_token": add_bos,
     }
-    return from_metadata(metadata | ({"tokenizer.chat_template": template} if template else {}))
+    templates = {"tokenizer.chat_template": template, "tokenizer.chat_template.tool_use": tool_use}
+    return from_metadata(metadata | {name: text for name, text in templates.items() if text})
