@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,8 @@ class Routes:
         def read() -> tuple[ChatAsked, list[np.ndarray]]:
             asked = read_chat(given, service.sampling, service.limits)
             service.name(asked)
-            return asked, service.chat_prompts(asked)
+            how = service.chat_sampling(asked.how)
+            return replace(asked, how=how), service.chat_prompts(asked)
 
         asked, prompts = await service.read(read)
         return await self._answer(request, asked, prompts, ChatForm, [""] * asked.n)

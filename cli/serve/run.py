@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 import pyggml.threads
-from pyggml.chat import ChatEncoder, find_template
+from pyggml.chat import ChatEncoder, answer_ending, find_template
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.run import STOPPED
 from pyggml.cli.serve.app import make_app
@@ -44,8 +44,10 @@ def run(
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue, begin)
     chats = _chats(base, given["chat_template"])
-    service = Service(models, worker, chats, sampling, limits, batch.n_ctx)
-    pages = page_routes(name, isinstance(chats, ChatEncoder), sampling) if given["web"] else []
+    ending = answer_ending(chats.template).strip() if isinstance(chats, ChatEncoder) else ""
+    service = Service(models, worker, chats, sampling, limits, batch.n_ctx, ending)
+    has_chats = isinstance(chats, ChatEncoder)
+    pages = page_routes(name, has_chats, sampling) if given["web"] else []
     access = _access(given)
     row("model", printable(name))
     for adapter in [*models][1:]:

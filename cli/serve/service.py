@@ -18,6 +18,7 @@ from pyggml.cli.serve.errors import ApiError, of_input, program_fault, too_long,
 from pyggml.cli.serve.limits import Limits
 from pyggml.errors import PyggmlError, TemplateError
 from pyggml.generation import Completion, Piece, Sampling
+from pyggml.generation.sampling import MOST_STOPS
 from pyggml.model import Model
 from pyggml.serving import Closed, Expired, Failure, Full, Request, Worker
 
@@ -35,6 +36,8 @@ class Service:
     chats      writes chats as the model reads them; a fault where there is no template for that
     sampling   what a request's own fields stand in for
     n_ctx      most tokens of a prompt and its answer
+    ending     the text that ends an answer in a chat: of a vocabulary without a token for it, the
+               model writes that text
     """
 
     models: Mapping[str, Model]
@@ -43,6 +46,7 @@ class Service:
     sampling: Sampling
     limits: Limits
     n_ctx: int
+    ending: str = ""
     _reader: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="pyggml-reader")
     )
@@ -60,6 +64,11 @@ class Service:
         if asked.model is not None and asked.model not in self.models:
             raise unknown_model(asked.model, names)
         return asked.model or names[0]
+
+    def chat_sampling(self, how: Sampling) -> Sampling:
+        """The settings of a chat's answer, which ends where the template ends a turn."""
+        stop = dict.fromkeys([*how.stop, *filter(None, [self.ending])])
+        return replace(how, stop=tuple(stop)[:MOST_STOPS])
 
     def chat_prompts(self, asked: ChatAsked) -> list[np.ndarray]:
         """The prompt of a chat, n times. Raises ApiError, and TemplateError with what the template

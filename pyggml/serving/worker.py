@@ -44,7 +44,9 @@ class Worker:
     begin   called first in that thread, as the number of threads is a setting of each thread
     """
 
-    def __init__(self, scheduler: Scheduled, most: int, begin: Callable[[], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduled, most: int, begin: Callable[[], None] = lambda: None
+    ) -> None:
         self._scheduler, self._most, self._begin = scheduler, most, begin
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
         self._n_sent = 0  # submitted, and not taken from the inbox yet

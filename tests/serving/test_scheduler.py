@@ -185,7 +185,7 @@ def test_logits_that_are_no_numbers_end_one_request_alone(batch):
 
 @pytest.fixture
 def worker(batch):
-    worker = Worker(Scheduler(batch), most=3, begin=lambda: None)
+    worker = Worker(Scheduler(batch), most=3)
     yield worker
     worker.close()
 

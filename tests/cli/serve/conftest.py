@@ -90,7 +90,7 @@ def started(path, adapters=None, sampling=None, access=None, **limits):
     named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
     limits = Limits(**{"parallel": 4, **limits})
     batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
-    worker = Worker(Scheduler(batch), limits.parallel + limits.queue, lambda: None)
+    worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
     encoder = ChatEncoder(find_template(base.tokenizer), base.tokenizer)
     service = Service(
         {"tiny": base, **named}, worker, encoder, sampling or Sampling(), limits, batch.n_ctx
@@ -102,7 +102,7 @@ def started(path, adapters=None, sampling=None, access=None, **limits):
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
-            with httpx.Client(base_url=url, timeout=60) as http:
+            with httpx.Client(base_url=url, timeout=600) as http:
                 serving = Serving(url, service, batch, http)
                 serving.until(lambda: server.started)
                 yield serving

@@ -1,7 +1,10 @@
 """Answers are those of `pyggml generate`: one or many at once, whole or streamed, cached or not."""
 
 import json
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import pyggml
 from pyggml.cli.show import printable
 from pyggml.generation import Batch, Sampling, complete, generate
 
+ROOT = Path(__file__).parents[3]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 PROMPT = "the path to the other thing\n"
 
@@ -164,6 +168,27 @@ def test_the_context_ends_an_answer(serve):
         answer = server.text("a" * 50, temperature=0).json()
     assert answer["usage"]["total_tokens"] == 64
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_text_that_ends_a_turn_ends_an_answer(serve):
+    """As of a model whose vocabulary has no token for it."""
+    with serve() as server:
+        said = server.chat(**GREEDY).json()["choices"][0]["message"]["content"]
+        server.service.ending = said[5:8]
+        choice = server.chat(**GREEDY).json()["choices"][0]
+        assert choice["message"]["content"] == said[: said.index(said[5:8])]
+        assert choice["finish_reason"] == "stop"
+        assert server.said(**GREEDY) == server.said(stop=[], **GREEDY), "texts have no turns"
+
+
+def test_the_page_on_serving_shows_python_that_runs(chatty, tmp_path, monkeypatch, capsys):
+    (block,) = re.findall(
+        r"```python\n(from queue.*?)```", (ROOT / "docs/serving.md").read_text(), re.S
+    )
+    shutil.copy(chatty, tmp_path / "model.gguf")
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert capsys.readouterr().out
 
 
 def test_models_are_listed(server):

@@ -119,4 +119,4 @@ def test_a_stream_ends_when_the_server_stops(serve):
 
 def _stream(server):
     body = {"prompt": "a", "stream": True, "logit_bias": {"257": -100}}
-    return httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60)
+    return httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=600)
