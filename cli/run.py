@@ -45,11 +45,15 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character the terminal lacks is no error
             stream.reconfigure(errors="replace")
+    output = sys.stdout
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             return _call(command, name, args)
         except SystemExit as stop:
+            if sys.stdout is not output:  # click puts another there when a reader went away
+                silence(output)
+                return STOPPED
             return stop.code if isinstance(stop.code, int) else FAILED
         except (KeyboardInterrupt, click.Abort):
             return _ended("stopped", name, STOPPED)
