@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyggml import ops
 from pyggml.alloc import plan
 from pyggml.backward.check import check_gradient
-from pyggml.dtypes import F16, I32, dtype
+from pyggml.dtypes import I32, dtype
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.runtime import bind, run
@@ -287,58 +287,23 @@ def test_a_limited_gate_without_bound_has_no_slope():
 
 # -- refusals -----------------------------------------------------------------------------------
 
-# Shapes, types and layouts that only fit together, and builders' own arguments. What one setting
-# must refuse its op declares: `Op.refuses`.
-X, INTEGERS = zeros((3, 8)), zeros((3, 8), I32)
-Q8 = leaf(np.zeros((3, 34), np.uint8), dtype=dtype("Q8_0"))
-CUBE, AT = zeros((2, 3, 8)), zeros((3,), I32)
+# What no declaration can say: arguments of builders, which are no parameters of a node, quantised
+# sources and views with gaps. test_every_op.py spoils the samples of each op, one source or setting
+# (`Op.refuses`) at a time.
+X, Q8 = zeros((3, 8)), leaf(np.zeros((3, 34), np.uint8), dtype=dtype("Q8_0"))
 REFUSED = [
-    (lambda: ops.add(X, zeros((3, 7))), "add: b is .*divide those of .3, 8."),
-    (lambda: ops.mul(zeros((8,)), X), "mul: b is"),
-    (lambda: ops.sub(X, zeros((0,))), "sub: b is"),
-    (lambda: ops.div(X, INTEGERS), "div: b is .*I32.*wanted F32"),
-    (lambda: ops.add1(X, zeros((2,))), "add1: b is .*wanted one element"),
     (lambda: ops.add_inplace(ops.transpose(X), zeros((8, 3))), "add_inplace: a is .*without gaps"),
-    (lambda: ops.scale(INTEGERS, 2.0), "scale: x is .*wanted F32"),
-    (lambda: ops.silu(INTEGERS), "silu: x is .*wanted F32"),
-    (lambda: ops.silu_back(X, zeros((8, 3))), "silu_back: dy is"),
-    (lambda: ops.swiglu(X, zeros((3, 7))), "swiglu: source 1 is"),
     (lambda: ops.swiglu(zeros((3, 7))), "halve: x is .*even last axis"),
-    (lambda: ops.repeat(X, (3, 12)), "repeat: x is"),
-    (lambda: ops.repeat_back(X, (3, 3)), "repeat_back: x is .*multiples of"),
-    (lambda: ops.cpy(INTEGERS, F16), "cpy: x is"),
-    (lambda: ops.reshape(X, (-1, 5)), "reshape: x is"),
-    (lambda: ops.reshape(X, (-1, 0)), "reshape: x is"),
-    (lambda: ops.reshape(X, (-2, -12)), "reshape: x is"),
     (lambda: ops.reshape(Q8, (96,)), "wanted its last axis kept"),
     (lambda: ops.permute(Q8, (1, 0)), "blocks lie along the last axis"),
-    (lambda: ops.transpose(zeros((3,))), "transpose: x is .*two or more axes"),
-    (lambda: ops.transpose(Q8), "transpose: x is"),
-    (lambda: ops.view(X, (3, 8), (32, 8)), "view: a window .*does not lie inside"),
-    (lambda: ops.view(X, (3,), (-4,), 8), "does not lie inside"),
-    (lambda: ops.view(X, (3, 2), (4,)), "does not lie inside"),
     (lambda: ops.view(X, (3,), (6,)), "not whole elements"),
     (lambda: ops.view(Q8, (34,), (1,)), "not whole elements"),
     (lambda: ops.split(X, (3, 4)), "split: sizes .3, 4. do not fill axis 1"),
-    (lambda: ops.concat(X, zeros((2, 7)), 0), "concat: .*do not join along axis 0"),
-    (lambda: ops.concat(X, INTEGERS, 0), "do not join"),
     (lambda: ops.concat(Q8, Q8, 0), "is quantised"),
-    (lambda: ops.acc(X, zeros((4, 8)), (32, 4)), "acc: a window"),
     (lambda: ops.set_(X, zeros((2, 8)), (16, 4)), "set: elements of .*fall on one another"),
-    (lambda: ops.sum_rows(zeros(())), "sum_rows: x is .*rows of one or more"),
-    (lambda: ops.argmax(INTEGERS), "argmax: x is .*wanted F32"),
-    (lambda: ops.count_equal(INTEGERS, X), "count_equal: b is .*wanted I32"),
-    (lambda: ops.diag_mask_inf(zeros((8,))), "wanted matrices"),
     (lambda: ops.get_rows(X, zeros((1, 1, 1, 1), I32)), "get_rows: a shape .* at most 4 axes"),
-    (lambda: ops.get_rows(zeros((0, 3, 8)), zeros((1, 2), I32)), "get_rows: ids is"),
-    # Settings that hang on one another, or on what other sources there are.
-    (lambda: ops.rms_norm_mul(zeros(()), zeros(())), "rms_norm_mul: x is .* axes"),
     (lambda: ops.swiglu(X, X, swapped=True), "wanted swapped=False"),
-    (lambda: ops.soft_max(CUBE, max_bias=8.0), "max_bias is 8.0, wanted a mask"),
-    (lambda: ops.soft_max(CUBE, zeros((0, 3, 8))), "mask .* cannot be repeated"),
-    (lambda: ops.linear_cross_entropy(zeros(()), X, AT, zeros((3,))), r"h \(\), w"),
-    (lambda: ops.linear_cross_entropy(X, zeros((0, 8)), AT, zeros((3,))), "none empty"),
-    (lambda: ops.linear_cross_entropy(X, INTEGERS, AT, zeros((3,))), "cannot be unpacked"),
+    (lambda: ops.soft_max(X, max_bias=8.0), "max_bias is 8.0, wanted a mask"),
 ]
 
 
