@@ -18,13 +18,13 @@ from pyggml.tensor import Shape, Tensor
 
 @dataclass(frozen=True, slots=True)
 class NoGrad:
-    """In place of a gradient rule: the reason why there is none."""
+    """Instead of a gradient rule: the reason why there is none."""
 
     reason: str
 
 
 class Detached(NoGrad):
-    """In place of a gradient rule: the op's result counts as fixed, and no gradient is missed."""
+    """Instead of a gradient rule: the result counts as a constant, so that none is missing."""
 
     __slots__ = ()
 
@@ -80,8 +80,8 @@ class Op:
     strided   kernels walk the sources by their strides; otherwise a `cont` is put before any
               source with gaps
     saved     (*src, **params) -> what else a kernel writes, for the gradient rule
-    costly    far more than a few operations for each number read or written
-    fuses     the ops that it stands for, if it is a fusion
+    costly    many operations for each number read or written
+    fuses     the ops that it replaces, if it is a fusion
     changes   positions of further sources, leaves, that the kernel changes
     """
 
@@ -157,25 +157,25 @@ SAVED = Op(
     memory=Memory.FRESH,
 )
 
-# The ops of what a schedule adds where tensors go from one device to another: a copy of another
-# device's numbers, and a view that gives a copy another order of axes or keeps what is copied.
+# Ops that a schedule adds where tensors go from one device to another: a copy of another device's
+# numbers; and a view, which gives a copy another order of axes or keeps its source alive.
 COPIED, SEEN = (
     replace(SAVED, name=name, memory=memory, grad=NoGrad("a schedule is made of gradients too"))
     for name, memory in (("copied", Memory.FRESH), ("seen", Memory.VIEW))
 )
 
-# The op of what a plan adds: scratch that several nodes share (`Plan.shared`), made by its source.
+# The op of scratch that several nodes share, which a plan adds (`Plan.shared`).
 SHARED = replace(
     SAVED, name="shared", grad=NoGrad("scratch that a plan adds is no part of the function")
 )
 
 
 def has_kernel(node: Tensor) -> bool:
-    """Whether a kernel computes the node: it is no view, and no other node writes it."""
+    """Whether a kernel computes the node: neither a view nor written by another node's kernel."""
     return node.op not in (None, SAVED, COPIED) and not node.is_view
 
 
 def changed_by(node: Tensor) -> list[Tensor]:
-    """The owners of the memory that a node's kernel changes, besides its own result."""
+    """The owners of all memory that a node's kernel changes, other than its own result."""
     further = node.op.changes if node.op is not None else ()
     return [*([node.root] if node.is_write else []), *(node.src[i].root for i in further)]

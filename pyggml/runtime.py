@@ -22,7 +22,7 @@ __all__ = ["Program", "bind", "compile_backwards", "compute", "results", "run"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A plan with memory: `calls` in the order of execution, and the nodes they belong to."""
+    """A plan with memory: `calls` in the order of execution, and the node of each call."""
 
     plan: Plan
     arena: Any
@@ -62,8 +62,7 @@ def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
 
 
 def compile_backwards(p: Plan) -> Iterator[Tensor]:
-    """Compile the kernels of a plan from the last node to the first, running none; yields each
-    node.
+    """Compile the kernels of a plan from the last node to the first; yields each node, runs none.
 
     Meant for a second process. The first one runs the plan, compiles from the front, and finds the
     rest compiled.

@@ -1,7 +1,7 @@
-"""Assign nodes to devices: each goes to the first backend, in their order, that supports it.
+"""Assign nodes to devices: each goes to the first backend that supports it.
 
-Views and writers stay with the memory that they look at or change. All writers of one leaf run on
-one device, the first that supports them all: the leaf need not go to and fro.
+Views and writers stay with the memory that they view or change. All writers of one leaf run on one
+device, the first that supports them all, so that the leaf is not copied to and fro.
 """
 
 from __future__ import annotations

@@ -58,14 +58,16 @@ class ScheduledProgram:
 
 
 class Arenas:
-    """Memory on every device for programs of which one runs at a time: as much as the largest
-    needs. Where a larger one comes later, those before it keep what they have."""
+    """Memory on every device, as much as the largest program needs: one program runs at a time.
+
+    If a larger program comes later, earlier ones keep the memory that they have.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Backend, tuple[int, Any]] = {}
 
     def of(self, backend: Backend, n_bytes: int) -> Any:
-        """n_bytes or more of a device; each time more has to be taken, twice as much."""
+        """n_bytes or more of a device. If it must grow, it grows to twice its size at least."""
         held = self._held.get(backend, (0, None))
         if held[1] is None or held[0] < n_bytes:
             n = max(n_bytes, 2 * held[0])
@@ -78,8 +80,8 @@ def bind(
 ) -> tuple[ScheduledProgram, ...]:
     """Take memory on every device, bind every kernel call, and copy the constants.
 
-    The programs share this memory: the outputs of one last until another one runs. arenas: so do
-    those bound to the same ones before. release: see pyggml.runtime.bind.
+    The programs share this memory: the outputs of one last until another one runs. Programs bound
+    with the same `arenas` share it too. release: see pyggml.runtime.bind.
     """
     arenas, memory = arenas or Arenas(), {}
     for backend in {b: None for made in schedules for b in made.plans}:
@@ -89,7 +91,7 @@ def bind(
 
 
 def results(graph: Graph, devices: Devices) -> list[np.ndarray]:
-    """Schedule, bind and run a graph; copies of the values of its outputs."""
+    """Schedule, bind and run a graph; returns copies of its outputs' values."""
     (program,) = bind(schedule(graph, devices))
     program()
     return [program.read(t) for t in graph.outputs]

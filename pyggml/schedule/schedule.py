@@ -20,7 +20,7 @@ class Schedule:
     """A graph in parts, in the order of execution, and a plan of each device's memory.
 
     plans       of each device, one arena for all its parts
-    twins       node -> its twin on the device that computes it, where that is another node
+    twins       node -> the node that computes it on its device, if that is another one
     fallbacks   (device, op) -> why that device left nodes of this op to a later one
     """
 
@@ -42,7 +42,7 @@ class Schedule:
         return sum(p.n_bytes for p in self.plans.values())
 
     def report(self) -> str:
-        """What runs where: devices with their bytes, parts, copies, and what was left to others."""
+        """What runs where, as text: devices with their bytes and parts, copies, fallbacks."""
         lines = []
         for backend, found in self.plans.items():
             sizes = [len(part.nodes) for part in self.parts if part.backend is backend]
@@ -54,7 +54,7 @@ class Schedule:
 
 
 def schedule(graph: Graph, devices: Devices) -> Schedule:
-    """Assign, split and plan. Warns, once for each op, of what a device leaves to a later one.
+    """Assign, split and plan. Warns once about each op that a device leaves to a later one.
 
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """

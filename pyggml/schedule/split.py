@@ -37,10 +37,10 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Consecutive nodes of one device, and the copies that they read, made before them.
+    """Consecutive nodes of one device; before them, the copies that they read are made.
 
-    leaves    the leaves that they read or change, through whatever view
-    changed   those of them that they change
+    leaves    the leaves that the nodes read or change, directly or through views
+    changed   those leaves that they change
     """
 
     backend: Backend
@@ -54,7 +54,7 @@ class Part:
 class Split:
     """A graph in parts.
 
-    graphs      of each device: the nodes of all its parts, what it is sent and what it sends
+    graphs      of each device: the nodes of all its parts, and the copies that it gets and gives
     twins       node of the whole graph -> the node that computes it
     """
 
@@ -109,7 +109,7 @@ class _Splitter:
         return twin
 
     def _here(self, s: Tensor, backend: Backend) -> Tensor:
-        """The tensor that nodes of this device read in place of s; one for all readers."""
+        """The tensor that nodes of this device read instead of s; one for all readers."""
         if s.root.op is None:
             self.parts[-1].leaves[s.root] = None
             return self.devices.copy_of(s, backend)
@@ -122,7 +122,7 @@ class _Splitter:
         return self.copies[s, backend]
 
     def _copy(self, s: Tensor, giver: Backend, taker: Backend) -> Tensor:
-        """Memory for a copy, made before the last part; the source keeps its memory until then."""
+        """A copy of s for the last part, made right before it; until then s keeps its memory."""
         source, target = self.twins[s], _without_gaps(s)
         self.parts[-1].copies.append(Copy(source, target, giver, taker))
         self.order[taker][-2].append(target.root)
@@ -144,7 +144,7 @@ class _Splitter:
 
 
 def _without_gaps(s: Tensor) -> Tensor:
-    """Memory for a copy of s, with the axes in its order: kernels may count on a transposed one."""
+    """A tensor for a copy of s: without gaps, but with s's order of axes in memory."""
     axes = sorted(range(len(s.shape)), key=lambda i: -s.strides[i])
     owner = Tensor(tuple(s.shape[i] for i in axes), s.dtype, COPIED, name=s.name)
     if axes == sorted(axes):
