@@ -133,7 +133,13 @@ class Console:
         self._note(f"(taken back: {self._last().question})")
 
     def _retry(self, rest: str) -> None:
-        self._answer(self._last().question)
+        last = self._last()
+        n_before = len(self._chat.rounds)
+        try:
+            self._answer(last.question)
+        finally:
+            if len(self._chat.rounds) == n_before:  # refused, or stopped before a word
+                self._chat.rounds.append(last)
 
     def _last(self) -> Round:
         """The last round, which is taken back."""

@@ -232,6 +232,14 @@ def test_undo_retry_reset_and_system(chat, talk):
     assert all(f"\n{name} " in ended.err for name in ("/undo", "/save"))
 
 
+def test_a_retry_that_is_refused_leaves_the_answer(chat, capsys, monkeypatch):
+    talking = chat(n_ctx=60)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"the\n/system {'x' * 70}\n/retry\n"))
+    assert Console(talking, interactive=False).run() == 2
+    assert "wanted fewer than the 60 of the context" in capsys.readouterr().err
+    assert [r.question for r in talking.rounds] == ["the"]
+
+
 def test_an_unknown_command_is_no_message(talk, model):
     ended = talk("/rest\n /rest\n")
     assert ended.code == 2 and "/rest is no command, known are /help" in ended.err
