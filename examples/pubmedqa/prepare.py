@@ -8,7 +8,8 @@ half is trained on. It writes
 
     train.jsonl       500 chats: the user gives context and question, the assistant answers
     held-out.jsonl    the other 500, also as chats
-    questions.jsonl   the same 500, as questions with three choices
+    held-out.txt      these as plain text, for llama.cpp's perplexity
+    questions.jsonl   these as questions with three choices
 
 The context is the conclusion ("reasoning-free" in the paper), or the abstract without it
 ("reasoning-required"), which is four times as long and far harder.
@@ -59,6 +60,11 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     print(f"{path}: {len(lines)} rows")
 
 
+def plain(records: Iterable[Mapping[str, Any]], context: str) -> str:
+    """Prompts and answers, with a blank line between two."""
+    return "\n".join(f"{prompt(r, context)}\n{r['final_decision']}\n" for r in records)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="PubMedQA as chats and questions.")
     parser.add_argument("file", type=Path, help="pubmedqa-labeled.json (ori_pqal.json)")
@@ -70,6 +76,7 @@ def main(words: Sequence[str] | None = None) -> None:
     train, held_out = halves(args.file)
     write(args.output / "train.jsonl", (chat(r, args.context) for r in train))
     write(args.output / "held-out.jsonl", (chat(r, args.context) for r in held_out))
+    (args.output / "held-out.txt").write_text(plain(held_out, args.context), "utf-8")
     write(args.output / "questions.jsonl", (question(r, args.context) for r in held_out))
 
 

@@ -55,8 +55,8 @@ class EvalConfig(Settings):
         lambda name: name is None or bool(name.strip()),
         group="data",
     )
-    delimiter: str = setting(
-        " ",
+    delimiter: str | None = setting(
+        None,
         "text between a question's prompt and choice, \\n is a new line (default: a space)",
         group="data",
     )

@@ -53,7 +53,7 @@ class Asking:
         if config.ctx is not None and config.ctx > most:
             raise ConfigError([("ctx", f"is {config.ctx}, wanted at most the model's {most}")])
         return Asking(
-            delimiter=config.delimiter,
+            delimiter=" " if config.delimiter is None else config.delimiter,
             template=None if name is None else find_template(model.tokenizer, name),
             parse=config.special_tokens != "plain",
             most=config.ctx or most,
