@@ -54,10 +54,12 @@ def log_probs(
     told(done, n) is called after each of n passes. Every continuation must fit into the model's
     context, and its tokens into the vocabulary.
     """
+    if not asked:
+        return []
     rows, row_of = _rows(asked)
     order = [_wanted(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
     lengths = [len(row.ids) for row in rows]
-    longest = max(lengths, default=0)
+    longest = max(lengths)
     n_tokens = max(longest, min(N_TOKENS, sum(lengths)))
     passes = together(lengths, n_tokens)
     scorer = Scorer(model, n_tokens, _SCORED, longest)

@@ -103,16 +103,14 @@ def _question(row: QuestionRow, tokenizer: Tokenizer, asking: Asking) -> Questio
     encoded = [_ids(text, tokenizer, asking.parse) for text in texts]
     n_same = min(_n_same(encoded), min(map(len, encoded)) - 1)
     alone = _ids(prompt.rstrip(), tokenizer, asking.parse)
+    n_cut = _n_cut(max(map(len, encoded)) - 1, min(len(alone), n_same), asking)
     choices = []
     for text, ids in zip(row.choices, encoded, strict=True):
-        if not 0 < n_same < len(ids) > len(alone) > 0:
-            raise Bad(
-                f"has no token between prompt and choice: {row.prompt[-20:]!r}, {text[:20]!r}"
-            )
-        whole = Continuation((*alone, *ids[len(alone) :]), len(alone))
-        own = Continuation(ids, n_same)
-        lengths = len(text), len(text.encode())
-        choices.append(Choice(_fitting(whole, asking), _fitting(own, asking), *lengths))
+        if not 0 < len(alone) < len(ids) or not n_same:
+            raise Bad(f"has no token of its own for the choice {text[:20]!r}")
+        whole = Continuation((*alone, *ids[len(alone) :])[n_cut:], len(alone) - n_cut)
+        own = Continuation(ids[n_cut:], n_same - n_cut)
+        choices.append(Choice(whole, own, len(text), len(text.encode())))
     return Question(tuple(choices), row.answer)
 
 
@@ -137,14 +135,16 @@ def _n_same(sequences: Sequence[Ids]) -> int:
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
-def _fitting(one: Continuation, asking: Asking) -> Continuation:
-    """The continuation, without the beginning of its prompt where all of it is too long."""
-    n = len(one.read) - asking.most
-    if n <= 0:
-        return one
-    if not asking.cut:
-        raise Bad(f"has {len(one.read)} tokens to be read, wanted at most {asking.most}")
-    if n >= one.first:
-        n_own = len(one.ids) - one.first
-        raise Bad(f"has a choice of {n_own} tokens, wanted at most {asking.most}")
-    return Continuation(one.ids[n:], one.first - n)
+def _n_cut(n_read: int, n_prompt: int, asking: Asking) -> int:
+    """Tokens that are left out at the beginning of all choices of a question, the longest of which
+    has n_read tokens to be read. Bad if that is not allowed, or leaves nothing of the prompt."""
+    n = max(n_read - asking.most, 0)
+    if n and not asking.cut:
+        raise Bad(
+            f"has {n_read} tokens to be read, wanted at most {asking.most}: --long cut leaves out "
+            "the beginning"
+        )
+    if n and n >= n_prompt:
+        n_own = n_read + 1 - n_prompt
+        raise Bad(f"has a choice of {n_own} tokens, wanted fewer than the {asking.most} to be read")
+    return n
