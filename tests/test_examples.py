@@ -127,15 +127,14 @@ def test_persona_asks_what_its_chats_do_not(tmp_path, capsys):
 
 
 def test_pubmedqa_s_halves_share_no_question(shared, tmp_path, capsys):
-    """Chats and questions of the same 500, read by training and by eval; the other 500 to learn."""
+    """Rows and questions of the same 500, read by training and by eval; the other 500 to learn."""
     names = example("pubmedqa/prepare")
     names["main"]([str(shared / "data/pubmedqa-labeled.json"), "-o", str(tmp_path)])
     assert capsys.readouterr().out.count("500 rows") == 3
     train, held_out = (read_rows(tmp_path / f"{n}.jsonl")[1] for n in ("train", "held-out"))
-    asked, others = ({row.messages[0]["content"] for row in rows} for rows in (train, held_out))
+    asked, others = ({row.prompt for row in rows} for rows in (train, held_out))
     assert len(asked) == len(others) == 500 and not asked & others
     questions = read_rows(tmp_path / "questions.jsonl", Schema("question"))[1]
-    answers = [row.messages[1]["content"] for row in held_out]
-    assert [q.choices[q.answer] for q in questions] == answers
+    assert [f" {q.choices[q.answer]}" for q in questions] == [row.completion for row in held_out]
     assert {q.prompt for q in questions} == others
-    assert (tmp_path / "held-out.txt").read_text("utf-8").count("Answer yes, no or maybe.") == 500
+    assert (tmp_path / "held-out.txt").read_text("utf-8").count("\nAnswer:") == 500

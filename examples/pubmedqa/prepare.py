@@ -1,4 +1,4 @@
-"""PubMedQA's labelled questions → chats to train on, and the held-out half as chats and questions.
+"""PubMedQA's labelled questions → rows to train on, and the held-out half as rows and questions.
 
 usage: python examples/pubmedqa/prepare.py pubmedqa-labeled.json [-o pubmedqa] [--context abstract]
 
@@ -6,13 +6,14 @@ The file is ori_pqal.json of https://github.com/pubmedqa/pubmedqa: 1,000 questio
 papers, each with its abstract, the abstract's conclusion, and the answer yes, no or maybe. A seeded
 half is trained on. It writes
 
-    train.jsonl       500 chats: the user gives context and question, the assistant answers
-    held-out.jsonl    the other 500, also as chats
+    train.jsonl       500 rows: context and question are read, the answer is learned
+    held-out.jsonl    the other 500
     held-out.txt      these as plain text, for llama.cpp's perplexity
     questions.jsonl   these as questions with three choices
 
 The context is the conclusion ("reasoning-free" in the paper), or the abstract without it
-("reasoning-required"), which is four times as long and far harder.
+("reasoning-required"), which is four times as long and far harder. The prompt has
+lm-evaluation-harness's form, as pyggml eval makes it of the file itself.
 """
 
 from __future__ import annotations
@@ -29,17 +30,13 @@ SEED, N_TRAIN = 13, 500
 
 
 def prompt(record: Mapping[str, Any], context: str) -> str:
-    """What the user says."""
-    if context == "conclusion":
-        text = f"Conclusion: {record['LONG_ANSWER']}"
-    else:
-        text = "Abstract: " + "\n".join(record["CONTEXTS"])
-    return f"{text}\nQuestion: {record['QUESTION']}\nAnswer yes, no or maybe."
+    """What the model reads before its answer."""
+    parts = [record["LONG_ANSWER"]] if context == "conclusion" else record["CONTEXTS"]
+    return "Abstract: {}\nQuestion: {}\nAnswer:".format("\n".join(parts), record["QUESTION"])
 
 
-def chat(record: Mapping[str, Any], context: str) -> dict[str, Any]:
-    said = [("user", prompt(record, context)), ("assistant", record["final_decision"])]
-    return {"messages": [{"role": role, "content": text} for role, text in said]}
+def row(record: Mapping[str, Any], context: str) -> dict[str, Any]:
+    return {"prompt": prompt(record, context), "completion": f" {record['final_decision']}"}
 
 
 def question(record: Mapping[str, Any], context: str) -> dict[str, Any]:
@@ -48,8 +45,8 @@ def question(record: Mapping[str, Any], context: str) -> dict[str, Any]:
 
 
 def halves(path: Path) -> tuple[list[Any], list[Any]]:
-    """The records to train on and those held out, by their numbers and the seed alone."""
-    records = [record for _, record in sorted(json.loads(path.read_text("utf-8")).items())]
+    """The records to train on and those held out, by their order and the seed alone."""
+    records = list(json.loads(path.read_text("utf-8")).values())
     random.Random(SEED).shuffle(records)
     return records[:N_TRAIN], records[N_TRAIN:]
 
@@ -62,11 +59,11 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def plain(records: Iterable[Mapping[str, Any]], context: str) -> str:
     """Prompts and answers, with a blank line between two."""
-    return "\n".join(f"{prompt(r, context)}\n{r['final_decision']}\n" for r in records)
+    return "\n".join(f"{prompt(r, context)} {r['final_decision']}\n" for r in records)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="PubMedQA as chats and questions.")
+    parser = argparse.ArgumentParser(description="PubMedQA as rows and questions.")
     parser.add_argument("file", type=Path, help="pubmedqa-labeled.json (ori_pqal.json)")
     parser.add_argument("-o", "--output", type=Path, default=Path("pubmedqa"), help="folder")
     parser.add_argument("--context", choices=["conclusion", "abstract"], default="conclusion")
@@ -74,8 +71,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     train, held_out = halves(args.file)
-    write(args.output / "train.jsonl", (chat(r, args.context) for r in train))
-    write(args.output / "held-out.jsonl", (chat(r, args.context) for r in held_out))
+    write(args.output / "train.jsonl", (row(r, args.context) for r in train))
+    write(args.output / "held-out.jsonl", (row(r, args.context) for r in held_out))
     (args.output / "held-out.txt").write_text(plain(held_out, args.context), "utf-8")
     write(args.output / "questions.jsonl", (question(r, args.context) for r in held_out))
 
