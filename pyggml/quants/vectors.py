@@ -67,7 +67,16 @@ class VectorBlock(Block):
         return self.b.and_(shifted, every(kind, (1 << n_bits) - 1))
 
     def f16(self, offset: int, n: int = 1) -> Any:
-        return from_f16(self.b, self._read(offset, _vector(ir.HalfType(), n)), _vector(F32, n))
+        if n > 1:
+            return from_f16(self.b, self._read(offset, _vector(ir.HalfType(), n)), _vector(F32, n))
+        return from_f16(self.b, self.b.bitcast(self._word(offset), ir.HalfType()), F32)
+
+    def _word(self, offset: int) -> Any:
+        """An int16, loaded so that LLVM does not fold the load into a conversion from float16: on
+        x86 that would insert it into a register which happens to hold the sums of a row's product,
+        and each block would wait for the one before."""
+        pointer = self.b.gep(self._source, [ir.Constant(I64, offset)])
+        return self.b.load_atomic(self.b.bitcast(pointer, I16.as_pointer()), "unordered", 2)
 
     def bf16(self, offset: int, n: int = 1) -> Any:
         words = _vector(I32, n)
