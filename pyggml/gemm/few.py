@@ -17,7 +17,7 @@ from pyggml.gemm import int8
 from pyggml.gemm.activations import BLOCK_SLOTS, quantize
 from pyggml.gemm.dots import group_sums, kind_of_rows, row_dot, row_dot_ints
 from pyggml.gemm.frames import Product, block_matrix
-from pyggml.gemm.microkernel import call_block
+from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.layout import GROUP
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS, UNPACK
@@ -26,6 +26,7 @@ from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
 FEW_ROWS = 64  # weight rows of one task
+AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
 _TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` writes for each block of a token
 
@@ -59,6 +60,7 @@ def _few_tasks(kind: int, ints: bool) -> Code:
                 group_sums(f.token[thread], token)
             for i in range(last - first):
                 here = f.w.address + (first + i) * f.w.row_bytes
+                fetch(here + AHEAD, f.w.row_bytes)
                 if ints:
                     found[i] = row_dot_ints(kind, here, at, starts, scales, scales + 4 * n, depth)
                 elif kind >= 0:
