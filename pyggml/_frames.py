@@ -205,7 +205,8 @@ Float = Annotated[float, _Number()]
 Floats1 = Annotated[np.ndarray, _Array(types.float32, 1)]
 Floats2 = Annotated[np.ndarray, _Array(types.float32, 2)]
 Floats3 = Annotated[np.ndarray, _Array(types.float32, 3)]
-Ints2 = Annotated[np.ndarray, _Array(types.int32, 2)]  # int32
+Ints1 = Annotated[np.ndarray, _Array(types.int32, 1)]  # int32
+Ints2 = Annotated[np.ndarray, _Array(types.int32, 2)]
 Shorts1 = Annotated[np.ndarray, _Array(types.uint16, 1)]  # uint16: bits of float16 or bfloat16
 Shorts3 = Annotated[np.ndarray, _Array(types.uint16, 3)]
 

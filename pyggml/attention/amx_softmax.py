@@ -86,7 +86,7 @@ def _code(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @intrinsic
-def _top(typing: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
+def row_top(typing: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
     """The largest of scale·s over the columns that count."""
 
     def body(b: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any:
@@ -104,7 +104,7 @@ def _top(typing: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> Any
 
 
 @intrinsic
-def _exponentials(
+def row_exponentials(
     typing: Any, to: Any, s: Any, n: Any, start: Any, count: Any, scale: Any, top: Any
 ) -> Any:
     """to = e^(scale·s − top) as bfloat16, 0 in columns that do not count; their sum."""
@@ -140,17 +140,17 @@ def softmax_rows(p, s, o, m, norm, span, first, key, n_keys, window, scale):
     for i in range(0, s.shape[0], SIDE):  # maxima ahead of what waits for them
         for j in range(i, i + SIDE):
             start, count = _seen_of(span, first + j, key, n_keys, window)
-            top = _top(s[j].ctypes.data + 4 * window[0], n, start, count, scale)
+            top = row_top(s[j].ctypes.data + 4 * window[0], n, start, count, scale)
             if top > m[j]:
-                _raise_maximum(o[j], m, norm, j, top)
+                raise_maximum(o[j], m, norm, j, top)
         for j in range(i, i + SIDE):
             start, count = _seen_of(span, first + j, key, n_keys, window)
             to, scores = p[j].ctypes.data + 2 * window[0], s[j].ctypes.data + 4 * window[0]
-            norm[j] += _exponentials(to, scores, n, start, count, scale, m[j])
+            norm[j] += row_exponentials(to, scores, n, start, count, scale, m[j])
 
 
 @kernel
-def _raise_maximum(o, m, norm, i, top):
+def raise_maximum(o, m, norm, i, top):
     """Row i's maximum becomes `top`."""
     factor = exp32(m[i] - top)
     norm[i] *= factor

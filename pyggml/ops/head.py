@@ -8,12 +8,14 @@ With gradient=True it computes dL_t/dh_t = weights_t · (softmax z_t − onehot)
 depends on that row of h alone, so the backward pass only scales these rows.
 With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
-The full (n_tokens, n_vocab) matrix never exists. The unfused twins are mul_mat, then
+The full (n_tokens, n_vocab) matrix never exists; on Intel's tiles (pyggml.ops.head_amx) no row of
+it does. The unfused twins are mul_mat, then
 cross_entropy_by_row or cross_entropy_rows; they also have a gradient for w.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,11 +31,12 @@ from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
+from pyggml.ops import head_amx
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout import reshape
 from pyggml.quants import QUANTS
-from pyggml.scratch import Array, Layout
+from pyggml.scratch import Array, Layout, Scratch
 from pyggml.tensor import Tensor
 
 _ONE = np.float32(1)
@@ -144,23 +147,34 @@ def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class _Chunk(ABC):
     """The bound weight, and scratch for one chunk of rows."""
 
     w: gemm.Weight
     h: np.ndarray  # (C, K)
     dh: np.ndarray  # (C, K)
-    z: np.ndarray  # (C * V,)
-    scratch: np.ndarray
-    softcap: np.float32
 
-    def chunk(
+    @abstractmethod
+    def compute(
         self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
     ) -> tuple[np.ndarray, int]:
         """(losses (n,) float32 of the first n gathered rows, how many have the target on top).
 
         With `gradient`, dh is filled.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored(_Chunk):
+    """Logits are written, and become their own gradient."""
+
+    z: np.ndarray  # (C * V,)
+    scratch: np.ndarray
+    softcap: np.float32
+
+    def compute(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> tuple[np.ndarray, int]:
         n_vocab = len(self.w.data)
         h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
         gemm.mul_mat(z, h, self.w, self.scratch, False)()
@@ -176,29 +190,44 @@ class _Head:
         return losses, int(right.sum())
 
 
+@dataclass(frozen=True, slots=True)
+class _Fused(_Chunk):
+    """Logits stay in the cache (pyggml.ops.head_amx)."""
+
+    scratch: Scratch
+
+    def compute(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> tuple[np.ndarray, int]:
+        losses, tops = np.empty(n, np.float32), np.empty(n, np.float32)
+        made = head_amx.Made(losses, tops, self.dh[:n])
+        head_amx.call(self.w, self.h[:n], targets, weights, made, gradient, self.scratch)()
+        return losses, int((self.scratch["target_logits"][:n] == tops).sum())
+
+
 def _by_chunk(
     n_right: np.ndarray,
     dh: np.ndarray | None,
     h: np.ndarray,
     targets: np.ndarray,
     weights: np.ndarray,
-    head: _Head,
+    chunk: _Chunk,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(row numbers, losses) of one chunk after another. n_right and dh are filled on the way."""
     rows = np.flatnonzero(weights)
-    n_vocab = len(head.w.data)
+    n_vocab = len(chunk.w.data)
     if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
         raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
     n_right[...] = 0
     if dh is not None:
         dh[:] = 0
-    for first in range(0, rows.size, head.h.shape[0]):
-        some = rows[first : first + head.h.shape[0]]
-        np.take(h, some, axis=0, out=head.h[: some.size])
-        losses, n = head.chunk(some.size, targets[some], weights[some], dh is not None)
+    for first in range(0, rows.size, chunk.h.shape[0]):
+        some = rows[first : first + chunk.h.shape[0]]
+        np.take(h, some, axis=0, out=chunk.h[: some.size])
+        losses, n = chunk.compute(some.size, targets[some], weights[some], dh is not None)
         n_right += n
         if dh is not None:
-            dh[some] = head.dh[: some.size]
+            dh[some] = chunk.dh[: some.size]
         yield some, losses
 
 
@@ -214,17 +243,33 @@ def _put_by_row(out: np.ndarray, *arguments: Any) -> None:
 
 
 def chunk_rows(n_rows: int, n_vocab: int) -> int:
+    """How many rows have their logits stored at once."""
+    return _rows_within(n_rows, 4 * n_vocab)
+
+
+def _rows_within(n_rows: int, row_bytes: int) -> int:
     """How many rows a chunk has: equal chunks within LOGITS_BYTES, but a register tile at least."""
-    most = max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // (4 * n_vocab))
+    most = max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // row_bytes)
     return -(-n_rows // -(-n_rows // most))
 
 
-def _layout(node: Tensor) -> Layout:
-    """Scratch for a chunk: its gathered rows, their gradients and their logits."""
+def _is_fused(node: Tensor, compute: Compute) -> bool:
     h, w = node.src[:2]
-    c = chunk_rows(h.shape[0], w.shape[0])
-    rows = Array((c, h.shape[1]))
-    return Layout(gathered=rows, dh=rows, logits=Array((c * w.shape[0],)))
+    return head_amx.takes(h.shape[0], w.dtype, compute, node.params["softcap"])
+
+
+def _layout(node: Tensor, compute: Compute) -> Layout:
+    """Scratch for a chunk: its gathered rows, their gradients, and their logits or what fused
+    products need."""
+    (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
+    if _is_fused(node, compute):
+        c = _rows_within(n_rows, head_amx.row_bytes(k))
+        own = head_amx.arrays(c, n_vocab, k, node.params["gradient"])
+    else:
+        c = chunk_rows(n_rows, n_vocab)
+        own = {"z": Array((c * n_vocab,))}
+    rows = Array((c, k))
+    return Layout(h=rows, dh=rows, **own)
 
 
 def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
@@ -237,20 +282,27 @@ def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
-    products = _products(node, compute)
-    return _layout(node).n_bytes + max(gemm.scratch_bytes(p, fewer_rows=True) for p in products)
+    products = () if _is_fused(node, compute) else _products(node, compute)
+    most = max((gemm.scratch_bytes(p, fewer_rows=True) for p in products), default=0)
+    return _layout(node, compute).n_bytes + most
 
 
 def _run(site: Site) -> Call:
     h, w, targets, weights = site.src
-    layout = _layout(site.node)
-    gathered, dh_chunk, logits = layout.cut(site.scratch).values()
-    weight = gemm.Weight(w, site.node.src[1].dtype, site.compute)
-    cap = np.float32(site.node.params["softcap"])
-    head = _Head(weight, gathered, dh_chunk, logits, site.scratch[layout.n_bytes :], cap)
+    chunk = _chunk(site, gemm.Weight(w, site.node.src[1].dtype, site.compute))
     n_right, *dh = site.saved
     kernel = _put_by_row if site.out.ndim else _sum_up
-    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, targets, weights, head)
+    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, targets, weights, chunk)
+
+
+def _chunk(site: Site, w: gemm.Weight) -> _Chunk:
+    layout = _layout(site.node, site.compute)
+    memory = layout.cut(site.scratch)
+    h, dh = memory.pop("h"), memory.pop("dh")
+    if _is_fused(site.node, site.compute):
+        return _Fused(w, h, dh, memory)
+    cap = np.float32(site.node.params["softcap"])
+    return _Stored(w, h, dh, memory["z"], site.scratch[layout.n_bytes :], cap)
 
 
 def _ref_by_row(

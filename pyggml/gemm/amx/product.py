@@ -22,19 +22,19 @@ from pyggml.gemm.amx.rows import (
     LANES,
     LINE,
     matrix,
+    pack_group,
+    packed_size,
     pair_rows,
     panel_bytes,
-    round_padded,
-    round_row,
     transpose,
+    unpack_rounded,
+    whole,
 )
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, configure, micro_product, release
 from pyggml.gemm.frames import Product, columns_from, rows_from
-from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.panels import split
 from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.scratch import Array, Layout, per_thread
-from pyggml.sizes import round_up
 
 # Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
 # C is read and written once a pass. Backward, columns are a multiple of every block length, as are
@@ -63,11 +63,6 @@ class TileProduct(Product):
 
 
 @kernel
-def _whole(n, multiple):
-    return (n + multiple - 1) // multiple * multiple
-
-
-@kernel
 def _scratch_of(f, thread):
     """This thread's square of C, rows, floats and panels."""
     mine = f.scratch[thread]
@@ -81,39 +76,17 @@ def _scratch_of(f, thread):
 @task_code(TileProduct)
 def _pack_task(f, task, thread):
     """A group of SIDE rows of A; rows past the last are zeros."""
-    ld = _whole(f.k, STEP) + LINE // 2
     _, _, spare, _ = _scratch_of(f, thread)
-    a, packed = f.a, f.packed_a
-    for i in range(task * SIDE, (task + 1) * SIDE):
-        row = packed[i * ld : (i + 1) * ld]
-        if i < f.m:
-            round_padded(row.ctypes.data, a[i * f.lda : i * f.lda + f.k], spare)
-        else:
-            fill(row, np.uint16(0))
+    pack_group(f.packed_a, f.a, f.lda, f.m, f.k, task, spare)
 
 
 # -- B's panels -----------------------------------------------------------------------------------
 
 
 @kernel
-def _unpack_row(row, w, i, n, rounds, numbers, ahead):
-    """The first n numbers of W's row i as bfloat16, with zeros up to the next whole step; the same
-    of the row `ahead` is fetched."""
-    here, n_blocks = w.address + i * w.row_bytes, n // w.block
-    fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
-    if rounds:
-        call_block(w.unpack, row.ctypes.data, here, n_blocks)
-        return
-    whole = _whole(n, STEP)
-    call_block(w.unpack, numbers.ctypes.data, here, n_blocks)
-    fill(numbers[n:whole], np.float32(0))
-    round_row(row.ctypes.data, numbers.ctypes.data, whole)
-
-
-@kernel
 def _transposed_panels(panels, rows, numbers, w, n_rows, k, rounds):
     """B = Wᵀ from k numbers of n_rows rows of W."""
-    for first in range(0, _whole(n_rows, SIDE), LANES):
+    for first in range(0, whole(n_rows, SIDE), LANES):
         to = (
             panels.ctypes.data + first // SIDE * _FORWARD_PANEL + first % SIDE // LANES * TILE_BYTES
         )
@@ -122,7 +95,7 @@ def _transposed_panels(panels, rows, numbers, w, n_rows, k, rounds):
             for i in range(LANES):
                 row = rows[i * _LD : (i + 1) * _LD]
                 if first + i < n_rows:
-                    _unpack_row(row, here, first + i, n, rounds, numbers, LANES)
+                    unpack_rounded(row, here, first + i, n, rounds, numbers, LANES)
                 else:
                     fill(row, np.float32(0))
             for s in range((n + STEP - 1) // STEP):
@@ -134,14 +107,14 @@ def _transposed_panels(panels, rows, numbers, w, n_rows, k, rounds):
 def _paired_panels(panels, rows, numbers, w, n_rows, n_columns, rounds):
     """B = n_columns of W from n_rows rows."""
     one, other = rows[:_LD], rows[_LD : 2 * _LD]
-    for i in range(0, _whole(n_rows, STEP), 2):
+    for i in range(0, whole(n_rows, STEP), 2):
         for row, j in ((one, i), (other, i + 1)):
             if j < n_rows:
-                _unpack_row(row, w, j, n_columns, rounds, numbers, 2)
+                unpack_rounded(row, w, j, n_columns, rounds, numbers, 2)
             else:
                 fill(row, np.float32(0))
         to = panels.ctypes.data + i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
-        n = _whole(n_columns, SIDE)
+        n = whole(n_columns, SIDE)
         pair_rows(to, one.ctypes.data, other.ctypes.data, n, _BACKWARD_PANEL)
 
 
@@ -151,7 +124,7 @@ def _paired_panels(panels, rows, numbers, w, n_rows, n_columns, rounds):
 @kernel
 def _multiply(f, panels, panel, edge, groups, columns, k0, k):
     """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for groups of SIDE rows."""
-    c, ld, steps = f.c, _whole(f.k, STEP) + LINE // 2, (k + STEP - 1) // STEP
+    c, ld, steps = f.c, whole(f.k, STEP) + LINE // 2, (k + STEP - 1) // STEP
     added = f.accumulate or k0 > 0
     for g in range(groups[0], groups[1]):
         a = f.packed_a.ctypes.data + 2 * (g * SIDE * ld + k0)
@@ -233,8 +206,8 @@ def _bind(p: Problem, o: Operands, packed_a: np.ndarray, scratch: np.ndarray) ->
 
 
 def _layout(p: Problem) -> Layout:
-    packed = round_up(p.m, SIDE) * (round_up(p.k, STEP) + LINE // 2)
-    return Layout(packed_a=Array((packed,), np.uint16), scratch=per_thread(SCRATCH))
+    packed = Array((packed_size(p.m, p.k),), np.uint16)
+    return Layout(packed_a=packed, scratch=per_thread(SCRATCH))
 
 
 def _may_round(p: Problem) -> bool:

@@ -15,15 +15,17 @@ from llvmlite import ir
 from pyggml._isa import CHOSEN
 from pyggml._jit import BlockCode, block_code, cgutils, intrinsic, kernel, types
 from pyggml._llvm import F32, I16, I32, I64, at, every, load, store
+from pyggml._simd import fill
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
 from pyggml.gemm.bfloat16 import cvtneps2bf16, make_round, to_bf16
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import BlockMatrix, block_matrix
-from pyggml.gemm.microkernel import make_transpose
+from pyggml.gemm.microkernel import call_block, fetch, make_transpose
 from pyggml.quants import UNPACK
 from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import FloatsOut, emit_blocks
+from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
 LANES = 16  # rows of a tile, 32-bit slots of its rows
@@ -78,16 +80,53 @@ def matrix(w: np.ndarray, kind: DType, row: int) -> tuple[BlockMatrix, bool]:
 
 
 @kernel
+def whole(n, multiple):
+    """The smallest multiple that is n or more."""
+    return (n + multiple - 1) // multiple * multiple
+
+
+@kernel
+def unpack_rounded(row, w, i, n, rounds, numbers, ahead):
+    """The first n numbers of W's row i as bfloat16, with zeros up to the next whole step; the same
+    of the row `ahead` is fetched. rounds, as `matrix` says; numbers: room for n floats."""
+    here, n_blocks = w.address + i * w.row_bytes, n // w.block
+    fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
+    if rounds:
+        call_block(w.unpack, row.ctypes.data, here, n_blocks)
+        return
+    padded = whole(n, STEP)
+    call_block(w.unpack, numbers.ctypes.data, here, n_blocks)
+    fill(numbers[n:padded], np.float32(0))
+    round_row(row.ctypes.data, numbers.ctypes.data, padded)
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+@kernel
 def round_padded(to, x, spare):
     """x as bfloat16, with zeros up to the next whole step; `spare` holds one step's floats."""
     k = x.shape[0]
-    whole = k // STEP * STEP
-    round_row(to, x.ctypes.data, whole)
-    if whole < k:
+    steps = k // STEP * STEP
+    round_row(to, x.ctypes.data, steps)
+    if steps < k:
         tail = spare[:STEP]
         for i in range(STEP):
-            tail[i] = x[whole + i] if whole + i < k else np.float32(0)
-        round_row(to + 2 * whole, tail.ctypes.data, STEP)
+            tail[i] = x[steps + i] if steps + i < k else np.float32(0)
+        round_row(to + 2 * steps, tail.ctypes.data, STEP)
+
+
+@kernel
+def pack_group(packed, a, lda, m, k, group, spare):
+    """A group of SIDE rows of A (m, k), `lda` numbers apart, as `packed` holds them: rows of whole
+    steps, a line apart. Rows past the last are zeros."""
+    ld = whole(k, STEP) + LINE // 2
+    for i in range(group * SIDE, (group + 1) * SIDE):
+        row = packed[i * ld : (i + 1) * ld]
+        if i < m:
+            round_padded(row.ctypes.data, a[i * lda : i * lda + k], spare)
+        else:
+            fill(row, np.uint16(0))
 
 
 @intrinsic
@@ -134,6 +173,11 @@ def pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) ->
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 5), codegen
+
+
+def packed_size(m: int, k: int) -> int:
+    """Numbers that `pack_group` fills for A (m, k)."""
+    return round_up(m, SIDE) * (round_up(k, STEP) + LINE // 2)
 
 
 def panel_bytes(k: int) -> int:
