@@ -29,7 +29,7 @@ from pyggml._llvm import (
 )
 
 KEYS = 4
-_AHEAD = 6  # rows: as far ahead keys are fetched into the second cache, measured
+_AHEAD = 6  # how many rows ahead keys are fetched into the second cache, measured
 LANES = CHOSEN.lanes
 _FLOATS = ir.VectorType(F32, LANES)
 _FLOATS16 = ir.VectorType(ir.HalfType(), LANES)
@@ -82,7 +82,7 @@ class _Rows16(_Rows):
 
 
 class _Tile:
-    """What both tiles have in hand while their code is written."""
+    """The common part of both tiles, while their code is emitted."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
         self.b, self.n_heads = builder, signature.args[0].literal_value

@@ -1,12 +1,12 @@
-"""What scores may have besides scale·q·k, one row of scores at a time.
+"""Extras of scores: cap, mask, ALiBi and sinks. All code takes one row of scores at a time.
 
     z   = cap·tanh(scale·q·k / cap) + bias      (without a cap: scale·q·k + bias)
     p_j = e^z_j / (Σ e^z + e^sink),  o = Σ p_j v_j
     ds  = p·(do·v − δ)·(1 − tanh²)·scale,  δ = do·o,  dsink = −Σ e^(sink − lse)·δ
 
-bias is slope·mask, or slope·(j − the last key that the query sees) with ALiBi and no mask: a causal
-softmax does not notice what is the same for all keys. The cap is Gemma 2's (arXiv:2408.00118), the
-sink one number per head that takes part in the sum and has no value (gpt-oss, arXiv:2508.10925).
+bias is slope·mask; with ALiBi and no mask, slope·(j − the last key that the query sees): a constant
+added to all keys does not change a softmax. The cap is Gemma 2's (arXiv:2408.00118). The sink is a
+score per head without a value: it enters the sum alone (gpt-oss, arXiv:2508.10925).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     add_to_queries   O += P·V                    dQ += dS·K
     add_to_keys      dV += Pᵀ·dO                 dK += dSᵀ·Q
 
-Groups of MR queries, starts and stops are those of pyggml.attention.softmax. Operands are packed as
-pyggml.attention.tiles says. A depth counts slots: each holds one number, or two with `pairs`.
+Groups of MR queries, starts and stops are as in pyggml.attention.softmax, packed operands as in
+pyggml.attention.tiles. A depth counts slots, which hold one number each, or two with `pairs`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Tiles of attention for the microkernels: their sizes, and how operands are packed.
 
-A tile of scores has BR queries and BC keys, LDS floats from row to row (Dao et al. call the sizes
-B_r and B_c). The microkernel takes its first operand as it lies, in rows of slots, and broadcasts
-them. Its second operand is packed into panels PANEL columns wide (pyggml.gemm.tile):
+A tile of scores has BR queries and BC keys (B_r and B_c of Dao et al.), with LDS floats from row to
+row. The microkernel broadcasts the slots of its first operand, rows that need no packing. The other
+operand is packed into panels of PANEL columns (pyggml.gemm.tile):
 
-    pack              X:  columns are features, and the depth are tokens
-    pack_transposed   Xᵀ: columns are tokens, and the depth are features
+    pack              X:  columns are features, the depth counts tokens
+    pack_transposed   Xᵀ: columns are tokens, the depth counts features
 
 Both are padded with zeros to whole panels and tiles. With `pairs` a slot holds two bfloat16,
 neighbours along the depth.
@@ -38,13 +38,13 @@ MR, PANEL = ATTENTION_FLOATS.mr, ATTENTION_FLOATS.panel  # of pairs, too
 BC = 128  # keys; a multiple of every panel
 BR = BC // MR * MR  # queries, in whole groups
 N_GROUPS = BR // MR
-LDS = round_up(round_up(BC, MR), LANES)  # room for whole groups of keys
+LDS = round_up(round_up(BC, MR), LANES)  # whole groups of keys
 
 # -- sizes --------------------------------------------------------------------------------------
 
 
 def width(d: int) -> int:
-    """D features in whole panels."""
+    """d features, rounded up to whole panels."""
     return round_up(d, PANEL)
 
 
@@ -65,7 +65,7 @@ def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
 
 
 def spare_array(d: int, pairs: bool) -> Array:
-    """What each thread needs to pack."""
+    """Scratch of each thread for packing."""
     floats = max(LANES * row_slots(d, pairs), 2 * width(d)) + PAIR_NUMBERS
     return per_thread(round_up(floats, LANES))
 
@@ -124,7 +124,7 @@ def pack_transposed(packed, x, head, n_used, pairs, spare):
 
 
 class Packing(Frame):
-    """How an operand (n, heads, D) is packed, one head a task."""
+    """Packing an operand (n, heads, D); a task takes one head."""
 
     x: Floats3
     packed: Floats3
@@ -171,7 +171,7 @@ class Packings:
 
 
 def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage, ...]) -> None:
-    """Keys past the last one that any query sees are not packed: a cache is mostly empty."""
+    """Pack keys up to the last that any query sees: the rest of a cache is empty."""
     n_used = int(span[:, 1].max())
     for f in packings:
         f.put(n_used=n_used)

@@ -3,14 +3,14 @@
 A block is GROUP numbers of x. `quantize` writes four arrays of 32-bit slots:
 
 bytes    q, four to a slot
-starts   −128 · Σ q of each slot, an integer: what sums of products begin with. The CPU wants one
-         factor unsigned. So weights are multiplied as q + 128, and this takes 128 · Σ q off again
+starts   −128 · Σ q of each slot, an integer: the first term of each sum of products. The CPU wants
+         one factor unsigned, so weights are multiplied as q + 128; this subtracts 128 · Σ q
 scales   max |x| / 127 of each block
-totals   scale · Σ q of each block, which the minimum of a block of weights is multiplied with
+totals   scale · Σ q of each block: the factor of the minimum of a block of weights
 
 `quantize_for_tile` writes the same bytes, and one start for each block.
 
-A number that is not finite makes the scale of its block infinite or NaN, and so all its products.
+A number that is not finite makes its block's scale infinite or NaN, and so the block's products.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Dot products of packed rows with x, never unpacked: what one token at a time spends.
+"""Dot products of quantised rows with x, without unpacking: the work of generating a token.
 
-A block's weights are scale·q + minimum for groups of 16 or more, so its part of a dot product is
-scale·Σ q x + minimum·Σ x. With x in float32 the whole numbers q go straight to vectors of floats;
-with x in bytes (pyggml.gemm.activations) the inner sum is one of integers, exact. Scales multiply
-sums, and Σ x is the same for every row. Types with a decoder (pyggml.quants.layout) have these
-paths; others are unpacked first.
+Weights are scale·q + minimum in groups of 16 or more. A group's part of a dot product is therefore
+scale·Σ q x + minimum·Σ x, and Σ x is the same for every row. With x in float32, the whole numbers q
+become vectors of floats. With x in bytes (pyggml.gemm.activations), Σ q x is a sum of integers, and
+exact. Types with a decoder (pyggml.quants.layout) are multiplied so; others are unpacked first.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import F32X8, F32X16, VectorBlock, emit_blocks
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
-_CHAINS = 4  # independent sums of a row, so that none waits for the one before
+_CHAINS = 4  # independent sums of a row, so that none waits for another
 _EIGHT_INTS = ir.VectorType(I32, BLOCK_SLOTS)
 
 
 def step(kind: DType) -> int:
-    """Weights that one round of the loop over a row takes: a row has a whole number of them."""
+    """How many weights one round of the loop over a row takes; a row is a multiple of it."""
     return max(kind.block, GROUP)
 
 
 def kind_of_rows(kind: DType, depth: int) -> int:
-    """The number by which row_dot knows a type; -1 if it cannot take such rows."""
+    """The number of a type in row_dot; -1 if row_dot cannot take rows of it."""
     known = kind.name in LAYOUTS and depth % step(kind) == 0 and depth <= LONGEST
     return list(LAYOUTS).index(kind.name) if known else -1
 
@@ -141,7 +140,7 @@ class _IntDot(_Dot):
 
 @intrinsic(prefer_literal=True)
 def row_dot(typing: Any, kind: Any, row: Any, x: Any, sums: Any, depth: Any) -> Any:
-    """Σ w x of a packed row; its kind, a constant, and addresses of row, x and x's group sums."""
+    """Σ w x of a row of type `kind`, a constant; addresses of the row, x and x's group sums."""
     name = list(LAYOUTS)[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

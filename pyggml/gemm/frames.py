@@ -1,4 +1,4 @@
-"""What the products with a weight have in common: their frames, and how they are cut into tasks.
+"""The frames of products with a weight, and how the products are cut into tasks.
 
 A task multiplies some columns of B with a share of A's groups of rows.
 """
@@ -49,7 +49,7 @@ class Product(Frame):
 
 
 class TiledProduct(Product):
-    """A product whose two sides are packed, in panels for the columns of one task."""
+    """A product of packed operands: all of A, and of B the panels of one task's columns."""
 
     tile: TileShape
     packed_a: Floats1
@@ -85,16 +85,16 @@ def columns_from(w, first):
 
 @kernel
 def unpack_row(to, w, row, n, ahead):
-    """W's first n numbers of a row, whole blocks, to this address. The same of the row `ahead` is
-    fetched: a task reads short pieces of rows, which the CPU does not foresee."""
+    """Unpack the first n numbers of a row of W, whole blocks, to this address. The row `ahead` is
+    prefetched: a task reads short pieces of rows, which the CPU does not foresee."""
     here, n_blocks = w.address + row * w.row_bytes, n // w.block
     fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
     call_block(w.unpack, to, here, n_blocks)
 
 
 def shares(n_groups: int, n_tasks: int, n_threads: int) -> int:
-    """Shares of A's groups, each with n_tasks tasks, that give every thread something to do. Every
-    task unpacks its columns anew."""
+    """How many shares of A's groups, with n_tasks tasks each, occupy every thread. More shares
+    cost time, as every task unpacks its columns anew."""
     return min(n_groups, max(1, 2 * n_threads // n_tasks))
 
 

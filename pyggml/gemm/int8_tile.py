@@ -55,7 +55,7 @@ _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Bytes(VectorBlock):
-    """Writes what it is told: GROUP bytes q + 128 for each scale, and minima."""
+    """A decoder's target: it writes GROUP bytes q + 128 per scale, and minima."""
 
     def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
         super().__init__(builder, source)
@@ -69,7 +69,7 @@ class _Bytes(VectorBlock):
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
         """Both subgroups get one scale, a quarter of the larger. The other's weights are rounded to
-        it: a 16th of the variance of the rounding that the larger scale itself stands for."""
+        it, which adds a 16th of the variance that the larger scale's own rounding has."""
         b, zero = self.b, ir.Constant(F32, 0.0)
         sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
         quarter = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), _QUARTER)

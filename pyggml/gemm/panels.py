@@ -1,8 +1,8 @@
-"""Both sides of a product in packed form, and the microkernel's way over them.
+"""Packing the operands of a product, and multiplying them by a microkernel.
 
-A lies in groups of mr rows, interleaved as (slots, mr), B in panels (slots, panel); see
-pyggml.gemm.tile. A matrix of pairs is stored and moved like a float32 matrix of half the depth:
-only rounding and the microkernel differ.
+A is packed in groups of mr rows, interleaved as (slots, mr), B in panels (slots, panel); see
+pyggml.gemm.tile. A matrix of pairs is stored and moved like a float32 matrix of half the depth.
+Only rounding and the microkernel differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyggml.sizes import round_up
 
 LANES = CHOSEN.lanes
 PAIR_NUMBERS = 2 * LANES  # numbers in a vector of pairs
-PIECE = 256  # numbers of a row of A that are rounded at a time, in whole vectors of pairs
+PIECE = 256  # numbers of a row of A that are rounded at a time; whole vectors of pairs
 PIECE_SLOTS = PIECE // 2
 
 float_product = make_tile_product(FLOAT_TILE)
@@ -50,7 +50,7 @@ def slots_of(tile, depth):
 
 @kernel
 def pack_group(packed, x, view, n_rows, depth, group, tile):
-    """Rows group · mr … of x, interleaved as (depth, mr); rows past the end are zeros."""
+    """Pack rows group · mr … of x, interleaved as (depth, mr); rows past the end are zeros."""
     mr, first, done = tile.mr, group * tile.mr, 0
     mine = packed[first * depth : (first + mr) * depth]
     start = view.start + first * view.row_step
@@ -94,7 +94,7 @@ def pack_pairs_group(packed, x, row_step, n_rows, depth, group, rows, tile):
 
 @kernel
 def round_numbers(row, x, spare):
-    """row = x as pairs, with zeros up to the next whole vector; `spare` holds one such vector."""
+    """row = x as pairs, with zeros up to a whole vector; `spare` has room for one vector."""
     k = x.shape[0]
     whole = k // PAIR_NUMBERS * PAIR_NUMBERS
     round_row(row.ctypes.data, x.ctypes.data, whole)
@@ -121,8 +121,8 @@ def interleave_rows(to, rows, ld, depth, mr):
 def _interleave(to, of, ld, depth, mr):
     """(depth, mr) from whole vectors of rows of slots; addresses, depth in whole vectors.
 
-    A store of a whole vector runs over into the next row, which the next store puts right; after
-    the last row up to LANES slots are overwritten.
+    A store of a whole vector also writes to the next row, which the next store corrects. After the
+    last row, up to LANES slots are overwritten.
     """
     for k in range(0, depth, LANES):
         for i in range(rounded_up(mr, LANES) - LANES, -1, -LANES):
@@ -131,7 +131,7 @@ def _interleave(to, of, ld, depth, mr):
 
 @kernel
 def _whole_stores(depth, mr):
-    """So much of a depth, in whole vectors, that `_interleave` stays within (depth, mr)."""
+    """The part of a depth, in whole vectors, for which `_interleave` stays within (depth, mr)."""
     overwritten = rounded_up(rounded_up(mr, LANES), mr) // mr - 1  # rows after the last
     return max(0, depth - overwritten) // LANES * LANES
 
@@ -140,7 +140,7 @@ def _whole_stores(depth, mr):
 
 
 class Part(NamedTuple):
-    """The part of packed A that panels are multiplied with: some groups, some of their slots."""
+    """A part of packed A: some groups, and some of their slots."""
 
     depth: int  # slots of a whole row
     first: int
@@ -150,7 +150,7 @@ class Part(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The columns of C, a matrix in a flat array, that panels make."""
+    """The columns of C that panels contribute to; C is a matrix in a flat array."""
 
     start: int
     ldc: int
@@ -182,7 +182,7 @@ def multiply_panels(tile, packed, part, panels, edge, c, window, accumulate):
 
 @kernel
 def add_edge(c, start, ldc, edge, width, n_rows, n_columns, accumulate):
-    """The part of a tile of C, `edge` (mr, width), that lies inside C."""
+    """Write or add the part of `edge` (mr, width), a tile of C, that lies inside C."""
     for i in range(n_rows):
         row = start + i * ldc
         to, of = c[row : row + n_columns], edge[i * width : i * width + n_columns]

@@ -1,14 +1,14 @@
-"""The register tiles of the products: one declaration for each way in which numbers are multiplied.
+"""Register tiles: one declaration for each type of number that products multiply.
 
-A microkernel keeps a tile of C in registers: mr rows of nv vectors of sums. Each of its steps takes
-a slot of every row of A and of every column of B. A slot is 32 bits along the depth: one float32, a
-pair of bfloat16, or four bytes. The inner product of two slots is added to a sum.
+A microkernel keeps a tile of C in registers: mr rows of nv vectors of sums. Each step takes a slot
+of every row of A and of every column of B, and adds the inner product of the two to a sum. A slot
+is 32 bits along the depth: one float32, a pair of bfloat16, or four bytes.
 
 A is packed in groups of mr rows, interleaved as (slots, mr): its slots are broadcast.
 B is packed in panels of nv vectors of columns, as (slots, panel).
 
-pyggml.gemm.panels packs floats and pairs, pyggml.gemm.int8 bytes. The tile of thin products takes B
-as it lies (pyggml.gemm.thin), those of attention take A as it lies (pyggml.attention.tiles).
+pyggml.gemm.panels packs floats and pairs, pyggml.gemm.int8 bytes. Thin products do not pack B
+(pyggml.gemm.thin), attention does not pack A (pyggml.attention.tiles).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyggml.sizes import round_up
 
 
 class TileShape(NamedTuple):
-    """What kernels read of a tile."""
+    """The numbers of a tile that kernels use."""
 
     mr: int  # rows of a group of A
     panel: int  # columns of a panel of B
@@ -48,7 +48,7 @@ class Tile:
 
     @property
     def padded_mr(self) -> int:
-        """mr in whole vectors."""
+        """mr, rounded up to whole vectors."""
         return round_up(self.mr, self.lanes)
 
     @property

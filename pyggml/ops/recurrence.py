@@ -1,17 +1,17 @@
-"""The recurrence that SSM_SCAN, GATED_DELTA_NET, RWKV_WKV6 and 7, GATED_LINEAR_ATTN are cases of.
+"""One recurrence for SSM_SCAN, GATED_DELTA_NET, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN.
 
 Each head has a state S (dv, dk). From token to token
 
     S_t = S_{t-1}·diag(w_t) + (S_{t-1} a_t) b_tᵀ + v_t k_tᵀ
     y_t = S_t r_t        or, if the op reads `early`, S_{t-1} r_t
 
-where a, b count only if the op is `coupled`. A token at position 0 begins a sequence: the state
-before it is zero. Otherwise the first token of a run goes on from the initial state.
+Only `coupled` ops have a and b. A token at position 0 begins a sequence: the state before it is
+zero. A first token at another position continues from the initial state.
 
-An op fills the factors of one head, f (6, T, max(dk, dv)) with rows W, A, B, K, R, V, whose first
-dk elements count, or dv of V's; afterwards it turns their gradients g, of the same layout, into
-those of its sources. The way back needs the state before each token: every √T-th is kept, and those
-between are computed once more.
+An op writes the factors of one head to f (6, T, max(dk, dv)), in the order W, A, B, K, R, V. Each
+has dk elements, V has dv. In the backward pass the op turns their gradients g, laid out alike, into
+those of its sources. That pass needs the state before each token: every √T-th state is kept, and
+those between are computed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyggml.tensor import Tensor
 
 N_ROLES = 6
 W, A, B, K, R, V = range(N_ROLES)
-MOST_TASKS = 16  # pieces the heads are shared out in, each with scratch of its own
+MOST_TASKS = 16  # at most so many tasks share the heads; each has scratch of its own
 
 
 # -- kernels ------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def _step(s, w, a, b, k, v, coupled):
 
 @kernel
 def head_forward(y, h, s, f, initial, positions, coupled, early):
-    """y[:, h] (T, H, dv) from the factors of head h; s (dv, dk) ends as the last state."""
+    """y[:, h], of y (T, H, dv), from the factors of head h; s (dv, dk) becomes the last state."""
     copy_state(s, initial)
     for t in range(positions.size):
         if positions[t] == 0:
@@ -85,7 +85,7 @@ def head_forward(y, h, s, f, initial, positions, coupled, early):
 
 @kernel
 def _coupled_back(row, g, t, before, a, b):
-    """Adds to the gradients of a and b at t; returns (S a)_i and (dS b)_i for this row i."""
+    """Add to the gradients of a and b at t. Returns (S a)_i and (dS b)_i for one row i."""
     n = before.size
     along, d_along = dot(before, a), dot(row, b)
     ga, gb = g[A, t], g[B, t]
@@ -97,7 +97,7 @@ def _coupled_back(row, g, t, before, a, b):
 
 @kernel
 def _step_back(ds, g, f, t, s, dy, coupled, early):
-    """dS_t -> dS_{t-1} in place; s is S_{t-1}. Adds to the gradients of the factors at t."""
+    """dS_t -> dS_{t-1} in place; s is S_{t-1}. The gradients of the factors at t are added to."""
     n = s.shape[1]
     w, a, b, k, r = f[W, t], f[A, t], f[B, t], f[K, t], f[R, t]
     gw, gk, gr, gv = g[W, t], g[K, t], g[R, t], g[V, t]
@@ -130,7 +130,7 @@ def _step_back(ds, g, f, t, s, dy, coupled, early):
 
 @kernel
 def _keep_states(kept, s, f, initial, positions, coupled, length):
-    """kept[c] = the state before token c·length, as it is before a sequence begins there."""
+    """kept[c] = the state before token c·length, not yet zeroed if a sequence begins there."""
     copy_state(s, initial)
     for t in range(positions.size):
         if t % length == 0:
@@ -142,7 +142,7 @@ def _keep_states(kept, s, f, initial, positions, coupled, length):
 
 @kernel
 def head_backward(g, ds, f, dy, h, initial, positions, states, n_kept, coupled, early):
-    """The gradients g of the factors of head h, and ds (dv, dk), that of the initial state.
+    """Compute g, the gradients of head h's factors, and ds (dv, dk), that of the initial state.
 
     states (n_kept + length, dv, dk) is scratch; n_kept · length >= T.
     """
@@ -171,7 +171,7 @@ def head_backward(g, ds, f, dy, h, initial, positions, states, n_kept, coupled, 
 
 
 def n_tasks(n: int) -> int:
-    """In how many pieces n heads, or groups of heads, are worked on."""
+    """How many tasks share n heads, or n groups of heads."""
     return min(n, MOST_TASKS)
 
 
@@ -184,7 +184,7 @@ def _shapes(tasks: int, n_tokens: int, state: tuple[int, ...], back: bool) -> li
 
 
 def _marks(n_tokens: int) -> tuple[int, int]:
-    """How many states are kept, and how many tokens lie from one to the next."""
+    """(how many states are kept, how many tokens lie between two of them)."""
     length = isqrt(max(n_tokens - 1, 0)) + 1
     return -(-n_tokens // length), length
 
@@ -194,7 +194,7 @@ def scratch_bytes(tasks: int, n_tokens: int, state: Tensor, back: bool) -> int:
 
 
 def scratch(site: Site, tasks: int, n_tokens: int, state: np.ndarray, back: bool) -> list:
-    """Factors (tasks, 6, T, max(dk, dv)); with `back` also their gradients, states, n_kept."""
+    """[factors (tasks, 6, T, max(dk, dv))]; with `back` also their gradients, states, n_kept."""
     floats, at, arrays = site.scratch.view(np.float32), 0, []
     for shape in _shapes(tasks, n_tokens, state.shape, back):
         arrays.append(floats[at : at + prod(shape)].reshape(shape))
@@ -258,7 +258,7 @@ def reference_dv(
 
 
 def sample_positions(rng: np.random.Generator, n_tokens: int) -> np.ndarray:
-    """A run that goes on with one sequence and, if it is long enough, holds two more."""
+    """Positions that continue one sequence and, in a row of 5 tokens or more, begin two others."""
     starts = np.array([n_tokens // 3, n_tokens // 3 + 1]) if n_tokens > 4 else np.array([], int)
     t = np.arange(n_tokens)
     since = np.array([max([s for s in starts if s <= i], default=-3) for i in t])
@@ -269,7 +269,7 @@ Samples = Callable[[np.random.Generator], Iterator[Sample]]
 
 
 def with_dy(samples: Samples, which: int) -> Samples:
-    """An op's samples with a gradient of its result, shaped as its source `which`, behind them."""
+    """An op's samples, each followed by a dy in the shape of source `which`."""
 
     def back_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for s in samples(rng):

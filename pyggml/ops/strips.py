@@ -1,7 +1,7 @@
-"""Elementwise kernels share their work in strips of a fixed length.
+"""Elementwise kernels work in strips of a fixed length.
 
-Not in whatever length the number of threads suggests: the last few elements of a loop run through
-other machine code than the vectors before them and may differ in the last bit.
+The length must not depend on the number of threads: the last few elements of a loop run through
+other machine code than its vectors, and may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LENGTH = 4096  # floats: 16 KiB, a few µs of work
 
 
 def strip(shape: Shape) -> int:
-    """A length of about LENGTH that divides the elements of a gapless tensor of this shape."""
+    """The length of a strip: it divides the number of elements, and is about LENGTH."""
     return max(gcd(prod(shape), LENGTH), shape[-1] if shape else 1)
 
 
 def strips(kernel: Callable[..., None]) -> Callable[[Site], Call]:
-    """Call kernel(out, *src, *params), all of one shape, with every array as (n_strips, n)."""
+    """Call kernel(out, *src, *params) with every array as (n_strips, n); all have one shape."""
 
     def run(site: Site) -> Call:
         n = strip(site.out.shape)
