@@ -33,13 +33,13 @@ else:
 
 
 @contextmanager
-def held(place: Path) -> Iterator[None]:
+def held(target: Path) -> Iterator[None]:
     """Inside, no other process holds this file or folder; the lock file is gone at the end.
 
     Raises PyggmlError, naming the other process, if one holds it already.
     """
-    path = place / ".lock" if place.is_dir() else place.with_name(f".{place.name}.lock")
-    handle = _taken(path, place)
+    path = target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
+    handle = _taken(path, target)
     try:
         os.truncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
@@ -48,7 +48,7 @@ def held(place: Path) -> Iterator[None]:
         _remove(path, handle)
 
 
-def _taken(path: Path, place: Path) -> int:
+def _taken(path: Path, target: Path) -> int:
     """A handle of the lock file, locked."""
     while True:
         try:
@@ -60,8 +60,8 @@ def _taken(path: Path, place: Path) -> int:
         except _HELD:
             os.close(handle)
             raise PyggmlError(
-                f"{place}: is in use by process {_holder(path)}: wait for its end, or name another "
-                "place to write to"
+                f"{target}: is in use by process {_holder(path)}: wait for its end, or name "
+                "another place to write to"
             ) from None
         except OSError:  # a file system without locks
             return handle

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml.lora.config import PreferenceConfig
 from pyggml.lora.data import Batch, Dataset
-from pyggml.lora.preference.data import Preferences, slots
+from pyggml.lora.preference.data import Preferences, ordinals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class Answers:
 
     @classmethod
     def in_windows(cls, data: Dataset, room: int) -> Answers:
-        number = slots(data.documents)
+        number = ordinals(data.documents)
         same = data.documents[:, 1:] == data.documents[:, :-1]
         sign = np.zeros((len(data), room), np.float32)
         rows, columns = np.nonzero(number >= 0)

@@ -66,10 +66,10 @@ class Preferences(Dataset):
     @property
     def room(self) -> int:
         """The most answers that a window holds."""
-        return int(slots(self.documents).max(initial=-1)) + 1
+        return int(ordinals(self.documents).max(initial=-1)) + 1
 
 
-def slots(documents: np.ndarray) -> np.ndarray:
+def ordinals(documents: np.ndarray) -> np.ndarray:
     """Documents (n, width), counted from each window's start; −1 where there is none."""
     is_first = np.diff(documents, axis=1, prepend=-1 - documents[:, :1]) != 0
     found = np.cumsum(is_first & (documents >= 0), axis=1) - 1
