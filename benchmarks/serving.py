@@ -8,8 +8,12 @@ one      tokens a second of one stream; their ratio to those of generation in an
 many     tokens a second of several streams; their ratio to those of one
 prefix   seconds to the first token of a prompt, new and cached
 
+and, as "cpu", the same of the processor's time instead of the clock's: with --threads 1, where no
+thread waits in a loop for others, it says how fast the program is even on a machine that is busy.
+
 Ratios are medians of those of the rounds; every figure is a median of all rounds but the first,
-in which kernels may compile. Prompts are random tokens, and ends of generation are forbidden.
+in which kernels may compile. Streams begin with one random token, and ends of generation are
+forbidden.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+import psutil
 
 import pyggml.threads
 from pyggml import load
@@ -36,7 +41,7 @@ from pyggml.generation import Sampling, complete
 from machine import about
 from turns import Runner
 
-SHORT = 16  # tokens of the prompts of streams whose speed is measured
+SHORT = 1  # tokens of the prompts of streams whose speed is measured
 
 
 class Server:
@@ -56,6 +61,12 @@ class Server:
         else:
             raise SystemExit("the server did not start")
         self.bias = {str(end): -1000 for end in ends}
+        self._times = psutil.Process(self.process.pid).cpu_times
+
+    def cpu(self) -> float:
+        """Seconds of the processor that it has used."""
+        times = self._times()
+        return float(times.user + times.system)
 
     def pieces(self, prompt: list[int], n_tokens: int) -> Iterator[float]:
         """When the request was sent, and when each piece came."""
@@ -97,8 +108,13 @@ def generate(options: argparse.Namespace) -> None:
         if not sys.stdin.readline():
             return
         prompt = random_prompt(rng, SHORT, model.config.n_vocab, ends)
-        times = [perf_counter() for _ in complete(model, prompt, options.tokens, how)]
-        print(json.dumps({"rate": rate([[0.0, *times]])}), flush=True)
+        both = [
+            (perf_counter(), process_time()) for _ in complete(model, prompt, options.tokens, how)
+        ]
+        rates = [
+            (len(both) - 1) / (last - first) for first, last in zip(both[0], both[-1], strict=True)
+        ]
+        print(json.dumps(rates), flush=True)
 
 
 def one_round(
@@ -106,19 +122,21 @@ def one_round(
 ) -> dict[str, float]:
     """One measurement of everything; n is the number of tokens in the vocabulary."""
     ends = [int(end) for end in server.bias]
-    alone = json.loads(runner.turn())["rate"]
+    found = {}
+    found["generate"], found["generate cpu"] = json.loads(runner.turn())
     runner.wait()
-    one = rate([[*server.pieces(random_prompt(rng, SHORT, n, ends), options.tokens)]])
-    prompts = [random_prompt(rng, SHORT, n, ends) for _ in range(options.streams)]
-    with ThreadPoolExecutor(options.streams) as pool:
-        many = rate([*pool.map(lambda p: [*server.pieces(p, options.tokens)], prompts)])
+    for name, n_streams in (("one", 1), ("many", options.streams)):
+        prompts = [random_prompt(rng, SHORT, n, ends) for _ in range(n_streams)]
+        before = server.cpu()
+        with ThreadPoolExecutor(n_streams) as pool:
+            found[name] = rate([*pool.map(lambda p: [*server.pieces(p, options.tokens)], prompts)])
+        found[f"{name} cpu"] = n_streams * options.tokens / (server.cpu() - before)
     prompt = random_prompt(rng, options.prompt, n, ends)
-    seconds = []
-    for _ in range(2):
-        sent, first, *_ = server.pieces(prompt, 2)
-        seconds.append(first - sent)
-    new, cached = seconds
-    return {"generate": alone, "one": one, "many": many, "new": new, "cached": cached}
+    for name in ("new", "cached"):
+        before = server.cpu()
+        sent, first = server.pieces(prompt, 1)
+        found[name], found[f"{name} cpu"] = first - sent, server.cpu() - before
+    return found
 
 
 def report(options: argparse.Namespace, rounds: list[dict[str, float]]) -> Iterator[dict[str, Any]]:
@@ -128,25 +146,16 @@ def report(options: argparse.Namespace, rounds: list[dict[str, float]]) -> Itera
     def ratio(name: str, to: str) -> float:
         return round(median(r[name] / r[to] for r in rounds), 3)
 
-    yield {
-        "what": "one",
-        "tokens_per_second": of("one"),
-        "generate": of("generate"),
-        "to_generate": ratio("one", "generate"),
-    }
-    yield {
-        "what": "many",
-        "streams": options.streams,
-        "tokens_per_second": of("many"),
-        "to_one": ratio("many", "one"),
-    }
-    yield {
-        "what": "prefix",
-        "tokens": options.prompt,
-        "seconds_new": of("new"),
-        "seconds_cached": of("cached"),
-        "cached_to_new": ratio("cached", "new"),
-    }
+    for cpu in ("", " cpu"):
+        kind = {"clock": cpu.strip() or "wall"}
+        one, many, generated = f"one{cpu}", f"many{cpu}", f"generate{cpu}"
+        new, cached = f"new{cpu}", f"cached{cpu}"
+        speeds = {"tokens_per_second": of(one), "generate": of(generated)}
+        yield {"what": "one", **kind, **speeds, "to_generate": ratio(one, generated)}
+        speeds = {"streams": options.streams, "tokens_per_second": of(many)}
+        yield {"what": "many", **kind, **speeds, "to_one": ratio(many, one)}
+        seconds = {"tokens": options.prompt, "new": of(new), "cached": of(cached)}
+        yield {"what": "prefix", **kind, **seconds, "cached_to_new": ratio(cached, new)}
 
 
 def main() -> None:
