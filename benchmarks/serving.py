@@ -114,7 +114,7 @@ def generate(options: argparse.Namespace) -> None:
         rates = [
             (len(both) - 1) / (last - first) for first, last in zip(both[0], both[-1], strict=True)
         ]
-        print(json.dumps(rates), flush=True)
+        print(json.dumps({"rates": rates}), flush=True)
 
 
 def one_round(
@@ -123,7 +123,7 @@ def one_round(
     """One measurement of everything; n is the number of tokens in the vocabulary."""
     ends = [int(end) for end in server.bias]
     found = {}
-    found["generate"], found["generate cpu"] = json.loads(runner.turn())
+    found["generate"], found["generate cpu"] = json.loads(runner.turn())["rates"]
     runner.wait()
     for name, n_streams in (("one", 1), ("many", options.streams)):
         prompts = [random_prompt(rng, SHORT, n, ends) for _ in range(n_streams)]
