@@ -170,6 +170,11 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
     if clash:
         found.append(f"{why}: leave out {', '.join(clash)}")
+    objective = given["objective"]
+    if objective not in (None, "sft") and given["packing"] is False:
+        found.append(
+            f"--objective {objective} keeps whole answers together: leave out --no-packing"
+        )
     alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
     alone += ["--resume auto"] if given["resume"] == AUTO else []
     if alone and given["checkpoint_dir"] is None:

@@ -151,7 +151,7 @@ def _trained(job: Job, model: Model) -> Trained:
 def _corpus(job: Job, model: Model) -> Corpus:
     if job.preference.is_preference:
         kind = job.preference.objective
-        return read_preferences(job.sources, model.tokenizer, job.reading, kind)
+        return read_preferences(job.sources, model.tokenizer, job.reading, kind, job.cache)
     return read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
 
 

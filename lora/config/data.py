@@ -116,6 +116,7 @@ class DataConfig(Settings):
     )
     packing: bool = setting(
         True,
-        "rows share windows, without seeing each other; without it each has windows of its own",
+        "rows share windows, without seeing each other; without it each has a window of its own, "
+        "computed no further than it is filled",
         group="data",
     )

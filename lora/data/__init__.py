@@ -5,11 +5,14 @@ formats      files → records: JSON Lines, JSON, CSV, parquet
 records      a record → a row, by its names; questions, messages: of such rows
 shapes       what a record must have to be one
 rows         what a record is for training: a text, an answered prompt, a chat, a preference
+expand       folders, patterns and pipes → files
 files        a file → its rows, every faulty one by its place
 encode       a row → its tokens, and which of them are learned
 documents    tokens of many rows, in arrays that may be larger than memory
 cache        those of earlier runs
 packing      documents → windows
+lengths      how far windows of single rows are computed
+reader       a file → its documents, kept or read anew
 corpus       files → windows, split into what is trained on and what is held out
 windows      windows → batches
 """

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
-from pyggml.lora.data.cache import VERSION, Kept, TokenCache
+from pyggml.lora.data.cache import TokenCache
 from pyggml.lora.data.chats import CHAT, OPEN
-from pyggml.lora.data.documents import Document, Documents, Notes, Writer
+from pyggml.lora.data.documents import Document, Documents, Notes
 from pyggml.lora.data.encode import AUTO, Encoding, encode
 from pyggml.lora.data.expand import expanded
-from pyggml.lora.data.files import UNITS, Faults, check_rows, format_of, rows
-from pyggml.lora.data.formats.source import blocks
+from pyggml.lora.data.files import UNITS
 from pyggml.lora.data.lengths import bucketed
-from pyggml.lora.data.long_text import token_parts
 from pyggml.lora.data.packing import join, pack
-from pyggml.lora.data.records import schema_of
+from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Bad, Place, Row
 from pyggml.lora.data.sources import Found, Source
 from pyggml.lora.data.windows import Corpus, Dataset
@@ -55,7 +51,7 @@ def read_corpus(
     """
     c = config or DataConfig()
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
-    reader = _Reader(tokenizer, c, cache)
+    reader = _Parts(tokenizer, c, cache)
     held_out, left_out = expanded([Source(Path(f)) for f in c.val_file or ()], reader.schema)
     sources, others = expanded([Source.of(file) for file in given], reader.schema)
     apart = reader.all(held_out, 0.0)
@@ -85,15 +81,6 @@ def encode_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A file's content, and remarks on its reading. See `Found`."""
-
-    kept: Kept
-    was_kept: bool = False
-    not_kept: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """The windows of one file. `whole`: no document may be cut between windows."""
 
@@ -103,19 +90,12 @@ class _Part:
     whole: bool
 
 
-class _Reader:
-    """One call of `read_corpus`, with its arguments."""
+class _Parts(Reader):
+    """Reads files into windows: one call of `read_corpus`, with its arguments."""
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig, cache: TokenCache | None) -> None:
-        self.tokenizer, self.ctx, self.cache = tokenizer, config.ctx, cache
-        self.encoding, self.schema = Encoding.of(config, tokenizer), schema_of(config.columns)
-        self.skip_bad_rows, self.long_chats = config.skip_bad_rows, config.long_chats
-        self.alone = not config.packing
-
-    @property
-    def folder(self) -> Path | None:
-        """Where large arrays lie; None is the system's choice."""
-        return None if self.cache is None else self.cache.made()
+        super().__init__(tokenizer, config, cache)
+        self.long_chats, self.alone = config.long_chats, not config.packing
 
     def all(self, sources: Sequence[Source], share: float) -> list[_Part]:
         """The parts of all files. DataError with what is wrong with any of them."""
@@ -165,63 +145,18 @@ class _Reader:
         found = Found(source, kind, *counts, *how, read.kept.notes, n_dropped)
         return _Part(train, validation, found, whole)
 
-    def documents(self, path: Path) -> _Read:
-        """Those of a file, from the cache if they are there, else kept in it."""
-        if self.cache is None:
-            return _Read(self.read(path))
-        key = self.key(path, self.cache.content(path))
-        kept = self.cache.find(key, self.tokenizer.n_vocab)
-        if kept is not None:
-            if not self.skip_bad_rows:
-                check_rows(path, self.schema, len(kept.documents), kept.faults)
-            return _Read(kept, was_kept=True)
-        found = _Read(self.read(path))
-        if self.cache.content(path) != key["content"]:
-            return replace(found, not_kept="the file changed while it was read")
-        fault = self.cache.keep(key, found.kept)
-        return _Read(self.cache.find(key, self.tokenizer.n_vocab) or found.kept, not_kept=fault)
-
-    def key(self, path: Path, content: str) -> dict[str, Any]:
-        """What the tokens of a file depend on."""
-        return {
-            "version": VERSION,
-            "content": content,
-            "ending": path.suffix.lower(),
-            "schema": asdict(self.schema),
-            "encoding": asdict(self.encoding),
-            "tokenizer": self.tokenizer.identity,
-            "libraries": [version(name) for name in ("tokenizers", "sentencepiece")],
-        }
-
-    def read(self, path: Path) -> Kept:
-        """The documents of a file. DataError for faulty rows, if they may not be skipped."""
-        kind, faults = format_of(path, self.schema), Faults()
-        writer, notes = Writer(self.folder), dict[str, tuple[int, str]]()
-        if kind == "text":
-            parse = self.encoding.parses(plain=True)
-            writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
-            return Kept(writer.documents(), kind, faults)
-        for row in rows(path, kind, self.schema, faults):
-            if self.skip_bad_rows or not faults.total:  # else the others are but counted
-                try:
-                    document = encode(row, self.tokenizer, self.encoding)
-                except Bad as bad:
-                    faults.add(row.place, bad)
-                    continue
-                writer.add(document, row.place)
-                for note in document.notes:
-                    n, first = notes.get(note, (0, str(row.place)))
-                    notes[note] = (n + 1, first)
-        documents = writer.documents()
-        check_rows(path, self.schema, len(documents), Faults() if self.skip_bad_rows else faults)
-        return Kept(documents, kind, faults, notes)
-
 
 def _check_amount(train: Dataset, parts: Sequence[_Part], ctx: int) -> None:
     """There is a window at least, and one that is full where documents may be cut."""
     n_tokens = sum(part.found.n_tokens for part in parts)
     if not len(train) or (n_tokens < ctx + 1 and not any(part.whole for part in parts)):
         names = ", ".join(str(part.found.source.path) for part in parts)
+        n_dropped = sum(part.found.n_dropped for part in parts)
+        if n_dropped and not n_tokens:
+            raise DataError(
+                f"{names}: every row ({n_dropped}) is longer than a window of {ctx}: give a larger "
+                "--ctx"
+            )
         raise DataError(
             f"{names}: holds {n_tokens} tokens, wanted at least {ctx + 1} for one window of {ctx} "
             "and the token after it: give more text or a smaller --ctx"

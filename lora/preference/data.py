@@ -20,6 +20,7 @@ import numpy as np
 from pyggml.errors import DataError
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.lora.data.corpus import held_out
+from pyggml.lora.data.documents import Document, Documents, Writer
 from pyggml.lora.data.encode import Encoding, encode
 from pyggml.lora.data.files import Faults
 from pyggml.lora.data.rows import (
@@ -40,7 +41,7 @@ from pyggml.tokenizer import Tokenizer
 class Answer:
     """A prompt and a completion, whose trained tokens count; and whether it is wanted."""
 
-    ids: Sequence[int]
+    ids: Sequence[int] | np.ndarray
     trained: np.ndarray
     wanted: bool
 
@@ -79,37 +80,27 @@ def ordinals(documents: np.ndarray) -> np.ndarray:
 # -- rows ---------------------------------------------------------------------------------------
 
 
-def answers_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Answer]:
-    """The two answers of a preference row, chosen first, or the one answer of a KTO row.
+def documents_of(row: Row, tokenizer: Tokenizer, encoding: Encoding) -> list[Document]:
+    """The wanted answer of a row and the other one; an empty document for what a KTO row lacks.
 
-    Raises DataError for a row of another kind.
+    Raises Bad for a row of another kind, and as `encode` does.
     """
+
+    def document(completion: str | Messages) -> Document:
+        assert isinstance(row, PreferenceRow | KtoRow)
+        found = encode(_whole(row, completion), tokenizer, encoding)
+        learned = np.ones(len(found), np.bool_) if found.trained is None else found.trained
+        return Document(found.ids, learned)
+
     if isinstance(row, KtoRow):
-        return [_answer(row, row.completion, row.label, tokenizer, encoding)]
+        given = [document(row.completion), Document((), np.zeros(0, np.bool_))]
+        return given if row.label else given[::-1]
     if not isinstance(row, PreferenceRow):
-        raise DataError(
-            f"{row.place.file}: {row.place} has no preference: wanted prompt, chosen and rejected, "
-            "or (KTO) prompt, completion and label"
+        raise Bad(
+            "has no preference: wanted prompt, chosen and rejected, or (KTO) prompt, completion "
+            "and label"
         )
-    return [
-        _answer(row, row.chosen, True, tokenizer, encoding),
-        _answer(row, row.rejected, False, tokenizer, encoding),
-    ]
-
-
-def _answer(
-    row: PreferenceRow | KtoRow,
-    completion: str | Messages,
-    wanted: bool,
-    tokenizer: Tokenizer,
-    encoding: Encoding,
-) -> Answer:
-    try:
-        document = encode(_whole(row, completion), tokenizer, encoding)
-    except Bad as bad:
-        raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
-    trained = np.ones(len(document), np.bool_) if document.trained is None else document.trained
-    return Answer(document.ids, trained, wanted)
+    return [document(row.chosen), document(row.rejected)]
 
 
 def _whole(row: PreferenceRow | KtoRow, completion: str | Messages) -> Row:
@@ -133,27 +124,52 @@ def preference_corpus(
     Pairs serve KTO too, as a wanted and an unwanted answer. Raises DataError for rows that have no
     preference, do not fit into a window, or (KTO) are fewer than two.
     """
-    encoding, alone = encoding or Encoding(), objective == "kto"
-    units, places = list[list[Answer]](), list[Place]()
+    writer = Writer(None)
     for row in rows:
-        answers = answers_of(row, tokenizer, encoding)
+        try:
+            found = documents_of(row, tokenizer, encoding or Encoding())
+        except Bad as bad:
+            raise DataError(f"{row.place.file}: {bad.at(row.place)}") from None
+        for document in found:
+            writer.add(document, row.place)
+    file, unit = (rows[0].place.file, rows[0].place.unit) if rows else ("", "")
+    return corpus_of(writer.documents(), file, unit, ctx, val_split, objective)
+
+
+def corpus_of(
+    documents: Documents, file: str, unit: str, ctx: int, val_split: float, objective: str
+) -> Corpus:
+    """The same of documents that `documents_of` made, two for each row of this file."""
+    alone, units, places = objective == "kto", list[list[Answer]](), list[Place]()
+    assert documents.places is not None or not len(documents)
+    for i in range(0, len(documents), 2):
+        assert documents.places is not None
+        place = Place(file, unit, *documents.places[i].tolist())
+        answers = [_answer(documents, i + j) for j in (0, 1) if documents.lengths[i + j]]
         if len(answers) == 1 and not alone:
             raise DataError(
-                f"{row.place.file}: {row.place} has a label, which {objective} cannot use: wanted "
-                "prompt, chosen and rejected"
+                f"{file}: {place} has a label, which {objective} cannot use: wanted prompt, chosen "
+                "and rejected"
             )
         found = [[answer] for answer in answers] if alone else [answers]
         units += found
-        places += [row.place] * len(found)
-    lengths = [sum(map(len, unit)) for unit in units]
+        places += [place] * len(found)
+    lengths = [sum(map(len, u)) for u in units]
     _check_lengths(lengths, places, ctx)
     out = set(held_out(lengths, val_split))
     out = out if len(out) > alone else set()  # one answer has none to be compared with
     parts = [[u for i, u in enumerate(units) if (i in out) == side] for side in (False, True)]
     train, validation = (preferences(part, ctx, mismatch=alone) for part in parts)
-    source = Source(Path(places[0].file if places else ""))
-    whole = Found(source, objective, len(units), len(out), sum(lengths), Faults())
+    whole = Found(Source(Path(file)), objective, len(units), len(out), sum(lengths), Faults())
     return Corpus(train, validation if len(validation) else None, (whole,))
+
+
+def _answer(documents: Documents, i: int) -> Answer:
+    """Even documents are wanted."""
+    assert documents.trained is not None
+    first = int(documents.starts[i])
+    at = slice(first, first + int(documents.lengths[i]))
+    return Answer(documents.ids[at], documents.trained[at], wanted=i % 2 == 0)
 
 
 def _check_lengths(lengths: Sequence[int], places: Sequence[Place], ctx: int) -> None:

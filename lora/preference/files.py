@@ -12,15 +12,44 @@ import numpy as np
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data import Corpus, Dataset, Source
-from pyggml.lora.data.encode import Encoding
+from pyggml.lora.data.cache import Kept, TokenCache
+from pyggml.lora.data.documents import Document
 from pyggml.lora.data.expand import expanded
-from pyggml.lora.data.files import Faults, check_rows, format_of, rows
-from pyggml.lora.data.records import Schema, schema_of
+from pyggml.lora.data.files import UNITS, format_of
+from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
-from pyggml.lora.preference.data import Preferences, preference_corpus
+from pyggml.lora.preference.data import Preferences, corpus_of, documents_of
 from pyggml.tokenizer import Tokenizer
 
 _PURPOSES = {"dpo": "preference", "orpo": "preference", "kto": "kto"}
+
+
+class _Answers(Reader):
+    """Reads rows into the documents of their answers."""
+
+    def encoded(self, row: Row) -> Sequence[Document]:
+        return documents_of(row, self.tokenizer, self.encoding)
+
+    def read(self, path: Path) -> Kept:
+        if format_of(path, self.schema) == "text":
+            raise DataError(f"{path}: is plain text, which prefers nothing; {self.schema.wanted}")
+        return super().read(path)
+
+    def corpus(self, source: Source, share: float, objective: str) -> Corpus:
+        """The windows of one file."""
+        read = self.documents(source.path)
+        kept = read.kept
+        unit, path = UNITS[kept.kind], str(source.path)
+        made = corpus_of(kept.documents, path, unit, self.ctx, share, objective)
+        (whole,) = made.found
+        whole = replace(
+            whole,
+            source=source,
+            skipped=kept.faults,
+            was_kept=read.was_kept,
+            not_kept=read.not_kept,
+        )
+        return replace(made, found=(whole,))
 
 
 def read_preferences(
@@ -28,26 +57,19 @@ def read_preferences(
     tokenizer: Tokenizer,
     config: DataConfig,
     objective: str,
+    cache: TokenCache | None = None,
 ) -> Corpus:
     """Windows of the pairs (dpo, orpo) or the answers (kto) of JSON Lines, JSON, CSV or parquet.
 
-    config: as `read_corpus` has it; `cache_dir` is for text and answers to learn. Raises DataError
-    for files that cannot be read or are plain text, rows that are not as wanted, and as
-    `preference_corpus` does.
+    Files, config and cache are as of `read_corpus`. Raises DataError for files that cannot be read
+    or are plain text, rows that are not as wanted, and as `preference_corpus` does.
     """
-    schema = schema_of(config.columns, _PURPOSES[objective])
-    encoding = Encoding.of(config, tokenizer)
-
-    def corpus_of(source: Source, share: float) -> Corpus:
-        found, faults = _rows(source.path, schema, config.skip_bad_rows)
-        made = preference_corpus(found, tokenizer, config.ctx, share, objective, encoding)
-        (whole,) = made.found
-        return replace(made, found=(replace(whole, source=source, skipped=faults),))
-
-    apart, left_out = expanded([Source(Path(f)) for f in config.val_file or ()], schema)
-    sources, others = expanded([Source.of(f) for f in files], schema)
-    held_out = [corpus_of(source, 0.0) for source in apart]
-    trained = [corpus_of(source, 0.0 if held_out else config.val_split) for source in sources]
+    reader = _Answers(tokenizer, config, cache, _PURPOSES[objective])
+    apart, left_out = expanded([Source(Path(f)) for f in config.val_file or ()], reader.schema)
+    sources, others = expanded([Source.of(f) for f in files], reader.schema)
+    held_out = [reader.corpus(source, 0.0, objective) for source in apart]
+    share = 0.0 if held_out else config.val_split
+    trained = [reader.corpus(source, share, objective) for source in sources]
     validation = [c.validation for c in trained] + [c.train for c in held_out]
     told = [f for c in trained for f in c.found]
     told += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.found]
@@ -58,15 +80,6 @@ def read_preferences(
         (*others, *left_out),
         config.settled(),
     )
-
-
-def _rows(path: Path, schema: Schema, skip_bad_rows: bool) -> tuple[list[Row], Faults]:
-    kind, faults = format_of(path, schema), Faults()
-    if kind == "text":
-        raise DataError(f"{path}: is plain text, which prefers nothing; {schema.wanted}")
-    found = list(rows(path, kind, schema, faults))
-    check_rows(path, schema, len(found), Faults() if skip_bad_rows else faults)
-    return found, faults
 
 
 def _repeated(corpus: Corpus) -> Dataset:

@@ -80,3 +80,8 @@ def test_what_does_not_fit_is_said(options, message, rows, tmp_path, finetune):
     ended = finetune(*options, data=rows(ANSWERS))
     assert ended.code == 2 and re.search(message, ended.err), ended.err
     assert not (tmp_path / "adapter.gguf").exists()
+
+
+def test_pairs_stay_whole_so_packing_stays_on(finetune, rows):
+    ended = finetune("--objective", "dpo", "--no-packing", data=rows(PAIRS))
+    assert ended.code == 2 and "leave out --no-packing" in ended.err

@@ -109,8 +109,14 @@ def test_a_chat_that_is_too_long_is_never_cut_without_a_word(corpus, vocabulary)
     assert learned(cut, vocabulary())[1] == "2<|im_end|>Three.<|im_end|>"
     heard = [*ROUNDS[:4], {**ROUNDS[4], "weight": 0}, *ROUNDS[5:]]
     assert learned(corpus(heard, ctx=90, long_chats="cut"), vocabulary()) == ["Three.<|im_end|>"]
-    with pytest.raises(DataError, match="holds 0 tokens"):
+    with pytest.raises(DataError, match="longer than a window"):
         corpus(ROUNDS[-2:], ctx=10, long_chats="cut")
+
+
+def test_chats_that_are_all_too_long_leave_nothing(corpus):
+    for how in ("drop", "cut"):
+        with pytest.raises(DataError, match=r"every row \(2\) is longer than a window of 16"):
+            corpus(ROUNDS[:3], ROUNDS[:3], ctx=16, long_chats=how)
 
 
 def test_an_answer_that_nothing_ends_is_refused_or_told(corpus):

@@ -3,12 +3,14 @@
 import json
 import os
 import threading
+from functools import partial
 
+import numpy as np
 import pytest
 
 from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
-from pyggml.lora.data import Schema, Source
+from pyggml.lora.data import Schema, Source, TokenCache
 from pyggml.lora.data.expand import expanded
 from pyggml.lora.preference import read_preferences
 
@@ -21,6 +23,12 @@ class Bytes:
 
     def encode(self, text, add_special=True, parse_special=False):
         return list(text.encode())
+
+
+class Known(Bytes):
+    """One that a cache can tell from others."""
+
+    identity, n_vocab = "bytes", 257
 
 
 @pytest.fixture
@@ -106,6 +114,29 @@ def test_preferences_take_folders_too(tmp_path):
     (tmp_path / "notes").write_text("words")
     corpus = read_preferences([tmp_path], Bytes(), DataConfig(ctx=16, val_split=0.0), "dpo")
     assert len(corpus.found) == 2 and [p.name for p, _ in corpus.left_out] == ["notes"]
+
+
+def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
+    """A second run reads the same windows without encoding a row: pairs, and single answers."""
+    answers = {"prompt": "a", "chosen": "bc", "rejected": "d"}
+    labelled = [{"prompt": "a", "completion": "b" * i, "label": i % 3 == 0} for i in range(1, 6)]
+    cache = TokenCache(tmp_path / "tokens")
+    for kind, rows in (("dpo", [answers] * 3), ("kto", labelled)):
+        path = tmp_path / f"{kind}.jsonl"
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        os.utime(path, (0, 0))
+        read = partial(read_preferences, [path], Known(), DataConfig(ctx=16, val_split=0.3), kind)
+        first, plain = read(cache), read()
+        with monkeypatch.context() as patch:
+            patch.setattr("pyggml.lora.preference.files.documents_of", None)
+            again = read(cache)
+        assert [c.found[0].was_kept for c in (first, plain, again)] == [False, False, True]
+        assert first.digest() == plain.digest() == again.digest()
+        others = [c.train.mismatched for c in (plain, again)]
+        assert (others[0] is None) == (kind == "dpo")
+        if kind == "kto":
+            np.testing.assert_array_equal(others[0].tokens, others[1].tokens)
+        assert again.train.documents.tolist() == plain.train.documents.tolist()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")

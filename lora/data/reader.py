@@ -1,0 +1,106 @@
+"""A file → its documents, those that an earlier run kept or read anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data.cache import VERSION, Kept, TokenCache
+from pyggml.lora.data.documents import Document, Writer
+from pyggml.lora.data.encode import Encoding, encode
+from pyggml.lora.data.files import Faults, check_rows, format_of, rows
+from pyggml.lora.data.formats.source import blocks
+from pyggml.lora.data.long_text import token_parts
+from pyggml.lora.data.records import schema_of
+from pyggml.lora.data.rows import Bad, Row
+from pyggml.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A file's content, and remarks on its reading. See `Found`."""
+
+    kept: Kept
+    was_kept: bool = False
+    not_kept: str = ""
+
+
+class Reader:
+    """Reads files by the same settings. purpose: of `Schema`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        cache: TokenCache | None,
+        purpose: str = "training",
+    ) -> None:
+        self.tokenizer, self.ctx, self.cache = tokenizer, config.ctx, cache
+        self.encoding = Encoding.of(config, tokenizer)
+        self.schema = schema_of(config.columns, purpose)
+        self.skip_bad_rows = config.skip_bad_rows
+
+    def encoded(self, row: Row) -> Sequence[Document]:
+        """The documents of a row. Raises Bad for one that has none."""
+        return [encode(row, self.tokenizer, self.encoding)]
+
+    @property
+    def folder(self) -> Path | None:
+        """Where large arrays lie; None is the system's choice."""
+        return None if self.cache is None else self.cache.made()
+
+    def documents(self, path: Path) -> Read:
+        """Those of a file, from the cache if they are there, else kept in it."""
+        if self.cache is None:
+            return Read(self.read(path))
+        key = self.key(path, self.cache.content(path))
+        kept = self.cache.find(key, self.tokenizer.n_vocab)
+        if kept is not None:
+            if not self.skip_bad_rows:
+                check_rows(path, self.schema, len(kept.documents), kept.faults)
+            return Read(kept, was_kept=True)
+        found = Read(self.read(path))
+        if self.cache.content(path) != key["content"]:
+            return replace(found, not_kept="the file changed while it was read")
+        fault = self.cache.keep(key, found.kept)
+        return Read(self.cache.find(key, self.tokenizer.n_vocab) or found.kept, not_kept=fault)
+
+    def key(self, path: Path, content: str) -> dict[str, Any]:
+        """What the tokens of a file depend on."""
+        return {
+            "version": VERSION,
+            "content": content,
+            "ending": path.suffix.lower(),
+            "schema": asdict(self.schema),
+            "encoding": asdict(self.encoding),
+            "tokenizer": self.tokenizer.identity,
+            "libraries": [version(name) for name in ("tokenizers", "sentencepiece")],
+        }
+
+    def read(self, path: Path) -> Kept:
+        """The documents of a file. DataError for faulty rows, if they may not be skipped."""
+        kind, faults = format_of(path, self.schema), Faults()
+        writer, notes = Writer(self.folder), dict[str, tuple[int, str]]()
+        if kind == "text":
+            parse = self.encoding.parses(plain=True)
+            writer.add_parts(token_parts(blocks(path), self.tokenizer, parse))
+            return Kept(writer.documents(), kind, faults)
+        for row in rows(path, kind, self.schema, faults):
+            if self.skip_bad_rows or not faults.total:  # else the others are but counted
+                try:
+                    found = self.encoded(row)
+                except Bad as bad:
+                    faults.add(row.place, bad)
+                    continue
+                for document in found:
+                    writer.add(document, row.place)
+                for note in dict.fromkeys(n for document in found for n in document.notes):
+                    n, first = notes.get(note, (0, str(row.place)))
+                    notes[note] = (n + 1, first)
+        documents = writer.documents()
+        check_rows(path, self.schema, len(documents), Faults() if self.skip_bad_rows else faults)
+        return Kept(documents, kind, faults, notes)
