@@ -207,6 +207,7 @@ Floats2 = Annotated[np.ndarray, _Array(types.float32, 2)]
 Floats3 = Annotated[np.ndarray, _Array(types.float32, 3)]
 Ints1 = Annotated[np.ndarray, _Array(types.int32, 1)]  # int32
 Ints2 = Annotated[np.ndarray, _Array(types.int32, 2)]
+Bytes3 = Annotated[np.ndarray, _Array(types.uint8, 3)]  # uint8: blocks of a quantised type
 Shorts1 = Annotated[np.ndarray, _Array(types.uint16, 1)]  # uint16: bits of float16 or bfloat16
 Shorts3 = Annotated[np.ndarray, _Array(types.uint16, 3)]
 

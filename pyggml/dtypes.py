@@ -57,6 +57,7 @@ I8 = _plain("I8", 24, np.int8)
 I16 = _plain("I16", 25, np.int16)
 I32 = _plain("I32", 26, np.int32)
 I64 = _plain("I64", 27, np.int64)
+Q8_0 = _blocks("Q8_0", 8, 32, 34)
 
 # ggml.h's enum ggml_type and the block structs of ggml-common.h.
 DTYPES: dict[str, DType] = {
@@ -67,7 +68,7 @@ DTYPES: dict[str, DType] = {
         _blocks("Q4_1", 3, 32, 20),
         _blocks("Q5_0", 6, 32, 22),
         _blocks("Q5_1", 7, 32, 24),
-        _blocks("Q8_0", 8, 32, 34),
+        Q8_0,
         _blocks("Q8_1", 9, 32, 36),
         _blocks("Q2_K", 10, 256, 84),
         _blocks("Q3_K", 11, 256, 110),

@@ -135,6 +135,12 @@ class Model:
         parts have one state."""
         return not self.parts.decoder.state()
 
+    @property
+    def shifts(self) -> bool:
+        """Whether cached tokens can get other positions: not recurrent states, nor what has had a
+        learned position added."""
+        return self.batches and not self.parts.decoder.n_positions
+
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
     ) -> ScheduledProgram:

@@ -160,7 +160,8 @@ def leaf(data: np.ndarray, name: str = "", dtype: DType | None = None) -> Tensor
 
 def zeros(shape: Shape, dtype: DType = F32, name: str = "") -> Tensor:
     """A leaf over fresh zeroed memory: an input to fill, a cache, a gradient accumulator."""
-    return leaf(np.zeros(shape, dtype.numpy), name, dtype)
+    held = (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.quantised else shape
+    return leaf(np.zeros(held, dtype.numpy), name, dtype)
 
 
 def window(of: Tensor, first: int, shape: Shape, name: str = "") -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
+from pyggml._frames import Bytes3, Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml._jit import kernel
 from pyggml._simd import exp32, fill, row_max
 from pyggml._tasks import Stage, launch, stage, task_code
@@ -19,7 +19,7 @@ from pyggml.attention.decode_tile import (
     LANES,
     Keys,
     Rows,
-    as_float,
+    number_at,
     score_tile,
     value_tile,
 )
@@ -28,7 +28,7 @@ from pyggml.attention.softmax import NO_KEYS
 from pyggml.attention.tiles import MR
 from pyggml.attention.widen import as_bits
 from pyggml.call import Call
-from pyggml.dtypes import F16
+from pyggml.dtypes import F16, F32, Q8_0
 from pyggml.scratch import Array, Layout, Scratch
 from pyggml.sizes import round_up
 
@@ -64,6 +64,13 @@ class DecodeF16(Decode):
     v: Shorts3
 
 
+class DecodeQ8(Decode):
+    """Keys and values in Q8_0, as bytes."""
+
+    k: Bytes3
+    v: Bytes3
+
+
 def _split_keys(n_keys: int) -> int:
     """How many keys one split has, if a query sees n_keys."""
     return _FEWEST_KEYS * max(1, -(-n_keys // (_FEWEST_KEYS * _MOST_SPLITS)))
@@ -77,16 +84,15 @@ def _add_scores(part, at, q, k, first, n, h, g):
     """part[h, at + j] += q[h]·k[first + j, g] over the numbers after a key's whole vectors."""
     for j in range(n):
         for i in range(q.shape[1] // LANES * LANES, q.shape[1]):
-            part[h, at + j] += q[h, i] * as_float(k[first + j, g, i])
+            part[h, at + j] += q[h, i] * number_at(k[first + j, g], i)
 
 
 @kernel
-def _add_values(part, at, v, first, n, h, g):
+def _add_values(part, at, d, v, first, n, h, g):
     """part[h, i] += Σ_j part[h, at + j] · v[first + j, g, i], likewise."""
-    d = v.shape[2]
     for j in range(n):
         for i in range(d // LANES * LANES, d):
-            part[h, i] += part[h, at + j] * as_float(v[first + j, g, i])
+            part[h, i] += part[h, at + j] * number_at(v[first + j, g], i)
 
 
 @kernel
@@ -134,7 +140,7 @@ def _one_split(part, q, k, v, first, n, scale):
             else:
                 value_tile(2, v, keys, sums, weights)
     for h in range(n_heads if rest else 0):
-        _add_values(part, at, v, first, n, h, h // repeats)
+        _add_values(part, at, d, v, first, n, h, h // repeats)
 
 
 @kernel
@@ -169,7 +175,10 @@ def _split_task(f, task, thread):
         _one_split(f.parts[t * f.n_splits + i], f.q[t], f.k, f.v, first, n, f.scale)
 
 
-_SPLIT_F32, _SPLIT_F16 = (task_code(frame)(_split_task) for frame in (DecodeF32, DecodeF16))
+_SPLITS = {
+    kind: (task_code(frame)(_split_task), frame)
+    for kind, frame in ((F32, DecodeF32), (F16, DecodeF16), (Q8_0, DecodeQ8))
+}
 
 
 @task_code(Decode)
@@ -200,7 +209,7 @@ def _layout(p: Problem) -> Layout:
 
 
 def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
-    code, frame = (_SPLIT_F16, DecodeF16) if p.key_type is F16 else (_SPLIT_F32, DecodeF32)
+    code, frame = _SPLITS[p.key_type]
     f = frame(
         o=a.o, lse=a.lse, q=a.q, k=as_bits(a.k), v=as_bits(a.v), span=a.span, scale=float(a.scale),
         n_splits=1, **scratch,

@@ -1,8 +1,9 @@
 """A tile of attention in registers: KEYS neighbouring keys and one query's heads, one or two.
 
-Keys and values are arrays (S, HK, D) of float32, or of float16 as uint16, which is widened on its
-way from memory. Queries, scores and sums are rows of float32, one for each head. A tile takes the
-whole vectors of a row: its first D // LANES · LANES numbers.
+Keys and values are arrays (S, HK, D) of float32, or of float16 as uint16, or of Q8_0 as bytes
+(S, HK, D / 32 · 34); the last two become float32 on their way from memory. Queries, scores and sums
+are rows of float32, one for each head. A tile takes the whole vectors of a row: its first
+D // LANES · LANES numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pyggml._isa import CHOSEN
 from pyggml._jit import JIT, cgutils, intrinsic, types
 from pyggml._llvm import (
     F32,
+    I8,
+    I32,
     I64,
     broadcast,
     every,
@@ -71,6 +74,15 @@ class _Rows:
         """LANES numbers."""
         return load(self.b, self.at(row, element), self.vector)
 
+    def number(self, row: Any, element: Any) -> Any:
+        """One number, as a float."""
+        return self.b.load(self.at(row, element))
+
+    @staticmethod
+    def numbers(builder: Any, size: Any) -> Any:
+        """How many numbers `size` elements of an array hold."""
+        return size
+
 
 class _Rows16(_Rows):
     """Rows of float16."""
@@ -79,6 +91,53 @@ class _Rows16(_Rows):
 
     def floats(self, row: Any, element: Any) -> Any:
         return from_f16(self.b, super().floats(row, element), _FLOATS)
+
+    def number(self, row: Any, element: Any) -> Any:
+        return from_f16(self.b, super().number(row, element), F32)
+
+
+class _RowsQ8(_Rows):
+    """Rows of Q8_0: blocks of a float16 scale and 32 bytes."""
+
+    size, kind = 1, I8
+    _BLOCK, _BYTES = 32, 34
+
+    def at(self, row: Any, element: Any) -> Any:
+        block, rest = (op(element, ir.Constant(I64, self._BLOCK)) for op in self._ops)
+        start = self.b.mul(block, ir.Constant(I64, self._BYTES))
+        return super().at(row, self.b.add(start, self.b.add(rest, ir.Constant(I64, 2))))
+
+    def floats(self, row: Any, element: Any) -> Any:
+        bytes_ = self._unaligned(self.at(row, element), ir.VectorType(I8, LANES))
+        whole = self.b.sitofp(self.b.sext(bytes_, ir.VectorType(I32, LANES)), _FLOATS)
+        return self.b.fmul(whole, broadcast(self.b, self._scale(row, element), _FLOATS))
+
+    def number(self, row: Any, element: Any) -> Any:
+        whole = self.b.sitofp(self.b.load(self.at(row, element)), F32)
+        return self.b.fmul(whole, self._scale(row, element))
+
+    @staticmethod
+    def numbers(builder: Any, size: Any) -> Any:
+        n_blocks = builder.udiv(size, ir.Constant(I64, _RowsQ8._BYTES))
+        return builder.mul(n_blocks, ir.Constant(I64, _RowsQ8._BLOCK))
+
+    @property
+    def _ops(self) -> tuple[Any, Any]:
+        return self.b.udiv, self.b.urem
+
+    def _scale(self, row: Any, element: Any) -> Any:
+        """The scale of an element's block."""
+        block = self.b.udiv(element, ir.Constant(I64, self._BLOCK))
+        start = super().at(row, self.b.mul(block, ir.Constant(I64, self._BYTES)))
+        return from_f16(self.b, self._unaligned(start, ir.HalfType()), F32)
+
+    def _unaligned(self, pointer: Any, kind: Any) -> Any:
+        value = self.b.load(self.b.bitcast(pointer, kind.as_pointer()))
+        value.align = 1
+        return value
+
+
+_KINDS = {types.float32: _Rows, types.uint16: _Rows16, types.uint8: _RowsQ8}
 
 
 class _Tile:
@@ -89,9 +148,12 @@ class _Tile:
         _, x, keys, *self.arguments = arguments
         first, head, last = cgutils.unpack_tuple(builder, keys)
         array = context.make_array(signature.args[1])(context, builder, x)
-        _, n_heads, self.depth = cgutils.unpack_tuple(builder, array.shape)
-        kind = _Rows if signature.args[1].dtype == types.float32 else _Rows16
-        row = builder.mul(self.depth, ir.Constant(I64, kind.size))
+        _, n_heads, size = cgutils.unpack_tuple(builder, array.shape)
+        kind = _KINDS[signature.args[1].dtype]
+        self.depth, row = (
+            kind.numbers(builder, size),
+            builder.mul(size, ir.Constant(I64, kind.size)),
+        )
         start = builder.mul(builder.add(builder.mul(first, n_heads), head), row)
         base = builder.add(builder.ptrtoint(array.data, I64), start)
         self.keys = kind(builder, base, builder.mul(n_heads, row))
@@ -175,14 +237,23 @@ def value_tile(typing: Any, n_heads: Any, v: Any, keys: Any, sums: Any, weights:
     return types.void(n_heads, v, keys, sums, weights), codegen
 
 
-def _as_float(typing: Any, number: Any) -> Any:
+def _number_at(typing: Any, row: Any, i: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if signature.args[0] == types.float32:
-            return arguments[0]
-        return from_f16(builder, builder.bitcast(arguments[0], ir.HalfType()), F32)
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        address = builder.ptrtoint(array.data, I64)
+        rows = _KINDS[signature.args[0].dtype](builder, address, None)
+        return rows.number(address, arguments[1])
 
-    return types.float32(number), codegen
+    return types.float32(row, types.intp), codegen
 
 
-# A float32 as it is, or of a float16 in bits (uint16): Numba knows no float16.
-as_float: Any = intrinsic(_as_float) if JIT else np.float32
+def _number_of(row: np.ndarray, i: int) -> np.float32:
+    """Without the JIT, where float16 is float16."""
+    if row.dtype != np.uint8:
+        return np.float32(row[i])
+    block = row[i // 32 * 34 :][:34]
+    return np.float32(block[:2].view(np.float16)[0]) * np.float32(block.view(np.int8)[2 + i % 32])
+
+
+# Number i of a key or value, a row of one of the three types.
+number_at: Any = intrinsic(_number_at) if JIT else _number_of

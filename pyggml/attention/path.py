@@ -27,7 +27,7 @@ class Problem:
     n_keys: int  # S
     n_key_heads: int  # HK
     head_size: int  # D
-    key_type: DType  # of k and v: F32 or F16
+    key_type: DType  # of k and v: F32, F16 or Q8_0
     has_extras: bool  # a cap, a mask, sinks or ALiBi
     compute: Compute
     longest: int = 0  # keys from the first to the last that queries of one sequence see; 0: all
@@ -48,7 +48,7 @@ class Forward:
     """The arrays of a forward pass. An absent extra has a neutral value."""
 
     q: np.ndarray  # (T, H, D) float32
-    k: np.ndarray  # (S, HK, D) float32 or float16
+    k: np.ndarray  # (S, HK, D) float32 or float16, or the bytes of Q8_0
     v: np.ndarray  # (S, HK, D) likewise
     span: np.ndarray  # (T, 2) int32: the first key that a query sees, and the one past the last
     scale: np.float32

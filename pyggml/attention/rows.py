@@ -9,7 +9,7 @@ import numpy as np
 
 from pyggml._jit import kernel, parallel, prange
 from pyggml._simd import fill
-from pyggml.attention.decode_tile import as_float
+from pyggml.attention.decode_tile import number_at
 from pyggml.attention.extras import extras_of, scores_forward, seen_keys
 from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.widen import as_bits
@@ -24,7 +24,7 @@ _ZERO = np.float32(0)
 def _product(q, key):
     total = _ZERO
     for i in range(q.size):
-        total += q[i] * as_float(key[i])
+        total += q[i] * number_at(key, i)
     return total
 
 
@@ -44,7 +44,7 @@ def _forward(o, lse, p, q, k, v, extras):
         for j in range(row.size):
             value = v[start + j, h // repeats]
             for i in range(d):
-                o[t, h, i] += row[j] * as_float(value[i])
+                o[t, h, i] += row[j] * number_at(value, i)
 
 
 # -- binding ------------------------------------------------------------------------------------

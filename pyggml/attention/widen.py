@@ -1,7 +1,8 @@
-"""float16 keys and values of a cache, widened for paths that read float32."""
+"""float16 and Q8_0 keys and values of a cache, made float32 for paths that read that."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,13 @@ import numpy as np
 from pyggml._jit import JIT, parallel, prange
 from pyggml.attention.path import Forward, Path, Problem
 from pyggml.call import Call
-from pyggml.dtypes import F16, F32
+from pyggml.dtypes import F16, F32, Q8_0
+from pyggml.gemm.microkernel import call_block
+from pyggml.quants import UNPACK
 from pyggml.quants.bits import f16_to_float
 from pyggml.scratch import Array, Layout, Scratch
+
+_UNPACK = UNPACK["Q8_0"]
 
 
 def as_bits(a: np.ndarray) -> np.ndarray:
@@ -26,7 +31,7 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
         return replace(problem, key_type=F32)
 
     def takes(problem: Problem) -> bool:
-        return problem.key_type is F16 and path.takes(widened(problem))
+        return problem.key_type is not F32 and path.takes(widened(problem))
 
     def layout(problem: Problem) -> Layout:
         keys = Array((problem.n_keys, problem.n_key_heads, problem.head_size))
@@ -35,21 +40,28 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
     def bind(problem: Problem, a: Forward, scratch: Scratch) -> Call:
         k, v = scratch.pop("k32"), scratch.pop("v32")
         call = path.bind(widened(problem), replace(a, k=k, v=v), scratch)
+        widen = _widen if problem.key_type is F16 else _unpack
         copies = [(to.reshape(len(to), -1), _bits(of)) for to, of in ((k, a.k), (v, a.v))]
-        return Call(_widen_seen, a.span, copies, call)
+        return Call(_widen_seen, widen, a.span, copies, call)
 
     return Path(f"{path.name}, widened", path.compiled, takes, layout, bind)
 
 
 def _bits(a: np.ndarray) -> np.ndarray:
-    return a.reshape(len(a), -1).view(np.uint16)
+    rows = a.reshape(len(a), -1)
+    return rows if a.dtype == np.uint8 else rows.view(np.uint16)
 
 
-def _widen_seen(span: np.ndarray, copies: list[tuple[np.ndarray, np.ndarray]], call: Call) -> None:
+def _widen_seen(
+    widen: Callable[..., None],
+    span: np.ndarray,
+    copies: list[tuple[np.ndarray, np.ndarray]],
+    call: Call,
+) -> None:
     """Widen keys up to the last that any query sees: the rest of a cache is empty."""
     n_seen = int(span[:, 1].max(initial=0))
     for floats, bits in copies:
-        _widen(floats[:n_seen], bits[:n_seen])
+        widen(floats[:n_seen], bits[:n_seen])
     call()
 
 
@@ -58,3 +70,16 @@ def _widen(floats, bits):
     for i in prange(floats.shape[0]):
         for j in range(floats.shape[1]):
             floats[i, j] = f16_to_float(bits[i, j])
+
+
+def _unpack(floats: np.ndarray, rows: np.ndarray) -> None:
+    if JIT:
+        _unpack_rows(floats, rows, _UNPACK.address)
+    else:
+        _UNPACK(floats, rows, floats.size // Q8_0.block)
+
+
+@parallel
+def _unpack_rows(floats, rows, unpack):
+    for i in prange(floats.shape[0]):
+        call_block(unpack, floats[i].ctypes.data, rows[i].ctypes.data, floats.shape[1] // 32)

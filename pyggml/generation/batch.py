@@ -20,7 +20,10 @@ import numpy as np
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.generation import passes
 from pyggml.generation.memory import Memory, State
+from pyggml.graph import Graph
 from pyggml.model import Model
+from pyggml.models import Shift, build_shift
+from pyggml.schedule import ScheduledProgram, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
 
@@ -70,6 +73,28 @@ class Slot:
             self.batch.copy(other, self)
         self.truncate(n)
 
+    def shift(self, n_keep: int = 0) -> int:
+        """Drop half of the tokens after the first n_keep, and move the others up, as llama.cpp does
+        in a full context; returns how many were dropped.
+
+        The keys of those that stay are turned to their new positions (pyggml.models.shift). Raises
+        ConfigError for a model whose tokens cannot move, or if there are none to drop.
+        """
+        if not self.model.shifts:
+            architecture = self.model.config.architecture
+            raise ConfigError(
+                f"the context of {architecture} cannot shift: it has states or learned positions "
+                "that belong to all tokens so far"
+            )
+        n = (self.n_past - n_keep) // 2
+        if n_keep < 0 or n < 1:
+            raise ConfigError(
+                [("n_keep", f"is {n_keep}, wanted 0 to {self.n_past - 2} of {self.n_past} tokens")]
+            )
+        self.batch.move(self, n_keep + n, n_keep)
+        del self.tokens[n_keep : n_keep + n]
+        return n
+
     def close(self) -> None:
         """Give the slot back. What it has cached stays, for a prompt that begins alike."""
         self.is_open = False
@@ -88,8 +113,11 @@ class Slot:
 class Batch:
     """A model and a cache for up to n_slots sequences of n_ctx tokens each."""
 
-    def __init__(self, model: Model, n_slots: int, n_ctx: int) -> None:
-        """Raises ConfigError if n_slots or n_ctx is below 1."""
+    def __init__(self, model: Model, n_slots: int, n_ctx: int, cache_type: str = "f16") -> None:
+        """cache_type: of keys and values, "f16" or "q8_0" (pyggml.generation.memory).
+
+        Raises ConfigError if n_slots or n_ctx is below 1 or the type does not fit the model.
+        """
         faults: list[Fault] = []
         for name, n in (("n_slots", n_slots), ("n_ctx", n_ctx)):
             if n < 1:
@@ -98,10 +126,11 @@ class Batch:
             raise ConfigError(faults)
         self.model, self.n_ctx = model, n_ctx
         n_spare = passes.STEP - 1 if model.batches else 0
-        self.memory = Memory(model, n_slots, n_ctx, n_spare)
+        self.memory = Memory(model, n_slots, n_ctx, n_spare, cache_type)
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
         self._passes = passes.Passes(self.memory.cache, n_slots)
         self._running: Slot | None = None  # whose state is in the cache
+        self._shifts: dict[int, tuple[Shift, ScheduledProgram]] = {}  # by rows; the last alone
         self._clock = 0
 
     @property
@@ -147,6 +176,21 @@ class Batch:
                 found |= self._run(together)
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
         return found
+
+    def move(self, slot: Slot, source: int, target: int) -> None:
+        """Make a slot's cached tokens from `source` on those from `target` on."""
+        n, first = slot.n_cached - source, slot.number * self.n_ctx
+        if n <= 0:
+            slot.n_cached = min(slot.n_cached, target)
+            return
+        if n not in self._shifts:
+            shift = build_shift(self.model.parts, self.memory.cache, n)
+            (program,) = bind(schedule(Graph.of(*shift.outputs), self.model.devices))
+            self._shifts = {n: (shift, program)}
+        shift, program = self._shifts[n]
+        shift.fill(first + source, first + target)
+        program()
+        slot.n_cached = target + n
 
     def copy(self, source: Slot, target: Slot) -> None:
         """Give a slot what the cache has of another's first tokens, as many as it counts."""

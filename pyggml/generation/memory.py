@@ -5,20 +5,47 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.backends import copy_rows, read, write
-from pyggml.dtypes import F16, F32
+from pyggml.dtypes import F16, F32, Q8_0, DType
+from pyggml.errors import ConfigError
 from pyggml.model import Model
 from pyggml.models import Cache
 
 State = dict[str, np.ndarray]  # of recurrent parts, after a sequence's last token
 
 
+CACHE_TYPES = ("f16", "q8_0")  # of keys and values; with compute f32, f16 stands for float32
+
+
+def _kind(model: Model, cache_type: str) -> DType:
+    """The type of keys and values; ConfigError if it is none or does not fit the model's heads."""
+    if cache_type not in CACHE_TYPES:
+        known = " or ".join(CACHE_TYPES)
+        raise ConfigError([("cache_type", f"is {cache_type!r}, wanted {known}")])
+    if cache_type == "f16":
+        return F32 if model.compute == "f32" else F16
+    unfit = {size for _, size in model.parts.decoder.rows().values() if size % Q8_0.block}
+    if unfit:
+        raise ConfigError(
+            [
+                (
+                    "cache_type",
+                    f"is q8_0, which needs heads of a multiple of {Q8_0.block} numbers; "
+                    f"this model's have {min(unfit)}",
+                )
+            ]
+        )
+    return Q8_0
+
+
 class Memory:
     """Rows of keys and values for n_slots sequences of n_ctx tokens, then n_spare rows that no
     sequence reads; and one state, that of the sequence which runs."""
 
-    def __init__(self, model: Model, n_slots: int, n_ctx: int, n_spare: int) -> None:
+    def __init__(
+        self, model: Model, n_slots: int, n_ctx: int, n_spare: int, cache_type: str
+    ) -> None:
         decoder, self.devices = model.parts.decoder, model.devices
-        kind = F32 if model.compute == "f32" else F16
+        kind = _kind(model, cache_type)
         self.n_ctx, self.first_spare = n_ctx, n_slots * n_ctx
         n_rows = self.first_spare + n_spare
         self.cache = Cache.empty(decoder.rows(), decoder.state(), n_ctx, n_rows, kind)

@@ -11,9 +11,9 @@ from pyggml.model import Model
 class Session:
     """One sequence, a batch of one slot: tokens in, logits of the last one out."""
 
-    def __init__(self, model: Model, n_ctx: int) -> None:
-        """Raises ConfigError if n_ctx is below 1."""
-        self._batch = Batch(model, 1, n_ctx)
+    def __init__(self, model: Model, n_ctx: int, cache_type: str = "f16") -> None:
+        """Raises ConfigError if n_ctx is below 1 or the type of keys and values does not fit."""
+        self._batch = Batch(model, 1, n_ctx, cache_type)
         self._slot = self._batch.open()
 
     @property
@@ -41,6 +41,10 @@ class Session:
         Raises DataError if the tokens exceed the cache or are outside of the vocabulary.
         """
         return self._batch.feed({self._slot: tokens})[self._slot]
+
+    def shift(self, n_keep: int = 0) -> int:
+        """Drop half of the tokens after the first n_keep, as `Slot.shift`."""
+        return self._slot.shift(n_keep)
 
     def truncate(self, n: int) -> None:
         """Forget all but the first n tokens, as `Slot.truncate`."""

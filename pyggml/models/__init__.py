@@ -15,6 +15,7 @@ from pyggml.models.config import ModelConfig
 from pyggml.models.decoder import Decoder
 from pyggml.models.low_rank import LoraPair, LoraPairs, Magnitude
 from pyggml.models.net import Cache, Inputs, Net
+from pyggml.models.shift import Shift, build_shift
 from pyggml.models.small import draw, small_metadata, tensors_of
 from pyggml.models.taps import Edit, Taps
 from pyggml.models.weights import TensorSpec
@@ -32,10 +33,12 @@ __all__ = [
     "ModelConfig",
     "Net",
     "Parts",
+    "Shift",
     "Taps",
     "TensorSpec",
     "build",
     "build_loss",
+    "build_shift",
     "compose",
     "draw",
     "read",

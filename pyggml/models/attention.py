@@ -57,8 +57,14 @@ class Attention(Part):
         parts += [{f"{at}attn_sinks.weight": TensorSpec((self.heads.n,))}] if self.sinks else []
         return merged([*parts, matrix(f"{at}attn_output", self.n_embd, self.sizes["q"])])
 
-    def rows(self, at: str) -> Mapping[str, int]:
-        return {f"{at}cache_{part}": self.sizes[part] for part in "kv"}
+    def rows(self, at: str) -> Mapping[str, tuple[int, int]]:
+        return {f"{at}cache_{part}": (self.heads.n_kv, self.heads.size) for part in "kv"}
+
+    def shift(self, net: Net, at: str) -> tuple[Tensor, ...]:
+        """A key is cached with its position's rotation: turned further, it is that of another."""
+        k, v = (self._heads(net.cached(f"{at}cache_{part}")) for part in "kv")
+        k = self.rope.further(net, k) if self.rope else k
+        return net.remember(f"{at}cache_k", k), net.remember(f"{at}cache_v", v)
 
     def __call__(self, net: Net, at: str, x: Tensor) -> Tensor:
         o = self.attend(net, at, *self.project(net, at, x))

@@ -83,8 +83,8 @@ class Decoder:
         found = (name.split(".", 2)[2].removesuffix(".weight") for name in names)
         return tuple(dict.fromkeys(found))
 
-    def rows(self) -> Mapping[str, int]:
-        """What a cache keeps of each token, such as its keys: name -> numbers."""
+    def rows(self) -> Mapping[str, tuple[int, int]]:
+        """What a cache keeps of each token, such as its keys: name -> heads, numbers of a head."""
         blocks = (block.rows(f"blk.{i}.") for i, block in enumerate(self.blocks))
         return dict(row for rows in blocks for row in rows.items())
 
@@ -92,6 +92,11 @@ class Decoder:
         """What recurrent parts keep of all earlier tokens together: name -> shape and type."""
         blocks = (block.state(f"blk.{i}.") for i, block in enumerate(self.blocks))
         return dict(one for state in blocks for one in state.items())
+
+    def shift(self, net: Net) -> tuple[Tensor, ...]:
+        """What moves rows of all blocks in the cache."""
+        blocks = (block.shift(net, f"blk.{i}.") for i, block in enumerate(self.blocks))
+        return tuple(moved for block in blocks for moved in block)
 
     def hidden(self, net: Net) -> Tensor:
         """Hidden states (T, n_embd) after the last norm, times logit_scale: the input of the

@@ -84,7 +84,7 @@ class Cache:
     @classmethod
     def empty(
         cls,
-        rows: Mapping[str, int],
+        rows: Mapping[str, tuple[int, int]],
         state: Mapping[str, Spec],
         n_ctx: int,
         n_rows: int,
@@ -93,7 +93,7 @@ class Cache:
         """What Decoder.rows() and Decoder.state() ask for; kind: the type of keys and values."""
         return cls(
             n_ctx,
-            {name: zeros((n_rows, n), kind, name) for name, n in rows.items()},
+            {name: zeros((n_rows, heads * n), kind, name) for name, (heads, n) in rows.items()},
             {name: zeros(s.shape, s.dtype, name) for name, s in state.items()},
         )
 
@@ -198,6 +198,11 @@ class Net:
         if not window:
             return whole
         return self.once(("span", window), lambda: window_span(whole, window))
+
+    def cached(self, name: str) -> Tensor:
+        """The rows of the cache that the inputs' tokens number, as float32."""
+        assert self.cache is not None
+        return get_rows(self.cache.rows[name], self.inputs.tokens)
 
     def remember(self, name: str, rows: Tensor) -> Tensor:
         """Rows (T, ...) of this run. With a cache: all its rows, after this run's are written."""

@@ -41,9 +41,13 @@ class Part(ABC):
         """The parts that it is made of, with the same prefix."""
         return ()
 
-    def rows(self, at: str) -> Mapping[str, int]:
-        """What a cache keeps of each token: name in Cache.rows -> numbers."""
+    def rows(self, at: str) -> Mapping[str, tuple[int, int]]:
+        """What a cache keeps of each token: name in Cache.rows -> heads, numbers of a head."""
         return dict(row for part in self.inner for row in part.rows(at).items())
+
+    def shift(self, net: Net, at: str) -> tuple[Tensor, ...]:
+        """What moves its rows in the cache: see pyggml.models.shift."""
+        return tuple(moved for part in self.inner for moved in part.shift(net, at))
 
     def state(self, at: str) -> Mapping[str, Spec]:
         """What it keeps of all earlier tokens together: name in Cache.state -> shape and type."""

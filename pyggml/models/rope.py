@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from pyggml.models.config import Reader
@@ -43,6 +43,12 @@ class Rope:
     def __call__(self, net: Net, x: Tensor) -> Tensor:
         """x (T, heads, d), rotated. Layers with equal hyperparameters share one table."""
         return rope_apply(x, net.once(self, lambda: self._table(net)), self.mode)
+
+    def further(self, net: Net, x: Tensor) -> Tensor:
+        """x, rotated before, turned by as many positions more as the inputs say: without YaRN's or
+        the file's magnitude, which it has already."""
+        yarn = 1 + 0.1 * log(1 / self.freq_scale) if self.ext_factor else 1.0
+        return replace(self, attn_factor=1 / yarn)(net, x)
 
     def _table(self, net: Net) -> Tensor:
         return rope_table(

@@ -22,7 +22,7 @@ import numpy as np
 from pyggml import attention
 from pyggml.backends.cpu import Compute, Site, cpu_kernel
 from pyggml.call import Call
-from pyggml.dtypes import F16, F32
+from pyggml.dtypes import F16, F32, Q8_0
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
@@ -48,7 +48,7 @@ def flash_attn_ext(
 
     span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
     sees none yields zeros. Head h uses key head h // (H / HK). All are F32. k and v may both be
-    F16, as in a cache; the op then has no gradient.
+    F16 or Q8_0, as in a cache; the op then has no gradient.
     logit_softcap c > 0 turns a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
     or (n, T, S), n dividing H, is added to the scores of head h as mask[h % n]; it has no gradient.
     max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
@@ -169,7 +169,7 @@ def _spec(
     q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
     max_bias: float, masked: bool, longest: int,
 ) -> Spec:  # fmt: skip
-    expect_attention("flash_attn_ext", q, k, v, span, F32, F16)
+    expect_attention("flash_attn_ext", q, k, v, span, F32, F16, Q8_0)
     mask, sinks = _extras(extras, masked)
     expect_number("flash_attn_ext", "logit_softcap", cap)
     expect_number("flash_attn_ext", "max_bias", max_bias)
@@ -229,7 +229,7 @@ def _ref(
 def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
     """dv = Pᵀ·dy, dS = P · (dy·vᵀ - Σ dy · y), dq = scale · dS·k, dk = scale · dSᵀ·q"""
     q, k, v, span, *extras = node.src
-    if k.dtype is F16:  # a cache, which has no gradient
+    if k.dtype is not F32:  # a cache, which has no gradient
         return (None,) * len(node.src)
     dq = FLASH_ATTN_BACK(q, k, v, span, node, node.saved[0], dy, *extras, **node.params)
     no_mask = (None,) if node.params["masked"] else ()

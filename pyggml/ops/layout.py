@@ -44,7 +44,7 @@ def cpy(x: Tensor, to: DType) -> Tensor:
 def reshape(x: Tensor, shape: Shape) -> Tensor:
     """x with other axes, its elements in the same order (ggml's RESHAPE). One axis may be -1.
 
-    The result is a view of x, or of a copy if x has gaps. A quantised x keeps its last axis.
+    The result is a view of x, or of a copy if x has gaps. A quantised x is cut between blocks.
     """
     shape = tuple(shape)
     if shape.count(-1) == 1:
@@ -224,8 +224,10 @@ def _reshape_spec(x: Tensor, shape: Shape) -> Spec:
             f"reshape: x is {x!r} of {x.n_elements} elements, wanted {list(shape)}"
             " (at most 4 axes, as many elements)"
         )
-    if x.dtype.quantised and shape[-1:] != x.shape[-1:]:
-        raise ShapeError(f"reshape: x is {x!r}, wanted its last axis kept, not {list(shape)}")
+    if x.dtype.quantised and (not shape or shape[-1] % x.dtype.block):
+        raise ShapeError(
+            f"reshape: x is {x!r}, wanted a last axis of whole blocks, not {list(shape)}"
+        )
     return Spec(shape, x.dtype)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from pyggml._jit import JIT, BlockCode, kernel
 from pyggml.backends.cpu import Site, cpu_kernel
 from pyggml.call import Call
-from pyggml.dtypes import F16, F32, I32, I64, DType
+from pyggml.dtypes import F16, F32, I32, I64, Q8_0, DType
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.gemm.microkernel import call_block
 from pyggml.ggml_enums import GGMLOp
@@ -27,6 +27,7 @@ from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
 from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS, UNPACK
 from pyggml.quants.bits import float_to_f16
+from pyggml.quants.blocks32 import pack_q8_0
 from pyggml.tensor import Shape, Tensor, leaf, zeros
 
 
@@ -45,10 +46,11 @@ def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape = ()) -> Te
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
-    """dst (*batch, n_rows, *row) F32 or F16, its rows `ids` replaced by src (*batch, m, *row) F32.
+    """dst (*batch, n_rows, *row), F32, F16 or Q8_0, with src (*batch, m, *row) F32 in rows `ids`.
 
     ids (*batch, m) I32 or I64; all axes but its last are those of batches (ggml SET_ROWS).
     For an F16 dst, src is rounded to nearest, ties to even; from 65520 on it becomes infinity.
+    For Q8_0, it is quantised as ggml's reference does.
     The result is a view of dst's memory. Nodes that need the new rows must read the result, not
     dst: then they run later. The kernel raises PyggmlError if an id is no row of dst, or is there
     twice.
@@ -243,8 +245,8 @@ cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
 
 
 def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
-    if dst.dtype not in (F32, F16):
-        raise ShapeError(f"set_rows: dst is {dst!r}, wanted F32 or F16")
+    if dst.dtype not in (F32, F16, Q8_0):
+        raise ShapeError(f"set_rows: dst is {dst!r}, wanted F32, F16 or Q8_0")
     _expect_ids("set_rows", ids)
     n_batch = len(ids.shape) - 1
     if not 0 <= n_batch < len(dst.shape):
@@ -290,6 +292,16 @@ def _put_f16(dst, src, numbers, checked):
     return True
 
 
+@kernel
+def _put_q8_0(dst, src, numbers, checked):
+    """As _put_f32, with src quantised; dst holds the bytes."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        pack_q8_0(dst[numbers[i]].reshape(-1, 34), src[i].reshape(-1, 32))
+    return True
+
+
 def _overwrite(
     put: Callable[..., bool], dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
     n_rows: int,
@@ -308,7 +320,9 @@ def _set_rows_run(site: Site) -> Call:
     _, src, ids = site.src
     shape = site.out.shape
     batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
-    dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], row)
+    dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], -1)
+    if site.node.dtype is Q8_0:
+        return Call(_overwrite, _put_q8_0, dst, src, ids, batch, n_rows)
     if site.node.dtype is F16:
         return Call(_overwrite, _put_f16, dst.view(np.uint16), src, ids, batch, n_rows)
     return Call(_overwrite, _put_f32, dst, src, ids, batch, n_rows)

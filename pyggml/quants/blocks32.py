@@ -31,7 +31,7 @@ def _decode_q8_0(block: Block) -> None:
 
 
 @exact
-def _pack_q8_0(dst, src):
+def pack_q8_0(dst, src):
     for b in range(src.shape[0]):
         d = abs(extreme(src[b])) / np.float32(127)
         per_level = inverse(d)
@@ -40,7 +40,7 @@ def _pack_q8_0(dst, src):
             dst[b, 2 + j] = np.uint8(round_away(src[b, j] * per_level) & 255)
 
 
-Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=_pack_q8_0, limit=F16_LIMIT)
+Q8_0 = Quant(dtype=DTYPES["Q8_0"], decode=_decode_q8_0, pack=pack_q8_0, limit=F16_LIMIT)
 
 
 @block_code

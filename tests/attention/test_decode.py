@@ -8,7 +8,7 @@ import pytest
 from pyggml import threads
 from pyggml._jit import kernel
 from pyggml.attention import decode, plain
-from pyggml.attention.decode_tile import as_float
+from pyggml.attention.decode_tile import number_at
 from pyggml.gemm import CHOSEN
 
 from attending import arrays, in_float16, problem_of, run_exactly
@@ -64,7 +64,7 @@ def test_float16_is_read_as_the_floats_that_it_is(heads, d, rng):
 @kernel
 def read_all(out, bits):
     for i in range(out.size):
-        out[i] = as_float(bits[i])
+        out[i] = number_at(bits, i)
 
 
 def test_every_float16_is_read_right(rng):

@@ -1,0 +1,65 @@
+"""A full context drops some tokens and goes on; those that stay are where they would have been."""
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.errors import ConfigError
+from pyggml.generation import Batch, Session
+
+TEXT = np.arange(24) * 7 % 11
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 8,
+}
+CASES = [(name, {}) for name in ("llama", "qwen3", "gemma2", "cohere2", "bloom", "phi3", "gptneox")]
+
+
+@pytest.mark.parametrize(("architecture", "keys"), [*CASES, ("llama", YARN)])
+def test_in_one_layer_it_is_as_if_the_rest_had_been_fed_alone(architecture, keys, tiny):
+    """There no key or value has taken anything from another token. Interleaved and split rotations,
+    parts of a head, YaRN, a window, none at all, ALiBi."""
+    model = pyggml.load(tiny(architecture, keys, n_layer=1), compute="f32")
+    batch = Batch(model, 2, 24)
+    other, slot = batch.open(), batch.open()
+    batch.feed({slot: TEXT, other: TEXT[:9]})
+    assert slot.shift(3) == 10
+    left = [*TEXT[:3], *TEXT[13:]]
+    assert slot.tokens == left
+    found = batch.feed({slot: [2, 5], other: [2, 5]})
+    for text, logits in (([*left, 2, 5], found[slot]), ([*TEXT[:9], 2, 5], found[other])):
+        wanted = Session(model, 24).feed(text)
+        assert np.abs(logits - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+def test_it_goes_on_for_long(tiny):
+    """Shift upon shift, by halves and by bytes; one program serves all."""
+    for kind, most in (("f16", 1e-3), ("q8_0", 0.05)):
+        model = pyggml.load(tiny(n_layer=1, n_embd=64, n_head=2, n_kv=1), compute="auto")
+        session, text = Session(model, 24, kind), []
+        for token in np.arange(100) * 3 % 11:
+            if session.n_past == 24:
+                n = session.shift(4)
+                del text[4 : 4 + n]
+            text.append(int(token))
+            logits = session.feed([token])
+        wanted = Session(model, 24, kind).feed(text)
+        assert ((logits - wanted) ** 2).sum() < most * (wanted**2).sum()
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "lfm2", "gpt2"])
+def test_what_belongs_to_all_tokens_cannot_shift(architecture, tiny):
+    session = Session(pyggml.load(tiny(architecture)), 8)
+    session.feed([1, 2, 3, 4])
+    with pytest.raises(ConfigError, match=f"the context of {architecture} cannot shift"):
+        session.shift()
+    assert session.n_past == 4
+
+
+def test_there_is_something_to_drop(tiny):
+    session = Session(pyggml.load(tiny()), 8)
+    session.feed([1, 2, 3])
+    for n_keep in (-1, 2, 3):
+        with pytest.raises(ConfigError, match=f"n_keep is {n_keep}, wanted 0 to 1 of 3 tokens"):
+            session.shift(n_keep)
