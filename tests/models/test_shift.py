@@ -7,6 +7,9 @@ import pyggml
 from pyggml.errors import ConfigError
 from pyggml.generation import Batch, Session
 
+from measures import nmse
+from peers.trial import in_f32
+
 TEXT = np.arange(24) * 7 % 11
 YARN = {
     "llama.rope.scaling.type": "yarn",
@@ -63,3 +66,30 @@ def test_there_is_something_to_drop(tiny):
     for n_keep in (-1, 2, 3):
         with pytest.raises(ConfigError, match=f"n_keep is {n_keep}, wanted 0 to 1 of 3 tokens"):
             session.shift(n_keep)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_as_llama_cpp_shifts(architecture, golden_file, golden, tmp_path):
+    """All layers, by the logits of the tokens that follow."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = in_f32(golden_file(f"{architecture}-F16.gguf"), tmp_path / "f32.gguf")
+    tokens = golden(architecture)["tokens"][:40]
+    model = pyggml.load(path, compute="f32")
+    session = Session(model, 40)
+    unshifted = session.feed(tokens[:33])
+    n = session.shift(5)
+    assert n == 14
+    theirs = llama_cpp.Llama(
+        str(path), n_ctx=64, type_k=0, type_v=0, flash_attn=False, logits_all=True, verbose=False
+    )
+    theirs.eval(tokens[:33].tolist())
+    memory = llama_cpp.llama_get_memory(theirs.ctx)
+    assert llama_cpp.llama_memory_seq_rm(memory, 0, 5, 5 + n)
+    llama_cpp.llama_memory_seq_add(memory, 0, 5 + n, 33, -n)
+    theirs.n_tokens = 33 - n
+    theirs.eval(tokens[33:].tolist())
+    found, wanted = session.feed(tokens[33:]), theirs.scores[33 - n + 6]
+    assert nmse(found, wanted) < 1e-6
+    assert nmse(found, model.logits(tokens)[-1]) > 1e-4, "the shift changes something"
+    assert nmse(unshifted, found) > 1e-4
