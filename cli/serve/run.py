@@ -40,7 +40,7 @@ def run(
 ) -> int:
     """Serve until a signal comes; the exit code."""
     name, base = next(iter(models.items()))
-    batch = Batch(base, limits.parallel, _context(base, limits.ctx))
+    batch = Batch(base, limits.parallel, _context(base, limits.ctx), limits.cache_type)
     begin = partial(pyggml.threads.set, given["threads"])
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue, begin)
     chats = _chats(base, given["chat_template"])

@@ -76,6 +76,7 @@ REFUSED = [
     (("--host", "0.0.0.0"), "--host is 0.0.0.0, where others can connect: wanted --api-key"),
     (("--api-key", "a b"), "--api-key has a character that no header can hold"),
     (("--ctx", "9999"), "--ctx is 9999, wanted at most the model's 512"),
+    (("--cache-type", "q4_0"), "--cache-type is 'q4_0', wanted one of f16, q8_0"),
     (("--parallel", "0"), "--parallel is 0, wanted 1 to 64"),
     (("--lora", "tiny=x.gguf"), "--lora tiny has the name of the model itself"),
     (("--lora", "a=missing.gguf"), "missing.gguf"),
