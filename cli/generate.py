@@ -16,7 +16,7 @@ from pyggml.cli.options import SETTINGS, model_options
 from pyggml.cli.sampling import sampling_of, sampling_options, show
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
-from pyggml.generation import Finish, complete
+from pyggml.generation import CACHE_TYPES, Finish, complete
 
 _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
 
@@ -42,6 +42,27 @@ _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
     **_TEXT,
     help="most tokens, prompt included (default: the model's context)",
 )
+@click.option(
+    "--cache-type",
+    type=click.Choice(CACHE_TYPES),
+    metavar="WORD",
+    default="f16",
+    show_default=True,
+    **_TEXT,
+    help="keys and values in f16, or in q8_0, half of the memory",
+)
+@click.option(
+    "--context-shift", is_flag=True, **_TEXT, help="a full context drops half of its tokens"
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    **_TEXT,
+    help="first tokens that a shift keeps",
+)
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,
@@ -50,6 +71,9 @@ def command(
     prompt: str,
     n_tokens: int,
     ctx: int | None,
+    cache_type: str,
+    context_shift: bool,
+    keep: int,
     **given: Any,
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
@@ -62,7 +86,9 @@ def command(
     as_text = how.logprobs is None
     say(printable(prompt), end="" if as_text else "\n")
     began, n = perf_counter(), 0
-    for piece in complete(opened, ids, n_tokens, how, n_ctx):
+    for piece in complete(
+        opened, ids, n_tokens, how, n_ctx, cache_type, keep if context_shift else None
+    ):
         n += 1
         show(piece, how, opened.tokenizer)
     if as_text:

@@ -12,11 +12,13 @@ completion   logits in, pieces of text out, until something ends the answer
 
 from pyggml.generation.batch import Batch, Slot
 from pyggml.generation.completion import Completion, Finish, Piece, complete, generate
+from pyggml.generation.memory import CACHE_TYPES
 from pyggml.generation.sampler import Sampler, sample
 from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
 
 __all__ = [
+    "CACHE_TYPES",
     "Batch",
     "Completion",
     "Finish",

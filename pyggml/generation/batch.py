@@ -28,6 +28,17 @@ from pyggml.schedule import ScheduledProgram, bind, schedule
 Tokens = Sequence[int] | np.ndarray
 
 
+def check_shift(model: Model, n_past: int, n_keep: int) -> None:
+    """ConfigError unless n_past tokens can drop half of those after the first n_keep."""
+    if not model.shifts:
+        raise ConfigError(
+            f"the context of {model.config.architecture} cannot shift: it has states or learned "
+            "positions that belong to all tokens so far"
+        )
+    if not 0 <= n_keep <= n_past - 2:
+        raise ConfigError([("n_keep", f"is {n_keep}, wanted 0 to {n_past - 2} of {n_past} tokens")])
+
+
 class Slot:
     """A sequence of a batch. `Batch.open` gives one; `close` ends it.
 
@@ -80,17 +91,8 @@ class Slot:
         The keys of those that stay are turned to their new positions (pyggml.models.shift). Raises
         ConfigError for a model whose tokens cannot move, or if there are none to drop.
         """
-        if not self.model.shifts:
-            architecture = self.model.config.architecture
-            raise ConfigError(
-                f"the context of {architecture} cannot shift: it has states or learned positions "
-                "that belong to all tokens so far"
-            )
+        check_shift(self.model, self.n_past, n_keep)
         n = (self.n_past - n_keep) // 2
-        if n_keep < 0 or n < 1:
-            raise ConfigError(
-                [("n_keep", f"is {n_keep}, wanted 0 to {self.n_past - 2} of {self.n_past} tokens")]
-            )
         self.batch.move(self, n_keep + n, n_keep)
         del self.tokens[n_keep : n_keep + n]
         return n

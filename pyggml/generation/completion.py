@@ -20,6 +20,7 @@ from enum import StrEnum
 import numpy as np
 
 from pyggml.errors import ConfigError
+from pyggml.generation.batch import check_shift
 from pyggml.generation.sampler import Sampler, logprobs
 from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
@@ -128,22 +129,31 @@ def complete(
     n_tokens: int,
     how: Sampling | None = None,
     n_ctx: int | None = None,
+    cache_type: str = "f16",
+    n_keep: int | None = None,
 ) -> Iterator[Piece]:
     """The pieces of an answer of up to n_tokens; the last one says why it is the last.
 
     how: None takes the likeliest tokens. n_ctx: the most tokens of prompt and answer together;
-    None: as many as needed. Raises ConfigError for counts out of range, DataError for an empty
-    prompt or one that does not fit into n_ctx.
+    None: as many as needed. cache_type: of keys and values, "f16" or "q8_0". n_keep: a full context
+    shifts and keeps its first n_keep tokens (Slot.shift); None: it ends the answer. Raises
+    ConfigError for counts out of range, a type that does not fit the model or a context that cannot
+    shift, DataError for an empty prompt or one that does not fit into n_ctx.
     """
     how = how or Sampling(temperature=0)
-    completion = Completion(model.tokenizer, how, prompt, n_tokens, n_ctx)
+    room = n_ctx if n_keep is None else None
+    completion = Completion(model.tokenizer, how, prompt, n_tokens, room)
     most = len(prompt) + max(n_tokens, 1)
-    session = Session(model, most if n_ctx is None else min(most, n_ctx))
+    session = Session(model, most if n_ctx is None else min(most, n_ctx), cache_type)
+    if n_keep is not None:
+        check_shift(model, session.n_ctx, n_keep)
     logits = session.feed(prompt)
     while completion.finish is None:
         piece = completion.take(logits)
         yield piece
         if completion.finish is None:
+            if n_keep is not None and session.n_past == session.n_ctx:
+                session.shift(n_keep)
             logits = session.feed([piece.token])
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import pyggml
 from pyggml.errors import ConfigError
-from pyggml.generation import Batch, Session
+from pyggml.generation import Batch, Finish, Session, complete
 
 from measures import nmse
 from peers.trial import in_f32
@@ -58,6 +58,16 @@ def test_what_belongs_to_all_tokens_cannot_shift(architecture, tiny):
     with pytest.raises(ConfigError, match=f"the context of {architecture} cannot shift"):
         session.shift()
     assert session.n_past == 4
+
+
+def test_an_answer_goes_on_beyond_its_context(golden_file):
+    model, prompt = pyggml.load(golden_file("qwen3-F16.gguf")), [5, 77, 301, 9]
+    ends = [piece.finish for piece in complete(model, prompt, 30, n_ctx=16)]
+    goes = [piece.finish for piece in complete(model, prompt, 30, n_ctx=16, n_keep=2)]
+    assert (len(ends), ends[-1]) == (12, Finish.CONTEXT)
+    assert (len(goes), goes[-1]) == (30, Finish.LENGTH)
+    with pytest.raises(ConfigError, match="n_keep is 15, wanted 0 to 14"):
+        next(complete(model, prompt, 30, n_ctx=16, n_keep=15))
 
 
 def test_there_is_something_to_drop(tiny):
