@@ -36,7 +36,7 @@ def check_shift(model: Model, n_past: int, n_keep: int) -> None:
             "positions that belong to all tokens so far"
         )
     if not 0 <= n_keep <= n_past - 2:
-        raise ConfigError([("n_keep", f"is {n_keep}, wanted 0 to {n_past - 2} of {n_past} tokens")])
+        raise ConfigError([("keep", f"is {n_keep}, wanted 0 to {n_past - 2} of {n_past} tokens")])
 
 
 class Slot:

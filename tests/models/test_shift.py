@@ -66,7 +66,7 @@ def test_an_answer_goes_on_beyond_its_context(golden_file):
     goes = [piece.finish for piece in complete(model, prompt, 30, n_ctx=16, n_keep=2)]
     assert (len(ends), ends[-1]) == (12, Finish.CONTEXT)
     assert (len(goes), goes[-1]) == (30, Finish.LENGTH)
-    with pytest.raises(ConfigError, match="n_keep is 15, wanted 0 to 14"):
+    with pytest.raises(ConfigError, match="keep is 15, wanted 0 to 14"):
         next(complete(model, prompt, 30, n_ctx=16, n_keep=15))
 
 
@@ -74,7 +74,7 @@ def test_there_is_something_to_drop(tiny):
     session = Session(pyggml.load(tiny()), 8)
     session.feed([1, 2, 3])
     for n_keep in (-1, 2, 3):
-        with pytest.raises(ConfigError, match=f"n_keep is {n_keep}, wanted 0 to 1 of 3 tokens"):
+        with pytest.raises(ConfigError, match=f"keep is {n_keep}, wanted 0 to 1 of 3 tokens"):
             session.shift(n_keep)
 
 
