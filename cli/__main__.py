@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "answer requests of OpenAI's clients, also in a browser",
     "eval": "how good models and adapters are, and how they differ",
     "perplexity": "how well a model predicts a text, as llama.cpp computes it",
+    "imatrix": "measure which columns of a model's matrices matter, for quantize",
     "merge": "add adapters to the weights of a model",
     "convert-lora": "turn an adapter of PEFT into one of llama.cpp, or back",
     "export-ollama": "write the Modelfile of a model, its adapter and its template",

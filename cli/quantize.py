@@ -11,6 +11,7 @@ from pyggml import gguf
 from pyggml.cli.options import PATH, SETTINGS, threads_option
 from pyggml.cli.paths import check_output
 from pyggml.cli.rewriting import ALLOW_REQUANTIZE, say_sizes, tensor_lines
+from pyggml.imatrix import read_imatrix
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import rewrite
 
@@ -21,14 +22,26 @@ from pyggml.requantize import rewrite
 @click.argument("file_type", metavar="TYPE")
 @threads_option
 @ALLOW_REQUANTIZE
+@click.option(
+    "--imatrix",
+    type=PATH,
+    help="importance of columns, by pyggml imatrix or llama.cpp: K-quants, Q4 to Q5 and IQ4 use it",
+)
 def command(
-    source: Path, target: Path, file_type: str, threads: int, allow_requantize: bool
+    source: Path,
+    target: Path,
+    file_type: str,
+    threads: int,
+    allow_requantize: bool,
+    imatrix: Path | None,
 ) -> None:
     """Pack the matrices of a model as TYPE, byte for byte as llama.cpp does."""
-    check_output(target, [("file to read from", source)])
+    check_output(target, [("file to read from", source), ("importance matrix", imatrix)])
     pyggml.threads.set(threads)
     with gguf.open(source) as file:
-        rewrite(file, target, file_type.upper(), {}, tensor_lines(file), allow_requantize)
+        importance = read_imatrix(imatrix) if imatrix else None
+        show = tensor_lines(file)
+        rewrite(file, target, file_type.upper(), {}, show, allow_requantize, importance)
         say_sizes(file, target)
 
 

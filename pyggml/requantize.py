@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from pyggml import gguf
 from pyggml.dtypes import F32, DType
 from pyggml.errors import ConfigError, Fault, ModelError, QuantError
 from pyggml.gguf.fields import shown
+from pyggml.imatrix import ImportanceMatrix, Sums
 from pyggml.quants import (
     FILE_TYPES,
     QUANTS,
@@ -31,6 +35,7 @@ QUANTISATION_VERSION = 2  # of ggml's block formats
 
 Progress = Callable[[str, DType, DType], None]  # name, old type, new type of a tensor
 Numbers = Callable[[], np.ndarray]  # a tensor's float32 numbers, of its shape
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def requantize(
@@ -39,22 +44,24 @@ def requantize(
     file_type: str,
     progress: Progress | None = None,
     allow_requantize: bool = False,
+    importance: ImportanceMatrix | None = None,
 ) -> None:
     """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …); see `rewrite`.
 
     Raises what `rewrite` raises, and GGUFError for a damaged source.
     """
     with gguf.open(source) as file:
-        rewrite(file, target, file_type, progress=progress, allow_requantize=allow_requantize)
+        rewrite(file, target, file_type, {}, progress, allow_requantize, importance)
 
 
 def rewrite(
     file: gguf.GGUFFile,
     target: str | os.PathLike[str],
     file_type: str | None = None,
-    changed: Mapping[str, Numbers] = MappingProxyType({}),
+    changed: Mapping[str, Numbers] = _NONE,
     progress: Progress | None = None,
     allow_requantize: bool = False,
+    importance: ImportanceMatrix | None = None,
 ) -> None:
     """Write a model again: with the tensor types of a file type, with other numbers, or with both.
 
@@ -62,6 +69,7 @@ def rewrite(
                 llama.cpp
     changed     tensor name → its new numbers, called right before the tensor is written
     progress    called before each tensor
+    importance  of columns, in the fits of types that weight them (pyggml.quants.weighted)
 
     A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
     that is quantised already gets another type than F32 only with `allow_requantize`: the two
@@ -71,28 +79,38 @@ def rewrite(
     type cannot hold; ModelError if the file is no model; ConfigError if `target` is the source;
     PyggmlError if the disk refuses.
     """
-    if Path(target).exists() and any(Path(target).samefile(part) for part in file.paths):
-        raise ConfigError(f"{target}: is the file to read from; wanted another name to write to")
-    wanted = _types(file, file_type)
-    faults = _unwritable(wanted, changed)
+    _check_target(file, Path(target))
+    wanted = _types(file, file_type, importance is not None)
+    faults = _misfits(file, importance) + _unwritable(wanted, changed)
     faults += [] if allow_requantize else _packed_twice(file, wanted)
     if faults:
         raise QuantError(faults, f"{file.path}: ")
+    sums = importance.sums if importance else _NONE
 
     def data(name: str) -> np.ndarray:
         if progress is not None:
             progress(name, file.tensors[name].dtype, wanted[name])
-        return _converted(file, name, wanted[name], changed.get(name))
+        return _converted(file, name, wanted[name], changed.get(name), sums.get(name))
 
     tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
-    gguf.write(target, _metadata(file, file_type), tensors)
+    gguf.write(target, _metadata(file, file_type, importance), tensors)
 
 
-def _metadata(file: gguf.GGUFFile, file_type: str | None) -> dict[str, gguf.Field]:
-    kept = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
+def _check_target(file: gguf.GGUFFile, target: Path) -> None:
+    if target.exists() and any(target.samefile(part) for part in file.paths):
+        raise ConfigError(f"{target}: is the file to read from; wanted another name to write to")
+
+
+def _metadata(
+    file: gguf.GGUFFile, file_type: str | None, importance: ImportanceMatrix | None
+) -> dict[str, Any]:
+    """The source's, with llama.cpp's keys for what was done."""
+    kept: dict[str, Any] = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
     if file_type is not None:
-        kept["general.file_type"] = gguf.Field.of(FILE_TYPES[file_type].number)
-        kept["general.quantization_version"] = gguf.Field.of(QUANTISATION_VERSION)
+        kept["general.file_type"] = FILE_TYPES[file_type].number
+        kept["general.quantization_version"] = QUANTISATION_VERSION
+    if importance is not None:
+        kept |= {f"quantize.imatrix.{key}": value for key, value in importance.origin().items()}
     return kept
 
 
@@ -123,7 +141,24 @@ def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Faul
     return [("allow_requantize", fault)]
 
 
-def _types(file: gguf.GGUFFile, file_type: str | None) -> dict[str, DType]:
+def _misfits(file: gguf.GGUFFile, importance: ImportanceMatrix | None) -> list[Fault]:
+    """Whether the importance matrix is another model's: of other names, or of other shapes."""
+    if importance is None:
+        return []
+    known = {n: s.squares.size for n, s in importance.sums.items() if n in file.tensors}
+    shapes = {name: file.tensors[name].shape for name in known}
+    wrong = [
+        f"{shown(name)} of shape {shapes[name]} has the importance of {size} columns: the "
+        "importance matrix is another model's"
+        for name, size in known.items()
+        if size not in (shapes[name][-1], prod(shapes[name][:-2]) * shapes[name][-1])
+    ]
+    if not known:
+        return ["has none of the tensors that the importance matrix names: it is another model's"]
+    return [*wrong[:1]]
+
+
+def _types(file: gguf.GGUFFile, file_type: str | None, has_importance: bool) -> dict[str, DType]:
     """The type of each tensor in the new file."""
     if file_type is None:
         return {name: info.dtype for name, info in file.tensors.items()}
@@ -140,7 +175,7 @@ def _types(file: gguf.GGUFFile, file_type: str | None) -> dict[str, DType]:
     if unknown:
         raise QuantError(f"{file.path}: {'; '.join(unknown[:10])}; known are {', '.join(QUANTS)}")
     shapes = [(name, info.shape) for name, info in file.tensors.items()]
-    return mix(file_type, shapes, _facts(file)) | kept
+    return mix(file_type, shapes, replace(_facts(file), has_importance=has_importance)) | kept
 
 
 def _facts(file: gguf.GGUFFile) -> ModelFacts:
@@ -167,14 +202,20 @@ def _facts(file: gguf.GGUFFile) -> ModelFacts:
     )
 
 
-def _converted(file: gguf.GGUFFile, name: str, to: DType, numbers: Numbers | None) -> np.ndarray:
+def _converted(
+    file: gguf.GGUFFile,
+    name: str,
+    to: DType,
+    numbers: Numbers | None,
+    sums: Sums | None,
+) -> np.ndarray:
     """A tensor as the new file holds it."""
     info = file.tensors[name]
     if numbers is None and to is info.dtype:
         return file.data(name)
     values = dequantize(file.data(name), info.dtype.name) if numbers is None else numbers()
     try:
-        raw = quantize(values.reshape(info.shape), to.name)
+        raw = quantize(values.reshape(info.shape), to.name, None if sums is None else sums.means)
     except QuantError as error:
         raise QuantError(f"{file.path}: tensor {shown(name)}: {error}") from None
     return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,22 @@ class Program:
         return self.plan.backend.read(t)
 
 
-def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
+Tap = Callable[[], None]
+
+
+def bind(
+    p: Plan,
+    arena: Any = None,
+    release: bool = False,
+    taps: Mapping[Tensor, Tap] = MappingProxyType({}),
+) -> Program:
     """Take memory for a plan (or use `arena`, at least p.n_bytes long) and bind every kernel call.
 
     release: after each node, free the pages of the weights that it read from a file. This pays
-    where each read serves many tokens. Raises PyggmlError, naming op and tensor, for a node that
-    the backend does not support.
+    where each read serves many tokens.
+    taps: node → what is called each time that the node has just run, when its numbers can be read,
+    and those of its sources unless it wrote over them. Raises PyggmlError, naming op and tensor,
+    for a node that the backend does not support.
     """
     device = p.backend
     if arena is None:
@@ -57,6 +68,8 @@ def bind(p: Plan, arena: Any = None, release: bool = False) -> Program:
     calls = []
     for t in nodes:
         call = _call(p, t, arena)
+        if t in taps:
+            call = Call(_one_after_the_other, call, taps[t])
         calls.append(_releasing(call, t, device) if release else call)
     return Program(p, arena, nodes, tuple(calls))
 
@@ -94,7 +107,7 @@ def _releasing(call: Call, node: Tensor, device: Backend) -> Call:
     return Call(_one_after_the_other, call, *after) if after else call
 
 
-def _one_after_the_other(*calls: Call) -> None:
+def _one_after_the_other(*calls: Callable[[], None]) -> None:
     for call in calls:
         call()
 

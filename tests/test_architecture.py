@@ -33,7 +33,7 @@ LAYERS = [
     }
     | {"_frames", "_isa", "_jit", "_llvm", "_permission", "_simd", "_tasks", "threads"},
     {"gguf", "quants"},
-    {"backends"},
+    {"backends", "imatrix"},
     {"alloc"},
     {"runtime", "gemm", "tokenizer"},
     {"schedule", "chat"},

@@ -87,7 +87,7 @@ def perplexity(
         n_chunks, found = len(source), _of_windows(model, source)
     else:
         ids = model.tokenizer.encode(source, parse_special=parse_special)
-        chunks = _chunks(model, ids, n_ctx)[:limit]
+        chunks = chunks_of(model, ids, n_ctx)[:limit]
         n_chunks, found = len(chunks), _of_text(model, chunks)
     total, squares, n, n_right = 0.0, 0.0, 0, 0
     for chunk, some in enumerate(found, 1):
@@ -99,7 +99,7 @@ def perplexity(
         yield Perplexity(chunk, n_chunks, n, n_right, value, error, some)
 
 
-def _chunks(model: Model, tokens: Sequence[int], n_ctx: int) -> np.ndarray:
+def chunks_of(model: Model, tokens: Sequence[int], n_ctx: int) -> np.ndarray:
     """(n, n_ctx) int32: a text's whole chunks."""
     ids = model.checked(tokens or [0])
     n_chunks = len(ids) // n_ctx

@@ -154,6 +154,20 @@ _FALCON: dict[str, dict[str, Any]] = {
 }
 
 
+# What a file type chooses for ffn_down where the importance of its columns is known.
+_KNOWING: dict[str, Choice] = {
+    "IQ4_NL": (),
+    "IQ4_XS": (),
+    "Q4_0": (("Q4_1", _first_eighth),),
+    "Q5_0": (("Q5_1", _first_eighth),),
+}
+
+
+def with_importance(row: FileType) -> FileType:
+    """The row for a model whose importance matrix is given."""
+    return replace(row, ffn_down=_KNOWING.get(row.name, row.ffn_down))
+
+
 def of_architecture(row: FileType, architecture: str) -> FileType:
     """The row for an architecture. Only Falcon differs from the table."""
     if architecture != "falcon":

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pyggml.dtypes import DTYPES, DType
 from pyggml.errors import QuantError
-from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, of_architecture
+from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, of_architecture, with_importance
 
 Shape = tuple[int, ...]
 
@@ -27,6 +27,7 @@ class ModelFacts:
     """The model's hyperparameters for the rules: GGUF's architecture, block_count, head_count, …
 
     n_head, n_head_kv: those of the first layer. n_expert: 0 without experts.
+    has_importance: whether an importance matrix is given.
     """
 
     architecture: str
@@ -34,6 +35,7 @@ class ModelFacts:
     n_head: int
     n_head_kv: int
     n_expert: int
+    has_importance: bool = False
 
 
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
@@ -70,6 +72,7 @@ def mix(
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
     row = of_architecture(FILE_TYPES[file_type], model.architecture)
+    row = with_importance(row) if model.has_importance else row
     shapes = dict(sorted(tensors, key=lambda t: (_layer(t[0]), t[0])))  # llama.cpp's own order
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
     found = {}

@@ -14,6 +14,7 @@ from pyggml.errors import QuantError
 from pyggml.quants.base import NoPack, Pack, Quant
 from pyggml.quants.registry import NUMBERS, quant
 from pyggml.quants.unpack import UNPACK
+from pyggml.quants.weighted import WEIGHTED, row_means
 
 _PIECE = 1 << 18  # weights of one call in one thread: 1 MiB of float32, some 10 ms of packing
 
@@ -45,11 +46,13 @@ def dequantize(raw: np.ndarray, name: str) -> np.ndarray:
     return out
 
 
-def quantize(array: np.ndarray, name: str) -> np.ndarray:
-    """`array` packed as type `name`, with bytes equal to ggml's without importance matrix.
+def quantize(array: np.ndarray, name: str, importance: np.ndarray | None = None) -> np.ndarray:
+    """`array` packed as type `name`, with bytes equal to ggml's.
 
     array: (..., n) of floats, rounded to float32 first; it need not be contiguous. n is a multiple
-    of the type's block. Returns (..., row_bytes) uint8.
+    of the type's block. importance: how much each column's error counts, (n,), or (n_matrices, n)
+    for that many stacked matrices; types without sums to weight ignore it. Returns (..., row_bytes)
+    uint8.
     Raises QuantError for an unknown or unwritable type, an n that does not fit, and a value that is
     not finite or too large for the type.
     """
@@ -64,17 +67,40 @@ def quantize(array: np.ndarray, name: str) -> np.ndarray:
     out = np.empty((*array.shape[:-1], q.dtype.row_bytes(array.shape[-1])), np.uint8)
     blocks = out.reshape(-1, q.dtype.block_bytes)
     values = np.ascontiguousarray(array).reshape(-1, q.dtype.block)
-    pack: Pack = q.pack
+    pack = _pack_of(q.pack, name, values, array.shape[-1], importance)
 
     def work(start: int, stop: int) -> None:
         src = values[start:stop].astype(np.float32)  # a copy: one compiled kernel for all inputs
         largest = _largest(src, start * q.dtype.block, array.shape, name)
-        pack(blocks[start:stop], src)
+        pack(blocks[start:stop], src, start)
         if largest > q.limit:
             _check_fits(q, blocks[start:stop], src, largest)
 
     _share(len(blocks), q.dtype.block, work)
     return out
+
+
+def _pack_of(
+    pack: Pack, name: str, values: np.ndarray, n: int, importance: np.ndarray | None
+) -> Callable[[np.ndarray, np.ndarray, int], None]:
+    """pack(dst, src, start) for the blocks from `start` on; values (n_blocks, block), rows of n."""
+    if importance is None or name not in WEIGHTED:
+        return lambda dst, src, start: pack(dst, src)
+    n_blocks, block = values.shape
+    per_row, n_rows = n // block, n_blocks * block // n
+    each = np.ascontiguousarray(importance, np.float32).reshape(-1, per_row, block)
+    if n_rows % len(each):
+        raise QuantError(f"importance of {len(each)} matrices does not divide {n_rows} rows")
+    means = np.zeros(n_rows, np.float32)
+    if block == 32:  # others take the mean over a block
+        row_means(means, values.reshape(n_rows, n).astype(np.float32, copy=False))
+
+    def weighted(dst: np.ndarray, src: np.ndarray, start: int) -> None:
+        row, at = np.divmod(np.arange(start, start + len(src)), per_row)
+        importance_of = each[row // (n_rows // len(each)), at]
+        WEIGHTED[name](dst, src, importance_of, means[row])
+
+    return weighted
 
 
 def _as_blocks(raw: np.ndarray, d: DType) -> np.ndarray:

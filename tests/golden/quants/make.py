@@ -2,6 +2,8 @@
 
 ggml.npz   `x` float32 (rows, 512) and, for each type, its bytes by `ggml_quantize_chunk` (Q8_1:
            by `quantize_row_q8_1_ref`)
+weighted.npz   `x` float32 (rows, 512), `importance` (512,) and the bytes with it, for types that
+           weight their fits
 mix.json   per model: what the rules ask about it, and per tensor its shape and, for each file
            type, the type that `llama_model_quantize` gave it
 
@@ -28,6 +30,19 @@ TYPES = {
     **{"Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30},
     **{"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42},
 }
+WEIGHTED = [
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+]
 FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10},
     **{"Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16},
@@ -70,7 +85,7 @@ def samples() -> np.ndarray:
     return np.concatenate(parts).astype(np.float32)
 
 
-def packed(x: np.ndarray, number: int) -> np.ndarray:
+def packed(x: np.ndarray, number: int, importance: np.ndarray | None = None) -> np.ndarray:
     """x as ggml packs it."""
     library = next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.*"))
     ggml = ctypes.CDLL(str(library))
@@ -82,7 +97,8 @@ def packed(x: np.ndarray, number: int) -> np.ndarray:
     chunk = ggml.ggml_quantize_chunk
     chunk.restype = ctypes.c_size_t
     chunk.argtypes = [ctypes.c_int, pointer, pointer, long, long, long, pointer]
-    n = chunk(number, x.ctypes.data, out.ctypes.data, 0, len(x), x.shape[1], None)
+    weights = None if importance is None else importance.ctypes.data
+    n = chunk(number, x.ctypes.data, out.ctypes.data, 0, len(x), x.shape[1], weights)
     return out.reshape(-1)[:n].reshape(len(x), -1).copy()
 
 
@@ -154,10 +170,23 @@ def record(path: Path) -> dict[str, Any]:
     }
 
 
+def weighted() -> None:
+    """Columns of importance 0, equal and of every size; rows of every sort, none too large."""
+    rng = np.random.default_rng(8)
+    x = samples()[[0, 1, 6, 7, 8, 12, 14, 15, 16, 17, 20, 21, 22]]
+    x[6:8] *= np.float32(1e-3)
+    importance = rng.chisquare(1, 512).astype(np.float32)
+    importance[[3, 40, 300]] = 0, 0, 50
+    importance[64:128] = 0.5
+    arrays = {name: packed(x, TYPES[name], importance) for name in WEIGHTED}
+    np.savez_compressed(HERE / "weighted.npz", x=x, importance=importance, **arrays)
+
+
 def main(folder: Path) -> None:
     x = samples()
     arrays = {name: packed(x, number) for name, number in TYPES.items()}
     np.savez_compressed(HERE / "ggml.npz", x=x, **arrays)
+    weighted()
 
     quiet = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(quiet, None)

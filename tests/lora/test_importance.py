@@ -1,0 +1,123 @@
+"""Importance matrices: what the taps see is what the matrices multiply."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_llama
+
+import pyggml
+from pyggml.alloc import plan
+from pyggml.errors import ConfigError, DataError
+from pyggml.graph import Graph
+from pyggml.imatrix import read_imatrix
+from pyggml.lora.importance import Collector
+from pyggml.ops import mul, mul_mat
+from pyggml.runtime import bind
+from pyggml.tensor import leaf
+
+PEERS = Path(__file__).parents[1] / "golden/peers"
+TEXT = "the path to the other thing\n" * 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    n = len(tiny_llama.TOKENS)
+    tiny_llama.write(path, n, n_layer=2, seed=1, changes=tiny_llama.VOCABULARY)
+    return pyggml.load(path, compute="f32")
+
+
+def collected(model, text=TEXT, n_ctx=16, most=None):
+    found = Collector(model, text, n_ctx, most, "text.txt")
+    (*_, n) = found.run()
+    return found.result(n)
+
+
+def test_sums_are_those_of_the_inputs(model):
+    """Of the first block's q, k and v: normed rows of the embedding, whatever chunk they are in."""
+    made = collected(model)
+    ids = np.array(model.tokenizer.encode(TEXT))
+    ids = ids[: len(ids) // 16 * 16]
+    x = model.parts.weights["token_embd.weight"].data[ids].astype(np.float64)
+    norm = model.parts.weights["blk.0.attn_norm.weight"].data
+    y = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) * norm
+    for name in ("attn_q", "attn_k", "attn_v"):
+        sums = made.sums[f"blk.0.{name}.weight"]
+        np.testing.assert_allclose(sums.squares, (y**2).sum(0, keepdims=True), rtol=1e-5)
+        assert sums.counts.tolist() == [len(ids)]
+    assert len(made.sums) == 2 * 7 and "output.weight" not in made.sums
+    assert (made.n_chunks, made.n_ctx, made.datasets) == (len(ids) // 16, 16, ("text.txt",))
+
+
+def test_the_first_chunks_may_do(model):
+    few = collected(model, most=2)
+    assert few.n_chunks == 2
+    assert {s.counts.item() for s in few.sums.values()} == {32.0}
+    whole = collected(model)
+    assert (
+        few.sums["blk.1.ffn_down.weight"].squares < whole.sums["blk.1.ffn_down.weight"].squares
+    ).all()
+
+
+def test_experts_have_sums_of_their_own(monkeypatch):
+    """Against the sum over all of them, and each expert's own rows."""
+    path = PEERS / "qwen3moe.gguf"
+    model = pyggml.load(path, compute="f32")
+
+    def chunks(model, tokens, n_ctx):
+        return np.arange(2 * n_ctx, dtype=np.int32).reshape(2, n_ctx) % 60
+
+    class Words:
+        add_bos, bos_id = False, None
+
+        def encode(self, text):
+            return [0]
+
+    monkeypatch.setattr("pyggml.lora.importance.chunks_of", chunks)
+    monkeypatch.setitem(model.__dict__, "tokenizer", Words())
+    made = collected(model)
+    gate, up, down = (made.sums[f"blk.0.ffn_{x}_exps.weight"] for x in ("gate", "up", "down"))
+    assert gate.squares.shape == (6, 32) and down.squares.shape == (6, 24)
+    assert gate.counts.sum() == 32 * 3 == down.counts.sum()
+    np.testing.assert_array_equal(gate.squares, up.squares)
+    np.testing.assert_array_equal(gate.counts, down.counts)
+    router = made.sums["blk.0.ffn_gate_inp.weight"]
+    assert router.squares.shape == (1, 32)
+    np.testing.assert_allclose(gate.squares.sum(0), 3 * router.squares[0], rtol=1e-5)
+    assert ((gate.counts > 0) == (gate.squares.sum(1) > 0)).all()
+
+
+def test_bad_contexts_and_texts_are_refused(model):
+    for n_ctx in (15, 65):
+        with pytest.raises(ConfigError, match=f"n_ctx is {n_ctx}, wanted 16 to the model's 64"):
+            Collector(model, TEXT, n_ctx)
+    with pytest.raises(DataError, match="wanted at least 32, two contexts of 16"):
+        Collector(model, "short", 16)
+
+
+def test_a_file_is_llama_cpp_s(model, tmp_path):
+    made = collected(model)
+    made.save(tmp_path / "i.gguf")
+    again = read_imatrix(tmp_path / "i.gguf")
+    for name, sums in made.sums.items():
+        np.testing.assert_array_equal(again.sums[name].means, sums.means)
+
+
+def test_a_tap_sees_a_node_and_its_sources(rng):
+    """Each time that the node has run, before anything else does."""
+    w, x = (leaf(rng.standard_normal((4, 4)).astype(np.float32), n) for n in "wx")
+    squares = mul(x, x)
+    y = mul_mat(w, squares)
+    out = mul(y, y)
+    seen = []
+    program = bind(
+        plan(Graph.of(out), pyggml.backends.CPU()),
+        taps={y: lambda: seen.append((program.read(squares), program.read(y)))},
+    )
+    program()
+    program()
+    assert len(seen) == 2
+    for found, product in seen:
+        np.testing.assert_array_equal(found, x.data**2)
+        np.testing.assert_allclose(product, found @ w.data.T, rtol=1e-5)
