@@ -16,7 +16,7 @@ from pyggml.backward.check import as_leaf
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.op import NoGrad, Op
 from pyggml.ops import OPS
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 
 def _words(names: str) -> frozenset[str]:

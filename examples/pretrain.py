@@ -26,7 +26,7 @@ from pyggml import backends, gguf, load, lora, tokenizer
 from pyggml.dtypes import F32
 from pyggml.models import tensors_of
 from pyggml.requantize import requantize
-from pyggml.tensor import Shape
+from pyggml.tensors import Shape
 from pyggml.tokenizer.bpe import splits
 from pyggml.tokenizer.pretokenizers import PRETOKENIZERS
 

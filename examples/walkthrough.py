@@ -23,7 +23,7 @@ from pyggml.lora.optim import AdamW
 from pyggml.model import fill
 from pyggml.models import Inputs, build, build_loss
 from pyggml.runtime import Program, bind
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 N_TOKENS, N_STEPS = 64, 10
 

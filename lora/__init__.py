@@ -9,13 +9,13 @@ In short:
     adapter.save("adapter.gguf")
 """
 
+from pyggml.gradients import loss_and_grads
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.attach import attach, unfreeze
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
 from pyggml.lora.evaluate import Perplexity, perplexity
 from pyggml.lora.fit import Fit, fit
-from pyggml.lora.gradients import loss_and_grads
 from pyggml.lora.merge import merge
 from pyggml.lora.objective import NextToken
 from pyggml.lora.parameters import Parameters

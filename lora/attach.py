@@ -18,7 +18,7 @@ from pyggml.lora.starts import kaiming, pissa, row_squares, unpacked
 from pyggml.lora.targets import Target, targets
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
-from pyggml.tensor import Shape, leaf
+from pyggml.tensors import Shape, leaf
 
 T = TypeVar("T")
 A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"

@@ -22,7 +22,7 @@ from pyggml.lora.evaluate.perplexity import chunks_of
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
 from pyggml.runtime import Program, Tap, bind
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _LEAST = 16  # tokens of a chunk; llama.cpp skips products of fewer
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.sizes import round_up
-from pyggml.tensor import Shape, leaf, window
+from pyggml.tensors import Shape, leaf, window
 
 _FLOATS = 16  # of a cache line
 

@@ -26,7 +26,7 @@ from pyggml.models import Inputs, Net, Taps, token_loss
 from pyggml.ops.dropout import DRAW
 from pyggml.runtime import compile_backwards
 from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
-from pyggml.tensor import Tensor, zeros
+from pyggml.tensors import Tensor, zeros
 
 _WORD = 0xFFFFFFFF
 Arrays = dict[str, np.ndarray]

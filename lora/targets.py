@@ -15,7 +15,7 @@ from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
 from pyggml.quants import NoPack, quant
-from pyggml.tensor import Shape
+from pyggml.tensors import Shape
 
 T = TypeVar("T", int, float)
 

@@ -22,7 +22,7 @@ from pyggml.lora.starts import unpacked
 from pyggml.lora.targets import fits
 from pyggml.model import Model
 from pyggml.requantize import rewrite
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _FLOATS = (F32, F16, BF16)
 

@@ -21,7 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyggml.eager import Value, apply
+    from pyggml.eager import Value, apply, tensor
     from pyggml.eager.gradcheck import gradcheck
     from pyggml.eager.steps import backward_steps
     from pyggml.generation import Sampling, generate
@@ -34,38 +34,32 @@ _WHERE = {
     "apply": "pyggml.eager",
     "backward_steps": "pyggml.eager.steps",
     "gradcheck": "pyggml.eager.gradcheck",
+    "tensor": "pyggml.eager",
     "Model": "pyggml.model",
     "load": "pyggml.model",
     "Sampling": "pyggml.generation",
     "generate": "pyggml.generation",
 }
-_PACKAGES = frozenset(
-    {
-        "alloc",
-        "backward",
-        "eager",
-        "gguf",
-        "graph",
-        "lora",
-        "models",
-        "ops",
-        "quants",
-        "runtime",
-        "tensor",
-    }
-    | {"threads", "tokenizer"}
-)
+_MODULES = {"functions": "pyggml.eager.functions", "optim": "pyggml.eager.optim"}
+_MODULES |= {
+    name: f"pyggml.{name}"
+    for name in (
+        *("alloc", "backward", "eager", "gguf", "graph", "lens", "lora", "models", "ops", "quants"),
+        *("runtime", "tensors", "threads", "tokenizer"),
+    )
+}
 
 __all__ = ["Model", "Sampling", "Value", "apply", "backward_steps", "generate", "gradcheck", "load"]
+__all__ += ["tensor"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in _PACKAGES:
-        return importlib.import_module(f"pyggml.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'pyggml' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PACKAGES, "__version__"})
+    return sorted({*__all__, *_MODULES, "__version__"})

@@ -22,8 +22,8 @@ import numpy as np
 from pyggml.backends import read
 from pyggml.backward import build_backward
 from pyggml.errors import ConfigError, DataError
+from pyggml.gradients import loss_and_grads
 from pyggml.graph import Graph
-from pyggml.lora import loss_and_grads
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
@@ -31,7 +31,7 @@ from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.ops.softmax import alibi_slopes
 from pyggml.runtime import results
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 Ids = Sequence[int] | np.ndarray
 

@@ -24,7 +24,7 @@ from pyggml.graph import Graph
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
 from pyggml.schedule import Arenas, Devices, ScheduledProgram, bind, schedule
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 from pyggml.trace import Numbers, Trace, edits
 
 Path = str | os.PathLike[str]

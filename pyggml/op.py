@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.dtypes import F32, DType
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)

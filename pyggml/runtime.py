@@ -16,7 +16,7 @@ from pyggml.call import Call
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.op import has_kernel
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 __all__ = ["Program", "bind", "compile_backwards", "compute", "results", "run"]
 

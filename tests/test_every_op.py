@@ -23,7 +23,7 @@ from pyggml.errors import ShapeError
 from pyggml.op import Memory, NoGrad, Sample
 from pyggml.ops import OPS
 from pyggml.runtime import run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}

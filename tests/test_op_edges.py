@@ -15,7 +15,7 @@ from pyggml.dtypes import I32, dtype
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.runtime import bind, run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 EXAMPLES = settings(max_examples=25)
 SIZES = st.sampled_from([1, 1, 2, 3, 4, 6, 7, 16, 17])

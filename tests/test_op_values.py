@@ -10,7 +10,7 @@ from pyggml import ops
 from pyggml.backward.check import check_gradient
 from pyggml.dtypes import BF16, F16, F32
 from pyggml.runtime import run
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 
 def f32(shape, seed=0):

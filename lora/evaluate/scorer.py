@@ -16,7 +16,7 @@ from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
 from pyggml.ops.head import chunk_rows
 from pyggml.ops.loss import cross_entropies
-from pyggml.tensor import zeros
+from pyggml.tensors import zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pyggml.lora.optim.optimiser import Optimiser
 from pyggml.ops import opt_step_adamw
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 class AdamW(Optimiser):

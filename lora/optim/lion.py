@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pyggml.lora.optim.optimiser import Optimiser
 from pyggml.ops import opt_step_lion
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 class Lion(Optimiser):

@@ -14,7 +14,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.ops import clip_norm, fill_inplace
 from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensor import Tensor, window, zeros
+from pyggml.tensors import Tensor, window, zeros
 
 
 class Optimiser(ABC):

@@ -43,7 +43,7 @@ from pyggml.ops import (
     sub,
     sum_,
 )
-from pyggml.tensor import Tensor, zeros
+from pyggml.tensors import Tensor, zeros
 
 _CERTAIN = -1e-7  # the highest mean log-probability whose odds are finite in float32
 

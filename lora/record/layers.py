@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 
 from pyggml.backends import read
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def norm_by_layer(gradients: Mapping[str, Tensor], norm: float) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyggml.graph import Graph
 from pyggml.op import SAVED, Memory
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 FOREVER = 1 << 60
 

@@ -11,7 +11,7 @@ from pyggml.alloc.sharing import sharing
 from pyggml.backends import CPU, Backend
 from pyggml.graph import Graph
 from pyggml.op import SAVED, has_kernel
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from pyggml.backends import Backend
 from pyggml.dtypes import I8
 from pyggml.graph import Graph
 from pyggml.op import SHARED, has_kernel
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def sharing(graph: Graph, backend: Backend) -> Iterator[tuple[Tensor, list[Tensor]]]:

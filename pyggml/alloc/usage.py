@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.plan import Plan
 from pyggml.op import SAVED, SHARED
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.call import Call
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 class Backend(ABC):

@@ -22,7 +22,7 @@ from pyggml.graph import Graph, topological
 from pyggml.op import SAVED
 from pyggml.quants import dequantize
 from pyggml.runtime import results
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 STEP = 1e-5  # h: the difference of two float64 values of order 1 is then good to 1e-10
 

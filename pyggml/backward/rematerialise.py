@@ -11,7 +11,7 @@ from enum import Enum
 
 from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward, pinned
 from pyggml.graph import Graph
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 class Keep(Enum):

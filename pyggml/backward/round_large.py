@@ -11,7 +11,7 @@ from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward,
 from pyggml.dtypes import F32, DType
 from pyggml.graph import Graph
 from pyggml.ops import cpy
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def round_large(graph: Graph, kept_as: DType) -> Graph:

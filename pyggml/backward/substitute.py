@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from pyggml.graph import Graph
 from pyggml.op import SAVED
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def forward_and_backward(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -13,7 +13,7 @@ import numpy as np
 from pyggml import ops
 from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
-from pyggml.tensor import Shape, Tensor, leaf
+from pyggml.tensors import Shape, Tensor, leaf
 
 Builder = Callable[..., Tensor]
 Axes = int | tuple[int, ...] | None

@@ -26,7 +26,7 @@ from pyggml.errors import ConfigError
 from pyggml.graph import Graph
 from pyggml.op import SAVED, Op
 from pyggml.runtime import results
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 EXACT, ROUNDED = 1e-5, 1e-3  # tolerances for references in float64, and for kernels in float32
 MOST_EVALUATIONS = 2000  # of the graph, for a whole Jacobian

@@ -20,7 +20,7 @@ from pyggml.errors import NoGradientError
 from pyggml.graph import Graph
 from pyggml.op import SAVED
 from pyggml.runtime import results, run
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 SMALL = 1 << 18  # numbers in a node and its sources: above, kernels are worth their compilation
 

@@ -25,7 +25,7 @@ from pyggml.eager.operators import Operators
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
 from pyggml.op import NoGrad
-from pyggml.tensor import MAX_AXES, Shape, Tensor, leaf
+from pyggml.tensors import MAX_AXES, Shape, Tensor, leaf
 
 _values: WeakKeyDictionary[Tensor, ref[Value]] = WeakKeyDictionary()
 

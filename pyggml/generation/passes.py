@@ -14,7 +14,7 @@ from pyggml.model import Model
 from pyggml.models import Cache, Inputs, Taps, build
 from pyggml.schedule import Arenas, ScheduledProgram
 from pyggml.sizes import round_up
-from pyggml.tensor import Tensor, zeros
+from pyggml.tensors import Tensor, zeros
 from pyggml.trace import Trace
 
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch

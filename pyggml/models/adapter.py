@@ -28,7 +28,7 @@ from pyggml.models.config import short
 from pyggml.models.low_rank import LoraPair
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 SUFFIXES = (".lora_a", ".lora_b")
 ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"

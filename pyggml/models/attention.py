@@ -12,7 +12,7 @@ from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
 from pyggml.ops import clamp, flash_attn_ext, reshape, split
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

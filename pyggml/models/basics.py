@@ -23,7 +23,7 @@ from pyggml.models.feed_forward import FeedForward, GatedFeedForward
 from pyggml.models.norm import LayerNorm, Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, read_rope
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

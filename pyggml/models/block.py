@@ -9,7 +9,7 @@ from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, merged
 from pyggml.ops import add, scale
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

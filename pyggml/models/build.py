@@ -22,7 +22,7 @@ from pyggml.ops import (
     linear_cross_entropy,
     linear_cross_entropy_by_row,
 )
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merged
 from pyggml.op import Spec
 from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from pyggml.ops import (
     split,
     swiglu,
 )
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

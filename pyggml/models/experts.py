@@ -26,7 +26,7 @@ from pyggml.ops import (
     soft_max,
     top_k,
 )
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 MOST_EXPERTS = 512  # llama.cpp's LLAMA_MAX_EXPERTS
 LEAST_SUM = 6.103515625e-5  # llama.cpp's guard of the division: float16's smallest normal number

@@ -9,7 +9,7 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, matrix, merged
 from pyggml.ops import halve
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from pyggml.ops import add, detach, div, dropout, mul, mul_mat, repeat_back, reshape, scale, sqrt
 from pyggml.ops.layout import cont, transpose
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from pyggml.ops import (
     set_rows,
     window_span,
 )
-from pyggml.tensor import Tensor, zeros
+from pyggml.tensors import Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)

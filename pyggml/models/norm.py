@@ -9,7 +9,7 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import add, mul, norm, rms_norm_mul
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

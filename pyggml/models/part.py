@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors
 from pyggml.op import Spec
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 class Part(ABC):

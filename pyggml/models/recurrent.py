@@ -12,7 +12,7 @@ from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.op import Spec
 from pyggml.ops import add, after, set_rows, ssm_conv
-from pyggml.tensor import Shape, Tensor, leaf, zeros
+from pyggml.tensors import Shape, Tensor, leaf, zeros
 
 
 def initial(net: Net, name: str, shape: Shape) -> Tensor:

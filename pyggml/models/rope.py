@@ -9,7 +9,7 @@ from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import rope_apply, rope_table
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _SAME = ("rope_freqs.weight", "rope_freqs.weight")
 _SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")

@@ -14,7 +14,7 @@ import numpy as np
 from pyggml.backends import write
 from pyggml.models.build import Parts
 from pyggml.models.net import Cache, Inputs, Net
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.models.architecture import Architecture
 from pyggml.models.build import compose
 from pyggml.models.weights import Tensors
-from pyggml.tensor import Shape
+from pyggml.tensors import Shape
 
 _COMMON: Mapping[str, object] = {
     "context_length": 64,

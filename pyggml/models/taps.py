@@ -26,7 +26,7 @@ import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.ops import add, mul, scale
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pyggml.dtypes import BF16, F16, F32
 from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
 from pyggml.quants import QUANTS, dequantize
-from pyggml.tensor import Shape, Tensor, leaf
+from pyggml.tensors import Shape, Tensor, leaf
 
 Weights = Mapping[str, Tensor]
 

@@ -24,7 +24,7 @@ from pyggml.ops.arith import mul, scale, sub
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.strips import strips
 from pyggml.ops.unary import Layout, Samples, clamp, draws, exp, sqr, step, unary_op
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 Reference = Callable[..., np.ndarray]
 

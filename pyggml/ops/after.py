@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def after(x: Tensor, *done: Tensor) -> Tensor:

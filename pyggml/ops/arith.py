@@ -20,7 +20,7 @@ from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.broadcast import copies, drawn_tiles, expect_tiles, four_axes, tiled
 from pyggml.ops.expect import expect, expect_gapless, expect_type
 from pyggml.ops.strips import strip, strips
-from pyggml.tensor import MAX_AXES, Shape, Tensor
+from pyggml.tensors import MAX_AXES, Shape, Tensor
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.errors import ShapeError
-from pyggml.tensor import MAX_AXES, Shape, Tensor
+from pyggml.tensors import MAX_AXES, Shape, Tensor
 
 
 def four_axes(shape: Shape) -> Shape:

@@ -22,7 +22,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.layout import reshape
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 Pair = tuple[int, int]
 _FORWARD, _BACK_X, _BACK_W = range(3)

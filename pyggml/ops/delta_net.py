@@ -37,7 +37,7 @@ from pyggml.ops.recurrence import (
     sample_positions,
     with_dy,
 )
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def gated_delta_net(

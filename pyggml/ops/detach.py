@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Detached, Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def detach(x: Tensor) -> Tensor:

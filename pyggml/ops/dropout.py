@@ -26,7 +26,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import INF, NAN, expect, expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 DRAW = 3  # words of a draw: the seed's lower and upper 32 bits, and the number of the draw
 _STREAMS = 1 << 32

@@ -22,7 +22,7 @@ from pyggml.ops.expect import INF, NAN, expect_axes, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.narrow import concat, narrow
 from pyggml.ops.reduce import sum_rows
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 
 def arange(start: float, stop: float, step: float = 1.0) -> Tensor:

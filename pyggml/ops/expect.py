@@ -6,7 +6,7 @@ import numpy as np
 
 from pyggml.dtypes import F32, F64, I32, DType
 from pyggml.errors import PyggmlError, ShapeError
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 def expect(op: str, what: str, t: Tensor, shape: Shape, dtype: DType = F32) -> None:

@@ -28,7 +28,7 @@ from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
 from pyggml.scratch import Array, Layout
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 
 def mul_mat_id(w: Tensor, x: Tensor, ids: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.narrow import halve
 from pyggml.ops.strips import strips
 from pyggml.ops.unary import Layout
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
 _QUICK = np.float32(1.702)

@@ -20,7 +20,7 @@ from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
 from pyggml.op import NoGrad, Op
 from pyggml.ops.expect import NAN
 from pyggml.ops.glu import gate_and_up, glu_op
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _ONE = np.float32(1)
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")

@@ -17,7 +17,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_axes, expect_number, expect_type
 from pyggml.ops.norm import NORM_BACK, norm_back_rows, norm_rows
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def group_norm(x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:

@@ -14,7 +14,7 @@ from pyggml.ggml_enums import GGMLUnaryOp
 from pyggml.op import Sample
 from pyggml.ops.arith import add, mul, scale
 from pyggml.ops.unary import draws, step, unary_op
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _ZERO, _ONE, _THREE = np.float32(0), np.float32(1), np.float32(3)
 _SIXTH = np.float32(1 / 6)

@@ -37,7 +37,7 @@ from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
 from pyggml.ops.layout import reshape
 from pyggml.quants import QUANTS
 from pyggml.scratch import Array, Layout, Scratch
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _ONE = np.float32(1)
 LOGITS_BYTES = 192 << 20  # of all logits that exist at once

@@ -22,7 +22,7 @@ from pyggml.ops.conv import Pair, out_size, with_height
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.matmul import mul_mat
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 def im2col(

@@ -23,7 +23,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.strips import LENGTH
 from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_f16
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 def cont(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from pyggml.errors import PyggmlError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)

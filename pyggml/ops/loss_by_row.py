@@ -22,7 +22,7 @@ from pyggml.ops.loss import (
     log_softmax,
     rows_fit,
 )
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 
 def cross_entropy_by_row(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def diag_mask_inf(x: Tensor, n_past: int = 0) -> Tensor:

@@ -25,7 +25,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.repeat import repeat_back
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 def mul_mat(w: Tensor, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:

@@ -22,7 +22,7 @@ from pyggml.backends.cpu import cpu_kernel, rows
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)

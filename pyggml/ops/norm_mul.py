@@ -20,7 +20,7 @@ from pyggml.dtypes import F32
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_axes, expect_number, expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)

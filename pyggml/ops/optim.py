@@ -27,7 +27,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_gapless, expect_number, expect_type
 from pyggml.ops.strips import LENGTH
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _NO_LOSS = NoGrad("an optimiser step is not part of the loss")
 _ONE = np.float32(1)

@@ -15,7 +15,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Sample
 from pyggml.ops.resample import Axis, picked, resampling_op
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 Widths = tuple[tuple[int, int], ...]
 

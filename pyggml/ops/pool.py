@@ -22,7 +22,7 @@ from pyggml.ops.conv import Pair, out_size
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.resample import Axis, picked, resampling_op
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 _KINDS = ("avg", "max")
 

@@ -27,7 +27,7 @@ from pyggml.backends.cpu import Site
 from pyggml.dtypes import I32
 from pyggml.op import Sample
 from pyggml.ops.expect import expect
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 N_ROLES = 6
 W, A, B, K, R, V = range(N_ROLES)

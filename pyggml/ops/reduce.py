@@ -23,7 +23,7 @@ from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import scale
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.repeat import repeat
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _HALF = np.float32(0.5)
 

@@ -14,7 +14,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.broadcast import drawn_tiles, expect_tiles, four_axes, tiled, tiles, untiled
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 
 def repeat(x: Tensor, shape: Shape) -> Tensor:

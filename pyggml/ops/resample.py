@@ -21,7 +21,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import OPS, Memory, Op, Refused, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 Axis = tuple[np.ndarray, np.ndarray]  # indices int64, weights float32
 Axes = Callable[..., list[Axis]]  # (x's shape, **params) -> one Axis for each of its axes

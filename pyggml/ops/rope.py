@@ -24,7 +24,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_axes, expect_type
 from pyggml.ops.rope_table import check_mode, rope_table
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def rope(

@@ -31,7 +31,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_ABOVE_ZERO, expect_above_zero, expect_axes, expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 ONE_POSITION, FOUR_POSITIONS = ("normal", "neox"), ("mrope", "imrope", "vision")
 Sections = tuple[int, ...]

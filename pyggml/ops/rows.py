@@ -28,7 +28,7 @@ from pyggml.ops.layout import dup, reshape
 from pyggml.quants import QUANTS, UNPACK
 from pyggml.quants.bits import float_to_f16
 from pyggml.quants.blocks32 import pack_q8_0
-from pyggml.tensor import Shape, Tensor, leaf, zeros
+from pyggml.tensors import Shape, Tensor, leaf, zeros
 
 
 def get_rows(table: Tensor, ids: Tensor) -> Tensor:

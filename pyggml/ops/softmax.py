@@ -28,7 +28,7 @@ from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.reduce import sum_rows
 from pyggml.ops.repeat import repeat_back
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)

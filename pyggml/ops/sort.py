@@ -21,7 +21,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _NO_GRADIENT = NoGrad("the order of numbers does not change smoothly")
 

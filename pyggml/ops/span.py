@@ -16,7 +16,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def window_span(span: Tensor, window: int) -> Tensor:

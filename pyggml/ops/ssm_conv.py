@@ -19,7 +19,7 @@ from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
 from pyggml.ops.recurrence import expect_positions, sample_positions, with_dy
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def ssm_conv(state: Tensor, x: Tensor, w: Tensor, positions: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from pyggml.ops.recurrence import (
     sample_positions,
     with_dy,
 )
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
 

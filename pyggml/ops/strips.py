@@ -11,7 +11,7 @@ from math import gcd, prod
 
 from pyggml.backends.cpu import Site
 from pyggml.call import Call
-from pyggml.tensor import Shape
+from pyggml.tensors import Shape
 
 LENGTH = 4096  # floats: 16 KiB, a few µs of work
 

@@ -23,7 +23,7 @@ from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.arith import neg
 from pyggml.ops.expect import expect_gapless, expect_type
 from pyggml.ops.matmul import mul_mat
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 # Kind -> the first and the last diagonal that is kept, as column − row.
 _FAR = 1 << 30

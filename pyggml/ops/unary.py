@@ -21,7 +21,7 @@ from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.op import NO_SETTINGS, GradRule, Memory, NoGrad, Op, Refused, Sample, Spec, op
 from pyggml.ops.arith import div, mul, neg, scale
 from pyggml.ops.expect import NAN, expect_type
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 Layout = Callable[[Callable[..., None]], Callable[[Site], Call]]
 Samples = Callable[[np.random.Generator], Iterator[Sample]]

@@ -14,7 +14,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Sample
 from pyggml.ops.resample import Axis, picked, resampling_op
-from pyggml.tensor import Shape, Tensor
+from pyggml.tensors import Shape, Tensor
 
 _MODES = ("nearest", "bilinear", "bicubic")
 _A = -0.75

@@ -23,7 +23,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, Sample, Spec, op
 from pyggml.ops.expect import expect_type
-from pyggml.tensor import Shape, Tensor, zeros
+from pyggml.tensors import Shape, Tensor, zeros
 
 
 def view(x: Tensor, shape: Shape, strides: Shape, offset: int = 0) -> Tensor:

@@ -35,7 +35,7 @@ from pyggml.ops.recurrence import (
     n_tasks,
     sample_positions,
 )
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 def rwkv_wkv6(

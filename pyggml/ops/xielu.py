@@ -20,7 +20,7 @@ from pyggml.ggml_enums import GGMLOp, GGMLUnaryOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NAN, expect, expect_type
 from pyggml.ops.unary import draws, unary_op
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 _ZERO, _TWO = np.float32(0), np.float32(2)
 _SAMPLE: dict[str, Any] = {"a_n": 1.3, "a_p": 0.8, "beta": 0.5, "eps": -1e-6}

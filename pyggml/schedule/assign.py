@@ -14,7 +14,7 @@ from pyggml.backends import Backend
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
 from pyggml.op import SAVED, changed_by, has_kernel
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from pyggml.backends import CPU, Backend, is_constant
 from pyggml.dtypes import I8
 from pyggml.op import SEEN
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 class Devices:

@@ -15,7 +15,7 @@ from pyggml.graph import Graph
 from pyggml.schedule.devices import Devices
 from pyggml.schedule.schedule import Schedule, schedule
 from pyggml.schedule.split import Copy, Part
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from pyggml.op import changed_by, has_kernel
 from pyggml.schedule.assign import assign
 from pyggml.schedule.devices import Devices
 from pyggml.schedule.split import Copy, Part, Split, split
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

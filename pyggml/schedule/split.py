@@ -22,7 +22,7 @@ from pyggml.graph import Graph
 from pyggml.op import COPIED, SAVED, SEEN, changed_by, has_kernel
 from pyggml.schedule.assign import Assignment
 from pyggml.schedule.devices import Devices
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from pyggml.ops import (
     sum_rows,
     transpose,
 )
-from pyggml.tensor import Tensor, zeros
+from pyggml.tensors import Tensor, zeros
 
 
 def span_of(graph: Graph, t: Tensor) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.runtime import bind
-from pyggml.tensor import Tensor, leaf, zeros
+from pyggml.tensors import Tensor, leaf, zeros
 
 # -- the planner's promises, from the graph alone --------------------------------------------------
 

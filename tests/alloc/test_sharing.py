@@ -13,7 +13,7 @@ from pyggml.op import SHARED
 from pyggml.ops import add, add_inplace, mul_mat, mul_mat_add, reshape, scale
 from pyggml.quants import quantize
 from pyggml.runtime import bind
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 N_IN = 64
 

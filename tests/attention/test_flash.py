@@ -17,7 +17,7 @@ from pyggml.gemm import CHOSEN, FLOAT_TILE
 from pyggml.graph import Graph
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.runtime import bind
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]

@@ -16,7 +16,7 @@ from pyggml.models import (
     small_metadata,
 )
 from pyggml.runtime import results
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 SIZES = {
     "embedding_length": 16,

@@ -24,7 +24,7 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.runtime import results
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 N = 8
 STEPS = [

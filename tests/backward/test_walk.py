@@ -37,7 +37,7 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.runtime import bind, results, run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 
 def filled(shape, seed=0, name=""):

@@ -14,7 +14,7 @@ from pyggml.graph import Graph
 from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale, tanh
 from pyggml.quants import quantize
 from pyggml.runtime import bind, run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 MR = FLOAT_TILE.mr
 

@@ -21,7 +21,7 @@ from pyggml.ops import (
 )
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 
 def numbers(rng, *shape):

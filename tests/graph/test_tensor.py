@@ -12,7 +12,7 @@ from pyggml.op import NO_SETTINGS, Memory, NoGrad, Spec, op
 from pyggml.ops import OPS, add, narrow, permute, reshape, scale, soft_max, sum_rows, transpose
 from pyggml.quants import quantize
 from pyggml.runtime import run
-from pyggml.tensor import Tensor, contiguous_strides, leaf, zeros
+from pyggml.tensors import Tensor, contiguous_strides, leaf, zeros
 
 
 @pytest.mark.parametrize(

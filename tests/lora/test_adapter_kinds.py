@@ -23,7 +23,7 @@ from pyggml.lora import (
 from pyggml.lora.starts import pissa
 from pyggml.lora.targets import targets
 from pyggml.models import LoraPair
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 from measures import nmse
 from peers.trial import llama_cpp_logits

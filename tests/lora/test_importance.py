@@ -14,7 +14,7 @@ from pyggml.imatrix import read_imatrix
 from pyggml.lora.importance import Collector
 from pyggml.ops import mul, mul_mat
 from pyggml.runtime import bind
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 PEERS = Path(__file__).parents[1] / "golden/peers"
 TEXT = "the path to the other thing\n" * 12

@@ -13,7 +13,7 @@ from pyggml.errors import ConfigError
 from pyggml.generation import Batch, Session
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 from attending import arrays, problem_of, run_exactly
 

@@ -18,7 +18,7 @@ from pyggml.call import Call
 from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
 from pyggml.runtime import results
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 from measures import nmse
 

@@ -11,7 +11,7 @@ from pyggml.lora import LoraConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.passes import Passes
 from pyggml.models import ARCHITECTURES, Inputs, build_loss
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 CTX, N_VOCAB = 12, 11
 STARTS = np.repeat([0, 7, 12], [7, 5, 12])  # of the sequence a token is in: two, then one

@@ -17,7 +17,7 @@ from pyggml.models import (
     small_metadata,
 )
 from pyggml.runtime import run
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 SSM = {"ssm.inner_size": 12, "ssm.state_size": 3, "ssm.conv_kernel": 4}
 SIZES = {

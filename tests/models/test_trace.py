@@ -21,7 +21,7 @@ from pyggml.models import (
     small_metadata,
     tensors_of,
 )
-from pyggml.tensor import zeros
+from pyggml.tensors import zeros
 
 IDS = np.arange(1, 13)
 N_VOCAB = 11

@@ -12,7 +12,7 @@ from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
 from pyggml.runtime import run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 
 def numbers(rng, *shape):

@@ -8,7 +8,7 @@ from pyggml import ops
 from pyggml.backward.check import check_gradient
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.runtime import run
-from pyggml.tensor import leaf, zeros
+from pyggml.tensors import leaf, zeros
 
 
 def numbers(rng, *shape):

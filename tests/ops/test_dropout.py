@@ -9,7 +9,7 @@ from pyggml.graph import Graph
 from pyggml.ops import dropout, mul
 from pyggml.ops.dropout import philox
 from pyggml.runtime import bind, results
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 # Random123's kat_vectors of philox4x32, 10 rounds: counter, key, words.
 KNOWN = [

@@ -12,7 +12,7 @@ from pyggml.graph import Graph
 from pyggml.ops import add_id, argsort, mul_mat_id, mul_mat_id_back, out_prod_id, sum_, top_k
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import bind, run
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 IDS = np.array([[3, 1], [1, 0], [3, 0]], np.int32)
 

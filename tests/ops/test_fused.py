@@ -7,7 +7,7 @@ from derivatives import gradients_of
 from pyggml import ops
 from pyggml.op import OPS
 from pyggml.runtime import run
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 T, N, K, N_VOCAB = 7, 40, 33, 70
 

@@ -11,7 +11,7 @@ from pyggml.ops.loss import (
     cross_entropy_rows_back,
 )
 from pyggml.runtime import run
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 ONE = leaf(np.array(1, np.float32))
 

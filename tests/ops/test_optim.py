@@ -9,7 +9,7 @@ from pyggml.graph import Graph
 from pyggml.ops.layout import transpose
 from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
 from pyggml.runtime import bind
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 from pyggml.errors import ShapeError
 from pyggml.ops import gated_delta_net, gated_linear_attn, rwkv_wkv6, rwkv_wkv7, ssm_conv, ssm_scan
 from pyggml.runtime import run
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 T, H, D = 12, 3, 4
 

@@ -9,7 +9,7 @@ from pyggml.errors import ShapeError
 from pyggml.ops.rope import rope, rope_apply, rope_apply_back
 from pyggml.ops.rope_table import rope_table
 from pyggml.runtime import run
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ from pyggml.ops.layout import transpose
 from pyggml.ops.rows import get_rows, get_rows_back, set_rows
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import run
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 PACKED = [n for n, q in QUANTS.items() if q.dtype.quantised]
 

@@ -6,7 +6,7 @@ import pytest
 from pyggml.errors import ShapeError
 from pyggml.ops.softmax import soft_max
 from pyggml.runtime import run
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

@@ -12,7 +12,7 @@ from pyggml.alloc import plan
 from pyggml.graph import Graph
 from pyggml.ops import opt_step_adamw
 from pyggml.runtime import compile_backwards
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 pytestmark = pytest.mark.skipif(not JIT, reason="there is nothing to compile")
 
@@ -26,7 +26,7 @@ from pyggml.graph import Graph
 from pyggml.ops import mul_mat, rms_norm, swiglu
 from pyggml.quants import quantize
 from pyggml.runtime import compile_backwards, compute
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 rng = np.random.default_rng(0)
 x = leaf(rng.standard_normal((40, 64), np.float32))
 w = leaf(quantize(rng.standard_normal((96, 64), np.float32), "Q8_0"), "w", dtype("Q8_0"))

@@ -13,7 +13,7 @@ from pyggml.dtypes import F16, F32
 from pyggml.graph import Graph
 from pyggml.ops import mul_mat
 from pyggml.runtime import bind
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's madvise")
 

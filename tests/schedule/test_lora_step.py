@@ -17,7 +17,7 @@ from pyggml.ops import OPS
 from pyggml.runtime import bind
 from pyggml.schedule import Devices, schedule
 from pyggml.schedule import bind as bind_schedule
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 pytestmark = pytest.mark.filterwarnings("ignore:reference leaves")
 GOLDEN = Path(__file__).parents[1] / "golden/models"

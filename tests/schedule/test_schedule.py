@@ -18,7 +18,7 @@ from pyggml.op import Memory
 from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
 from pyggml.runtime import run
 from pyggml.schedule import Devices, assign, bind, schedule
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 pytestmark = pytest.mark.filterwarnings("ignore:(reference|cpu) leaves")
 NAMES = sorted(OPS)

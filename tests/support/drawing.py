@@ -14,7 +14,7 @@ from pyggml.backward.check import as_leaf
 from pyggml.errors import PyggmlError
 from pyggml.op import Memory, NoGrad
 from pyggml.runtime import run
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 32, 33, 48, 64, 65, 66, 96, 130)
 MOST = 6000  # elements of an array

@@ -24,7 +24,7 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.ops.broadcast import tiles
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 
 def _pick(draw, pool, fits=lambda t: True):

@@ -11,7 +11,7 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
 from pyggml.backends.cpu.kernel import KERNELS, Compute, Kernel, Site
 from pyggml.call import Call
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 ALIGNMENT = 64
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.call import Call
 from pyggml.op import Op
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 Compute = Literal["f32", "bf16", "int8"]
 

@@ -19,7 +19,7 @@ from pyggml.models.recurrent import CausalConv
 from pyggml.models.weights import Tensors, matrix, merged
 from pyggml.op import Spec
 from pyggml.ops import mul, split, swiglu
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.ops import log_temperature, mul, reshape, swiglu
-from pyggml.tensor import Tensor
+from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

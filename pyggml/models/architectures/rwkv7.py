@@ -38,7 +38,7 @@ from pyggml.ops import (
     sum_rows,
     tanh,
 )
-from pyggml.tensor import Shape, Tensor, leaf
+from pyggml.tensors import Shape, Tensor, leaf
 
 _LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
 _GROUP_EPS = 64e-5  # of the norm over each head

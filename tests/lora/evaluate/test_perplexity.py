@@ -8,7 +8,7 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import attach, loss_and_grads, perplexity
-from pyggml.tensor import leaf
+from pyggml.tensors import leaf
 
 
 class Numbers:

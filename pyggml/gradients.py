@@ -16,7 +16,7 @@ from pyggml.graph import Graph
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
 from pyggml.schedule import results
-from pyggml.tensor import Tensor, leaf
+from pyggml.tensors import Tensor, leaf
 
 
 def loss_and_grads(
