@@ -13,10 +13,10 @@ import pyggml.threads
 from pyggml import Model, load
 from pyggml.cli.grouped import GroupedCommand, GroupedOption
 from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.sampling import sampling_of, sampling_options, show
+from pyggml.cli.sampling import cache_option, sampling_of, sampling_options, show
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
-from pyggml.generation import CACHE_TYPES, Finish, complete
+from pyggml.generation import Finish, complete
 
 _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
 
@@ -42,15 +42,7 @@ _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
     **_TEXT,
     help="most tokens, prompt included (default: the model's context)",
 )
-@click.option(
-    "--cache-type",
-    type=click.Choice(CACHE_TYPES),
-    metavar="WORD",
-    default="f16",
-    show_default=True,
-    **_TEXT,
-    help="keys and values in f16, or in q8_0, half of the memory",
-)
+@cache_option
 @click.option(
     "--context-shift", is_flag=True, **_TEXT, help="a full context drops half of its tokens"
 )

@@ -15,7 +15,7 @@ from pyggml.cli.chat.console import Console
 from pyggml.cli.chat.conversation import Conversation
 from pyggml.cli.grouped import GroupedCommand, GroupedOption
 from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.sampling import sampling_of, sampling_options
+from pyggml.cli.sampling import cache_option, sampling_of, sampling_options
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
 
@@ -49,6 +49,7 @@ _CTX = 4096
     help=f"most tokens that the model remembers (default: {_CTX}, or the model's if that has "
     "fewer); then the oldest rounds are left out",
 )
+@cache_option
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,
@@ -58,6 +59,7 @@ def command(
     chat_template: str,
     n_tokens: int | None,
     ctx: int | None,
+    cache_type: str,
     **given: Any,
 ) -> int:
     """Talk with a model. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat.
@@ -72,7 +74,8 @@ def command(
         raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
     template = find_template(opened.tokenizer, chat_template)
     text = None if system is None else unescaped(system)
-    chat = Conversation(opened, template, how, ctx or min(_CTX, most), n_tokens, text)
+    n_ctx = ctx or min(_CTX, most)
+    chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
         name = printable(str(opened.file.get("general.name", model.name)))

@@ -49,10 +49,13 @@ class Conversation:
         n_ctx: int,
         n_tokens: int | None = None,
         system: str | None = None,
+        cache_type: str = "f16",
     ) -> None:
-        """n_tokens: most of an answer; None: until the context is full.
+        """n_tokens: most of an answer; None: until the context is full. cache_type: as a Session
+        has it.
 
-        Raises TemplateError if the template does not take a user's message, or not the system's.
+        Raises ConfigError as a Session does, and TemplateError if the template does not take a
+        user's message, or not the system's.
         """
         self.rounds: list[Round] = []
         self.n_dropped, self.n_ctx = 0, n_ctx
@@ -65,7 +68,7 @@ class Conversation:
         ending = answer_ending(template).strip()
         self.how = replace(how.seeded(), stop=(*how.stop, *filter(None, [ending])))
         self._n_asked = 0  # each answer has a seed of its own
-        self._session, self._read = Session(model, n_ctx), list[int]()
+        self._session, self._read = Session(model, n_ctx, cache_type), list[int]()
 
     def ask(self, question: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[Piece]:
         """The pieces of the answer, without white space before it.

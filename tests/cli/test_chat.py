@@ -240,6 +240,12 @@ def test_a_retry_that_is_refused_leaves_the_answer(chat, capsys, monkeypatch):
     assert [r.question for r in talking.rounds] == ["the"]
 
 
+def test_the_cache_has_the_type_that_was_asked_for(talk):
+    """This model's heads are too short for blocks of Q8_0, so the word is heard."""
+    ended = talk("the\n", "--cache-type", "q8_0")
+    assert ended.code == 2 and "--cache-type is q8_0, which needs heads of a multiple" in ended.err
+
+
 def test_an_unknown_command_is_no_message(talk, model):
     ended = talk("/rest\n /rest\n")
     assert ended.code == 2 and "/rest is no command, known are /help" in ended.err
