@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import GraphError
 from pyggml.tensors import Tensor
+
+if TYPE_CHECKING:
+    from pyggml.alloc import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,25 @@ class Graph:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """The same line where IPython or Hypothesis would print every field of a dataclass."""
         printer.text(repr(self))
+
+    def to_svg(self) -> str:
+        """The sections of the graph as a picture, equal blocks folded: see pyggml.draw."""
+        from pyggml.draw import overview
+
+        return overview(self)
+
+    def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
+        """A page with the sections, the inside of each, and perhaps the plan: see pyggml.draw.
+
+        trained: parameters, whose readers are marked. Raises PyggmlError without igraph.
+        """
+        from pyggml.draw import page
+
+        return page(self, plan, trained)
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.to_svg()
 
     def __str__(self) -> str:
         """One line a node: number, op, type and shape, numbers of its sources, name."""

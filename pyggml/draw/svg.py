@@ -1,0 +1,69 @@
+"""Scalable pictures: elements as text. Colours are names of a style that knows light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from pyggml.draw.layers import Point
+
+STYLE = """
+:root { --paper: #ffffff; --ink: #1c2330; --faint: #66707f; --line: #8a94a3; --box: #eef2f7;
+  --forward: #1f5fbf; --backward: #b3471b; --trained: #1d7f4e; --scratch: #7a4fb5; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14181f; --ink: #e6eaf0; --faint: #9aa5b4;
+  --line: #6b7686; --box: #1f2630; --forward: #7db0ff; --backward: #ff9d70; --trained: #5fd394;
+  --scratch: #c2a0f5; } }
+svg { background: var(--paper); font: 12px system-ui, sans-serif; }
+svg text { fill: var(--ink); }
+svg text.faint { fill: var(--faint); font-size: 10px; }
+svg text.title { font-weight: 600; }
+svg rect.box { fill: var(--box); stroke-width: 1.5; }
+svg .forward { stroke: var(--forward); } svg .backward { stroke: var(--backward); }
+svg .trained { stroke: var(--trained); }
+svg path { fill: none; stroke: var(--line); stroke-width: 1; }
+svg path.flow { stroke-width: 2; }
+svg rect.lane { stroke: var(--paper); stroke-width: 0.3; }
+svg rect.lane.forward { fill: var(--forward); } svg rect.lane.backward { fill: var(--backward); }
+svg rect.lane.scratch { fill: var(--scratch); }
+"""
+_ARROW = (
+    '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto-start-reverse"><path d="M0 0L8 4L0 8" /></marker>'
+)
+
+
+def picture(width: float, height: float, elements: Iterable[str], title: str) -> str:
+    """An svg element that stands alone; title: for those who cannot see it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style><defs>{_ARROW}</defs>"
+        f"{''.join(elements)}</svg>"
+    )
+
+
+def box(x: float, y: float, width: float, height: float, kind: str, about: str = "") -> str:
+    """A box by its upper left corner; about: shown where the pointer rests."""
+    tip = f"<title>{escape(about)}</title>" if about else ""
+    return (
+        f'<rect class="box {kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
+        f'height="{height:.1f}" rx="5">{tip}</rect>'
+    )
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{escape(words)}</text>'
+
+
+def arrow(points: Iterable[Point], kind: str = "") -> str:
+    """A way through points, with a head at its end."""
+    way = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return f'<path class="{kind}" d="M{way}" marker-end="url(#arrow)" />'
+
+
+def rectangle(x: float, y: float, width: float, height: float, kind: str, about: str) -> str:
+    return (
+        f'<rect class="lane {kind}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" '
+        f'height="{height:.2f}"><title>{escape(about)}</title></rect>'
+    )
