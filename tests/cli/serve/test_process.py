@@ -19,7 +19,17 @@ def process(chatty, adapters):
     started = []
 
     def start(*arguments, **environment):
-        command = [sys.executable, "-m", "pyggml.cli", "serve", "-m", str(chatty), "--port", "0"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pyggml.cli",
+            "serve",
+            "-m",
+            str(chatty),
+            "--port",
+            "0",
+        ]
         running = subprocess.Popen(
             [*command, *map(str, arguments)],
             stdout=subprocess.PIPE,
