@@ -85,8 +85,9 @@ from pyggml.ops.head import _softmax_loss_rows
 rng = np.random.default_rng(0)
 z, weights = rng.standard_normal((7, 1003), np.float32), rng.random(7, np.float32)
 targets, losses = rng.integers(0, 1003, 7).astype(np.int32), np.zeros(7, np.float32)
+right = np.zeros(7, np.bool_)
 z *= 3
-_softmax_loss_rows(z, losses, targets, weights, True, np.float32(0))
+_softmax_loss_rows(z, losses, right, targets, weights, True, np.float32(0))
 print(hashlib.sha256(z.tobytes() + losses.tobytes()).hexdigest())
 """
 

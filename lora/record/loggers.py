@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from time import time_ns
 from typing import Any, Protocol
 
 from pyggml.errors import ConfigError
@@ -29,8 +30,11 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any], start: int) -> None:
         from tensorboardX import SummaryWriter
 
-        # What an earlier run, or one that was killed, logged of the steps to come is not shown.
-        self._writer = SummaryWriter(str(folder), purge_step=start and start + 1)
+        # What an earlier run, or one that was killed, logged of the steps to come is not shown. Its
+        # file stays: names have seconds, which two runs may share.
+        self._writer = SummaryWriter(
+            str(folder), purge_step=start and start + 1, filename_suffix=f".{time_ns()}"
+        )
         rows = (f"| {k} | {v} |" for k, v in settings.items())
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
 

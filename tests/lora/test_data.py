@@ -315,7 +315,9 @@ def test_a_file_that_does_not_fit_is_explained(tmp_path, name, content, message)
         read_corpus(path, Letters(), DataConfig(ctx=8, val_split=0.1))
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "."])
-def test_what_cannot_be_read_is_named(tmp_path, name):
-    with pytest.raises(DataError, match="cannot be read"):
+@pytest.mark.parametrize(
+    ("name", "said"), [("missing.txt", "cannot be read"), (".", "this folder holds no data")]
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, said):
+    with pytest.raises(DataError, match=said):
         read_corpus(tmp_path / name, Letters(), DataConfig(ctx=8, val_split=0.1))

@@ -47,6 +47,19 @@ class Numbers:
     def is_eog(self, token):
         return False
 
+    def stream(self):
+        return Silent()
+
+
+class Silent:
+    """Tokens without a text."""
+
+    def feed(self, token):
+        return ""
+
+    def flush(self):
+        return ""
+
 
 def adapter_of(path, *backends):
     model = pyggml.load(path, compute="f32", backends=backends)

@@ -106,7 +106,7 @@ def test_a_session_that_starts_again_forgets(tiny):
     model = pyggml.load(tiny("mamba2"), compute="f32")
     session = Session(model, 8)
     first = session.feed([1, 2, 3])
-    session.n_past = 0
+    session.truncate(0)
     np.testing.assert_array_equal(session.feed([1, 2, 3]), first)
 
 
