@@ -26,7 +26,6 @@ from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import F32X8, F32X16, VectorBlock, emit_blocks
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
-TOGETHER = 4  # tokens of row_dots_ints: their chains fill half of the registers of AVX-512
 _CHAINS = 4  # independent sums of a row, so that none waits for another
 _EIGHT_INTS = ir.VectorType(I32, BLOCK_SLOTS)
 
@@ -139,35 +138,6 @@ class _IntDot(_Dot):
         return eight
 
 
-class _IntDots(VectorBlock):
-    """Σ w x of several tokens with x in bytes: a block is decoded once for all of them."""
-
-    def __init__(
-        self, chains: list[list[Any]], step: Any, builder: Any, source: Any, *arrays: Any
-    ) -> None:
-        super().__init__(builder, source)
-        self._dots = []
-        for t, own in enumerate(chains):
-            far = builder.mul(step, ir.Constant(I64, t))
-            self._dots.append(_IntDot(own, builder, source, *(builder.add(a, far) for a in arrays)))
-
-    def add(self, scale: Any, q: Any, i: int = 0) -> None:
-        for dot in self._dots:
-            dot.add(scale, q, i)
-
-    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
-        for dot in self._dots:
-            dot.add_two(scales, q, i)
-
-    def add_minimum(self, minimum: Any) -> None:
-        for dot in self._dots:
-            dot.add_minimum(minimum)
-
-    def add_minima(self, minima: Any) -> None:
-        for dot in self._dots:
-            dot.add_minima(minima)
-
-
 @intrinsic(prefer_literal=True)
 def row_dot(typing: Any, kind: Any, row: Any, x: Any, sums: Any, depth: Any) -> Any:
     """Σ w x of a row of type `kind`, a constant; addresses of the row, x and x's group sums."""
@@ -194,53 +164,16 @@ def row_dot_ints(
     return types.float32(kind, *(types.intp,) * 6), codegen
 
 
-@intrinsic(prefer_literal=True)
-def row_dots_ints(
-    typing: Any, kind: Any, row: Any, x: Any, starts: Any, scales: Any, totals: Any, depth: Any,
-    step: Any, to: Any,
-) -> Any:  # fmt: skip
-    """The same for TOGETHER tokens, whose arrays lie `step` bytes apart; the sums go to `to`."""
-    name = list(LAYOUTS)[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *addresses, step, to = arguments[1:]
-        chains = [_new_chains(builder, F32X8) for _ in range(TOGETHER)]
-        dots = partial(_IntDots, chains, step)
-        _emit_steps(builder, addresses, dtype(name), dots, (GROUP, GROUP, 4, 4))
-        for t, own in enumerate(chains):
-            builder.store(_sum_of(builder, own), at(builder, to, ir.Constant(I64, t)))
-        return context.get_dummy_value()
-
-    return types.void(kind, *(types.intp,) * 8), codegen
-
-
 def _emit_row(
     builder: Any, addresses: list[Any], kind: DType, dot: Any, vector: Any, sizes: tuple[int, ...]
 ) -> Any:  # fmt: skip
-    """The sum of a row's blocks; sizes: bytes that GROUP weights meet in each array of x."""
-    chains = _new_chains(builder, vector)
-    _emit_steps(builder, addresses, kind, partial(dot, chains), sizes)
-    return _sum_of(builder, chains)
-
-
-def _emit_steps(
-    builder: Any, addresses: list[Any], kind: DType, dot: Any, sizes: tuple[int, ...]
-) -> None:
-    """The loop over a row's blocks."""
+    """The loop over a row's blocks; sizes: bytes that GROUP weights meet in each array of x."""
     *bases, depth = addresses
     n = step(kind)
     steps = n // kind.block * kind.block_bytes, *(n // GROUP * size for size in sizes)
-    n_steps = builder.udiv(depth, ir.Constant(I64, n))
-    emit_blocks(builder, LAYOUTS[kind.name], n_steps, bases, steps, dot)
-
-
-def _new_chains(builder: Any, vector: Any) -> list[Any]:
-    """Vector sums of one row and token, which begin as zeros."""
     chains = [cgutils.alloca_once(builder, vector) for _ in range(_CHAINS)]
     for chain in chains:
         builder.store(every(vector, 0.0), chain)
-    return chains
-
-
-def _sum_of(builder: Any, chains: list[Any]) -> Any:
+    n_steps = builder.udiv(depth, ir.Constant(I64, n))
+    emit_blocks(builder, LAYOUTS[kind.name], n_steps, bases, steps, partial(dot, chains))
     return total(builder, reduce(builder.fadd, [builder.load(chain) for chain in chains]))
