@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from machine import about
@@ -25,7 +26,7 @@ SETTINGS = ["--max-steps", "2", "--val-every", "0", "--max-memory", "1TB", "--no
 def peak_mb(arguments: list[str], folder: str) -> float:
     """The most resident memory of a run."""
     environment = os.environ | {"XDG_CACHE_HOME": folder, "LOCALAPPDATA": folder}
-    output = os.path.join(folder, "adapter.gguf")  # noqa: PTH118
+    output = str(Path(folder, "adapter.gguf"))
     command = [*COMMAND, *arguments, *SETTINGS, "-o", output]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)

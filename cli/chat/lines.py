@@ -18,7 +18,7 @@ def read_messages(interactive: bool) -> Iterator[str]:
     """
     if interactive:
         with suppress(ImportError):  # Windows has its own editing of lines
-            import readline  # noqa: F401  # gives `input` arrows and a history
+            import readline  # noqa: F401  # its import alone gives `input` arrows and a history
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     so_far, ended = "", False

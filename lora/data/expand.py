@@ -70,7 +70,9 @@ def _fitting(pattern: Path) -> list[Path]:
     """The files of a pattern; the path itself if it is none."""
     if not glob.has_magic(str(pattern)):
         return [pattern]
-    found = sorted(p for p in map(Path, glob.glob(str(pattern), recursive=True)) if p.is_file())  # noqa: PTH207
+    # Path.glob takes no pattern that is absolute.
+    named = glob.glob(str(pattern), recursive=True)  # noqa: PTH207
+    found = sorted(p for p in map(Path, named) if p.is_file())
     if not found:
         raise DataError(f"{pattern}: no file fits this pattern")
     return found
@@ -139,8 +141,8 @@ def _copy(device: int, inode: int, path: Path) -> Path:
     copy = Path(_folder().name, f"{device}-{inode}", name)
     try:
         copy.parent.mkdir(exist_ok=True)
-        source = open(_STDIN if path == STDIN else path, "rb", closefd=path != STDIN)  # noqa: SIM115
-        with source as pipe, copy.open("wb") as to:
+        given = _STDIN if path == STDIN else path
+        with open(given, "rb", closefd=path != STDIN) as pipe, copy.open("wb") as to:
             shutil.copyfileobj(pipe, to)
     except OSError as error:
         raise DataError(f"{path}: cannot be copied to {copy}: {error.strerror}") from error

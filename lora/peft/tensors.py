@@ -78,7 +78,7 @@ def _stored(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
                 f"{path}: has {n_bytes:,} bytes, wanted at most the {most_bytes:,} of the whole "
                 "model in float32"
             )
-        return deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # of its stub
+        return deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub has no types
     except OSError as error:
         hint = ""
         if path.with_name("adapter_model.bin").is_file():

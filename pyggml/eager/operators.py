@@ -21,7 +21,11 @@ class Operators(ABC):
     """What can be written with values: a + 2 * b, a @ b, a[1:], a.sum(axis=0), …"""
 
     __slots__ = ()
-    shape: Shape
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape:
+        """The size of each axis."""
 
     @abstractmethod
     def numpy(self) -> np.ndarray:

@@ -50,7 +50,7 @@ class Value(Operators):
     # -- what it is --------------------------------------------------------------------------------
 
     @property
-    def shape(self) -> Shape:  # type: ignore[override]  # a name of Operators, filled in here
+    def shape(self) -> Shape:
         return self.node.shape
 
     @property

@@ -147,7 +147,11 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
     batch = Batch(model, 3, 40)
     slots = [batch.open() for _ in texts]
     passes, run = [], Batch._pass
-    spy = lambda self, pieces: (passes.append(dict(pieces)), run(self, pieces))[1]  # noqa: E731
+
+    def spy(self, pieces):
+        passes.append(dict(pieces))
+        return run(self, pieces)
+
     monkeypatch.setattr(Batch, "_pass", spy)
     found = batch.feed(dict(zip(slots, texts, strict=True)))
     assert [list(p.values()) for p in passes] == [[2, 1, 9], [12], [12], [5]]
