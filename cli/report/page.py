@@ -59,7 +59,7 @@ def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         first=FIRST_WORDS,
         page=page,
         printable=printable,
-        facts=_facts(records),
+        facts=facts(records),
         charts=charts_of(records),
         style=style,
         script=script,
@@ -76,7 +76,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The run in a few numbers: name and value."""
     steps = [r for r in records if r["event"] == "step"]
     held_out = [r["loss"] for r in records if r["event"] == "validation" and _is_number(r, "loss")]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -21,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from pyggml.cli.serve.answers import ChatForm, Choice, Form, TextForm, Usage
 from pyggml.cli.serve.asked import Asked, ChatAsked, TextAsked, read_chat, read_text
-from pyggml.cli.serve.body import read_object
-from pyggml.cli.serve.errors import ApiError, program_fault
+from pyggml.cli.serve.body import read_object, unless_gone
+from pyggml.cli.serve.errors import HANDLERS, ApiError
 from pyggml.cli.serve.guard import Access, Guard
 from pyggml.cli.serve.limits import BODY_SECONDS
 from pyggml.cli.serve.service import Flow, Service
@@ -60,7 +59,7 @@ def make_app(service: Service, access: Access, pages: Sequence[Route] = ()) -> S
             *pages,
         ],
         middleware=middleware,
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _fault},
+        exception_handlers=HANDLERS,
         lifespan=lifespan,
     )
 
@@ -129,7 +128,7 @@ class Routes:
             return Streamed(flow, _events(flow, made, prefixes, asked.include_usage))
         choices = [Choice(prefix) for prefix in prefixes]
         try:
-            await _unless_gone(request, _collect(flow, choices))
+            await unless_gone(request, _collect(flow, choices))
         finally:
             flow.cancel()
         return JSONResponse(made.whole(choices, _usage(flow)))
@@ -158,19 +157,6 @@ async def _collect(flow: Flow, choices: list[Choice]) -> None:
                 choices[i].reason = "length"
             else:
                 choices[i].add(piece)
-
-
-async def _unless_gone(request: Request, work: Awaitable[None]) -> None:
-    """Do the work, unless the client closes the connection before."""
-    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            raise ApiError(499, "the client closed the connection")
-        done.result()
-    finally:
-        done.cancel()
-        gone.cancel()
 
 
 def _usage(flow: Flow) -> Usage:
@@ -220,22 +206,3 @@ async def _events(
 def _event(part: dict[str, Any]) -> bytes:
     text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text}\n\n".encode()
-
-
-# -- faults -------------------------------------------------------------------------------------
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = {404: "there is no such path", 405: "this path does not take this method"}
-    message = said.get(error.status_code, error.detail)
-    return ApiError(error.status_code, message, headers=error.headers).response()
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    return program_fault().response()

@@ -1,14 +1,20 @@
-"""A request's body → a JSON object. The body is hostile: its size, its time and its depth end."""
+"""A request's body → a JSON object, and work that ends with its request.
+
+The body is hostile: its size, its time and its depth end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from pyggml.cli.serve.errors import ApiError
+
+T = TypeVar("T")
 
 
 async def read_object(request: Request, most_bytes: int, seconds: float) -> dict[str, Any]:
@@ -27,6 +33,19 @@ async def read_object(request: Request, most_bytes: int, seconds: float) -> dict
     except ClientDisconnect:
         raise ApiError(400, "the connection closed before the body's end") from None
     return _object(raw)
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What the work gives, unless the client closes the connection before."""
+    done, gone = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ApiError(499, "the client closed the connection")
+        return done.result()
+    finally:
+        done.cancel()
+        gone.cancel()
 
 
 async def _read(request: Request, most_bytes: int) -> bytes:

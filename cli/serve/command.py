@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from pyggml.cli.options import (
 )
 from pyggml.cli.sampling import sampling_of, sampling_options
 from pyggml.cli.serve.limits import Limits
+from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
 
 _GROUP: dict[str, Any] = {"cls": GroupedOption, "group": "server"}
@@ -129,29 +127,16 @@ class NamedAdapter(click.ParamType):
 )
 def command(**given: Any) -> int:
     """Answer requests of OpenAI's clients: chats, texts, streams, adapters by name."""
-    _check_packages()
+    check_packages("serve", "starlette", "uvicorn")
     limits = Limits(**given_settings(Limits, {}, given))
     sampling = sampling_of(given)
     _check_access(given["host"], given["api_key"])
-    opened = _listening(given["host"], given["port"])
+    opened = listening(given["host"], given["port"])
     with opened:
         models = _models(given["model"], given["alias"], given["lora"], given["compute"])
         from pyggml.cli.serve.run import run
 
         return run(opened, models, sampling, limits, given)
-
-
-def _check_packages() -> None:
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'pyggml[serve]'")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_access(host: str, keys: tuple[str, ...]) -> None:
@@ -161,16 +146,6 @@ def _check_access(host: str, keys: tuple[str, ...]) -> None:
         raise ConfigError(
             [("host", f"is {host}, where others can connect: wanted --api-key beside it")]
         )
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that clients can connect to."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{host}:{port}: {reason}") from None
 
 
 def _models(

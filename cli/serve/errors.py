@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from pyggml import __version__
 from pyggml.errors import PyggmlError
@@ -72,3 +74,23 @@ def unknown_model(name: str, known: tuple[str, ...]) -> ApiError:
     shown = name if len(name) <= 64 else f"{name[:64]}…"
     message = f"there is no model {shown!r}, known are {', '.join(known)}"
     return ApiError(404, message, "model", "model_not_found")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: "there is no such path", 405: "this path does not take this method"}
+    message = said.get(error.status_code, error.detail)
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return program_fault().response()
+
+
+# What a Starlette application answers instead of raising.
+HANDLERS = {ApiError: _api_error, HTTPException: _http_error, Exception: _fault}

@@ -34,24 +34,29 @@ class Access:
     hosts     names that the Host header may have; empty: any
     origins   origins of other sites whose pages may call
     keys      one of which a request must have; empty: none is asked for
+    fixed     whether no option allows more
     """
 
     hosts: Collection[str] = LOOPBACK
     origins: Collection[str] = ()
     keys: Collection[str] = ()
+    fixed: bool = False
 
     def fault(self, scope: Scope) -> ApiError | None:
         """Why this request is refused, if it is."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self.hosts and name_of(host) not in self.hosts:
-            return ApiError(403, "the Host header names no host of this server (--allow-host)")
+            return self._refusal("the Host header names no host of this server", "--allow-host")
         origin = headers.get("origin")
         if origin is not None and not self._may_call(origin, host):
-            return ApiError(403, "pages of this origin may not call (--allow-origin)")
+            return self._refusal("pages of this origin may not call", "--allow-origin")
         if scope["path"].startswith("/v1/") and scope["method"] != "OPTIONS":
             return self._key_fault(headers.get("authorization", ""))
         return None
+
+    def _refusal(self, why: str, option: str) -> ApiError:
+        return ApiError(403, why if self.fixed else f"{why} ({option})")
 
     def _may_call(self, origin: str, host: str) -> bool:
         return origin in self.origins or origin.partition("://")[2] == host

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from pyggml.cli.show import printable
+from pyggml.cli.web.files import part, sent
 from pyggml.generation import Sampling
 
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "permissions-policy": "camera=(), microphone=(), geolocation=()",
-    "cross-origin-opener-policy": "same-origin",
-}
+_HOME = "pyggml.cli.serve"
 _KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
 def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
     """The page at /, and its parts. title: the model's name; chats: whether it has a template."""
-    page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_part("page.html"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    page = environment.from_string(part(_HOME, "web/page.html"))
     text = page.render(title=printable(title), chats=chats, settings=_settings(defaults))
-    parts = [Route(f"/{name}", _sent(_part(name), kind)) for name, kind in _KINDS.items()]
-    return [Route("/", _sent(text, "text/html")), *parts]
-
-
-def _sent(text: str, kind: str) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
-        return Response(text, media_type=kind, headers=_HEADERS)
-
-    return answer
-
-
-def _part(name: str) -> str:
-    return files("pyggml.cli.serve").joinpath(f"web/{name}").read_text(encoding="utf-8")
+    parts = [
+        Route(f"/{name}", sent(part(_HOME, f"web/{name}"), kind)) for name, kind in _KINDS.items()
+    ]
+    return [Route("/", sent(text, "text/html")), *parts]
 
 
 def _settings(defaults: Sampling) -> list[dict[str, Any]]:

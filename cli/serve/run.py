@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import uvicorn
-
 import pyggml.threads
 from pyggml.chat import ChatEncoder, answer_ending, find_template
-from pyggml.cli.interrupt import stopping
 from pyggml.cli.run import STOPPED
 from pyggml.cli.serve.app import make_app
-from pyggml.cli.serve.command import is_loopback
 from pyggml.cli.serve.guard import LOOPBACK, Access
 from pyggml.cli.serve.limits import Limits
 from pyggml.cli.serve.page import page_routes
 from pyggml.cli.serve.service import Service
 from pyggml.cli.show import printable, row, size
+from pyggml.cli.web.listening import is_loopback, url_of
+from pyggml.cli.web.server import serve
 from pyggml.errors import ConfigError, TemplateError
 from pyggml.generation import Batch, Sampling
 from pyggml.model import Model
@@ -54,35 +51,12 @@ def run(
         row("adapter", printable(adapter))
     room = f"{limits.parallel} answers at once, {batch.n_ctx} tokens each"
     row("cache", f"{size(batch.memory.n_bytes)}: {room}")
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = url_of(listening)
     row("serving", f"{url}/v1" + (f", chat page {url}/" if pages else ""))
-    server = _Server(
-        uvicorn.Config(
-            make_app(service, access, pages),
-            log_config=None,
-            access_log=False,
-            ws="none",
-            server_header=False,
-            h11_max_incomplete_event_size=1 << 16,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            limit_concurrency=4 * (limits.parallel + limits.queue) + 64,
-        )
-    )
-    server.run(sockets=[listening])
+    app = make_app(service, access, pages)
+    most = 4 * (limits.parallel + limits.queue) + 64
+    serve(app, listening, _NOTE, GRACE_SECONDS, most)
     return STOPPED
-
-
-class _Server(uvicorn.Server):
-    """Stops as the other commands do: at a signal, with an exit code and without a traceback."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        with stopping(self._stop, _NOTE):
-            yield
-
-    def _stop(self) -> None:
-        self.should_exit = True
 
 
 def _context(model: Model, wanted: int) -> int:

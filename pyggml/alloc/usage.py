@@ -43,7 +43,12 @@ class Moment:
 
 def peak(plan: Plan) -> Moment:
     """The moment of highest use. The arena exceeds it only by the gaps between tensors."""
-    i = max(range(len(plan.graph.nodes)), key=_bytes_at(plan).__getitem__)
+    used = bytes_at(plan)
+    return moment(plan, max(range(len(used)), key=used.__getitem__))
+
+
+def moment(plan: Plan, i: int) -> Moment:
+    """What is alive while node i runs."""
     node = plan.graph.nodes[i]
     handed_on = {s for t, s in plan.reused.items() if plan.lives[t].first == i}
     alive = (
@@ -52,7 +57,7 @@ def peak(plan: Plan) -> Moment:
     return Moment(node, i, tuple(alive), _scratch(plan, node))
 
 
-def _bytes_at(plan: Plan) -> list[int]:
+def bytes_at(plan: Plan) -> list[int]:
     """Bytes in use while each node runs."""
     n = len(plan.graph.nodes)
     change = [0] * (n + 1)

@@ -6,8 +6,9 @@ lanes      a plan: which tensor lies where in the arena, when
 page       all three as one page
 """
 
+from pyggml.draw.fold import Section, sections
 from pyggml.draw.graph import inside, overview
 from pyggml.draw.lanes import lanes
 from pyggml.draw.page import page
 
-__all__ = ["inside", "lanes", "overview", "page"]
+__all__ = ["Section", "inside", "lanes", "overview", "page", "sections"]

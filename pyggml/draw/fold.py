@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyggml.graph import Graph, reachable
 from pyggml.op import OPS
@@ -25,10 +25,12 @@ class Section:
     """Equal neighbouring parts of a graph: forward and backward nodes of the first of them.
 
     title   "start", "block 0", "blocks 1 to 27", "end"
+    first   the number of the first block; -1 of the start, and of the end the number of blocks
     n       how many there are
     """
 
     title: str
+    first: int
     n: int
     forward: tuple[Tensor, ...]
     backward: tuple[Tensor, ...]
@@ -60,11 +62,11 @@ def sections(graph: Graph) -> list[Section]:
         part, last = parts[i], found[-1] if found else None
         inside = _BEFORE < i < behind
         if last and inside and parts[i - 1].key == part.key and last.title.startswith("block"):
-            first = i - last.n
-            found[-1] = Section(f"blocks {first} to {i}", last.n + 1, last.forward, last.backward)
+            title = f"blocks {last.first} to {i}"
+            found[-1] = replace(last, title=title, n=last.n + 1)
             continue
         title = f"block {i}" if inside else "start" if i == _BEFORE else "end"
-        found.append(Section(title, 1, tuple(part.forward), tuple(part.backward)))
+        found.append(Section(title, i, 1, tuple(part.forward), tuple(part.backward)))
     return found
 
 

@@ -38,7 +38,8 @@ def overview(graph: Graph) -> str:
         columns = ((left, "forward", section.forward), (right, "backward", section.backward))
         for (x, kind, nodes), words in zip(columns, lines, strict=True):
             if nodes:
-                elements += _section(x, y, height, kind, _title(section), words)
+                shown = _section(x, y, height, kind, _title(section), words)
+                elements.append(svg.part("section", i, shown))
         if i + 1 < len(found):
             elements += _flow(section, found[i + 1], left, right, y + height)
         y += height + _GAP
@@ -47,7 +48,10 @@ def overview(graph: Graph) -> str:
 
 
 def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ()) -> str:
-    """The nodes of a section; kind: "forward" or "backward". Edges tell shape and type."""
+    """The nodes of a section; kind: "forward" or "backward". Edges tell shape and type.
+
+    Node i is [data-node="i"], section i of an overview [data-section="i"].
+    """
     found = layered(nodes)
     elements = []
     for (source, _), way in found.ways.items():
@@ -57,8 +61,10 @@ def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ())
         elements.append(svg.arrow(points))
         x, y = points[0][0] + 4, points[0][1] + 12
         elements.append(svg.text(x, y, _shape(source), "faint"))
-    for t, (x, y) in found.places.items():
-        elements += _node(t, _x(x), _y(y), "trained" if _reads(t, trained) else kind)
+    for i, t in enumerate(nodes):
+        x, y = found.places[t]
+        shown = _node(t, _x(x), _y(y), "trained" if _reads(t, trained) else kind)
+        elements.append(svg.part("node", i, shown))
     width, height = found.width * _COLUMN + 2 * _MARGIN, found.height * _LAYER + 2 * _MARGIN
     return svg.picture(width, height, elements, f"{len(nodes)} {kind} nodes")
 

@@ -7,24 +7,26 @@ from html import escape
 
 from pyggml.draw.layers import Point
 
+# Of these pictures alone, also where one stands inside a page that has a style of its own.
 STYLE = """
-:root { --paper: #ffffff; --ink: #1c2330; --faint: #66707f; --line: #8a94a3; --box: #eef2f7;
-  --forward: #1f5fbf; --backward: #b3471b; --trained: #1d7f4e; --scratch: #7a4fb5; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14181f; --ink: #e6eaf0; --faint: #9aa5b4;
-  --line: #6b7686; --box: #1f2630; --forward: #7db0ff; --backward: #ff9d70; --trained: #5fd394;
-  --scratch: #c2a0f5; } }
-svg { background: var(--paper); font: 12px system-ui, sans-serif; }
-svg text { fill: var(--ink); }
-svg text.faint { fill: var(--faint); font-size: 10px; }
-svg text.title { font-weight: 600; }
-svg rect.box { fill: var(--box); stroke-width: 1.5; }
-svg .forward { stroke: var(--forward); } svg .backward { stroke: var(--backward); }
-svg .trained { stroke: var(--trained); }
-svg path { fill: none; stroke: var(--line); stroke-width: 1; }
-svg path.flow { stroke-width: 2; }
-svg rect.lane { stroke: var(--paper); stroke-width: 0.3; }
-svg rect.lane.forward { fill: var(--forward); } svg rect.lane.backward { fill: var(--backward); }
-svg rect.lane.scratch { fill: var(--scratch); }
+svg.drawn { --paper: #ffffff; --ink: #1c2330; --faint: #5d6674; --line: #8a94a3; --box: #eef2f7;
+  --forward: #1f5fbf; --backward: #b3471b; --trained: #1d7f4e; --scratch: #7a4fb5;
+  background: var(--paper); font: 12px system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) { svg.drawn { --paper: #14181f; --ink: #e6eaf0;
+  --faint: #9aa5b4; --line: #6b7686; --box: #1f2630; --forward: #7db0ff; --backward: #ff9d70;
+  --trained: #5fd394; --scratch: #c2a0f5; } }
+.drawn text { fill: var(--ink); }
+.drawn text.faint { fill: var(--faint); font-size: 10px; }
+.drawn text.title { font-weight: 600; }
+.drawn rect.box { fill: var(--box); stroke-width: 1.5; }
+.drawn .forward { stroke: var(--forward); } .drawn .backward { stroke: var(--backward); }
+.drawn .trained { stroke: var(--trained); }
+.drawn path { fill: none; stroke: var(--line); stroke-width: 1; }
+.drawn path.flow { stroke-width: 2; }
+.drawn rect.lane { stroke: var(--paper); stroke-width: 0.3; }
+.drawn rect.lane.forward { fill: var(--forward); }
+.drawn rect.lane.backward { fill: var(--backward); }
+.drawn rect.lane.scratch { fill: var(--scratch); }
 """
 _ARROW = (
     '<marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
@@ -35,8 +37,9 @@ _ARROW = (
 def picture(width: float, height: float, elements: Iterable[str], title: str) -> str:
     """An svg element that stands alone; title: for those who cannot see it."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{escape(title)}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
+        f'role="img" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title><style>{STYLE}</style><defs>{_ARROW}</defs>"
         f"{''.join(elements)}</svg>"
     )
@@ -49,6 +52,11 @@ def box(x: float, y: float, width: float, height: float, kind: str, about: str =
         f'<rect class="box {kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
         f'height="{height:.1f}" rx="5">{tip}</rect>'
     )
+
+
+def part(kind: str, index: int, elements: Iterable[str]) -> str:
+    """Elements that belong together: a page finds them as [data-KIND="INDEX"]."""
+    return f'<g data-{kind}="{index}">{"".join(elements)}</g>'
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:

@@ -109,7 +109,7 @@ def test_a_port_in_use(pyggml, chatty, server):
 
 
 def test_without_its_packages_it_says_what_to_install(pyggml, chatty, monkeypatch):
-    module = sys.modules["pyggml.cli.serve.command"]
+    module = sys.modules["pyggml.cli.web.listening"]
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     ended = pyggml("serve", "-m", chatty)
     assert ended.code == 2 and "pip install 'pyggml[serve]'" in ended.err

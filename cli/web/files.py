@@ -1,0 +1,38 @@
+"""The parts of a page, which lie beside the code; browsers fetch nothing but this server's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+_HEADERS = {
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+def part(package: str, name: str) -> str:
+    """The text of a file in a package's folder."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def sent(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:
+    """What answers with this text of a media type. styles: sources of styles beside this server,
+    such as the hash of one."""
+    headers = {**_HEADERS, "content-security-policy": _policy(styles)}
+
+    def answer(request: Request) -> Response:
+        return Response(text, media_type=kind, headers=headers)
+
+    return answer
+
+
+def _policy(styles: str) -> str:
+    style = f"style-src 'self' {styles}".rstrip()
+    return (
+        f"default-src 'none'; script-src 'self'; {style}; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,40 @@
+"""A socket on this machine, and the packages that a server needs."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from importlib.util import find_spec
+
+from pyggml.errors import ConfigError
+
+
+def check_packages(extra: str, *names: str) -> None:
+    """ConfigError, with the command that installs this extra, if a package of it is missing."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'pyggml[{extra}]'")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{host}:{port}: {reason}") from None
+
+
+def url_of(listening: socket.socket) -> str:
+    """http://127.0.0.1:8080"""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
