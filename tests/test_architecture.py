@@ -35,6 +35,7 @@ LAYERS = [
     {"gguf", "quants"},
     {"backends", "imatrix"},
     {"alloc"},
+    {"overview"},
     {"draw"},
     {"runtime", "gemm", "tokenizer"},
     {"schedule", "chat"},

@@ -14,6 +14,7 @@ from pyggml.errors import ConfigError
 from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
 from pyggml.lora.fit import Planner
+from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.model import Model
 
@@ -37,7 +38,7 @@ class Parts:
 
     process: int  # interpreter, libraries, text; kernels and what they need to compile and run
     arena: int
-    parameters: int  # with gradients and moments
+    parameters: int  # with gradients and moments, and a copy over a step that is measured
     weights: int  # pages of the largest one, which stay while it is read
     cache: int  # of the answers
 
@@ -57,7 +58,13 @@ def parts(trainer: Trainer, n_prompt: int) -> Parts:
     reserved, model = trainer.reserve(), trainer.model
     largest = max(t.n_bytes for t in model.parts.weights.values())
     cache, process = _cache(model, n_prompt), resident() + spare(trainer.passes, model)
-    return Parts(process, reserved.arena, reserved.parameters, largest, cache)
+    parameters = reserved.parameters + _copied(trainer.parameters)
+    return Parts(process, reserved.arena, parameters, largest, cache)
+
+
+def _copied(parameters: Parameters) -> int:
+    """What the record of gradients keeps over a step: the parameters before it."""
+    return parameters.data.nbytes
 
 
 def _cache(model: Model, n_prompt: int) -> int:
@@ -74,7 +81,7 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
     if job.max_memory is None:
         return job
     model, p = trained.model, trained.parameters
-    beside = resident() + spare(planner(job.train, job.reading.ctx), model)
+    beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _copied(p)
     left = job.max_memory - beside - _cache(model, n_prompt)
     found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
     if not fits:

@@ -16,7 +16,7 @@ def say_plan(trainer: Trainer, parts: Parts) -> None:
     row("peak", f"about {size(parts.peak)}, of which")
     for n_bytes, what in (
         (parts.arena, "arena: activations and what the backward pass keeps"),
-        (parts.parameters, "parameters, their gradients and moments"),
+        (parts.parameters, "parameters, their gradients, moments, and a copy to measure steps by"),
         (parts.weights, f"pages of the largest weight; all {size(weights)} stay in the file"),
         (parts.cache, "cache of the answers before and after"),
         (parts.process, "interpreter, libraries, text, kernels and their compiler"),

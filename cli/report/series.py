@@ -12,6 +12,9 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
+from pyggml.lora.record import overview_of
+from pyggml.overview import Overview
+
 Chart = dict[str, Any]
 Points = Mapping[int, float]  # number by step
 
@@ -31,7 +34,7 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
             *(_points(records, "token_accuracy") for records in (steps, validations)),
         ),
         _simple("Gradient norm", "before clipping", _points(steps, "grad_norm"), log=True),
-        _layers(steps),
+        _layers(overview_of(records)),
         *_rewards([r | r["rewards"] for r in steps if isinstance(r.get("rewards"), dict)]),
         _simple("Learning rate", "", _points(steps, "lr")),
         _simple("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
@@ -48,14 +51,16 @@ def _learned(title: str, note: str, steps: Points, validations: Points) -> Chart
     return _chart(title, note, lines)
 
 
-def _layers(steps: Iterable[Mapping[str, Any]]) -> Chart:
-    """A line for each block, coloured by its depth."""
-    sampled = [r for r in steps if isinstance(r.get("grad_norm_by_layer"), dict)]
-    by_layer = [r["grad_norm_by_layer"] | {"step": r["step"]} for r in sampled]
-    names = list(dict.fromkeys(n for r in by_layer for n in r if n != "step"))
-    depth = {name: i / max(len(names) - 1, 1) for i, name in enumerate(names)}
-    lines = [(name, depth[name], _points(by_layer, name)) for name in names]
-    return _chart("Gradient norm by block", "at some steps", lines, log=True)
+def _layers(overview: Overview | None) -> Chart:
+    """A line for each layer, coloured by its depth."""
+    lines: list[tuple[str, float, Points]] = []
+    if overview is not None:
+        last = max(len(overview.layers) - 1, 1)
+        for i, name in enumerate(overview.layers):
+            norms = overview.layer_norms[:, i].tolist()
+            points = zip(overview.steps, norms, strict=True)
+            lines.append((name, i / last, {step: x for step, x in points if isfinite(x)}))
+    return _chart("Gradient norm by layer", "at some steps", lines, log=True)
 
 
 def _rewards(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyggml.lora.record.layers import norm_by_layer
+from pyggml.lora.record.gradients import Watch, gradients_record
 from pyggml.lora.record.loggers import Logger, logger
 from pyggml.lora.record.metrics import MetricsFile
 from pyggml.lora.record.records import Record, numbers_of, record_of
@@ -15,7 +15,6 @@ from pyggml.lora.reports import Report, StepReport
 from pyggml.lora.train import Trainer
 
 _NOT_SHOWN = ("step", "n_steps", "epoch")
-_SAMPLED = 50  # steps of a run whose gradient is measured block by block
 
 
 class Recorder:
@@ -38,28 +37,28 @@ class Recorder:
         self._start = trainer.progress.step
         self.metrics = MetricsFile(metrics_beside(output), trainer.history, self._start)
         self.faults: list[str] = []  # why something is not written any more, which ends no run
+        self._watch = Watch(trainer.parameters, trainer.model.devices, self._start, trainer.n_steps)
         self._loggers: dict[str, Logger] = {}
         self._waiting: list[Record] = []  # told before the first step
 
     def __call__(self, report: Report) -> None:
         record = record_of(report)
-        if isinstance(report, StepReport) and self._is_sampled(report.step):
-            record["grad_norm_by_layer"] = self._norms(report.grad_norm)
         self.metrics.add(record)
-        if not self._log_to:
-            return
-        self._waiting.append(record)
-        if isinstance(report, StepReport) or self._loggers:
+        self._waiting += [record] * bool(self._log_to)
+        if isinstance(report, StepReport):
+            self._add_gradients(report)
+        if self._log_to and (isinstance(report, StepReport) or self._loggers):
             self._log()
 
-    def _is_sampled(self, step: int) -> bool:
-        n_steps = self._trainer.n_steps
-        return step in (1, n_steps) or step % max(1, n_steps // _SAMPLED) == 0
-
-    def _norms(self, norm: float) -> dict[str, float]:
-        p = self._trainer.parameters
-        self._trainer.model.devices.gather(p.buffers["gradient"])
-        return norm_by_layer(p.gradients, norm)
+    def _add_gradients(self, report: StepReport) -> None:
+        found = self._watch(report.step, report.grad_norm)
+        if found is None:
+            return
+        record = gradients_record(found)
+        self.metrics.add(record)
+        if self._log_to:  # numbers by layer are enough for these
+            norms = zip(found.layers, found.layer_norms[0].tolist(), strict=True)
+            self._waiting.append({"event": record["event"], "step": report.step, **dict(norms)})
 
     def _log(self) -> None:
         for name in self._log_to:

@@ -33,9 +33,13 @@ def _step(step, loss=1.0, **more):
 
 
 def test_texts_of_others_stay_texts():
-    norms = {HOSTILE: 0.5, "blk.0": 0.1}
+    norms = {"layers": [HOSTILE, "blk.0"], "columns": [HOSTILE], "norm": [[0.5], [0.1]]}
     page = Page(HOSTILE, [("data", HOSTILE)], {"prompt": HOSTILE}, HOSTILE, [("before", HOSTILE)])
-    seen = Seen(rendered(page, [_step(1, grad_norm_by_layer=norms), _step(2, loss=HOSTILE)]))
+    seen = Seen(
+        rendered(
+            page, [_step(1), {"event": "gradients", "step": 1, **norms}, _step(2, loss=HOSTILE)]
+        )
+    )
     assert [tag for tag, _ in seen.tags].count("script") == 2
     assert not any(tag == "img" or "onerror" in about for tag, about in seen.tags)
     shown = HOSTILE.replace("\x1b", "\ufffd")
@@ -112,7 +116,10 @@ def test_a_stopped_run_has_metrics_and_report_too(finetune, signal_after, tmp_pa
     signal_after(2)
     assert finetune().code == 130
     lines = (tmp_path / "adapter.metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["validation", "step", "step"]
+    assert [json.loads(line)["event"] for line in lines] == [
+        "validation",
+        *("step", "gradients") * 2,
+    ]
     assert "Before and after" not in (tmp_path / "adapter.html").read_text()
 
 

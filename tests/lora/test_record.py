@@ -4,10 +4,8 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from pyggml.backends import read
 from pyggml.errors import ConfigError
 from pyggml.lora.record import Recorder, check_loggers, read_records
 from pyggml.lora.reports import StepReport, ValidationReport
@@ -32,7 +30,8 @@ def test_every_report_is_a_line(trainer_of, tmp_path, path):
     trainer, told = trainer_of(max_steps=3, grad_accum=2, weight_decay=0.1), []
     with Recorder(trainer, tmp_path / "adapter.gguf") as recorder:
         trainer.run(lambda report: (told.append(report), recorder(report)))
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    records = [r for r in lines if r["event"] != "gradients"]
     assert [r["event"] for r in records] == [
         {StepReport: "step", ValidationReport: "validation"}[type(t)] for t in told
     ]
@@ -49,26 +48,6 @@ def test_every_report_is_a_line(trainer_of, tmp_path, path):
     )
 
 
-def test_a_gradient_is_measured_by_block_as_before_clipping(trainer_of, tmp_path, path):
-    trainer = trainer_of(max_steps=1, clip=1e-3)
-    _recorded(trainer, tmp_path)
-    (step,) = (r for r in read_records(path) if r["event"] == "step")
-    norms = step["grad_norm_by_layer"]
-    assert norms.keys() == {"blk.0", "blk.1", "blk.2"} and step["grad_norm"] > 1e-3
-    assert np.hypot.reduce([*norms.values()]) == pytest.approx(step["grad_norm"], rel=1e-5)
-    squares = {
-        layer: sum(
-            float((read(g) ** 2).sum())
-            for name, g in trainer.parameters.gradients.items()
-            if name.startswith(layer + ".")
-        )
-        for layer in norms
-    }
-    share = {layer: np.sqrt(s / sum(squares.values())) for layer, s in squares.items()}
-    for layer, norm in norms.items():
-        assert norm / step["grad_norm"] == pytest.approx(share[layer], rel=1e-5)
-
-
 def test_lines_are_on_disk_as_they_are_told(trainer_of, tmp_path, path):
     trainer, seen = trainer_of(max_steps=3), []
 
@@ -78,7 +57,7 @@ def test_lines_are_on_disk_as_they_are_told(trainer_of, tmp_path, path):
 
     with Recorder(trainer, tmp_path / "adapter.gguf") as recorder:
         trainer.run(watched)
-    assert seen == [None, 2, 3, 4, 5], "the validation before step 1 waits for it"
+    assert seen == [None, 3, 5, 7, 8], "the validation before step 1 waits for it"
 
 
 def test_a_run_that_is_stopped_before_its_first_step_leaves_the_older_file(

@@ -1,0 +1,150 @@
+"""The gradient overview of a run, measured at some of its steps.
+
+A record of metrics.jsonl has one step of it. Rows are layers, columns are modules with their factor
+(pyggml.overview); numbers have four digits, null stands for a tensor that a layer lacks, and a
+number that is not finite is a word:
+
+{"event": "gradients", "step": 1, "layers": ["blk.0", …], "columns": ["attn_q A", "attn_q B", …],
+ "norm": [[0.012, …], …], "zeros": …, "weight": …, "update": …}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import isfinite, sqrt
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends import read
+from pyggml.lora.parameters import Parameters
+from pyggml.overview import Column, Measure, Overview, arranged, measure, overview
+from pyggml.schedule import Devices
+
+EVENT = "gradients"
+_SAMPLED = 50  # steps of a run
+_DIGITS = 4
+_MOST = 1 << 12  # layers, columns, and records of a file
+
+
+class Watch:
+    """Measures the gradients of a run's parameters and what its steps change.
+
+    What a step changes is its parameters less those before it, so that a copy of them is kept over
+    a step that is measured: 4 bytes for each trained number. Measuring takes a few passes over the
+    buffers, 0.1 % to 0.5 % of a step.
+    """
+
+    def __init__(self, parameters: Parameters, devices: Devices, start: int, n_steps: int) -> None:
+        """start: steps that were made before."""
+        self._parameters, self._devices, self._n_steps = parameters, devices, n_steps
+        self._before: np.ndarray | None = None
+        self._keep(start + 1)
+
+    def __call__(self, step: int, grad_norm: float) -> Overview | None:
+        """The overview of the step just made, if it is one that is measured.
+
+        grad_norm: the length of the gradient before it was clipped, which the norms are of too.
+        """
+        before = self._before
+        found = None if before is None else self._measured(step, grad_norm, before)
+        self._keep(step + 1)
+        return found
+
+    def is_sampled(self, step: int) -> bool:
+        """The first step, the last one, and about fifty between them."""
+        return step in (1, self._n_steps) or step % max(1, self._n_steps // _SAMPLED) == 0
+
+    def _keep(self, step: int) -> None:
+        self._before = None
+        if self.is_sampled(step) and step <= self._n_steps:
+            self._gather("data")
+            self._before = read(self._parameters.buffers["data"]).copy()
+
+    def _gather(self, *names: str) -> None:
+        self._devices.gather(*(self._parameters.buffers[name] for name in names))
+
+    def _measured(self, step: int, grad_norm: float, before: np.ndarray) -> Overview:
+        self._gather("data", "gradient")
+        found = {}
+        for name, t in self._parameters.tensors.items():
+            first = t.offset // before.itemsize
+            old = before[first : first + t.n_elements]
+            g = read(self._parameters.gradients[name])
+            found[name] = measure(g, old, read(t).reshape(-1) - old)
+        length = sqrt(sum(m.norm**2 for m in found.values()))
+        factor = grad_norm / length if length else 1.0  # what was clipped
+        return overview({step: {n: m._replace(norm=factor * m.norm) for n, m in found.items()}})
+
+
+def gradients_record(o: Overview) -> dict[str, Any]:
+    """The record of an overview of one step."""
+    (step,) = o.steps
+    arrays = {"norm": o.norms, "zeros": o.zeros, "weight": o.weights, "update": o.updates}
+    return {
+        "event": EVENT,
+        "step": step,
+        "layers": list(o.layers),
+        "columns": [str(column) for column in o.columns],
+        **{name: _rows(a[0], o.there) for name, a in arrays.items()},
+    }
+
+
+def _rows(a: np.ndarray, there: np.ndarray) -> list[list[float | str | None]]:
+    return [
+        [_number(x) if is_there else None for x, is_there in zip(*row, strict=True)]
+        for row in zip(a.tolist(), there.tolist(), strict=True)
+    ]
+
+
+def _number(x: float) -> float | str:
+    return float(f"{x:.{_DIGITS}g}") if isfinite(x) else str(x)
+
+
+def overview_of(records: Iterable[Mapping[str, Any]]) -> Overview | None:
+    """The overview of a run's records, of any events; None if nothing was measured.
+
+    Records are of a file, so maybe others': what is no table of numbers is left out.
+    """
+    found: dict[int, Mapping[tuple[str, Column], Measure]] = {}
+    for record in records:
+        if record["event"] == EVENT and len(found) < _MOST:
+            measures = _measures(record)
+            if measures:
+                found[record["step"]] = measures
+    return arranged(found) if found else None
+
+
+def _measures(record: Mapping[str, Any]) -> dict[tuple[str, Column], Measure]:
+    layers, columns = _names(record.get("layers")), _names(record.get("columns"))
+    tables = [_table(record.get(name), len(layers), len(columns)) for name in Measure._fields]
+    norms = tables[0]
+    if norms is None or not norms.size:
+        return {}
+    unknown = np.full(norms.shape, np.nan)
+    numbers = [unknown if t is None else t for t in tables]
+    places = [Column(*column.partition(" ")[::2]) for column in columns]
+    return {
+        (layer, place): Measure(*(float(t[i, c]) for t in numbers))
+        for i, layer in enumerate(layers)
+        for c, place in enumerate(places)
+        if record["norm"][i][c] is not None
+    }
+
+
+def _names(values: Any) -> list[str]:
+    """The names, or none if these are none."""
+    is_list = isinstance(values, list) and len(values) <= _MOST
+    return values if is_list and all(isinstance(v, str) for v in values) else []
+
+
+def _table(rows: Any, n_layers: int, n_columns: int) -> np.ndarray | None:
+    """The numbers (n_layers, n_columns), or None if these rows are none."""
+    if not isinstance(rows, list) or len(rows) != n_layers:
+        return None
+    if any(not isinstance(row, list) or len(row) != n_columns for row in rows):
+        return None
+    try:
+        return np.array([[np.nan if x is None else float(x) for x in row] for row in rows])
+    except (TypeError, ValueError, OverflowError):
+        return None
