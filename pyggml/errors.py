@@ -72,3 +72,7 @@ class AdapterError(PyggmlError):
 
 class CheckpointError(PyggmlError):
     """A checkpoint that is damaged or belongs to another run."""
+
+
+class DeviceError(PyggmlError):
+    """A device that is missing, too old, lost or out of memory."""

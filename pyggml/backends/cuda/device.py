@@ -1,0 +1,173 @@
+"""The card as a backend: buffers of plain device memory, and a stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.base import Backend
+from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
+from pyggml.backends.cuda.kernel import Compute, Faults, Kernel, Site
+from pyggml.backends.cuda.table import kernels
+from pyggml.call import Call
+from pyggml.errors import DeviceError, PyggmlError
+from pyggml.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What `Tensor.data` holds: a buffer, uint8 on the card, and the tensor's first byte in it."""
+
+    buffer: Any
+    offset: int
+
+
+class CudaBackend(Backend):
+    """One NVIDIA card. `compute`: how products with weights round their operands.
+
+    Raises DeviceError if there is no such card.
+    """
+
+    def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
+        self.name, self.index, self.compute = f"cuda:{index}", index, compute
+        self._kernels = kernels()
+        with self._working():
+            self.stream = cuda.stream()
+            self._faults = Faults(cuda.to_device(np.zeros(1, np.int32)))
+
+    def unsupported(self, node: Tensor) -> str | None:
+        assert node.op is not None
+        found = self._kernels.get(node.op.name)
+        return "no kernel is declared" if found is None else found.lacks(node)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def alloc(self, n_bytes: int) -> Any:
+        """n_bytes uint8 on the card, aligned to 256."""
+        with self._working(n_bytes):
+            return cuda.device_array(max(n_bytes, 1), np.uint8, stream=self.stream)
+
+    def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
+        tensor.data = Place(arena, offset)
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """As Backend.read. Raises PyggmlError if a kernel has found a fault in its data."""
+        with self._working():
+            spanned = self._bytes(tensor).copy_to_host(stream=self.stream)
+            fault = self._faults.cell.copy_to_host(stream=self.stream)
+            self.stream.synchronize()
+            if fault[0]:
+                self._faults.cell.copy_to_device(np.zeros(1, np.int32), stream=self.stream)
+                raise PyggmlError(self._faults.sentence(int(fault[0])))
+        return np.array(_seen(tensor, spanned), order="C")
+
+    def write(self, tensor: Tensor, values: np.ndarray) -> None:
+        with self._working():
+            target = self._bytes(tensor)
+            if tensor.is_contiguous:
+                spanned = np.empty(target.size, np.uint8)
+            else:  # what lies in the gaps stays
+                spanned = target.copy_to_host(stream=self.stream)
+                self.stream.synchronize()
+            _seen(tensor, spanned)[...] = values
+            if target.size:
+                target.copy_to_device(spanned, stream=self.stream)
+
+    def _bytes(self, t: Tensor) -> Any:
+        """The bytes from the tensor's first element to its last, on the card."""
+        place = t.root.data
+        assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
+        start = place.offset + t.offset
+        return place.buffer[start : start + _span(t)]
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def bind(
+        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+    ) -> Call:
+        start = scratch or 0
+        site = Site(
+            node,
+            self._elements(node),
+            tuple(self._elements(s) for s in node.src),
+            tuple(self._elements(s) for s in node.saved),
+            arena[start : start + self.scratch(node)],
+            None if shared is None else self._bytes(shared),
+            shared is not None and shared.src[0] is node,
+            self.compute,
+            self.stream,
+            self._faults,
+            self._constant,
+        )
+        return self._kernel(node).bind(site)
+
+    def scratch(self, node: Tensor) -> int:
+        return self._kernel(node).scratch(node, self.compute)
+
+    def shared(self, node: Tensor) -> tuple[int, Hashable]:
+        shared = self._kernel(node).shared
+        n_bytes, word = shared(node, self.compute)
+        return n_bytes, (word, shared)
+
+    def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """One captured graph of all."""
+        return [Call(self._run, Captured(calls, self.stream))] if calls else []
+
+    def _run(self, calls: Captured) -> None:
+        with self._working():
+            calls()
+
+    def _kernel(self, node: Tensor) -> Kernel:
+        assert node.op is not None
+        return self._kernels[node.op.name]
+
+    def _constant(self, values: np.ndarray) -> Any:
+        """A copy of a small array on the card."""
+        return cuda.to_device(values, stream=self.stream)
+
+    def _elements(self, t: Tensor) -> Any:
+        """The tensor's elements with the gaps between, one axis of the type that holds it."""
+        return self._bytes(t).view(t.dtype.numpy)
+
+    @contextmanager
+    def _working(self, n_bytes: int = 0) -> Iterator[None]:
+        """The card is current meanwhile; what it refuses becomes a DeviceError.
+
+        n_bytes: what is asked of its memory
+        """
+        try:
+            with cuda.gpus[self.index]:
+                yield
+        except CudaAPIError as error:
+            if not ran_out(error):
+                raise DeviceError(f"{self.name} has failed: {error}") from error
+            raise DeviceError(f"{self.name} is out of memory: {self._wanted(n_bytes)}") from error
+
+    def _wanted(self, n_bytes: int) -> str:
+        free, total = cuda.current_context().get_memory_info()
+        wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
+        return f"{wanted}, {free:,} of {total:,} are free"
+
+
+def _span(t: Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    if t.is_contiguous:
+        return t.n_bytes
+    if not t.n_elements:
+        return 0
+    whole = t.dtype.row_bytes(t.shape[-1]) if t.dtype.quantised else t.dtype.block_bytes
+    last = len(t.shape) - 1 if t.dtype.quantised else len(t.shape)
+    steps = zip(t.shape[:last], t.strides[:last], strict=True)
+    return whole + sum((n - 1) * step for n, step in steps)
+
+
+def _seen(t: Tensor, spanned: np.ndarray) -> np.ndarray:
+    """The tensor's array in those bytes on the host: rows of quantised types as bytes."""
+    shape, strides = t.shape, t.strides
+    if t.dtype.quantised:
+        shape, strides = (*shape[:-1], t.dtype.row_bytes(shape[-1])), (*strides[:-1], 1)
+    return np.ndarray(shape, t.dtype.numpy, spanned, 0, strides)

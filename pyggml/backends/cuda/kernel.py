@@ -1,0 +1,92 @@
+"""How the card computes an op: `Kernel`, and the `Site` that it is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pyggml.call import Call
+from pyggml.tensors import Tensor
+
+Compute = Literal["f32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The memory of one node, as a kernel's `bind` gets it.
+
+    Arrays lie on the card and have one axis: the elements from the tensor's first to its last,
+    gaps included. Quantised types and scratch are uint8, BF16 is uint16.
+    """
+
+    node: Tensor
+    out: Any
+    src: tuple[Any, ...]
+    saved: tuple[Any, ...]
+    scratch: Any  # of the bytes that the kernel asks for, 64-byte aligned
+    shared: Any  # scratch that several nodes read, see Kernel.shared; None if there is none
+    fills_shared: bool  # whether this node is the first of them
+    compute: Compute  # how products with weights round
+    stream: Any  # all launches go here
+    faults: Faults
+    constant: Callable[[np.ndarray], Any]  # a small array of the host's, copied to the card
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        """The node's parameters in order of declaration, floats as float32."""
+        values = self.node.params.values()
+        return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
+
+
+class Faults:
+    """What kernels found wrong in their data: a cell on the card, and what its numbers mean.
+
+    A kernel gets the cell and a number, which it puts there by `cuda.atomic.max(cell, 0, number)`.
+    It must not read or write what is out of range itself.
+    """
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell  # int32 (1,), 0 while nothing is wrong
+        self._sentences: list[str] = []
+
+    def number(self, sentence: str) -> int:
+        """The number of a fault."""
+        if sentence not in self._sentences:
+            self._sentences.append(sentence)
+        return self._sentences.index(sentence) + 1
+
+    def sentence(self, number: int) -> str:
+        """The fault of a number."""
+        return self._sentences[number - 1]
+
+
+def _nothing_lacks(node: Tensor) -> str | None:
+    return None
+
+
+def _no_scratch(node: Tensor, compute: Compute) -> int:
+    return 0
+
+
+def _nothing_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+    return 0, ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The card's way to compute an op.
+
+    bind      (Site) -> Call, asked once when a plan is bound to memory; see launch.py
+    lacks     (node) -> what is missing to compute it, in a few words; None if nothing
+    scratch   (node, compute) -> bytes of scratch
+    shared    (node, compute) -> (bytes, key) of the scratch made of the last source alone, 0 bytes
+              if none; nodes with the same source, function and key share it
+    """
+
+    bind: Callable[[Site], Call]
+    lacks: Callable[[Tensor], str | None] = _nothing_lacks
+    scratch: Callable[[Tensor, Compute], int] = _no_scratch
+    shared: Callable[[Tensor, Compute], tuple[int, str]] = _nothing_shared

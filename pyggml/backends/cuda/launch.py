@@ -1,0 +1,67 @@
+"""Launches: a kernel with its grid, its stream and its arguments, as a Call.
+
+Kernels walk their elements or rows in steps of the grid, so that any grid is right. The simulator
+runs each thread of a block as a Python thread: there, grids are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.call import Call
+
+THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take
+MOST_BLOCKS = 132 * 16  # some rounds of the multiprocessors of a large card
+_SIMULATED_THREADS, _SIMULATED_BLOCKS = 8, 2
+
+
+def launch(
+    kernel: Any, grid: Any, block: Any, stream: Any, *arguments: Any, shared_bytes: int = 0
+) -> Call:
+    """A call that launches the kernel on the stream. Grid and block as Numba takes them."""
+    return Call(_launch, kernel, (grid, block, stream, shared_bytes), arguments)
+
+
+def per_element(kernel: Any, n: int, stream: Any, *arguments: Any) -> Call:
+    """A launch for n elements: `for i in range(cuda.grid(1), n, cuda.gridsize(1))`."""
+    if SIMULATED:
+        return launch(kernel, _SIMULATED_BLOCKS, _SIMULATED_THREADS, stream, *arguments)
+    blocks = max(1, min(-(-n // THREADS), MOST_BLOCKS))
+    return launch(kernel, blocks, THREADS, stream, *arguments)
+
+
+def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
+    """A launch for rows of n elements, a block for each:
+    `for r in range(cuda.blockIdx.x, n_rows, cuda.gridDim.x)`."""
+    if SIMULATED:
+        return launch(kernel, min(n_rows, 2), _SIMULATED_THREADS, stream, *arguments)
+    threads = 32
+    while threads < min(n, THREADS):
+        threads *= 2
+    return launch(kernel, max(1, min(n_rows, 1 << 16)), threads, stream, *arguments)
+
+
+def in_turn(*calls: Callable[[], None]) -> Call:
+    """A node's calls, one after the other."""
+    return Call(_in_turn, *calls)
+
+
+def launches(call: Call) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The kernel and the arguments of each launch of a node's call."""
+    if call.kernel is _in_turn:
+        for one in call.arguments:
+            yield from launches(one)
+    elif call.kernel is _launch:
+        kernel, _, arguments = call.arguments
+        yield kernel, arguments
+
+
+def _launch(kernel: Any, configuration: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+    kernel[configuration](*arguments)
+
+
+def _in_turn(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()

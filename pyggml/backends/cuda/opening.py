@@ -1,0 +1,76 @@
+"""Which cards there are, and what is missing where there is none. Numba's CUDA comes on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyggml.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pyggml.backends.cuda.device import CudaBackend
+    from pyggml.backends.cuda.kernel import Compute
+
+WANTED = "pip install 'pyggml[cuda]'"
+OLDEST = (8, 0)  # compute capability from which tensor cores multiply BF16: Ampere, 2020
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """An NVIDIA card: its number, its name, its compute capability and its memory in bytes."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    n_bytes: int
+
+
+def cards() -> list[Card]:
+    """The cards that can be used; the simulator's is one.
+
+    Raises DeviceError, one sentence that names what is missing, if there is none.
+    """
+    try:
+        from pyggml.backends.cuda.driver import SIMULATED, CudaSupportError, driver, versions
+    except ImportError as error:
+        missing = f"the package {error.name}" if error.name else str(error)
+        raise DeviceError(f"no CUDA device: {missing} is missing, wanted {WANTED}") from error
+    if SIMULATED:
+        return [Card(0, "simulator", (0, 0), 0)]
+    try:
+        count = driver.get_device_count()
+        runs, made_for = versions()
+    except CudaSupportError as error:
+        reason = " ".join(str(error).removeprefix("Error at driver init:").split()).strip(" .:")
+        raise DeviceError(f"no CUDA device: {reason}; wanted NVIDIA's driver") from error
+    if runs[0] < made_for[0]:
+        raise DeviceError(
+            f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
+            f"{made_for[0]}.{made_for[1]}, the version of numba-cuda's compiler"
+        )
+    found = [_card(i) for i in range(count)]
+    usable = [card for card in found if card.capability >= OLDEST]
+    if not usable:
+        names = ", ".join(f"{c.name} ({c.capability[0]}.{c.capability[1]})" for c in found)
+        wanted = f"wanted one of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
+        raise DeviceError(f"no CUDA device: found {names or 'no card'}, {wanted}")
+    return usable
+
+
+def _card(index: int) -> Card:
+    from pyggml.backends.cuda.driver import driver
+
+    card = driver.get_device(index)
+    name = card.name.decode() if isinstance(card.name, bytes) else card.name
+    return Card(index, name, tuple(card.compute_capability), driver.cuDeviceTotalMem(card.id))
+
+
+def open_cuda(index: int = 0, compute: Compute = "bf16") -> CudaBackend:
+    """The backend of a card. Raises DeviceError if there is none of this number."""
+    found = cards()
+    if index not in {card.index for card in found}:
+        names = ", ".join(f"cuda:{card.index} ({card.name})" for card in found)
+        raise DeviceError(f"cuda:{index}: no such device, found {names}")
+    from pyggml.backends.cuda.device import CudaBackend
+
+    return CudaBackend(index, compute)

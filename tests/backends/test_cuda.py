@@ -1,0 +1,115 @@
+"""The card's kernels without a card: they compile, and what is missing is said."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pyggml.backends import CPU
+from pyggml.backends.cuda import cards, open_cuda
+from pyggml.errors import DeviceError
+from pyggml.graph import Graph
+from pyggml.ops import OPS
+from pyggml.schedule import Devices, bind, schedule
+from pyggml.tensors import Tensor, leaf
+
+CAPABILITY = (9, 0)
+
+
+def test_the_package_does_not_import_numba_cuda():
+    code = "import sys, pyggml, pyggml.model; sys.exit('numba.cuda' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def has_card():
+    try:
+        return bool(cards())
+    except DeviceError:
+        return False
+
+
+@pytest.mark.skipif(has_card(), reason="there is a card")
+def test_a_missing_card_is_one_sentence():
+    with pytest.raises(DeviceError, match=r"no CUDA device: .*, wanted|no CUDA device: .*; wanted"):
+        open_cuda()
+
+
+# -- machine code without a card ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dry():
+    """Stands for a card while nodes are bound: arrays of the same types, on the host."""
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    from pyggml.backends.cuda.device import CudaBackend
+    from pyggml.backends.cuda.kernel import Faults
+    from pyggml.backends.cuda.table import kernels
+
+    class Dry(CudaBackend):
+        def __init__(self):
+            self.name, self.index, self.compute = "dry", 0, "bf16"
+            self._kernels, self.stream = kernels(), 0
+            self._faults = Faults(np.zeros(1, np.int32))
+
+        def alloc(self, n_bytes):
+            return np.zeros(n_bytes, np.uint8)
+
+        def write(self, tensor, values):
+            pass
+
+        def joined(self, calls):
+            return calls
+
+        def _constant(self, values):
+            return values
+
+    return Dry()
+
+
+def launches_of(name, device):
+    """The launches that the device binds an op's samples to."""
+    from pyggml.backends.cuda.launch import launches
+
+    for sample in OPS[name].samples(np.random.default_rng(5)):
+        arrays = (a if isinstance(a, Tensor) else np.asarray(a) for a in sample.arrays)
+        sources = [
+            a if isinstance(a, Tensor) else leaf(a.astype(np.float32) if a.dtype.kind == "f" else a)
+            for a in arrays
+        ]
+        node = OPS[name](*sources, **sample.params)
+        if device.unsupported(node) is None:
+            (program,) = bind(schedule(Graph.of(node), Devices([device, CPU()])))
+            for call in program.calls:
+                yield from launches(call)
+
+
+def needs_compiler():
+    """Skip unless NVIDIA's compilers are there, which come with pyggml[cuda]."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        load_nvidia_dynamic_lib("nvrtc"), load_nvidia_dynamic_lib("nvvm")
+    except DynamicLibNotFoundError:
+        pytest.skip("NVIDIA's compilers are not found")
+
+
+def test_every_kernel_compiles_to_ptx(dry, monkeypatch):
+    from numba.cuda import dispatcher, types
+    from numba.cuda.typing.typeof import typeof
+
+    from pyggml.backends.cuda.driver import cuda
+
+    needs_compiler()
+    card = type("Card", (), {"compute_capability": CAPABILITY})
+    monkeypatch.setattr(dispatcher, "get_current_device", card)
+    done = set()
+    for name in sorted(dry._kernels):
+        launched = list(launches_of(name, dry))
+        assert launched, f"{name}: no sample is supported"
+        for kernel, arguments in launched:
+            signature = types.void(*(typeof(a) for a in arguments))
+            if (kernel, signature) not in done:
+                done.add((kernel, signature))
+                ptx, _ = cuda.compile(kernel.py_func, signature, device=False, cc=CAPABILITY)
+                assert ".entry" in ptx, name
