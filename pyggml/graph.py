@@ -69,10 +69,11 @@ class Graph:
         printer.text(repr(self))
 
     def to_svg(self) -> str:
-        """The sections of the graph as a picture, equal blocks folded: see pyggml.draw."""
-        from pyggml.draw import overview
+        """The graph as a picture: every node of a small one, which takes igraph; of a large one
+        the sections, equal blocks folded. See pyggml.draw."""
+        from pyggml.draw import drawn
 
-        return overview(self)
+        return drawn(self)
 
     def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
         """A page with the sections, the inside of each, and perhaps the plan: see pyggml.draw.

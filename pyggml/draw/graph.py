@@ -1,18 +1,20 @@
 """A graph as a picture: its sections one below the other, forward on the left, backward beside it.
 
-Equal blocks are one section. The inside of a section is a picture of its own.
+Equal blocks are one section. The inside of a section is a picture of its own. Of a small graph,
+every node is drawn.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from textwrap import wrap
 
 from pyggml.draw import svg
 from pyggml.draw.fold import Section, counted, sections
 from pyggml.draw.layers import layered
-from pyggml.graph import Graph
+from pyggml.graph import Graph, reachable
 from pyggml.tensors import Tensor
 
 _WIDTH, _GAP, _LINE = 330.0, 46.0, 15.0  # of a section's box; between boxes; of a line of text
@@ -21,6 +23,7 @@ _COLUMN = 164.0  # from node to node
 _MARGIN = 16.0
 _AT = re.compile(r"blk\.\d+\.|\.weight")  # what every name in a block has
 _PER_LINE = 52  # characters
+_SMALL = 40  # nodes and leaves that are drawn one by one
 
 
 def overview(graph: Graph) -> str:
@@ -52,6 +55,25 @@ def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ())
 
     Node i is [data-node="i"], section i of an overview [data-section="i"].
     """
+    kinds = ["trained" if _reads(t, trained) else kind for t in nodes]
+    return _nodes(nodes, kinds, f"{len(nodes)} {kind} nodes")
+
+
+def every(graph: Graph) -> str:
+    """Every node of a graph with its leaves, for graphs of a few dozen: forward and backward."""
+    forward = set(reachable(graph.outputs[0]))
+    tensors = (*graph.leaves, *graph.nodes)
+    made = ["forward" if t in forward else "backward" for t in graph.nodes]
+    return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
+
+
+def drawn(graph: Graph) -> str:
+    """What stands for a graph: every node of a small one, where igraph is there; else sections."""
+    small = len(graph.nodes) + len(graph.leaves) <= _SMALL
+    return every(graph) if small and find_spec("igraph") else overview(graph)
+
+
+def _nodes(nodes: Sequence[Tensor], kinds: Sequence[str], title: str) -> str:
     found = layered(nodes)
     elements = []
     for (source, _), way in found.ways.items():
@@ -61,12 +83,11 @@ def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ())
         elements.append(svg.arrow(points))
         x, y = points[0][0] + 4, points[0][1] + 12
         elements.append(svg.text(x, y, _shape(source), "faint"))
-    for i, t in enumerate(nodes):
+    for i, (t, kind) in enumerate(zip(nodes, kinds, strict=True)):
         x, y = found.places[t]
-        shown = _node(t, _x(x), _y(y), "trained" if _reads(t, trained) else kind)
-        elements.append(svg.part("node", i, shown))
+        elements.append(svg.part("node", i, _node(t, _x(x), _y(y), kind)))
     width, height = found.width * _COLUMN + 2 * _MARGIN, found.height * _LAYER + 2 * _MARGIN
-    return svg.picture(width, height, elements, f"{len(nodes)} {kind} nodes")
+    return svg.picture(width, height, elements, title)
 
 
 def _x(steps: float) -> float:

@@ -1,6 +1,7 @@
 """Pictures of graphs: equal blocks are one, nodes stand below their sources, nothing is lost."""
 
 import re
+import sys
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -26,7 +27,7 @@ from pyggml.models import (
     tensors_of,
 )
 from pyggml.models.low_rank import LoraPair
-from pyggml.ops import add, scale, sqr
+from pyggml.ops import add, mul, scale, sqr, sum_
 from pyggml.tensors import leaf, zeros
 
 N_VOCAB, N_TOKENS = 11, 3
@@ -128,6 +129,18 @@ def test_the_overview_tells_ops_and_shapes(graph):
     text = overview(graph).replace("\u00a0", " ")
     assert "blocks 1 to 3  ×3" in text and "rms_norm_mul ×2" in text
     assert text.count(f"F32[{N_TOKENS}, 256]") == 5  # three down, two up
+
+
+def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
+    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    x, w = (leaf(np.ones(3, np.float32), name) for name in "xw")
+    small = build_backward(Graph.of(sum_(sqr(mul(x, w)))), [w])
+    text = small.to_svg()
+    assert text.count('class="box leaf"') == len(small.leaves) == 3
+    assert text.count('class="box forward"') == 3
+    assert text.count('class="box backward"') == len(small.nodes) - 3 > 0
+    monkeypatch.setitem(sys.modules, "igraph", None)
+    assert small.to_svg() == overview(small)
 
 
 def test_the_inside_marks_what_reads_a_parameter(graph):
