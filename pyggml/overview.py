@@ -203,14 +203,18 @@ def layer_flags(o: Overview, multiple: float = MULTIPLE) -> np.ndarray:
     """A Flag for every whole layer at every step, (S, L) int8.
 
     NOT_FINITE   one of its gradients is
-    DEAD         all of them are
-    EXPLODING    the norm of all of them together is above `multiple` times the layers' median
+    DEAD         all of them are 0, and at least one is dead
+    EXPLODING    the norm of all of them together is above `multiple` times the median of the blocks
+                 of its stack; what stands outside of blocks is not compared
     """
     cells, whole = flags(o, multiple), o.layer_norms
     found = np.zeros(whole.shape, np.int8)
+    stacks = np.array([_numbered(layer)[0] for layer in o.layers])
     for s, norms in enumerate(whole):
-        found[s][norms > multiple * _median(norms)] = Flag.EXPLODING
-    found[np.where(o.there, cells == Flag.DEAD, True).all(axis=2)] = Flag.DEAD
+        for stack in set(stacks):
+            blocks = stacks == stack
+            found[s][blocks & (norms > multiple * _median(norms[blocks]))] = Flag.EXPLODING
+    found[(whole == 0) & (cells == Flag.DEAD).any(axis=2)] = Flag.DEAD
     found[(cells == Flag.NOT_FINITE).any(axis=2)] = Flag.NOT_FINITE
     return found
 
@@ -246,26 +250,28 @@ def _explained(o: Overview, weights: np.ndarray) -> np.ndarray:
 
 
 def findings(o: Overview, multiple: float = MULTIPLE) -> list[str]:
-    """What is wrong, in sentences; a layer that is wrong as a whole is one of them. A sentence
-    names the steps, so it is said once."""
+    """What is wrong, in sentences, the worst first; each names its steps, and so is said once.
+
+    What a whole layer is, is not said of its modules; what is not finite is said of these alone.
+    """
     cells, rows = flags(o, multiple), layer_flags(o, multiple)
-    steps: dict[tuple[str, Flag], list[int]] = {}
-    for s, step in enumerate(o.steps):
-        for i, layer in enumerate(o.layers):
-            if rows[s, i]:
-                steps.setdefault((layer, Flag(rows[s, i])), []).append(step)
-            for c in np.flatnonzero(cells[s, i]):
-                if cells[s, i, c] != rows[s, i]:
-                    what = f"{layer} {o.columns[c]}"
-                    steps.setdefault((what, Flag(cells[s, i, c])), []).append(step)
-    return [f"{what}: {WORDS[flag]}, {_steps(at)}" for (what, flag), at in steps.items()]
+    steps: dict[tuple[Flag, str], list[int]] = {}
+    for s, i in zip(*np.nonzero(np.where(rows == Flag.NOT_FINITE, 0, rows)), strict=True):
+        steps.setdefault((Flag(rows[s, i]), o.layers[i]), []).append(o.steps[s])
+    for s, i, c in zip(*np.nonzero(cells), strict=True):
+        flag = Flag(cells[s, i, c])
+        if flag is Flag.NOT_FINITE or flag != rows[s, i]:
+            steps.setdefault((flag, f"{o.layers[i]} {o.columns[c]}"), []).append(o.steps[s])
+    worst = sorted(steps.items(), key=lambda item: (-item[0][0], -len(item[1])))
+    return [f"{what}: {in_words(flag, multiple)}, {_steps(at)}" for (flag, what), at in worst]
 
 
-WORDS = {
-    Flag.DEAD: "dead: the gradient is 0",
-    Flag.EXPLODING: f"exploding: the norm is above {MULTIPLE:g} times the median",
-    Flag.NOT_FINITE: "not finite: the gradient holds NaN or infinity",
-}
+def in_words(flag: Flag, multiple: float = MULTIPLE) -> str:
+    """What a flag says."""
+    if flag is Flag.EXPLODING:
+        return f"exploding: the norm is above {multiple:g} times the median"
+    dead = "dead: the gradient is 0"
+    return dead if flag is Flag.DEAD else "not finite: the gradient holds NaN or infinity"
 
 
 def _steps(at: Sequence[int]) -> str:

@@ -3,32 +3,28 @@
 Charts are drawn by uPlot, which lies beside this file: 50 KB that need neither network nor another
 package, and let the reader zoom and point. Plotly brings 4 MB, Vega a network or more, Matplotlib
 50 MB of packages for pictures that answer no pointer and know one width and one scheme.
-
-Texts of files and samples are hostile: the template escapes all of them, and the page's policy lets
-no script run but this one, and nothing be fetched.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
+from pyggml.cli import pages
 from pyggml.cli.progress import change
 from pyggml.cli.report.series import charts_of
-from pyggml.cli.show import printable, size, span
+from pyggml.cli.show import size, span
+from pyggml.draw import heat
 from pyggml.files import replacing
 from pyggml.lora import History
-from pyggml.lora.record import read_records
+from pyggml.lora.record import overview_of, read_records
+from pyggml.overview import Overview, findings
 
 FIRST_WORDS = "<!doctype html><!-- Written by pyggml-finetune -->"
+_MOST_FINDINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +48,31 @@ def write(path: Path, page: Page, metrics: Path) -> None:
 
 def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
     """The page as HTML."""
-    style = _part("uPlot.min.css") + _part("page.css")
-    script = _part("uPlot.iife.min.js") + _part("charts.js")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(_part("page.html")).render(
+    overview = overview_of(records)
+    return pages.rendered(
+        *("pyggml.cli.report", "page.html"),
+        styles=("uPlot.min.css", "page.css"),
+        scripts=("uPlot.iife.min.js", "charts.js"),
+        drawn=[heat.STYLE],
         first=FIRST_WORDS,
         page=page,
-        printable=printable,
         facts=facts(records),
         charts=charts_of(records),
-        style=style,
-        script=script,
-        policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
+        gradients=None if overview is None else _gradients(overview),
     )
 
 
-def _part(name: str) -> str:
-    return files("pyggml.cli.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+def _gradients(o: Overview) -> dict[str, Any]:
+    """What the page shows of the gradient overview."""
+    found, kinds = findings(o), heat.kinds_of(o)
+    over_steps = [kind for kind in kinds if kind != "zeros" and len(o.steps) > 1]
+    return {
+        "n_steps": len(o.steps),
+        "findings": found[:_MOST_FINDINGS],
+        "n_more": max(len(found) - _MOST_FINDINGS, 0),
+        "maps": [heat.heat_map(o, kind) for kind in kinds],
+        "steps": [heat.heat_steps(o, kind) for kind in over_steps],
+    }
 
 
 def facts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

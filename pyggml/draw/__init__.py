@@ -6,11 +6,25 @@ overview   sections of a graph, equal blocks folded
 inside     the nodes of a section
 lanes      a plan: which tensor lies where in the arena, when
 page       overview, inside and lanes as one page
+heat       the gradient overview: layers by modules, at one step or over steps
 """
 
 from pyggml.draw.fold import Section, sections
 from pyggml.draw.graph import drawn, every, inside, overview
+from pyggml.draw.heat import heat_map, heat_steps, kinds_of
 from pyggml.draw.lanes import lanes
 from pyggml.draw.page import page
 
-__all__ = ["Section", "drawn", "every", "inside", "lanes", "overview", "page", "sections"]
+__all__ = [
+    "Section",
+    "drawn",
+    "every",
+    "heat_map",
+    "heat_steps",
+    "inside",
+    "kinds_of",
+    "lanes",
+    "overview",
+    "page",
+    "sections",
+]

@@ -34,13 +34,16 @@ _ARROW = (
 )
 
 
-def picture(width: float, height: float, elements: Iterable[str], title: str) -> str:
-    """An svg element that stands alone; title: for those who cannot see it."""
+def picture(
+    width: float, height: float, elements: Iterable[str], title: str, style: str = STYLE
+) -> str:
+    """An svg element that stands alone; title: for those who cannot see it; style: STYLE, and maybe
+    more behind it."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
         f'role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style><defs>{_ARROW}</defs>"
+        f"<title>{escape(title)}</title><style>{style}</style><defs>{_ARROW}</defs>"
         f"{''.join(elements)}</svg>"
     )
 
@@ -75,3 +78,22 @@ def rectangle(x: float, y: float, width: float, height: float, kind: str, about:
         f'<rect class="lane {kind}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" '
         f'height="{height:.2f}"><title>{escape(about)}</title></rect>'
     )
+
+
+def tile(x: float, y: float, width: float, height: float, kind: str, about: str) -> str:
+    """A rectangle without a line; about: shown where the pointer rests."""
+    return (
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
+        f"<title>{escape(about)}</title></rect>"
+    )
+
+
+def tiles(places: Iterable[Point], width: float, height: float, kind: str) -> str:
+    """Equal rectangles by their upper left corners, as one path."""
+    ways = (f"M{x:.1f} {y:.1f}h{width:g}v{height:g}h{-width:g}z" for x, y in places)
+    return f'<path class="tiles {kind}" d="{"".join(ways)}" />'
+
+
+def aslant(x: float, y: float, words: str) -> str:
+    """Text that rises to the right from its start."""
+    return f'<text transform="translate({x:.1f} {y:.1f}) rotate(-50)">{escape(words)}</text>'

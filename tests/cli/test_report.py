@@ -55,8 +55,24 @@ def test_a_page_fetches_nothing():
     for tag, about in seen.tags:
         assert tag not in ("link", "iframe", "img", "base") and not {"src", "href"} & about.keys()
     policy = next(about["content"] for _, about in seen.tags if "http-equiv" in about)
+    assert sum("sha256-" in word for word in policy.split()) == 3, (
+        "styles of page, pictures; script"
+    )
     assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
     assert not re.search(r"fetch\(|XMLHttpRequest|@import|url\(", text)
+
+
+def test_gradients_have_maps_and_a_word_of_what_is_wrong():
+    table = {"layers": ["blk.0", "blk.1"], "columns": ["ffn_up A"], "norm": [[0.5], [0.0]]}
+    records = [_step(i) for i in (1, 2)]
+    records += [{"event": "gradients", "step": i, **table} for i in (1, 2)]
+    seen = Seen(rendered(Page("adapter", [], {}), records))
+    assert "Gradients" in seen.texts["h2"]
+    wrong = [t for t in seen.texts["li"] if t.strip()]
+    assert wrong == ["blk.1: dead: the gradient is 0, 2 recorded steps, from 1 to 2"]
+    titles = [about["aria-label"] for tag, about in seen.tags if tag == "svg"]
+    assert titles == ["gradient norm ‖g‖, step 2", "gradient norm ‖g‖, over steps"]
+    assert "Gradients" not in rendered(Page("adapter", [], {}), records[:2])
 
 
 def test_charts_have_the_numbers_of_the_run():

@@ -132,7 +132,10 @@ def test_dead_exploding_and_broken_gradients_are_flagged():
     np.testing.assert_array_equal(flags(o)[0], wanted)
     np.testing.assert_array_equal(flags(o, multiple=11)[0][1], (fine, fine))
     np.testing.assert_array_equal(layer_flags(o)[0], [fine, fine, dead, fine, broken, broken])
-    assert findings(o)[:2] == [
+    broken = "not finite: the gradient holds NaN or infinity, step 1"
+    assert findings(o) == [
+        f"blk.4 attn_q A: {broken}",
+        f"blk.5 attn_q A: {broken}",
         "blk.1 attn_q B: exploding: the norm is above 10 times the median, step 1",
         "blk.2: dead: the gradient is 0, step 1",
     ]
@@ -151,6 +154,9 @@ def test_a_gradient_of_zero_is_not_dead_where_the_other_factor_is_zero():
     norms = {0: (0, 1), 1: (0, 1), 2: (0, 1)}
     assert not flags(layered(norms, dict.fromkeys(norms, (1, 0)))).any()
     assert (flags(layered(norms))[0][:, 0] == Flag.DEAD).all()
+    whole = layered({0: (0, 0), 1: (0, 1)}, {0: (1, 0), 1: (1, 0)})
+    assert flags(whole)[0][0].tolist() == [Flag.FINE, Flag.DEAD], "B's is not explained by A"
+    assert layer_flags(whole)[0].tolist() == [Flag.DEAD, Flag.FINE]
 
 
 def test_few_layers_are_held_against_their_own_modules():

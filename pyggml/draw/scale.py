@@ -1,0 +1,68 @@
+"""Numbers as colours: nine classes from least to greatest, which know light and dark.
+
+Light: YlGnBu of ColorBrewer (Brewer 2003). Dark: viridis (Smith, van der Walt 2015). In both, what
+stands out from the page is large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, log10
+
+import numpy as np
+
+_DECADES = 6.0  # of a logarithmic scale, at most: what is less has the lowest colour
+# fmt: off
+_LIGHT = ["#eef6c8", "#d5eeb3", "#a9ddb7", "#73c8bd", "#40b0c4", "#2290c1", "#2468ac", "#273d97",
+          "#0d2262"]
+_DARK = ["#3b2a5c", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151",
+         "#e6e11f"]
+# fmt: on
+N_LEVELS = len(_LIGHT)
+
+
+def _variables(colours: list[str]) -> str:
+    return " ".join(f"--h{i}: {c};" for i, c in enumerate(colours))
+
+
+SCALE_STYLE = f"""
+.drawn {{ --zero: #e6e8ec; --alarm: #d3166b; {_variables(_LIGHT)} }}
+@media (prefers-color-scheme: dark) {{
+  .drawn {{ --zero: #2b313b; --alarm: #ff6b9d; {_variables(_DARK)} }} }}
+{" ".join(f".drawn .h{i} {{ fill: var(--h{i}); }}" for i in range(N_LEVELS))}
+.drawn .hz {{ fill: var(--zero); }} .drawn .hn {{ fill: var(--alarm); }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Numbers from `low` to `high` → levels 0 to 8; or their decimal logarithms, if `is_log`."""
+
+    low: float
+    high: float
+    is_log: bool
+
+    @classmethod
+    def logarithmic(cls, numbers: np.ndarray) -> Scale:
+        """From the least to the greatest of those that are finite and above 0; six decades at
+        most."""
+        known = numbers[np.isfinite(numbers) & (numbers > 0)]
+        if not known.size:
+            return cls(0.0, 1.0, is_log=True)
+        high = log10(known.max())
+        return cls(max(log10(known.min()), high - _DECADES), high, is_log=True)
+
+    def level(self, x: float) -> int:
+        """x: finite, and above 0 if the scale is logarithmic."""
+        at = log10(x) if self.is_log else x
+        part = (at - self.low) / (self.high - self.low) if self.high > self.low else 1.0
+        return min(max(int(part * N_LEVELS), 0), N_LEVELS - 1)
+
+    def at(self, part: float) -> float:
+        """The number at this part of the scale, from 0 to 1."""
+        value = self.low + part * (self.high - self.low)
+        return float(10.0**value) if self.is_log else value
+
+    def colour(self, x: float) -> str:
+        """The class: h0 to h8, hz for 0, hn for what is not finite."""
+        return "hn" if not isfinite(x) else "hz" if x == 0 else f"h{self.level(x)}"
