@@ -29,7 +29,7 @@ from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.ops.softmax import alibi_slopes
+from pyggml.positions import alibi_slopes
 from pyggml.runtime import results
 from pyggml.tensors import leaf
 

@@ -23,6 +23,7 @@ LAYERS = [
         "ggml_enums",
         "dtypes",
         "files",
+        "positions",
         "scratch",
         "settings",
         "sizes",
