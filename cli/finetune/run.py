@@ -21,7 +21,7 @@ from pyggml.cli.finetune.results import Trained
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.progress import Meter, counted, display
 from pyggml.cli.run import STOPPED
-from pyggml.cli.samples import check_answer, compare, prompt_ids
+from pyggml.cli.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.show import kept_rows, row, say, unescaped
 from pyggml.errors import PyggmlError
 from pyggml.gemm import FASTEST
@@ -126,7 +126,8 @@ def _run(
     written = results.is_model(trained)
     after = load(job.output, None, model.compute) if written else model
     answers = compare(before, after, prompt)
-    record.save_report(job, told, model.tokenizer.decode(prompt), answers)
+    read = [] if job.preference.is_preference else readings(before, after, trainer.corpus)
+    record.save_report(job, told, model.tokenizer.decode(prompt), answers, read)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
     )
