@@ -24,6 +24,7 @@ COMMANDS = {
     "export-ollama": "write the Modelfile of a model, its adapter and its template",
     "quantize": "pack a model's matrices as another type",
     "inspect": "what is in a GGUF file, and what training it would take",
+    "view": "browse a model, its graph, its memory plan and its runs in a browser",
     "warmup": "compile all kernels now, so that later commands start at once",
 }
 

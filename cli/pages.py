@@ -32,13 +32,13 @@ def rendered(
     drawn             style sheets that pictures in the page bring with them
     """
     style, script = ("".join(part(package, n) for n in names) for names in (styles, scripts))
-    allowed = " ".join(map(_hash, (style, *drawn)))
+    allowed = " ".join(map(hash_of, (style, *drawn)))
     policy = f"default-src 'none'; style-src {allowed}"
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(part(package, template)).render(
         style=style,
         script=script,
-        policy=f"{policy}; script-src {_hash(script)}" if script else policy,
+        policy=f"{policy}; script-src {hash_of(script)}" if script else policy,
         printable=printable,
         **fields,
     )
@@ -49,6 +49,7 @@ def part(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
+    """A text as a policy names it."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from pyggml.errors import PyggmlError
+
+_MOST_DIGITS = 18  # of a process's number
 
 if sys.platform == "win32":
     import msvcrt
@@ -38,7 +42,7 @@ def held(target: Path) -> Iterator[None]:
 
     Raises PyggmlError, naming the other process, if one holds it already.
     """
-    path = target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
+    path = _lock_file(target)
     handle = _taken(path, target)
     try:
         os.truncate(handle, 0)
@@ -46,6 +50,22 @@ def held(target: Path) -> Iterator[None]:
         yield
     finally:
         _remove(path, handle)
+
+
+def holder(target: Path) -> int | None:
+    """The process that holds this file or folder, as its lock file tells; None if none does.
+
+    Nothing is locked meanwhile. The lock file of a killed process stays, but names none that lives.
+    """
+    try:
+        number = int(_lock_file(target).read_text(encoding="ascii")[:_MOST_DIGITS])
+    except (OSError, ValueError):
+        return None
+    return number if number > 0 and psutil.pid_exists(number) else None
+
+
+def _lock_file(target: Path) -> Path:
+    return target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
 
 
 def _taken(path: Path, target: Path) -> int:

@@ -8,17 +8,31 @@ from pathlib import Path
 from pyggml.cli import report
 from pyggml.cli.finetune.job import Job
 from pyggml.cli.paths import beside
-from pyggml.cli.samples import Reading
 from pyggml.cli.show import row
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
-from pyggml.lora.record import Recorder, metrics_beside
+from pyggml.lora.record import Recorder, append, metrics_beside
 
 Rows = Sequence[tuple[str, str]]
 
 
-def recorder(job: Job, trainer: Trainer) -> Recorder:
-    return Recorder(trainer, job.output, job.log_to or (), _settings(job))
+def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
+    """What hears the reports; it has been told what the run is, for its metrics.
+
+    about: the rows that were told before the first step
+    """
+    settings = _settings(job)
+    found = Recorder(trainer, job.output, job.log_to or (), settings)
+    plain = {name: v if isinstance(v, int | str) else str(v) for name, v in settings.items()}
+    found.metrics.add(
+        {
+            "event": "run",
+            "step": trainer.progress.step,
+            "settings": plain,
+            "about": [*map(list, _joined(about))],
+        }
+    )
+    return found
 
 
 def say_faults(recorded: Recorder) -> None:
@@ -26,13 +40,16 @@ def say_faults(recorded: Recorder) -> None:
         row("warning", fault)
 
 
-def save_report(
-    job: Job,
-    about: Rows,
-    prompt: str = "",
-    answers: Rows = (),
-    readings: Sequence[Reading] = (),
-) -> None:
+def save_answers(job: Job, step: int, prompt: str, answers: Rows) -> None:
+    """Add the answers before and after to the metrics; a full disk costs no more than these."""
+    record = {"event": "answers", "step": step, "prompt": prompt, "answers": [*map(list, answers)]}
+    try:
+        append(metrics_beside(job.output), record)
+    except PyggmlError as error:
+        row("warning", str(error))
+
+
+def save_report(job: Job, about: Rows, prompt: str = "", answers: Rows = ()) -> None:
     """Write the report, unless the user wants none; a full disk costs no more than that.
 
     about: the rows that were told before the first step
@@ -41,7 +58,7 @@ def save_report(
         return
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
-    page = report.Page(title, _joined(about), _settings(job), prompt, answers, readings)
+    page = report.Page(title, _joined(about), _settings(job), prompt, answers)
     try:
         report.write(path, page, metrics_beside(job.output))
     except PyggmlError as error:

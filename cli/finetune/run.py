@@ -21,7 +21,7 @@ from pyggml.cli.finetune.results import Trained
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.progress import Meter, counted, display
 from pyggml.cli.run import STOPPED
-from pyggml.cli.samples import check_answer, compare, prompt_ids, readings
+from pyggml.cli.samples import check_answer, compare, prompt_ids
 from pyggml.cli.show import kept_rows, row, say, unescaped
 from pyggml.errors import PyggmlError
 from pyggml.gemm import FASTEST
@@ -115,7 +115,7 @@ def _run(
     for each in (before, model):
         each.release = job.max_memory is not None
     start = trainer.progress.step
-    finished = _train(job, trainer, trained, prompt)
+    finished = _train(job, trainer, trained, prompt, told)
     if finished or trainer.progress.step > start:
         save_settings(job)
     if not finished:
@@ -125,9 +125,9 @@ def _run(
         return STOPPED
     written = results.is_model(trained)
     after = load(job.output, None, model.compute) if written else model
-    answers = compare(before, after, prompt)
-    read = [] if job.preference.is_preference else readings(before, after, trainer.corpus)
-    record.save_report(job, told, model.tokenizer.decode(prompt), answers, read)
+    answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
+    record.save_answers(job, trainer.progress.step, asked, answers)
+    record.save_report(job, told, asked, answers)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
     )
@@ -171,14 +171,16 @@ def _compute(job: Job) -> str:
     return found or "auto"
 
 
-def _train(job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray) -> bool:
+def _train(
+    job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, told: record.Rows
+) -> bool:
     """Train and write the result; returns whether training reached its end."""
     start, meter = trainer.progress.step, Meter(trainer.history)
     with stopping(trainer.stop):
         with (
             _helped(job, trainer, trained) as compiled,
             display(meter, trainer.n_steps, start) as shown,
-            record.recorder(job, trainer) as recorded,
+            record.recorder(job, trainer, told) as recorded,
         ):
 
             def report(event: Any) -> None:

@@ -1,10 +1,9 @@
-
 "use strict";
-// Each chart of the page, drawn in the page's colours; drawn anew when these or its width change.
-(() => {
-  const charts = JSON.parse(document.getElementById("charts").textContent);
+// Charts by uPlot in the page's colours, drawn anew when these or their width change.
+const pyggmlCharts = (() => {
   const style = getComputedStyle(document.documentElement);
   const colour = name => style.getPropertyValue("--" + name).trim();
+  const shown = new Map();  // place → {chart, plot, width}
 
   function mixed(depth) {  // a hue between those of the first block and the last
     const [a, b] = ["shallow", "deep"].map(n => colour(n).split(" ").map(parseFloat));
@@ -30,8 +29,9 @@
     };
   }
 
-  function draw(place) {
-    const chart = charts[place.dataset.chart];
+  const numbers = chart => [chart.x, ...chart.series.map(s => s.y)];
+
+  function draw(place, chart) {
     const axis = {stroke: colour("quiet"), grid: {stroke: colour("line"), width: 1},
                   ticks: {show: false}, font: "12px system-ui, sans-serif"};
     const options = {
@@ -44,16 +44,37 @@
       series: [{label: "step", value: (u, v) => short(v)}, ...chart.series.map(line)],
     };
     place.replaceChildren();
-    new uPlot(options, [chart.x, ...chart.series.map(s => s.y)], place);
+    const plot = new uPlot(options, numbers(chart), place);
+    shown.set(place, {chart, plot, width: place.clientWidth});
   }
 
-  const places = [...document.querySelectorAll(".chart")];
   const watch = new ResizeObserver(seen => requestAnimationFrame(() => seen.forEach(({target}) => {
-    if (target.dataset.width !== String(target.clientWidth)) {
-      target.dataset.width = target.clientWidth;
-      draw(target);
-    }
+    const known = shown.get(target);
+    if (!target.isConnected) { shown.delete(target); watch.unobserve(target); }
+    else if (known && known.width !== target.clientWidth) draw(target, known.chart);
   })));
-  places.forEach(place => watch.observe(place));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => places.forEach(draw));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener(
+    "change", () => shown.forEach(({chart}, place) => draw(place, chart)));
+
+  const looks = chart => JSON.stringify([chart.log, chart.series.map(s => [s.name, s.role])]);
+
+  // Draw a chart in an element; one of the same lines only gets more numbers, and stays zoomed.
+  function show(place, chart) {
+    const known = shown.get(place);
+    if (!known || looks(known.chart) !== looks(chart)) {
+      draw(place, chart);
+      watch.observe(place);
+      return;
+    }
+    const {min, max} = known.plot.scales.x, x = known.chart.x;
+    const whole = min <= x[0] && max >= x[x.length - 1];
+    known.chart = chart;
+    known.plot.setData(numbers(chart), whole);
+    if (!whole) known.plot.redraw();
+  }
+
+  return {show};
 })();
+
+for (const place of document.querySelectorAll(".chart[data-chart]"))  // those of the report
+  pyggmlCharts.show(place, JSON.parse(document.getElementById("charts").textContent)[place.dataset.chart]);

@@ -8,8 +8,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from starlette.routing import Route
 
+from pyggml.cli.pages import part
 from pyggml.cli.show import printable
-from pyggml.cli.web.files import part, sent
+from pyggml.cli.web.files import sent
 from pyggml.generation import Sampling
 
 _HOME = "pyggml.cli.serve"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,11 +11,6 @@ _HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cross-origin-opener-policy": "same-origin",
 }
-
-
-def part(package: str, name: str) -> str:
-    """The text of a file in a package's folder."""
-    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def sent(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:

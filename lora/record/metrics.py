@@ -1,8 +1,10 @@
 """adapter.metrics.jsonl: every report of a run as a line, from its first step on.
 
-A line is on its way to the disk as soon as it is told, so a killed run keeps its lines. A resumed
-run keeps those up to its checkpoint and goes on behind them. A new run sets the file of an older
-one aside, as adapter.metrics.old.jsonl. Nothing is written before the first step.
+Beside the reports stand what the run is, told before its first step ("run"), and the answers before
+and after it ("answers"). A line is on its way to the disk as soon as it is told, so a killed run
+keeps its lines. A resumed run keeps those up to its checkpoint and goes on behind them. A new run
+sets the file of an older one aside, as adapter.metrics.old.jsonl. Nothing is written before the
+first step.
 """
 
 from __future__ import annotations
@@ -73,6 +75,17 @@ class MetricsFile:
         steps = [{"event": "step", "step": i, "loss": x} for i, x in enumerate(self._losses, 1)]
         held_out = [record_of(v) for v in self._validations]
         return sorted([*steps, *held_out], key=lambda r: r["step"])
+
+
+def append(path: Path, record: Record) -> None:
+    """Add a record to the file of a run that has ended. Raises PyggmlError if it cannot be written;
+    without a file nothing is."""
+    try:
+        if path.is_file():
+            with path.open("a", encoding="utf-8") as file:
+                file.write(_line(record))
+    except OSError as error:
+        raise PyggmlError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _line(record: Record) -> str:

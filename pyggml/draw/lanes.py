@@ -7,7 +7,7 @@ from pyggml.draw import svg
 from pyggml.graph import reachable
 
 _WIDTH, _HEIGHT, _MARGIN = 900.0, 420.0, 64.0
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def lanes(plan: Plan) -> str:
@@ -67,7 +67,7 @@ def _legend() -> list[str]:
 
 
 def bytes_as(n: float) -> str:
-    """12.5 MiB"""
+    """12.5 MB"""
     for size, unit in _UNITS:
         if n >= size:
             return f"{n / size:.4g} {unit}"

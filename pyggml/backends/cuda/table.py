@@ -6,18 +6,7 @@ import importlib
 
 from pyggml.backends.cuda.kernel import Kernel
 
-FAMILIES = (
-    "arith",
-    "dropout",
-    "glu",
-    "layout",
-    "norm",
-    "optim",
-    "reduce",
-    "rope",
-    "softmax",
-    "unary",
-)
+FAMILIES = ("unary", "glu")
 
 _KERNELS: dict[str, Kernel] = {}
 

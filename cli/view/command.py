@@ -1,0 +1,45 @@
+"""`pyggml view`: the options, and what starts the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pyggml.cli.options import PATH, SETTINGS, compute_option, threads_option
+from pyggml.cli.view.runs import Runs
+from pyggml.cli.view.source import Source
+from pyggml.cli.web.listening import check_packages, listening
+
+HOST = "127.0.0.1"
+
+
+@click.command("view", context_settings=SETTINGS)
+@click.argument("model", type=PATH)
+@click.option(
+    "--run",
+    "runs",
+    type=PATH,
+    metavar="FOLDER",
+    help="folder of adapters whose runs are shown, finished ones and those under way",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8090,
+    metavar="N",
+    help="0 takes a free one  [default: 8090]",
+)
+@threads_option
+@compute_option
+def command(model: Path, runs: Path | None, port: int, threads: int, compute: str) -> int:
+    """Browse a model, its graph, its memory plan and its runs, in a browser on this machine.
+
+    Nothing is written, and nobody else can connect.
+    """
+    check_packages("view", "starlette", "uvicorn", "igraph")
+    source, shown = Source(model, compute), None if runs is None else Runs(runs)
+    with listening(HOST, port) as opened:
+        from pyggml.cli.view.run import run
+
+        return run(opened, source, shown, threads)

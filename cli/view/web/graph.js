@@ -1,0 +1,106 @@
+// The graph: sections with equal blocks folded, the inside of each, and every node in words.
+
+import { address, ask, card, facts, fill, make, picture, shape } from "./page.js";
+import { passForm, passOf } from "./pass.js";
+import { list } from "./tree.js";
+
+export function graph(place) {
+  const overview = card(), hits = make("div"), inside = card();
+  const form = passForm((pass) => (location.hash = address("graph", pass)));
+  const sought = make("input", { type: "search", name: "words", placeholder: "Find nodes, such as blk.3.attn_q or silu", "aria-label": "Find nodes" });
+  const search = make("form", { role: "search" }, sought);
+  let pass = {}, drawn = "", opened = "", asked = "";
+  inside.hidden = true;
+  place.append(card(form), make("div", { class: "split left" }, overview, card(make("h2", {}, "Search"), search, hits)), inside);
+
+  search.addEventListener("submit", (event) => {
+    event.preventDefault();
+    location.hash = address("graph", { ...pass, words: sought.value });
+  });
+
+  const open = (section, side, node) => (location.hash = address("graph", { ...pass, words: asked, section, side, node }));
+
+  return {
+    async go(rest, fields) {
+      pass = passOf(fields);
+      asked = fields.get("words") ?? "";
+      form.take(pass);
+      sought.value = asked;
+      const same = JSON.stringify(pass);
+      if (drawn !== same) fill(overview, () => overviewOf(pass, open, form));
+      const section = fields.get("section"), side = fields.get("side") ?? "forward";
+      const now = section == null ? "" : `${same} ${section} ${side}`;
+      if (`${hits.dataset.words}` !== `${asked} ${same}`) {
+        hits.dataset.words = `${asked} ${same}`;
+        fill(hits, () => hitsOf(pass, asked, open));
+      }
+      inside.hidden = !now;
+      if (now && opened !== now) await fill(inside, () => insideOf(pass, section, side, open));
+      drawn = same;
+      opened = now;
+      inside.querySelector('[role="listbox"]')?.show(Number(fields.get("node") ?? -1));
+    },
+  };
+}
+
+async function overviewOf(pass, open, form) {
+  const found = await ask("graph", pass);
+  form.take(found.pass);
+  const svg = picture(found.svg);
+  svg.addEventListener("click", (event) => {
+    const box = event.target.closest("[data-section]");
+    if (box) open(box.dataset.section, box.querySelector(".backward") ? "backward" : "forward");
+  });
+  const buttons = found.sections.map((section, i) =>
+    make("li", {}, `${section.title}${section.n > 1 ? ` ×${section.n}` : ""}: `,
+      ...["forward", "backward"].filter((side) => section[side]).map((side) =>
+        make("button", { click: () => open(i, side) }, `${section[side]} ${side}`))));
+  const counts = [["nodes", found.n_nodes.toLocaleString("en")], ["leaves", found.n_leaves.toLocaleString("en")], ["kinds of ops", String(found.ops.length)]];
+  return [make("h2", {}, "The graph"), facts(counts), make("div", { class: "scroll tall" }, svg), make("h3", {}, "Look inside"), make("ul", { class: "sections" }, ...buttons)];
+}
+
+async function hitsOf(pass, words, open) {
+  if (!words) return [make("p", { class: "quiet" }, "By a tensor's name, an op, or a weight that is read. Enter searches.")];
+  const { hits, n_hits } = await ask("graph/search", { ...pass, words });
+  const labels = hits.map(({ op, name, title, side }) => `${op}  ${name}  – ${title}, ${side}`);
+  const more = n_hits > hits.length ? `, the first ${hits.length} of them` : "";
+  const go = (i) => open(hits[i].section, hits[i].side, hits[i].node);
+  return [make("p", { class: "quiet", role: "status" }, `${n_hits} nodes${more}`), make("div", { class: "scroll tall" }, list("Nodes found", labels, go))];
+}
+
+async function insideOf(pass, section, side, open) {
+  const found = await ask("graph/section", { ...pass, section, side });
+  const svg = picture(found.svg), about = make("div", { "aria-live": "polite" });
+  const labels = found.nodes.map((node) => `${node.op}  ${node.name}`);
+  const choose = (i) => open(section, side, i);
+  const nodes = list("Nodes", labels, choose);
+  const drawn = make("div", { class: "scroll tall picked" }, svg);
+  svg.addEventListener("click", (event) => {
+    const node = event.target.closest("[data-node]");
+    if (node) choose(node.dataset.node);
+  });
+  nodes.show = (i) => {
+    nodes.select(i);
+    svg.querySelectorAll("[data-chosen]").forEach((node) => node.removeAttribute("data-chosen"));
+    const box = svg.querySelector(`[data-node="${i}"]`);
+    box?.setAttribute("data-chosen", "");
+    box?.scrollIntoView({ block: "nearest", inline: "center" });
+    about.replaceChildren(...(found.nodes[i] ? aboutNode(found.nodes[i]) : []));
+  };
+  const heading = make("h2", {}, `${found.title}, ${side}: ${found.nodes.length} nodes`);
+  const beside = make("div", {}, about, make("h3", {}, "Nodes, in the order of execution"), make("div", { class: "scroll tall" }, nodes));
+  return [heading, make("div", { class: "split" }, beside, drawn)];
+}
+
+function aboutNode(node) {
+  const lives = node.lives ? `from node ${node.lives[0]} to ${node.lives[1] ?? "the end"}` : "in its leaf";
+  const rows = [["op", node.op], ["result", `${node.type} ${shape(node.shape)}`], ["bytes", node.bytes.toLocaleString("en")], ["lives", lives]];
+  const reads = node.reads.map((source) => make("li", {}, named(source), make("span", { class: "quiet" }, `  ${source.type} ${shape(source.shape)}`)));
+  return [make("h3", {}, node.name || node.op), facts(rows), make("h3", {}, "reads"), make("ul", {}, ...reads)];
+}
+
+// A leaf of the file leads to its numbers.
+function named(source) {
+  if (source.op !== "leaf" || !/\.(weight|bias)$/.test(source.name)) return source.name || source.op;
+  return make("a", { href: `#/model/${encodeURIComponent(source.name)}` }, source.name);
+}

@@ -1,0 +1,76 @@
+// The memory of a pass: which tensor lies where, when, and what is alive at a chosen moment.
+
+import { address, ask, bytes, card, facts, fill, make, picture, shape, table } from "./page.js";
+import { passForm, passOf } from "./pass.js";
+
+const EDGE = 64, WIDTH = 900; // of the drawn lanes: their margin, and the length of the axis
+
+export function plan(place) {
+  const lanes = card(), moment = make("section", { class: "card", "aria-live": "polite" });
+  const form = passForm((pass) => (location.hash = address("plan", pass)));
+  let drawn = "", shown = null;
+  place.append(card(form), lanes, moment);
+
+  return {
+    async go(rest, fields) {
+      const pass = passOf(fields), same = JSON.stringify(pass);
+      form.take(pass);
+      if (drawn !== same) {
+        drawn = same;
+        shown = null;
+        moment.replaceChildren();
+        await fill(lanes, async () => {
+          const found = await ask("plan", pass);
+          form.take(found.pass);
+          shown = lanesOf(found, (node) => history.replaceState(null, "", address("plan", { ...pass, node })), moment, pass);
+          return shown.nodes;
+        });
+      }
+      shown?.go(fields.get("node"));
+    },
+  };
+}
+
+function lanesOf(found, moved, moment, pass) {
+  const svg = picture(found.svg), n = found.used.length;
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  line.setAttribute("class", "now");
+  svg.append(line);
+  const slider = make("input", { type: "range", min: 0, max: n - 1, "aria-label": "Moment: the node that runs" });
+  const told = make("output", {});
+  const peak = make("button", { type: "button" }, "Peak");
+
+  function move(i) {
+    const x = EDGE + ((i + 0.5) / n) * WIDTH, height = svg.viewBox.baseVal.height;
+    for (const [name, value] of Object.entries({ x1: x, x2: x, y1: EDGE - 12, y2: height - EDGE })) line.setAttribute(name, value);
+    slider.value = i;
+    slider.setAttribute("aria-valuetext", `node ${i}, ${bytes(found.used[i])}`);
+    told.value = `node ${i} of ${n}: ${bytes(found.used[i])} in use`;
+    fill(moment, () => aliveOf(pass, i));
+  }
+  const choose = (i) => {
+    const bounded = Math.max(0, Math.min(n - 1, Math.round(i)));
+    moved(bounded);
+    move(bounded);
+  };
+  slider.addEventListener("input", () => choose(Number(slider.value)));
+  peak.addEventListener("click", () => choose(found.peak));
+  svg.addEventListener("click", (event) => {
+    const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
+    choose((((event.clientX - box.left) * scale - EDGE) / WIDTH) * n - 0.5);
+  });
+  const hint = make("p", { class: "quiet" }, "A rectangle is a tensor: as wide as it lives, as high as it is large. Click, or move the slider with the arrow keys, to see what is alive.");
+  return {
+    nodes: [make("h2", {}, "Memory plan"), facts(found.facts), make("div", { class: "lanes" }, svg), slider, make("div", { class: "fields" }, told, peak), hint],
+    go: (node) => move(node == null ? found.peak : Math.max(0, Math.min(n - 1, Number(node) || 0))),
+  };
+}
+
+async function aliveOf(pass, node) {
+  const found = await ask("plan/moment", { ...pass, node });
+  const what = `${found.node.op} ${found.node.name}`.trim();
+  const heading = make("h2", {}, `While ${what} runs: ${bytes(found.bytes)} in ${found.tensors} tensors`);
+  const rows = found.kinds.map(([kind, count, n]) => [kind, count, bytes(n)]);
+  const result = make("p", { class: "quiet" }, `its result is ${found.node.type} ${shape(found.node.shape)}`);
+  return [heading, result, table(["op, type and shape", "tensors", "bytes"], rows)];
+}

@@ -1,0 +1,125 @@
+// A run, finished or under way: its charts grow as it writes.
+
+import { ask, card, facts, fill, make } from "./page.js";
+
+const STATES = {
+  starting: "It has started; its first step is under way, for which kernels may be compiled.",
+  running: "under way",
+  finished: "finished",
+  stopped: "stopped before its end",
+  empty: "It has left no step.",
+};
+
+export function run(place, state) {
+  const choice = make("select", { "aria-label": "Run" }), bar = card(make("label", {}, "Run ", choice));
+  const view = make("div", { class: "view" });
+  let name = "", version = "", parts = null;
+  view.style.display = "contents";
+  place.append(bar, view);
+  choice.addEventListener("change", () => (location.hash = `#/run/${encodeURIComponent(choice.value)}`));
+
+  function arrange() {
+    const names = (state.runs ?? []).map((each) => each.name);
+    bar.hidden = names.length < 2;
+    if (choice.dataset.names !== names.join("\n")) {
+      choice.dataset.names = names.join("\n");
+      choice.replaceChildren(...names.map((each) => make("option", { value: each }, each)));
+    }
+    choice.value = name;
+  }
+
+  async function look() {
+    if (!name) name = state.runs?.[0]?.name ?? "";
+    arrange();
+    const listed = state.runs?.find((each) => each.name === name);
+    if (!listed) return void view.replaceChildren(card(make("p", {}, missing(state, name))));
+    const now = `${listed.version} ${listed.running}`;
+    if (now === version) return;
+    version = now;
+    const found = await ask("run", { name }).catch((error) => ({ fault: error.message }));
+    if (found.fault) return void view.replaceChildren(card(make("p", { class: "fault" }, found.fault)));
+    parts = parts?.name === name ? parts : shownIn(view, name);
+    parts.update(found);
+  }
+
+  return {
+    go(rest) {
+      name = rest.join("/");
+      version = "";
+      look();
+    },
+    heard: look,
+  };
+}
+
+function missing({ runs }, name) {
+  if (runs === null) return "No folder of runs was given: start with pyggml view MODEL --run FOLDER.";
+  if (name) return `The folder has no run ${name}.`;
+  return "The folder has no run yet. As soon as pyggml-finetune -o FOLDER/adapter.gguf writes one into it, it is shown here.";
+}
+
+// The places of a run's parts; update() fills them, and leaves those alone that have not changed.
+function shownIn(view, name) {
+  const status = card(), charts = make("section", { class: "charts", "aria-label": "Charts" }), rest = make("div");
+  rest.style.display = "contents";
+  view.replaceChildren(status, charts, rest);
+  let told = "";
+  return {
+    name,
+    update(found) {
+      status.replaceChildren(...statusOf(found));
+      draw(charts, found.charts);
+      const now = JSON.stringify([found.settings, found.about, found.answers]);
+      if (now !== told) rest.replaceChildren(...restOf(found));
+      told = now;
+    },
+  };
+}
+
+function statusOf(found) {
+  const left = found.left ? `, about ${found.left} left` : "";
+  const said = found.n_steps ? `${STATES[found.state]}: step ${found.step} of ${found.n_steps}${left}` : STATES[found.state];
+  const parts = [make("h2", {}, found.name), make("p", { role: "status" }, said)];
+  if (found.n_steps) parts.push(make("progress", { max: found.n_steps, value: found.step, "aria-label": "Steps made" }));
+  if (found.adapter) found.facts.push(["adapter", found.adapter]);
+  return [...parts, facts(found.facts)];
+}
+
+function draw(place, charts) {
+  const titles = charts.map((chart) => chart.title).join("\n");
+  if (place.dataset.titles !== titles) {
+    place.dataset.titles = titles;
+    place.replaceChildren(...charts.map((chart, i) => {
+      const caption = make("figcaption", {}, `${chart.title} `, make("span", { class: "quiet" }, chart.note));
+      return make("figure", { class: i ? "card" : "card wide" }, caption, make("div", { class: "chart", role: "img" }));
+    }));
+  }
+  charts.forEach((chart, i) => {
+    const at = place.children[i].querySelector(".chart");
+    at.ariaLabel = inWords(chart);
+    pyggmlCharts.show(at, chart);
+  });
+}
+
+function inWords({ title, series, x }) {
+  const said = series.map(({ name, y }) => {
+    const known = y.filter((value) => value != null);
+    return `${name} from ${known[0]?.toPrecision(4)} to ${known.at(-1)?.toPrecision(4)}`;
+  });
+  return `${title}, steps ${x[0]} to ${x.at(-1)}: ${said.slice(0, 4).join("; ")}`;
+}
+
+function restOf({ prompt, answers, about, settings }) {
+  const parts = [];
+  if (answers.length) {
+    const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), make("pre", {}, make("mark", {}, prompt), text)));
+    parts.push(card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each)));
+  }
+  if (about.length) parts.push(card(make("h2", {}, "The run"), facts(about)));
+  const rows = Object.entries(settings);
+  if (rows.length) {
+    const each = rows.map(([key, value]) => make("div", {}, make("span", { class: "quiet" }, key), make("code", {}, String(value))));
+    parts.push(card(make("h2", {}, "Settings"), make("div", { class: "settings" }, ...each)));
+  }
+  return parts;
+}

@@ -1,0 +1,104 @@
+"""Graphs and plans: what is drawn, found and alive."""
+
+from collections import Counter
+
+import pytest
+
+import pyggml
+from pyggml.alloc.usage import bytes_at, moment, peak
+from pyggml.lora import LoraConfig, attach
+from pyggml.lora.passes import Passes
+
+PASS = {"ctx": 16, "batch": 2, "rank": 3, "modules": "attn_q,ffn_down"}
+
+
+@pytest.fixture(scope="module")
+def planned(tiny):
+    """The plan that PASS asks for, made by hand."""
+    adapter = attach(pyggml.load(tiny), LoraConfig(rank=3, modules=("attn_q", "ffn_down")))
+    passes = Passes(adapter.model, adapter.parameters, 32, n_ctx=16)
+    (found,) = passes.training.plans.values()
+    return found
+
+
+def test_a_training_graph(ask, planned):
+    found = ask("graph", **PASS)
+    assert found["n_nodes"] == len(planned.graph.nodes)
+    assert dict(found["ops"])["flash_attn_back"] == 2
+    drawn = sum(s["n"] * (s["forward"] + s["backward"]) for s in found["sections"])
+    assert drawn == found["n_nodes"]
+    for i in range(len(found["sections"])):
+        assert f'data-section="{i}"' in found["svg"]
+
+
+def test_the_graph_of_logits_has_no_backward_nodes(ask):
+    found = ask("graph", kind="logits", ctx=8)
+    assert not any(s["backward"] for s in found["sections"])
+
+
+def test_a_section_s_nodes_are_drawn_and_told(ask, planned):
+    found = ask("graph/section", section=1, side="forward", **PASS)
+    kinds = Counter(node["op"] for node in found["nodes"])
+    assert kinds["flash_attn_ext"] == 1 and kinds["mul_mat_add"] == 2
+    for i in range(len(found["nodes"])):
+        assert f'data-node="{i}"' in found["svg"]
+    q = next(n for n in found["nodes"] if n["name"] == "blk.0.attn_q")
+    assert (q["type"], q["shape"]) == ("F32", [32, 32]) and not q["trained"]
+    assert "blk.0.attn_q.weight" in [r["name"] for r in q["reads"]]
+    assert [n["name"] for n in found["nodes"] if n["trained"]].count("blk.0.attn_q+lora") == 1
+
+
+def test_what_is_sought_is_found_in_the_block_that_stands_for_it(ask):
+    found = ask("graph/search", words="BLK.1.attn_q.weight", **PASS)
+    assert found["n_hits"] == len(found["hits"]) > 0
+    for hit in found["hits"]:
+        section = ask("graph/section", section=hit["section"], side=hit["side"], **PASS)
+        node = section["nodes"][hit["node"]]
+        assert {k: node[k] for k in ("op", "name", "shape")} == {
+            k: hit[k] for k in ("op", "name", "shape")
+        }
+        assert "block" in hit["title"]
+    assert ask("graph/search", words="blk.7.attn_q", **PASS)["n_hits"] == 0
+    assert ask("graph/search", words="flash_attn_back", **PASS)["n_hits"] > 0
+
+
+def test_what_is_alive_at_a_moment(ask, planned):
+    found = ask("plan", **PASS)
+    assert found["used"] == bytes_at(planned)
+    assert found["peak"] == peak(planned).index
+    assert found["svg"].startswith("<svg")
+    for i in (0, found["peak"], len(found["used"]) - 1):
+        told, wanted = ask("plan/moment", node=i, **PASS), moment(planned, i)
+        assert told["bytes"] == wanted.n_bytes == found["used"][i]
+        assert [tuple(row) for row in told["kinds"]] == wanted.by_kind()
+
+
+def test_checkpointing_takes_less(ask):
+    usual, layers = ask("plan", ctx=64), ask("plan", ctx=64, keep="layers")
+    assert max(layers["used"]) < max(usual["used"])
+
+
+@pytest.mark.parametrize(
+    "path, fields, status, words",
+    [
+        ("graph", {"ctx": 1}, 400, "ctx is '1', wanted a whole number from 2"),
+        ("graph", {"ctx": 65}, 400, "ctx is 65, wanted at most the model's 64"),
+        ("graph", {"ctx": "9" * 400, "rank": "x"}, 400, "rank is 'x'"),
+        ("graph", {"ctx": "８"}, 400, "ctx is"),
+        ("graph", {"kind": "backward"}, 400, "kind is 'backward', wanted logits or training"),
+        ("plan", {"keep": "all"}, 400, "wanted costly or layers"),
+        ("plan", {"modules": "attn_x"}, 400, "attn_x"),
+        ("plan", {"modules": "a," * 300}, 400, "modules has more than 500 characters"),
+        ("plan/moment", {"node": 10**6}, 404, "wanted one below it"),
+        ("plan/moment", {}, 400, "node is ''"),
+        ("graph/section", {"section": 99}, 404, "no section 99"),
+        ("graph/section", {"section": 0, "side": "backward"}, 404, "no section 0 with backward"),
+        ("graph/section", {"section": 0, "side": "up"}, 400, "wanted forward or backward"),
+        ("graph/search", {"words": ""}, 400, "words has 0 characters"),
+        ("graph/search", {"words": "x" * 501}, 400, "words has 501 characters"),
+    ],
+)
+def test_faults_are_sentences(client, path, fields, status, words):
+    kind = {} if path == "plan" else {"kind": "logits"}
+    answer = client.get(f"/api/{path}", params=kind | fields)
+    assert answer.status_code == status and words in answer.json()["error"]["message"], answer.text
