@@ -68,10 +68,12 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/attention/decode_tile.py",
     "pyggml/gemm/dots.py",
     "pyggml/gemm/int8_tile.py",
+    "pyggml/gemm/lane_dots.py",
     "pyggml/gemm/bfloat16.py",
     "pyggml/gemm/microkernel.py",
     "pyggml/quants/bits.py",
     "pyggml/quants/unpack.py",
+    "pyggml/quants/lanes.py",
     "pyggml/quants/vectors.py",
 }
 COMPILED = {"kernel", "parallel", "exact", "block_code", "task_code", "intrinsic"}

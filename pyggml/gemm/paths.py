@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pyggml._isa import CHOSEN
 from pyggml.dtypes import F32
-from pyggml.gemm import few, int8, product, reference, strided, thin
+from pyggml.gemm import few, int8, product, reference, several, strided, thin
 from pyggml.gemm.amx import product as tiles
 from pyggml.gemm.path import Path, Problem
 
@@ -18,6 +18,7 @@ PATHS: tuple[Path, ...] = (
     reference.NUMPY,
     few.INT8,
     few.FLOATS,
+    several.INT8,
     thin.DOTS,
     thin.OUTER,
     strided.STRIDED,

@@ -13,6 +13,7 @@ from pyggml.dtypes import dtype
 from pyggml.gemm import CHOSEN, Problem, int8, reference
 from pyggml.gemm.few import FEW
 from pyggml.gemm.paths import PATHS
+from pyggml.gemm.several import MOST
 from pyggml.gemm.thin import WIDEST
 from pyggml.quants import quantize
 
@@ -50,6 +51,8 @@ SERVED = {
     "float32, never rounded": (weight("mul_mat", "F32", "bf16"), "f32"),
     "few tokens": (weight("mul_mat", "Q4_K", "bf16", m=FEW), "few"),
     "few tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=1), "few int8"),
+    "several tokens in bytes": (weight("mul_mat", "Q4_K", "int8", m=MOST), "several int8"),
+    "several tokens, few rows": (weight("mul_mat", "Q4_K", "int8", m=MOST, n=3), "int8"),
     "few tokens of floats": (weight("mul_mat", "F16", "int8", m=1), "few"),
     "few tokens, very long rows": (weight("mul_mat", "Q8_0", "int8", m=1, k=1 << 17), "few"),
     "few tokens backward": (weight("out_prod", "Q4_K", "f32", m=1, n=256, k=64), "f32"),
@@ -124,7 +127,7 @@ def bound(p, c, a, b, memory, accumulate):
 
 # Paths that round both factors to bfloat16, and those that round to bytes; the others are exact.
 ROUND_TO_BF16 = {"amx", SOME, "bf16"}
-ROUND_TO_BYTES = {"int8", "few int8"}
+ROUND_TO_BYTES = {"int8", "few int8", "several int8"}
 
 
 def compute_slowly(p, c, a, b):

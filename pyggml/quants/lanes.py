@@ -1,0 +1,202 @@
+"""Decoders run in lanes: the same block of LANES neighbouring rows at once, a row in each lane.
+
+What VectorBlock does with the numbers of one block side by side is done here with the rows of a
+matrix side by side. So a scale is a vector, as good as a weight, and no sum crosses lanes.
+
+A value is a tuple of LLVM vectors of LANES slots of 32 bits: of bytes, four to a slot; of ints or
+floats, one to a slot. A single float is a tuple of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from pyggml._isa import CHOSEN
+from pyggml._llvm import F32, I8, I16, I32, I64, every, from_f16, prefetch
+from pyggml.quants.layout import GROUP, Block
+
+LANES = CHOSEN.lanes
+CHUNK = 16  # bytes of a row that are read at once: the fewest of a block
+SLOT = 4  # bytes
+BYTES = ir.VectorType(I8, SLOT * LANES)
+INTS = ir.VectorType(I32, LANES)
+FLOATS = ir.VectorType(F32, LANES)
+_LINE = 64  # bytes of a cache line
+
+Lanes = tuple[Any, ...]
+
+
+class LaneBlock(Block):
+    """The blocks at an address and `step` bytes apart, integers. Subclasses define `add…`."""
+
+    def __init__(self, builder: Any, source: Any, step: Any, n_bytes: int) -> None:
+        """n_bytes: of a block. The same blocks of the next LANES rows are prefetched."""
+        self.b, self.size, self.n_bytes = builder, GROUP, n_bytes
+        self._chunks: dict[int, Lanes] = {}
+        starts = (builder.add(source, self._times(step, 4 * quad)) for quad in range(LANES // 4))
+        self._rows = [
+            builder.add(start, self._times(step, i)) for start in starts for i in range(4)
+        ]
+        far = self._times(step, LANES)
+        for row in self._rows:
+            for line in range(0, n_bytes, _LINE):
+                prefetch(builder, self._pointer(builder.add(row, far), line, I8))
+
+    def _times(self, step: Any, n: int) -> Any:
+        return self.b.mul(step, ir.Constant(I64, n))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _pointer(self, row: Any, offset: int, kind: Any) -> Any:
+        here = self.b.inttoptr(row, I8.as_pointer())
+        here = self.b.gep(here, [ir.Constant(I64, offset)])
+        return self.b.bitcast(here, kind.as_pointer())
+
+    def _chunk(self, offset: int) -> Lanes:
+        """The four slots of CHUNK bytes from `offset` on."""
+        if offset not in self._chunks:
+            four = ir.VectorType(I32, 4)
+            pieces = [self.b.load(self._pointer(row, offset, four)) for row in self._rows]
+            for piece in pieces:
+                piece.align = 1
+            self._chunks[offset] = self._transposed([self._joined(pieces[i::4]) for i in range(4)])
+        return self._chunks[offset]
+
+    def _joined(self, vectors: list[Any]) -> Any:
+        """2^k vectors, one after the other."""
+        while len(vectors) > 1:
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            order = np.arange(2 * vectors[0].type.count)
+            vectors = [self._shuffled(one, other, order) for one, other in pairs]
+        return vectors[0]
+
+    def _transposed(self, rows: list[Any]) -> Lanes:
+        """Each four neighbouring slots of four vectors, a 4 × 4 matrix, transposed."""
+        a, b, c, d = rows
+        pairs = zip(self._interleaved(a, b, 1), self._interleaved(c, d, 1), strict=True)
+        return tuple(row for pair in pairs for row in self._interleaved(*pair, 2))
+
+    def _interleaved(self, one: Any, other: Any, n: int) -> Lanes:
+        """Of each four slots of two vectors the lower halves and the upper, n slots in turns."""
+        slots = np.arange(4).reshape(2, -1, n)  # (half, turn, n)
+        orders = np.concatenate([slots, slots + LANES], axis=2).reshape(2, 4)
+        quads = 4 * np.arange(LANES // 4)[:, None]
+        return tuple(self._shuffled(one, other, (quads + order).ravel()) for order in orders)
+
+    def _shuffled(self, one: Any, other: Any, order: np.ndarray) -> Any:
+        mask = ir.Constant(ir.VectorType(I32, len(order)), order.tolist())
+        return self.b.shuffle_vector(one, other, mask)
+
+    def _word(self, offset: int, n_bytes: int) -> Any:
+        """n_bytes, at most a slot, as ints; of a chunk that neighbours share, if they fill it."""
+        start = offset // CHUNK * CHUNK
+        if offset % SLOT + n_bytes > SLOT or start + CHUNK > self.n_bytes:
+            start = min(offset, self.n_bytes - CHUNK)
+        slot, byte = divmod(offset - start, SLOT)
+        if byte + n_bytes > SLOT:
+            raise ValueError(f"{n_bytes} bytes at {offset} of a block of {self.n_bytes}: two slots")
+        word = self._chunk(start)[slot]
+        if byte:
+            word = self.b.lshr(word, every(INTS, 8 * byte))
+        return self.b.and_(word, every(INTS, (1 << 8 * n_bytes) - 1)) if n_bytes < SLOT else word
+
+    def bytes(self, offset: int, n: int = GROUP) -> Lanes:
+        if n == SLOT:
+            return (self.b.bitcast(self._word(offset, SLOT), BYTES),)
+        chunks = (self._chunk(start) for start in range(offset, offset + n, CHUNK))
+        return tuple(self.b.bitcast(slot, BYTES) for chunk in chunks for slot in chunk)
+
+    def nibbles(self, offset: int) -> Lanes:
+        both = self.bytes(offset, CHUNK)
+        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
+
+    def flags(self, offset: int, value: int) -> Lanes:
+        """A product moves each of four bits to the lowest of a byte of its own."""
+        word, slots = self._word(offset, SLOT), []
+        for first in range(0, GROUP, SLOT):
+            four = self.b.and_(self.b.lshr(word, every(INTS, first)), every(INTS, 15))
+            apart = self.b.mul(four, every(INTS, 0x00204081))
+            ones = self.b.and_(apart, every(INTS, 0x01010101))
+            slots.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
+        return tuple(slots)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
+        word, mask = self._word(offset, n_bytes), every(INTS, (1 << n_bits) - 1)
+        shifts = range(0, 8 * n_bytes, n_bits)
+        return tuple(self.b.and_(self.b.lshr(word, every(INTS, n)), mask) for n in shifts)
+
+    def f16(self, offset: int, n: int = 1) -> Lanes:
+        shorts = ir.VectorType(I16, LANES)
+        words = (self.b.trunc(self._word(offset + 2 * i, 2), shorts) for i in range(n))
+        halves = ir.VectorType(ir.HalfType(), LANES)
+        return tuple(from_f16(self.b, self.b.bitcast(word, halves), FLOATS) for word in words)
+
+    def bf16(self, offset: int, n: int = 1) -> Lanes:
+        words = (self._word(offset + 2 * i, 2) for i in range(n))
+        return tuple(self.b.bitcast(self.b.shl(word, every(INTS, 16)), FLOATS) for word in words)
+
+    def f32(self, offset: int, n: int = 1) -> Lanes:
+        words = (self._word(offset + SLOT * i, SLOT) for i in range(n))
+        return tuple(self.b.bitcast(word, FLOATS) for word in words)
+
+    def half_e8m0(self, offset: int) -> Lanes:
+        b, e = self.b, self._word(offset, 1)
+        subnormal = b.shl(every(INTS, 0x00200000), e)
+        normal = b.shl(b.sub(e, every(INTS, 1)), every(INTS, 23))
+        is_subnormal = b.icmp_unsigned("<", e, every(INTS, 2))
+        return (b.bitcast(b.select(is_subnormal, subnormal, normal), FLOATS),)
+
+    # -- arithmetic ------------------------------------------------------------------------------
+
+    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
+        kind, mask = whole[0].type, ((1 << n) - 1) << to
+        if to < first:
+            whole = tuple(self.b.lshr(v, every(kind, first - to)) for v in whole)
+        elif to > first:
+            whole = tuple(self.b.shl(v, every(kind, to - first)) for v in whole)
+        return tuple(self.b.and_(v, every(kind, mask)) for v in whole)
+
+    def either(self, a: Lanes, b: Lanes) -> Lanes:
+        return tuple(self.b.or_(one, other) for one, other in zip(a, b, strict=True))
+
+    def join(self, a: Lanes, b: Lanes) -> Lanes:
+        return a + b
+
+    def minus(self, whole: Lanes, n: int) -> Lanes:
+        return tuple(self.b.sub(v, every(v.type, n)) for v in whole)
+
+    def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
+        return tuple(self._looked_up(v, table) for v in nibbles)
+
+    def _looked_up(self, nibbles: Any, table: Sequence[int]) -> Any:
+        """Binary selection: each bit of the index halves the remaining table."""
+        left = [every(BYTES, v) for v in table]
+        for bit in range(4):
+            (found,) = self.bits((nibbles,), bit, 1)
+            is_set = self.b.icmp_unsigned("!=", found, every(BYTES, 0))
+            pairs = zip(left[::2], left[1::2], strict=True)
+            left = [self.b.select(is_set, odd, even) for even, odd in pairs]
+        return left[0]
+
+    def floats(self, whole: Lanes) -> Lanes:
+        ints = self._widened(whole) if whole[0].type == BYTES else whole
+        return tuple(self.b.sitofp(v, FLOATS) for v in ints)
+
+    def _widened(self, whole: Lanes) -> Lanes:
+        """Bytes (signed) as ints: each of a slot's four goes to its top and down again."""
+        slots = [self.b.bitcast(v, INTS) for v in whole]
+        tops = [self.b.shl(v, every(INTS, up)) for v in slots for up in (24, 16, 8, 0)]
+        return tuple(self.b.ashr(v, every(INTS, 24)) for v in tops)
+
+    def times(self, floats: Lanes, factor: Lanes) -> Lanes:
+        return tuple(self.b.fmul(v, factor[0]) for v in floats)
+
+    def negative(self, floats: Lanes) -> Lanes:
+        return tuple(self.b.fneg(v) for v in floats)
+
+    def lane(self, floats: Lanes, i: int) -> Lanes:
+        return (floats[i],)
