@@ -82,7 +82,7 @@ def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
     """Print n documents. Learned text is green, or between ⟦ and ⟧ without colours."""
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     learned = "green" if coloured else "between ⟦ and ⟧"
-    for i, (ids, trained) in enumerate(islice(_documents(corpus.train, n), n)):
+    for i, (ids, trained) in enumerate(islice(documents(corpus.train, n), n)):
         count = int(trained.sum())
         say(f"\n-- sample {i + 1}: {plural(len(ids), 'token')}, {count} learned, {learned} --")
         for is_learned, text in _runs(tokenizer, ids, trained):
@@ -94,7 +94,7 @@ def preview(corpus: Corpus, tokenizer: Tokenizer, n: int) -> None:
     say()
 
 
-def _documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def documents(windows: Dataset, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The tokens of n documents, and which of them are learned.
 
     They are the first ones of evenly spaced windows; with fewer than n windows, all documents.

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
+from pyggml.cli.chats import documents
 from pyggml.cli.show import printable, say
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.generation import Sampling, Session, generate
+from pyggml.lens import TokenTable, token_table
 from pyggml.lora import Corpus, DataConfig, Dataset
 from pyggml.lora.data.chats import CHAT, Chats, encoder_of
 from pyggml.model import Model
 
 N_TOKENS = 60
+N_READ = 128  # tokens of what is held out, whose losses a report shows
 N_PROMPT = 12  # tokens of the text that make a prompt if none is given
 _HOW = Sampling(temperature=0.7, top_k=40, top_p=0.95, seed=1)
 DRAWN = f"temperature {_HOW.temperature:g}, seed {_HOW.seed}"
@@ -50,6 +56,26 @@ def _from_text(model: Model, windows: Dataset) -> np.ndarray:
     ]
     first = next((i for i in lines if i + N_PROMPT <= len(ids)), 0)
     return ids[first : first + N_PROMPT]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a model reads a text: a word for the model, and each token's bytes with its loss."""
+
+    label: str
+    pieces: Sequence[bytes]
+    table: TokenTable
+
+
+def readings(before: Model, after: Model, corpus: Corpus) -> list[Reading]:
+    """The start of a held-out document as both models read it; none if nothing is held out."""
+    if corpus.validation is None:
+        return []
+    ids, learned = next(documents(corpus.validation, 1))
+    ids, learned = ids[:N_READ], learned[:N_READ]
+    pieces = [before.tokenizer.token_bytes(int(i), special=True) for i in ids]
+    models = {"before": before, "after": after}
+    return [Reading(label, pieces, token_table(m, ids, learned)) for label, m in models.items()]
 
 
 def check_answer(model: Model, ids: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 attention_maps          how much each token attends to each earlier one
 logit_lens              what every layer would predict if it were the last
 token_losses            how surprising each token is
+token_table             the same with its rank among all tokens, and which tokens count
 logit_attribution       what every part adds to the logit of one token
 gradient_x_activation   how much the loss depends on every activation, to first order
 patch                   the logits if some activations were those of another text
@@ -14,7 +15,7 @@ Texts are token ids (T,). Everything is float32, or float64 where NumPy computes
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ from pyggml.models import Inputs, Net, Taps
 from pyggml.models.attention import Attention
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
-from pyggml.ops.softmax import alibi_slopes
+from pyggml.positions import alibi_slopes
 from pyggml.runtime import results
 from pyggml.tensors import leaf
 
 Ids = Sequence[int] | np.ndarray
+_ROWS = 64  # of logits that are float64 at a time
 
 
 def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) -> np.ndarray:
@@ -63,10 +65,49 @@ def logit_lens(model: Model, ids: Ids) -> np.ndarray:
 
 def token_losses(model: Model, ids: Ids) -> np.ndarray:
     """−log p of each token but the first given those before it, (T - 1,) float64."""
-    z = model.logits(ids).astype(np.float64)[:-1]
-    z -= z.max(axis=-1, keepdims=True)
-    rows = np.arange(len(z))
-    return np.asarray(np.log(np.exp(z).sum(axis=-1)) - z[rows, model.checked(ids)[1:]])
+    return token_table(model, ids).losses[1:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """How a model reads a text of T tokens. Nothing predicts the first one.
+
+    ids       (T,) int32
+    losses    (T,) float64, −log p given the tokens before; NaN of the first
+    ranks     (T,) int64, how many tokens were more probable, 0 for the model's own choice; −1 of
+              the first
+    counted   (T,) bool, which tokens are targets of a loss; never the first
+    """
+
+    ids: np.ndarray
+    losses: np.ndarray
+    ranks: np.ndarray
+    counted: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        """The mean over the tokens that count; NaN if none does."""
+        chosen = self.losses[self.counted]
+        return float(chosen.mean()) if chosen.size else float("nan")
+
+
+def token_table(model: Model, ids: Ids, mask: np.ndarray | None = None) -> TokenTable:
+    """The loss and the rank of every token. mask: (T,) bool, which ones count; all by default."""
+    tokens = model.checked(ids)
+    counted = np.ones(len(tokens), bool) if mask is None else np.array(mask, bool)
+    if counted.shape != tokens.shape:
+        raise DataError(f"a mask of shape {counted.shape}, wanted {tokens.shape}")
+    counted[0] = False
+    logits = model.logits(tokens)
+    losses, ranks = np.full(len(tokens), np.nan), np.full(len(tokens), -1)
+    for first in range(1, len(tokens), _ROWS):
+        part = slice(first, first + _ROWS)
+        z = logits[part.start - 1 : part.stop - 1].astype(np.float64)[: len(tokens[part])]
+        z -= z.max(axis=-1, keepdims=True)
+        own = np.take_along_axis(z, tokens[part, None].astype(np.int64), axis=-1)
+        losses[part] = np.log(np.exp(z).sum(axis=-1)) - own[:, 0]
+        ranks[part] = (z > own).sum(axis=-1)
+    return TokenTable(tokens, losses, ranks, counted)
 
 
 def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[str, float]:

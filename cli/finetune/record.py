@@ -8,6 +8,7 @@ from pathlib import Path
 from pyggml.cli import report
 from pyggml.cli.finetune.job import Job
 from pyggml.cli.paths import beside
+from pyggml.cli.samples import Reading
 from pyggml.cli.show import row
 from pyggml.errors import PyggmlError
 from pyggml.lora import Trainer
@@ -49,7 +50,13 @@ def save_answers(job: Job, step: int, prompt: str, answers: Rows) -> None:
         row("warning", str(error))
 
 
-def save_report(job: Job, about: Rows, prompt: str = "", answers: Rows = ()) -> None:
+def save_report(
+    job: Job,
+    about: Rows,
+    prompt: str = "",
+    answers: Rows = (),
+    readings: Sequence[Reading] = (),
+) -> None:
     """Write the report, unless the user wants none; a full disk costs no more than that.
 
     about: the rows that were told before the first step
@@ -58,7 +65,7 @@ def save_report(job: Job, about: Rows, prompt: str = "", answers: Rows = ()) -> 
         return
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
-    page = report.Page(title, _joined(about), _settings(job), prompt, answers)
+    page = report.Page(title, _joined(about), _settings(job), prompt, answers, readings)
     try:
         report.write(path, page, metrics_beside(job.output))
     except PyggmlError as error:

@@ -21,7 +21,7 @@ from pyggml.cli.finetune.results import Trained
 from pyggml.cli.interrupt import stopping
 from pyggml.cli.progress import Meter, counted, display
 from pyggml.cli.run import STOPPED
-from pyggml.cli.samples import check_answer, compare, prompt_ids
+from pyggml.cli.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.show import kept_rows, row, say, unescaped
 from pyggml.errors import PyggmlError
 from pyggml.gemm import FASTEST
@@ -127,7 +127,8 @@ def _run(
     after = load(job.output, None, model.compute) if written else model
     answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)
-    record.save_report(job, told, asked, answers)
+    read = [] if job.preference.is_preference else readings(before, after, trainer.corpus)
+    record.save_report(job, told, asked, answers, read)
     results.say_how_to_use(
         job, written, question_prompt(trainer.corpus, job.reading, model.tokenizer)
     )

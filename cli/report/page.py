@@ -16,8 +16,9 @@ from typing import Any
 from pyggml.cli import pages
 from pyggml.cli.progress import change
 from pyggml.cli.report.series import charts_of
+from pyggml.cli.samples import Reading
 from pyggml.cli.show import size, span
-from pyggml.draw import heat
+from pyggml.draw import heat, tokens
 from pyggml.files import replacing
 from pyggml.lora import History
 from pyggml.lora.record import overview_of, read_records
@@ -36,6 +37,7 @@ class Page:
     settings: Mapping[str, Any]
     prompt: str = ""
     answers: Sequence[tuple[str, str]] = ()  # ("before", its text), ("after", …)
+    readings: Sequence[Reading] = ()  # of a held-out text, before and after
 
 
 def write(path: Path, page: Page, metrics: Path) -> None:
@@ -53,24 +55,28 @@ def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
         *("pyggml.cli.report", "page.html"),
         styles=("uPlot.min.css", "page.css"),
         scripts=("uPlot.iife.min.js", "charts.js"),
-        drawn=[heat.STYLE],
+        drawn=[heat.STYLE, tokens.STYLE],
+        token_style=tokens.STYLE,
         first=FIRST_WORDS,
         page=page,
         facts=facts(records),
         charts=charts_of(records),
         gradients=None if overview is None else _gradients(overview),
+        readings=[
+            (r.label, r.table.loss, tokens.fragment(r.table, r.pieces)) for r in page.readings
+        ],
     )
 
 
 def _gradients(o: Overview) -> dict[str, Any]:
     """What the page shows of the gradient overview."""
-    found, kinds = findings(o), heat.kinds_of(o)
-    over_steps = [kind for kind in kinds if kind != "zeros" and len(o.steps) > 1]
+    found, last = findings(o), o.at(o.steps[-1:])
+    over_steps = [kind for kind in heat.kinds_of(o) if kind != "zeros" and len(o.steps) > 1]
     return {
         "n_steps": len(o.steps),
         "findings": found[:_MOST_FINDINGS],
         "n_more": max(len(found) - _MOST_FINDINGS, 0),
-        "maps": [heat.heat_map(o, kind) for kind in kinds],
+        "maps": [heat.heat_map(o, kind) for kind in heat.kinds_of(last)],
         "steps": [heat.heat_steps(o, kind) for kind in over_steps],
     }
 

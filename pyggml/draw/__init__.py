@@ -7,6 +7,7 @@ inside     the nodes of a section
 lanes      a plan: which tensor lies where in the arena, when
 page       overview, inside and lanes as one page
 heat       the gradient overview: layers by modules, at one step or over steps
+tokens     a text with the loss of every token as its colour: a fragment of HTML
 """
 
 from pyggml.draw.fold import Section, sections

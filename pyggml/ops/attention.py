@@ -27,7 +27,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_attention, expect_number, expect_type
-from pyggml.ops.softmax import alibi_slopes
+from pyggml.positions import alibi_slopes
 from pyggml.tensors import Tensor, leaf
 
 

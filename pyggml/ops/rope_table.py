@@ -18,7 +18,7 @@ and there are n_dims pairs; in the others, n_dims/2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, floor, log, pi
+from math import pi
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,15 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.expect import NONE_ABOVE_ZERO, expect_above_zero, expect_axes, expect_type
+from pyggml.positions import (
+    FOUR_POSITIONS,
+    ONE_POSITION,
+    Sections,
+    frequencies,
+    n_pairs,
+    positions_of_pairs,
+)
 from pyggml.tensors import Tensor
-
-ONE_POSITION, FOUR_POSITIONS = ("normal", "neox"), ("mrope", "imrope", "vision")
-Sections = tuple[int, ...]
 
 
 def rope_table(
@@ -79,11 +84,6 @@ def check_mode(mode: str) -> None:
     known = (*ONE_POSITION, *FOUR_POSITIONS)
     if mode not in known:
         raise ShapeError(f"rope: mode is {mode!r}, wanted one of {', '.join(known)}")
-
-
-def n_pairs(mode: str, n_dims: int) -> int:
-    """How many pairs of features a head turns."""
-    return n_dims if mode == "vision" else n_dims // 2
 
 
 _REFUSES = {
@@ -139,49 +139,6 @@ def _check_settings(ext_factor: float, n_ctx_orig: int, **frequencies: float) ->
         )
 
 
-def _pairs(mode: str, n_dims: int, sections: Sections) -> tuple[np.ndarray, np.ndarray]:
-    """For each pair: which of the positions it uses, and e."""
-    i = np.arange(n_pairs(mode, n_dims))
-    if mode in ONE_POSITION:
-        return np.zeros_like(i), i
-    sector = i % sum(sections)
-    if mode == "imrope":
-        lasts = sector < 3 * np.array([*sections[:3]])[sector % 3]
-        return np.where(lasts, sector % 3, 3), i
-    starts = np.cumsum((0, *sections[:3]))
-    axis = np.digitize(sector, starts[1:])
-    return axis, sector - starts[axis] if mode == "vision" else i
-
-
-def _turning_dim(turns: float, n_dims: int, n_ctx_orig: int, freq_base: float) -> float:
-    """The pair, as a real number, that makes this many turns within n_ctx_orig positions."""
-    return n_dims * log(n_ctx_orig / (turns * 2 * pi)) / (2 * log(freq_base))
-
-
-def _frequencies(
-    exponents: np.ndarray,
-    *,
-    n_dims: int,
-    freq_base: float,
-    freq_scale: float,
-    ext_factor: float,
-    attn_factor: float,
-    beta_fast: float,
-    beta_slow: float,
-    n_ctx_orig: int,
-    **_: Any,
-) -> tuple[np.ndarray, float]:
-    """(radians per position of each pair, float64, without freq_factors; m)."""
-    radians = np.power(float(freq_base), -2.0 * exponents / n_dims)
-    if not ext_factor:
-        return radians * freq_scale, attn_factor
-    low = max(0, floor(_turning_dim(beta_fast, n_dims, n_ctx_orig, freq_base)))
-    high = min(n_dims - 1, ceil(_turning_dim(beta_slow, n_dims, n_ctx_orig, freq_base)))
-    i = np.arange(len(exponents))
-    mix = ext_factor * (1 - np.clip((i - low) / max(0.001, high - low), 0, 1))
-    return radians * (freq_scale * (1 - mix) + mix), attn_factor * (1 + 0.1 * log(1 / freq_scale))
-
-
 @kernel
 def _rope_table(table, positions, axes, radians, factors, m):
     for t in range(table.shape[0]):
@@ -193,8 +150,8 @@ def _rope_table(table, positions, axes, radians, factors, m):
 
 def _run(site: Site) -> Call:
     p = site.node.params
-    axes, exponents = _pairs(p["mode"], p["n_dims"], p["sections"])
-    radians, m = _frequencies(exponents, **p)
+    axes, exponents = positions_of_pairs(p["mode"], p["n_dims"], p["sections"])
+    radians, m = frequencies(exponents, **p)
     ones = np.ones(radians.shape, np.float32)
     factors = site.src[1] if len(site.src) > 1 else ones
     positions = site.src[0].reshape(-1, site.out.shape[0])

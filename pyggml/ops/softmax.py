@@ -28,6 +28,7 @@ from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
 from pyggml.ops.layout import reshape
 from pyggml.ops.reduce import sum_rows
 from pyggml.ops.repeat import repeat_back
+from pyggml.positions import alibi_slopes
 from pyggml.tensors import Tensor, leaf
 
 _ZERO = np.float32(0)
@@ -131,16 +132,6 @@ def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
         share = _soft_max_row(y[b, h, q], sink)
         if lost.size > 0:
             lost[row] = share
-
-
-def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
-    """ALiBi's slope of each head (n_head,) float64; ones if max_bias is not positive."""
-    if max_bias <= 0:
-        return np.ones(n_head)
-    h = np.arange(n_head)
-    m = 2 ** (n_head.bit_length() - 1)
-    exponent = np.where(h < m, (h + 1) / m, (2 * (h - m) + 1) / (2 * m))
-    return np.asarray(np.exp2(-max_bias * exponent))
 
 
 def _soft_max_saved(x: Tensor, *extras: Tensor, masked: bool, **_: float) -> tuple[Spec, ...]:

@@ -8,11 +8,11 @@ import pytest
 
 from pyggml.backends import CPU
 from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backward.check import as_leaf
 from pyggml.errors import DeviceError
 from pyggml.graph import Graph
 from pyggml.ops import OPS
 from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensors import Tensor, leaf
 
 CAPABILITY = (9, 0)
 
@@ -72,11 +72,7 @@ def launches_of(name, device):
     from pyggml.backends.cuda.launch import launches
 
     for sample in OPS[name].samples(np.random.default_rng(5)):
-        arrays = (a if isinstance(a, Tensor) else np.asarray(a) for a in sample.arrays)
-        sources = [
-            a if isinstance(a, Tensor) else leaf(a.astype(np.float32) if a.dtype.kind == "f" else a)
-            for a in arrays
-        ]
+        sources = [as_leaf(a) for a in sample.arrays]
         node = OPS[name](*sources, **sample.params)
         if device.unsupported(node) is None:
             (program,) = bind(schedule(Graph.of(node), Devices([device, CPU()])))
@@ -111,5 +107,7 @@ def test_every_kernel_compiles_to_ptx(dry, monkeypatch):
             signature = types.void(*(typeof(a) for a in arguments))
             if (kernel, signature) not in done:
                 done.add((kernel, signature))
-                ptx, _ = cuda.compile(kernel.py_func, signature, device=False, cc=CAPABILITY)
+                ptx, _ = cuda.compile(
+                    kernel.py_func, signature, device=False, abi="numba", cc=CAPABILITY
+                )
                 assert ".entry" in ptx, name

@@ -45,6 +45,24 @@ def test_attention_maps_losses_and_patched_logits_are_those_of_pytorch(golden):
     np.testing.assert_allclose(patched[-1], wanted["patched"], **close)
 
 
+def test_a_table_of_tokens_has_losses_and_ranks_by_hand(llama):
+    ids = np.tile(IDS, 8)[:90]  # more than the rows that are computed at a time
+    mask = np.arange(90) % 3 > 0
+    found = lens.token_table(llama, ids, mask)
+    z = llama.logits(ids).astype(np.float64)
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    own = p[np.arange(89), ids[1:]]
+    np.testing.assert_allclose(found.losses[1:], -np.log(own), rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(found.ranks[1:], (p[:-1] > own[:, None]).sum(axis=1))
+    assert np.isnan(found.losses[0]) and found.ranks[0] == -1
+    np.testing.assert_array_equal(found.counted, mask & (np.arange(90) > 0))
+    assert found.loss == pytest.approx(-np.log(own)[mask[1:]].mean(), abs=1e-12)
+    np.testing.assert_array_equal(lens.token_losses(llama, ids), found.losses[1:])
+    assert np.isnan(lens.token_table(llama, [5]).loss)
+    with pytest.raises(DataError, match=r"a mask of shape \(3,\), wanted \(12,\)"):
+        lens.token_table(llama, IDS, np.ones(3, bool))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "granite", "qwen3moe", "olmo2", "phi3"])
 def test_attention_maps_times_values_are_what_attention_gives(name):
     model = opened(name)

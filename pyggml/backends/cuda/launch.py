@@ -14,7 +14,7 @@ from pyggml.call import Call
 
 THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take
 MOST_BLOCKS = 132 * 16  # some rounds of the multiprocessors of a large card
-_SIMULATED_THREADS, _SIMULATED_BLOCKS = 8, 2
+_SIMULATED_THREADS, _SIMULATED_BLOCKS = 4, 2
 
 
 def launch(

@@ -6,7 +6,18 @@ import importlib
 
 from pyggml.backends.cuda.kernel import Kernel
 
-FAMILIES = ("unary", "glu")
+FAMILIES = (
+    "arith",
+    "dropout",
+    "glu",
+    "layout",
+    "norm",
+    "optim",
+    "reduce",
+    "rope",
+    "softmax",
+    "unary",
+)
 
 _KERNELS: dict[str, Kernel] = {}
 

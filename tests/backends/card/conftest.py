@@ -1,5 +1,7 @@
 """Tests that need a card, or the simulator: NUMBA_ENABLE_CUDASIM=1 pytest tests/backends/card."""
 
+import sys
+
 import pytest
 
 from pyggml.backends.cuda import cards, open_cuda
@@ -9,6 +11,9 @@ try:
     FOUND = cards()
 except DeviceError:
     FOUND = []
+
+# The simulator waits for the threads of a block by asking them: they must get the interpreter soon.
+sys.setswitchinterval(5e-5)
 
 collect_ignore_glob = [] if FOUND else ["test_*.py"]
 

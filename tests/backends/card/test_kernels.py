@@ -3,28 +3,21 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU, read
+from pyggml.backends import CPU
 from pyggml.backends.cuda.table import kernels
+from pyggml.backward.check import as_leaf, in_float64
+from pyggml.dtypes import BF16, F16, F32
 from pyggml.graph import Graph
 from pyggml.ops import OPS
-from pyggml.quants import dequantize
 from pyggml.schedule import Devices, results
-from pyggml.tensors import Tensor, leaf
+
+# The largest error allowed, relative to the largest value of the reference.
+TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}
 
 
-def as_leaf(a):
-    if isinstance(a, Tensor):
-        return a
-    a = np.asarray(a)
-    return leaf(a.astype(np.float32) if a.dtype.kind == "f" else a)
-
-
-def exact(t):
-    """The leaf's numbers, in float64 if they are no integers."""
-    stored = read(t)
-    if t.dtype.quantised:
-        stored = dequantize(stored, t.dtype.name)
-    return stored.astype(np.float64) if stored.dtype.kind == "f" else stored
+def numbers(t, found):
+    """The numbers of a result, BF16 unpacked."""
+    return (found.astype(np.uint32) << 16).view(np.float32) if t.dtype is BF16 else found
 
 
 @pytest.mark.parametrize("name", sorted(kernels()))
@@ -32,13 +25,14 @@ def test_the_kernel_agrees_with_the_reference(name, card):
     op, computed = OPS[name], 0
     for sample in op.samples(np.random.default_rng(5)):
         sources = [as_leaf(a) for a in sample.arrays]
-        wanted = op.ref(*(exact(s) for s in sources), **sample.params)
+        wanted = op.ref(*(in_float64(s).copy() for s in sources), **sample.params)
         node = op(*sources, **sample.params)
         if card.unsupported(node):
             continue
-        (found,) = results(Graph.of(node), Devices([card, CPU()]))
-        scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0)))
-        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=4e-6 * scale)
+        found = numbers(node, *results(Graph.of(node), Devices([card, CPU()])))
+        largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
+        allowed = TOLERANCE.get(node.dtype, 0) * largest
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed, err_msg=repr(node))
         computed += 1
     assert computed
 

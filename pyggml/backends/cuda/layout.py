@@ -1,0 +1,171 @@
+"""Copies: without gaps, of another type, into a range, as tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pyggml.backends.cuda.axes import place, sizes, steps, steps_of, tile_place
+from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.formulas import ZERO
+from pyggml.backends.cuda.kernel import Kernel, Site
+from pyggml.backends.cuda.launch import in_turn, per_element
+from pyggml.backends.cuda.table import declare
+from pyggml.call import Call
+from pyggml.dtypes import BF16, DType
+from pyggml.tensors import Shape, Tensor, contiguous_strides
+
+# -- numbers of one type to another -------------------------------------------------------------
+
+
+@device
+def as_it_is(x):
+    return x
+
+
+@device
+def bf16_to_float(bits):
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@device
+def float_to_bf16(x):
+    """The bits (uint16) of the bfloat nearest to x, ties to even; NaN stays NaN."""
+    u = np.float32(x).view(np.uint32)
+    if u & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
+        return np.uint16((u >> np.uint32(16)) | np.uint32(64))
+    odd = (u >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((np.uint64(u) + np.uint64(0x7FFF) + np.uint64(odd)) >> np.uint64(16))
+
+
+@device
+def _bf16_to_f16(bits):
+    return np.float16(bf16_to_float(bits))
+
+
+def _conversion(of: DType, to: DType) -> Callable:
+    """What makes a number of one type one of another; F32 and F16 convert when they are stored."""
+    if (of is BF16) == (to is BF16):
+        return as_it_is
+    return bf16_to_float if of is BF16 else float_to_bf16
+
+
+# -- cont, dup, cpy, concat, narrow_back --------------------------------------------------------
+
+
+def _copies(convert: Callable):
+    @kernel
+    def flat(out, x):
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = convert(x[i])
+
+    @kernel
+    def strided(out, first, out_steps, x, x_steps, shape):
+        n = shape[0] * shape[1] * shape[2] * shape[3]
+        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+            out[first + place(i, shape, out_steps)] = convert(x[place(i, shape, x_steps)])
+
+    return flat, strided
+
+
+_FLAT, _STRIDED = {}, {}
+for _convert in (as_it_is, bf16_to_float, float_to_bf16):
+    _FLAT[_convert], _STRIDED[_convert] = _copies(_convert)
+
+
+def _copy(site: Site) -> Call:
+    (x,) = site.node.src
+    convert = _conversion(x.dtype, site.node.dtype)
+    if x.is_contiguous:
+        return per_element(_FLAT[convert], site.out.size, site.stream, site.out, *site.src)
+    return _into(site, 0, x, site.src[0], convert)
+
+
+def _into(site: Site, first: int, x: Tensor, array: object, convert: Callable = as_it_is) -> Call:
+    """Copy x into the range of the result that begins at element `first`."""
+    out_steps = steps_of(_elements(site.node))
+    shape, run = sizes(x.shape), _STRIDED[convert]
+    return per_element(
+        run, x.n_elements, site.stream, site.out, first, out_steps, array, steps(x), shape
+    )
+
+
+def _elements(t: Tensor) -> Shape:
+    """The steps of a tensor without gaps, in elements."""
+    return tuple(s // t.dtype.block_bytes for s in contiguous_strides(t.shape, t.dtype))
+
+
+def _blocks_with_gaps(node: Tensor) -> str | None:
+    x = node.src[0]
+    return f"{x.dtype} with gaps" if x.dtype.quantised and not x.is_contiguous else None
+
+
+def _concat(site: Site) -> Call:
+    a, b = site.node.src
+    axis = site.node.params["axis"]
+    second = a.shape[axis] * _elements(site.node)[axis]
+    return in_turn(_into(site, 0, a, site.src[0]), _into(site, second, b, site.src[1]))
+
+
+@kernel
+def _fill(out, value):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = value
+
+
+def _zeroed(site: Site) -> Call:
+    return per_element(_fill, site.out.size, site.stream, site.out, ZERO)
+
+
+def _narrow_back(site: Site) -> Call:
+    (dy,) = site.node.src
+    first = site.node.params["start"] * _elements(site.node)[site.node.params["axis"]]
+    return in_turn(_zeroed(site), _into(site, first, dy, site.src[0]))
+
+
+def _filled(site: Site) -> Call:
+    return per_element(_fill, site.out.size, site.stream, site.out, *site.scalars)
+
+
+# -- repeat, repeat_back ------------------------------------------------------------------------
+
+
+@kernel
+def _repeat(out, x, shape, small):
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = x[tile_place(i, shape, small)]
+
+
+@kernel
+def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
+    """Element i of the result is the sum over all tiles, in their order."""
+    n_tiles = times[0] * times[1] * times[2] * times[3]
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        at, total = place(i, small, first_steps), ZERO
+        for tile in range(n_tiles):
+            total += x[at + place(tile, times, tile_steps)]
+        out[i] = total
+
+
+def _tiles(site: Site) -> Call:
+    shapes = sizes(site.node.shape), sizes(site.node.src[0].shape)
+    return per_element(_repeat, site.out.size, site.stream, site.out, *site.src, *shapes)
+
+
+def _tiles_back(site: Site) -> Call:
+    (x,) = site.node.src
+    shape, small, step = sizes(x.shape), sizes(site.node.shape), steps_of(_elements(x))
+    tile_steps = tuple(np.int64(s * n) for s, n in zip(step, small, strict=True))
+    times = tuple(np.int64(n // m) if m else np.int64(1) for n, m in zip(shape, small, strict=True))
+    arguments = (shape, small, step, tile_steps, times)
+    return per_element(_repeat_back, site.out.size, site.stream, site.out, *site.src, *arguments)
+
+
+for _name in ("cont", "dup", "cpy"):
+    declare(_name, Kernel(_copy, _blocks_with_gaps))
+declare("concat", Kernel(_concat))
+declare("narrow_back", Kernel(_narrow_back))
+declare("fill", Kernel(_filled))
+declare("repeat", Kernel(_tiles))
+declare("repeat_back", Kernel(_tiles_back))
