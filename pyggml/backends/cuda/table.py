@@ -8,11 +8,16 @@ from pyggml.backends.cuda.kernel import Kernel
 
 FAMILIES = (
     "arith",
+    "attention",
     "dropout",
+    "experts",
     "glu",
+    "head",
     "layout",
+    "losses",
     "norm",
     "optim",
+    "products",
     "reduce",
     "rope",
     "softmax",

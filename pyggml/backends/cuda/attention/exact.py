@@ -1,0 +1,146 @@
+"""Attention forward in float32: a block of threads takes a tile of queries of one head.
+
+Keys come tile by tile; maximum, sum and result are carried along (Dao et al. 2022), so that no
+(queries × keys) matrix exists.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.attention.scores import (
+    MINUS_INF,
+    NO_KEYS,
+    THREADS,
+    ZERO,
+    bias_of,
+    capped,
+    dot_of,
+    factors_of,
+    seen,
+    seen_by_some,
+    sizes_of,
+    tile_filler,
+    tile_rows,
+)
+from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.kernel import Site
+from pyggml.backends.cuda.launch import launch
+from pyggml.call import Call
+from pyggml.dtypes import F32
+
+
+@device
+def _score(s, qs, kv, span, mask, first, key, head, head_size, sizes, factors):
+    """The scores of a tile, −∞ where a query does not see a key."""
+    rows, keys = s.shape
+    for e in range(cuda.threadIdx.x, rows * keys, THREADS):
+        i, j = e // keys, e % keys
+        s[i, j] = MINUS_INF
+        if first + i < sizes.n_queries:
+            start, stop = seen(span, first + i, sizes.n_keys)
+            if start <= key + j < stop:
+                z = capped(dot_of(qs, i, kv, j, head_size), factors)
+                s[i, j] = z + bias_of(head, first + i, key + j, stop, mask, sizes, factors)
+
+
+@device
+def _carry(s, top, total, shrink):
+    """The scores become exponentials; each row's maximum and sum move on."""
+    rows, keys = s.shape
+    for i in range(cuda.threadIdx.x, rows, THREADS):
+        highest = top[i]
+        for j in range(keys):
+            highest = max(highest, s[i, j])
+        base = ZERO if highest == MINUS_INF else highest
+        shrink[i] = math.exp(top[i] - base)
+        total[i] *= shrink[i]
+        for j in range(keys):
+            s[i, j] = math.exp(s[i, j] - base)
+            total[i] += s[i, j]
+        top[i] = highest
+
+
+@device
+def _finish(lse, top, total, shrink, sinks, first, count, head, sizes):
+    """The logarithm of each row's sum, with its sink; shrink becomes what results are multiplied
+    with."""
+    for i in range(cuda.threadIdx.x, count, THREADS):
+        sink = sinks[head] if sizes.has_sinks else MINUS_INF
+        highest = max(top[i], sink)
+        base = ZERO if highest == MINUS_INF else highest
+        shrink[i] = math.exp(top[i] - base)
+        weight = total[i] * shrink[i] + math.exp(sink - base)
+        shrink[i] = shrink[i] / weight if weight > ZERO else ZERO
+        at = np.int64(head) * sizes.n_queries + first + i
+        lse[at] = base + math.log(weight) if weight > ZERO else NO_KEYS
+
+
+@cache
+def _kernel(head_size: int, key_type: str) -> Any:
+    rows = tile_rows(head_size)
+    keys = 2 * rows
+    wide, tall = (rows, head_size + 1), (keys, head_size + 1)
+    scores = (rows, keys)
+    fill_queries = tile_filler(F32.name, rows, head_size)
+    fill_keys = tile_filler(key_type, keys, head_size)
+
+    @kernel
+    def forward(o, lse, q, k, v, span, mask, sinks, sizes, factors):
+        qs = cuda.shared.array(wide, np.float32)
+        sums = cuda.shared.array(wide, np.float32)
+        kv = cuda.shared.array(tall, np.float32)
+        s = cuda.shared.array(scores, np.float32)
+        top = cuda.shared.array(rows, np.float32)
+        total = cuda.shared.array(rows, np.float32)
+        shrink = cuda.shared.array(rows, np.float32)
+        me, first, head = cuda.threadIdx.x, cuda.blockIdx.x * rows, cuda.blockIdx.y
+        key_head = head // (sizes.n_heads // sizes.n_key_heads)
+        count = min(rows, sizes.n_queries - first)
+        fill_queries(qs, q, first, head, sizes.n_queries, sizes.n_heads)
+        for e in range(me, rows * head_size, THREADS):
+            sums[e // head_size, e % head_size] = ZERO
+        for i in range(me, rows, THREADS):
+            top[i], total[i] = MINUS_INF, ZERO
+        start, stop = seen_by_some(span, first, count, sizes.n_keys)
+        for key in range(start, stop, keys):
+            fill_keys(kv, k, key, key_head, sizes.n_keys, sizes.n_key_heads)
+            cuda.syncthreads()
+            _score(s, qs, kv, span, mask, first, key, head, head_size, sizes, factors)
+            cuda.syncthreads()
+            _carry(s, top, total, shrink)
+            fill_keys(kv, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
+            cuda.syncthreads()
+            for e in range(me, rows * head_size, THREADS):
+                i, c = e // head_size, e % head_size
+                value = sums[i, c] * shrink[i]
+                for j in range(keys):
+                    value += s[i, j] * kv[j, c]
+                sums[i, c] = value
+            cuda.syncthreads()
+        _finish(lse, top, total, shrink, sinks, first, count, head, sizes)
+        cuda.syncthreads()
+        for e in range(me, count * head_size, THREADS):
+            i, c = e // head_size, e % head_size
+            at = (np.int64(first + i) * sizes.n_heads + head) * head_size + c
+            o[at] = sums[i, c] * shrink[i]
+
+    return forward
+
+
+def bind(site: Site) -> Call:
+    node = site.node
+    q, k, v, span, *extras = site.src
+    sizes = sizes_of(node, node.src[4:])
+    mask = extras[0] if node.params["masked"] else q
+    sinks = extras[-1] if sizes.has_sinks else q
+    run = _kernel(node.shape[2], node.src[1].dtype.name)
+    if node.src[1].dtype is not F32:
+        k, v = k.view(np.uint8), v.view(np.uint8)
+    grid = -(-sizes.n_queries // tile_rows(node.shape[2])), sizes.n_heads
+    arguments = (site.out, site.saved[0], q, k, v, span, mask, sinks, sizes, factors_of(node))
+    return launch(run, grid, THREADS, site.stream, *arguments)

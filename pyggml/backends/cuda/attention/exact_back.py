@@ -1,0 +1,213 @@
+"""Attention backward in float32: dq of a tile of queries, then dk and dv of a tile of keys.
+
+    ds = p·(do·v − δ)·(1 − tanh²)·scale,  δ = do·o,  dsink = −Σ e^(sink − lse)·δ
+
+Each block sums alone what it writes, in a fixed order: no two blocks add to the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.attention.scores import (
+    ONE,
+    THREADS,
+    ZERO,
+    bias_of,
+    capped,
+    dot_of,
+    factors_of,
+    seen,
+    seen_by_some,
+    sizes_of,
+    tile_filler,
+    tile_rows,
+)
+from pyggml.backends.cuda.blocks import block_sum
+from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.kernel import Compute, Site
+from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
+from pyggml.backends.cuda.launch import in_turn, launch, per_element, per_row
+from pyggml.call import Call
+from pyggml.dtypes import F32
+from pyggml.tensors import Tensor
+
+
+@kernel
+def _deltas(delta, o, do, n_queries, n_heads, head_size):
+    """delta (H, T) = do·o."""
+    for e in range(cuda.grid(1), delta.size, cuda.gridsize(1)):
+        head, query = e // n_queries, e % n_queries
+        at, total = (query * n_heads + head) * head_size, ZERO
+        for c in range(head_size):
+            total += do[at + c] * o[at + c]
+        delta[e] = total
+
+
+@kernel
+def _sinks(dsinks, sinks, lse, delta, n_queries):
+    parts = cuda.shared.array(MOST_THREADS, np.float32)
+    for head in range(cuda.blockIdx.x, dsinks.size, cuda.gridDim.x):
+        total = ZERO
+        for t in range(cuda.threadIdx.x, n_queries, cuda.blockDim.x):
+            at = head * n_queries + t
+            total -= math.exp(sinks[head] - lse[at]) * delta[at]
+        total = block_sum(total, parts)
+        if cuda.threadIdx.x == 0:
+            dsinks[head] = total
+
+
+@device
+def _one_score(dot, product, query, key, head, span, mask, lse, delta, sizes, factors):
+    """(p, ds) of a query and a key, given q·k and do·v; zeros where the query does not see it."""
+    if query >= sizes.n_queries:
+        return ZERO, ZERO
+    start, stop = seen(span, query, sizes.n_keys)
+    if not start <= key < stop:
+        return ZERO, ZERO
+    z = capped(dot, factors)
+    slope = ONE - (z / factors.cap) * (z / factors.cap) if factors.cap > ZERO else ONE
+    z += bias_of(head, query, key, stop, mask, sizes, factors)
+    at = np.int64(head) * sizes.n_queries + query
+    p = math.exp(z - lse[at])
+    return p, p * (product - delta[at]) * slope * factors.scale
+
+
+@cache
+def _queries_kernel(head_size: int) -> Any:
+    rows = tile_rows(head_size)
+    wide, square = (rows, head_size + 1), (rows, rows)
+    fill = tile_filler(F32.name, rows, head_size)
+
+    @kernel
+    def backward(dq, q, k, v, span, mask, lse, do, delta, sizes, factors):
+        qs = cuda.shared.array(wide, np.float32)
+        dos = cuda.shared.array(wide, np.float32)
+        ks = cuda.shared.array(wide, np.float32)
+        vs = cuda.shared.array(wide, np.float32)
+        sums = cuda.shared.array(wide, np.float32)
+        ds = cuda.shared.array(square, np.float32)
+        me, first, head = cuda.threadIdx.x, cuda.blockIdx.x * rows, cuda.blockIdx.y
+        key_head = head // (sizes.n_heads // sizes.n_key_heads)
+        count = min(rows, sizes.n_queries - first)
+        fill(qs, q, first, head, sizes.n_queries, sizes.n_heads)
+        fill(dos, do, first, head, sizes.n_queries, sizes.n_heads)
+        for e in range(me, rows * head_size, THREADS):
+            sums[e // head_size, e % head_size] = ZERO
+        start, stop = seen_by_some(span, first, count, sizes.n_keys)
+        for key in range(start, stop, rows):
+            fill(ks, k, key, key_head, sizes.n_keys, sizes.n_key_heads)
+            fill(vs, v, key, key_head, sizes.n_keys, sizes.n_key_heads)
+            cuda.syncthreads()
+            for e in range(me, rows * rows, THREADS):
+                i, j = e // rows, e % rows
+                dot, product = dot_of(qs, i, ks, j, head_size), dot_of(dos, i, vs, j, head_size)
+                _, ds[i, j] = _one_score(
+                    dot, product, first + i, key + j, head, span, mask, lse, delta, sizes, factors
+                )
+            cuda.syncthreads()
+            for e in range(me, rows * head_size, THREADS):
+                i, c = e // head_size, e % head_size
+                for j in range(rows):
+                    sums[i, c] += ds[i, j] * ks[j, c]
+            cuda.syncthreads()
+        for e in range(me, count * head_size, THREADS):
+            i, c = e // head_size, e % head_size
+            dq[(np.int64(first + i) * sizes.n_heads + head) * head_size + c] = sums[i, c]
+
+    return backward
+
+
+@device
+def _add(dks, dvs, qs, dos, p, ds, head_size):
+    """dk += dsᵀ·q, dv += pᵀ·do."""
+    rows, keys = p.shape
+    for e in range(cuda.threadIdx.x, keys * head_size, THREADS):
+        j, c = e // head_size, e % head_size
+        for i in range(rows):
+            dks[j, c] += ds[i, j] * qs[i, c]
+            dvs[j, c] += p[i, j] * dos[i, c]
+
+
+@cache
+def _keys_kernel(head_size: int) -> Any:
+    keys = tile_rows(head_size)
+    rows = keys // 2
+    wide, tall, scores = (rows, head_size + 1), (keys, head_size + 1), (rows, keys)
+    fill_queries = tile_filler(F32.name, rows, head_size)
+    fill_keys = tile_filler(F32.name, keys, head_size)
+
+    @kernel
+    def backward(dk, dv, q, k, v, span, mask, lse, do, delta, sizes, factors):
+        qs = cuda.shared.array(wide, np.float32)
+        dos = cuda.shared.array(wide, np.float32)
+        ks = cuda.shared.array(tall, np.float32)
+        vs = cuda.shared.array(tall, np.float32)
+        dks = cuda.shared.array(tall, np.float32)
+        dvs = cuda.shared.array(tall, np.float32)
+        p = cuda.shared.array(scores, np.float32)
+        ds = cuda.shared.array(scores, np.float32)
+        me, first, key_head = cuda.threadIdx.x, cuda.blockIdx.x * keys, cuda.blockIdx.y
+        repeats = sizes.n_heads // sizes.n_key_heads
+        fill_keys(ks, k, first, key_head, sizes.n_keys, sizes.n_key_heads)
+        fill_keys(vs, v, first, key_head, sizes.n_keys, sizes.n_key_heads)
+        for e in range(me, keys * head_size, THREADS):
+            dks[e // head_size, e % head_size] = dvs[e // head_size, e % head_size] = ZERO
+        for query in range(0, sizes.n_queries, rows):
+            count = min(rows, sizes.n_queries - query)
+            start, stop = seen_by_some(span, query, count, sizes.n_keys)
+            if start >= first + keys or stop <= first:
+                continue
+            for head in range(key_head * repeats, key_head * repeats + repeats):
+                cuda.syncthreads()
+                fill_queries(qs, q, query, head, sizes.n_queries, sizes.n_heads)
+                fill_queries(dos, do, query, head, sizes.n_queries, sizes.n_heads)
+                cuda.syncthreads()
+                for e in range(me, rows * keys, THREADS):
+                    i, j = e // keys, e % keys
+                    dot = dot_of(qs, i, ks, j, head_size)
+                    product = dot_of(dos, i, vs, j, head_size)
+                    p[i, j], ds[i, j] = _one_score(
+                        dot, product, query + i, first + j, head, span, mask, lse, delta, sizes,
+                        factors,
+                    )  # fmt: skip
+                cuda.syncthreads()
+                _add(dks, dvs, qs, dos, p, ds, head_size)
+        cuda.syncthreads()
+        for e in range(me, min(keys, sizes.n_keys - first) * head_size, THREADS):
+            j, c = e // head_size, e % head_size
+            at = (np.int64(first + j) * sizes.n_key_heads + key_head) * head_size + c
+            dk[at], dv[at] = dks[j, c], dvs[j, c]
+
+    return backward
+
+
+def scratch(node: Tensor, compute: Compute) -> int:
+    """δ (H, T)."""
+    return F32.block_bytes * node.shape[0] * node.shape[1]
+
+
+def bind(site: Site) -> Call:
+    node = site.node
+    q, k, v, span, o, lse, do, *extras = site.src
+    dk, dv, *dsinks = site.saved
+    sizes, factors = sizes_of(node, node.src[7:]), factors_of(node)
+    mask, head_size = extras[0] if node.params["masked"] else q, node.shape[2]
+    delta, rows = site.scratch.view(np.float32), tile_rows(head_size)
+    common = (q, k, v, span, mask, lse, do, delta, sizes, factors)
+    tiles = -(-sizes.n_queries // rows), sizes.n_heads
+    key_tiles = -(-sizes.n_keys // rows), sizes.n_key_heads
+    of_delta = (delta, o, do, sizes.n_queries, sizes.n_heads, head_size)
+    calls = [
+        per_element(_deltas, delta.size, site.stream, *of_delta),
+        launch(_queries_kernel(head_size), tiles, THREADS, site.stream, site.out, *common),
+        launch(_keys_kernel(head_size), key_tiles, THREADS, site.stream, dk, dv, *common),
+    ]
+    if dsinks:
+        arguments = (dsinks[0], extras[-1], lse, delta, sizes.n_queries)
+        calls.append(per_row(_sinks, sizes.n_heads, sizes.n_queries, site.stream, *arguments))
+    return in_turn(*calls)

@@ -1,0 +1,70 @@
+"""Few rows of A, as in generation: each row of W is read once, packed, by the lanes of a warp.
+
+A lane unpacks every 32nd weight of a row and multiplies it with all rows of A, so that the weights
+are read at the speed of the memory.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel
+from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.cuda.launch import launch
+from pyggml.backends.cuda.warp import LANES, warp_sum
+from pyggml.backends.cuda.weights import weight_of
+from pyggml.call import Call
+from pyggml.dtypes import DTYPES
+
+MOST = 8  # rows of A
+WARPS = 2 if SIMULATED else 4  # of a block
+
+
+@cache
+def _kernel(name: str, rows: int) -> Any:
+    weight = weight_of(name)
+    block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
+
+    @kernel
+    def multiply(c, a, b, m, n, k, accumulate):
+        sums = cuda.local.array(rows, np.float32)
+        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        row_bytes = k // block * block_bytes
+        for column in range(cuda.blockIdx.x * WARPS + warp, n, cuda.gridDim.x * WARPS):
+            for t in range(rows):
+                sums[t] = 0
+            start = column * row_bytes
+            for i in range(lane, k, LANES):
+                w = weight(b, start + i // block * block_bytes, i % block)
+                for t in range(rows):
+                    if t < m:
+                        sums[t] += w * a[t * k + i]
+            for t in range(rows):
+                total = warp_sum(sums[t])
+                if lane == 0 and t < m:
+                    at = t * n + column
+                    c[at] = c[at] + total if accumulate else total
+
+    return multiply
+
+
+def _takes(p: Problem) -> bool:
+    return p.m <= MOST and p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
+
+
+def _bind(p: Problem, o: Operands) -> Call:
+    rows = next(n for n in (1, 2, 4, 8) if n >= p.m)
+    run = _kernel(p.b.dtype.name, rows)
+    grid = min(-(-p.n // WARPS), 2 if SIMULATED else 1 << 20)
+    sizes = (p.m, p.n, p.k, o.accumulate)
+    return launch(run, grid, WARPS * LANES, o.stream, o.c, o.a, _bytes(o.b), *sizes)
+
+
+def _bytes(b: Any) -> Any:
+    return b.view(np.uint8)
+
+
+DOTS = Path(name="dots", takes=_takes, bind=_bind, scratch=lambda p: 0)

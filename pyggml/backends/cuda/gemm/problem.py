@@ -1,0 +1,101 @@
+"""Problem: a product before it has memory. Path: one way to compute products.
+
+    C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]
+
+A is float32, B of any type. A `Factor` says where its numbers lie, so that a transposed factor is
+the same product with other steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml.backends.cuda.kernel import Compute
+from pyggml.call import Call
+from pyggml.dtypes import F32, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Where the numbers of a factor lie, counted in elements from its first.
+
+    batches  steps of the two axes of batches
+    repeats  how many batches of C, along each, take one of the factor
+    row      step from row to row: of A along m, of B along n
+    k        step along the axis that is summed over; of a packed type one of the two is 1
+    """
+
+    row: int
+    k: int
+    batches: tuple[int, int] = (0, 0)
+    repeats: tuple[int, int] = (1, 1)
+    dtype: DType = F32
+
+    @property
+    def steps(self) -> tuple[int, int, int, int]:
+        return (*self.batches, self.row, self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Sizes, factors, and how a B of another type than F32 is multiplied."""
+
+    m: int
+    n: int
+    k: int
+    a: Factor
+    b: Factor
+    batches: tuple[int, int] = (1, 1)
+    compute: Compute = "f32"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether both factors are rounded to bfloat16: never with a float32 matrix."""
+        return self.compute == "bf16" and self.b.dtype is not F32
+
+    @property
+    def is_single(self) -> bool:
+        return self.batches == (1, 1)
+
+    @property
+    def a_is_whole(self) -> bool:
+        """Whether A is one matrix whose rows lie one after the other."""
+        return self.is_single and self.a.k == 1 and (self.m == 1 or self.a.row == self.k)
+
+    @property
+    def b_in_rows(self) -> bool:
+        """Whether a packed B is read along k (C = A·Wᵀ), not along n (C = A·W)."""
+        return self.b.k == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The memory of a product: flat arrays on the card."""
+
+    c: Any  # float32 (batches · m · n), without gaps
+    a: Any
+    b: Any
+    scratch: Any  # uint8
+    accumulate: bool
+    stream: Any
+    rounded: Any = None  # memory for A in bfloat16 that several products share, or None
+    is_rounded: bool = False  # whether another product has filled it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One way to compute products.
+
+    takes    (problem) -> whether it can, and should, compute it
+    bind     (problem, operands) -> Call
+    scratch  (problem) -> bytes
+    shares   whether it reads A in bfloat16 where the problem rounds, so that products can share it
+    """
+
+    name: str
+    takes: Callable[[Problem], bool]
+    bind: Callable[[Problem, Operands], Call]
+    scratch: Callable[[Problem], int]
+    shares: bool = False

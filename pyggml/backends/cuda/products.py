@@ -1,0 +1,111 @@
+"""Products: mul_mat, out_prod, and the two that add to what is there.
+
+All four are one product, C = A · Bᵀ with steps (pyggml.backends.cuda.gemm): mul_mat(w, x) has A = x
+and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyggml.backends.cuda.copies import copied
+from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.table import declare
+from pyggml.call import Call
+from pyggml.dtypes import F32
+from pyggml.quants import QUANTS
+from pyggml.tensors import Tensor
+
+
+def _factor(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Factor:
+    """Rows and columns of t, the last two axes; the earlier ones are batches."""
+    steps = [s // F32.block_bytes for s in t.strides]
+    if t.dtype is not F32:
+        steps = [t.shape[-1], 1]  # weights are counted, not bytes
+    row, k = (steps[-1], steps[-2]) if is_transposed else (steps[-2], steps[-1])
+    some = (1,) * (4 - len(t.shape)) + t.shape[:-2]
+    along = (0,) * (4 - len(t.shape)) + (*steps[:-2],)
+    repeats = tuple(many // max(few, 1) for many, few in zip(batches, some, strict=True))
+    return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)
+
+
+def _problem(node: Tensor, compute: Compute) -> Problem:
+    assert node.op is not None
+    b, a = node.src[-2:]
+    is_transposed = node.op.name.startswith("out_prod")
+    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
+    m, n = node.shape[-2:]
+    k = a.shape[-2] if is_transposed else a.shape[-1]
+    of_a, of_b = (_factor(t, (outer, inner), is_transposed) for t in (a, b))
+    return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute))
+
+
+def _flat(p: Problem) -> Problem:
+    """Batches that share B, of an A whose rows go on, as more rows."""
+    outer, inner = p.batches
+    goes_on = p.a.k == 1 and p.a.row == p.k
+    goes_on &= inner == 1 or p.a.batches[1] == p.m * p.k
+    goes_on &= outer == 1 or p.a.batches[0] == inner * p.m * p.k
+    if p.b.repeats != p.batches or not goes_on:
+        return p
+    a, b = Factor(p.k, 1, dtype=p.a.dtype), replace(p.b, batches=(0, 0), repeats=(1, 1))
+    return replace(p, m=outer * inner * p.m, batches=(1, 1), a=a, b=b)
+
+
+def _lacks(node: Tensor) -> str | None:
+    b = node.src[-2]
+    if b.dtype.name not in QUANTS:
+        return f"{b.dtype} is no type of weights"
+    if b.dtype is not F32 and not b.is_contiguous:
+        return f"the rows of {b!r} have gaps between them"
+    return None
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    p = _problem(node, compute)
+    return path_of(p).scratch(p)
+
+
+def _shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+    """A in bfloat16."""
+    p = _problem(node, compute)
+    shares = p.rounds and path_of(p).shares
+    return (2 * p.m * p.k, "bf16") if shares else (0, "")
+
+
+def _product(site: Site, accumulate: bool) -> Call:
+    p = _problem(site.node, site.compute)
+    b, a = site.src[-2:]
+    o = Operands(
+        site.out, a, b, site.scratch, accumulate, site.stream, site.shared,
+        site.shared is not None and not site.fills_shared,
+    )  # fmt: skip
+    return path_of(p).bind(p, o)
+
+
+def _bind(site: Site) -> Call:
+    return _product(site, accumulate=False)
+
+
+def _bind_added(site: Site) -> Call:
+    product = _product(site, accumulate=True)
+    if is_in_place(site.node):
+        return product
+    first = site.node.src[0]
+    return in_turn(copied(site.out, site.src[0], first, site.stream), product)
+
+
+def is_in_place(node: Tensor) -> bool:
+    """Whether the plan gave the result the memory of the first source."""
+    places = [(t.root.data, t.offset) for t in (node, node.src[0])]
+    (here, offset), (there, there_offset) = places
+    at, there_at = here.offset + offset, there.offset + there_offset
+    return here.buffer is there.buffer and at == there_at
+
+
+for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
+    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_shared))
+for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
+    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))

@@ -1,0 +1,246 @@
+"""Instructions that Numba has no name for: loads of several bytes, and NVIDIA's tensor cores.
+
+Each is a device function. Under Numba's simulator (NUMBA_ENABLE_CUDASIM=1) there is no PTX: loads
+and conversions have twins in Python, the tensor cores have none (`TENSOR_CORES` is False), and
+products take a path without them.
+
+Addresses count bytes from the start of a flat array; a load of n bytes starts at a multiple of n.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.driver import SIMULATED, device
+
+TENSOR_CORES = not SIMULATED
+
+if TENSOR_CORES:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.cuda.extending import intrinsic
+
+    _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
+    _FLOAT = ir.FloatType()
+    _FOUR_WORDS: Any = types.Tuple([types.uint32] * 4)
+    _FOUR_FLOATS: Any = types.Tuple([types.float32] * 4)
+
+    def _pointer(context: Any, builder: Any, kind: Any, place: Any, to: Any) -> Any:
+        """A pointer of LLVM type `to`; place: an array, and a byte of it."""
+        array, at = place
+        start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
+        return builder.inttoptr(builder.add(start, at), to.as_pointer())
+
+    def _shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
+        """The 32-bit address of a byte of an array in shared memory."""
+        pointer = _pointer(context, builder, kind, place, _BYTE)
+        convert = "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }"
+        form = ir.FunctionType(_WORD, [_LONG])
+        return builder.asm(form, convert, "=r,l", [builder.ptrtoint(pointer, _LONG)], False)
+
+    def _assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
+        """Inline PTX with several results of one LLVM type."""
+        kind = ir.LiteralStructType(results)
+        form = ir.FunctionType(kind, [o.type for o in operands])
+        packed = builder.asm(form, text, names, operands, True)
+        return [builder.extract_value(packed, i) for i in range(len(results))]
+
+    @intrinsic
+    def load_half(typing, raw, at):
+        """The float16 at byte `at`, as float32."""
+
+        def emit(context, builder, signature, arguments):
+            pointer = _pointer(context, builder, raw, arguments, ir.HalfType())
+            return builder.fpext(builder.load(pointer), _FLOAT)
+
+        return types.float32(raw, types.int64), emit
+
+    @intrinsic
+    def load_word(typing, raw, at):
+        """The four bytes at `at` as uint32."""
+
+        def emit(context, builder, signature, arguments):
+            return builder.load(_pointer(context, builder, raw, arguments, _WORD))
+
+        return types.uint32(raw, types.int64), emit
+
+    @intrinsic
+    def load_short(typing, raw, at):
+        """The two bytes at `at` as uint32."""
+
+        def emit(context, builder, signature, arguments):
+            pointer = _pointer(context, builder, raw, arguments, _SHORT)
+            return builder.zext(builder.load(pointer), _WORD)
+
+        return types.uint32(raw, types.int64), emit
+
+    @intrinsic
+    def load_words(typing, raw, at):
+        """The 16 bytes at `at` as four uint32."""
+
+        def emit(context, builder, signature, arguments):
+            pointer = _pointer(context, builder, raw, arguments, ir.VectorType(_WORD, 4))
+            vector = builder.load(pointer)
+            vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(4)]
+            return context.make_tuple(builder, signature.return_type, vector_of)
+
+        return _FOUR_WORDS(raw, types.int64), emit
+
+    @intrinsic
+    def store_words(typing, raw, at, a, b, c, d):
+        """Four uint32 to the 16 bytes at `at`."""
+
+        def emit(context, builder, signature, arguments):
+            array, at, *words = arguments
+            kind = ir.VectorType(_WORD, 4)
+            vector = ir.Constant(kind, ir.Undefined)
+            for i, word in enumerate(words):
+                vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+            builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
+            return context.get_dummy_value()
+
+        word = types.uint32
+        return types.void(raw, types.int64, word, word, word, word), emit
+
+    @intrinsic
+    def store_word(typing, raw, at, word):
+        """A uint32 to the four bytes at `at`."""
+
+        def emit(context, builder, signature, arguments):
+            array, at, word = arguments
+            builder.store(word, _pointer(context, builder, raw, (array, at), _WORD))
+            return context.get_dummy_value()
+
+        return types.void(raw, types.int64, types.uint32), emit
+
+    @intrinsic
+    def as_float(typing, word):
+        """The float32 of these bits (uint32)."""
+
+        def emit(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], _FLOAT)
+
+        return types.float32(types.uint32), emit
+
+    @intrinsic
+    def two_bf16(typing, first, second):
+        """Two floats rounded to bfloat16 (ties to even), as uint32: the first in the low bits."""
+
+        def emit(context, builder, signature, arguments):
+            first, second = arguments
+            form = ir.FunctionType(_WORD, [_FLOAT, _FLOAT])
+            text = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+            return builder.asm(form, text, "=r,f,f", [first, second], False)
+
+        return types.uint32(types.float32, types.float32), emit
+
+    @intrinsic
+    def multiply_tile(typing, c, a, b0, b1):
+        """c + A·B of a warp: mma.sync.m16n8k16 of bfloat16 with float32 sums.
+
+        c four floats, a four and b two uint32 of two bfloat16 each, laid out over the warp's lanes
+        as the PTX manual says: lane l = 4g + t holds rows g and g + 8, columns 2t and 2t + 1.
+        """
+
+        def emit(context, builder, signature, arguments):
+            c, a, b0, b1 = arguments
+            operands = [*cgutils.unpack_tuple(builder, a, 4), b0, b1]
+            operands += cgutils.unpack_tuple(builder, c, 4)
+            text = (
+                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                "{$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$11,$12,$13};"
+            )
+            names = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+            sums = _assemble(builder, text, [_FLOAT] * 4, operands, names)
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        word = types.uint32
+        return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
+
+    def _load_matrices(suffix: str) -> Any:
+        @intrinsic
+        def load(typing, shared, at):
+            def emit(context, builder, signature, arguments):
+                address = _shared_address(context, builder, shared, arguments)
+                text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
+                words = _assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
+                return context.make_tuple(builder, signature.return_type, words)
+
+            return _FOUR_WORDS(shared, types.int64), emit
+
+        return load
+
+    # Four 8×8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l // 8.
+    load_matrices = _load_matrices("")
+    load_matrices_transposed = _load_matrices(".trans")
+
+    @intrinsic
+    def copy_16(typing, shared, to, source, at, n_bytes):
+        """Start a copy of 16 bytes to shared memory; of them n_bytes are read, the rest are 0."""
+
+        def emit(context, builder, signature, arguments):
+            to_array, to, from_array, at, n = arguments
+            address = _shared_address(context, builder, shared, (to_array, to))
+            pointer = _pointer(context, builder, source, (from_array, at), _BYTE)
+            operands = [address, builder.ptrtoint(pointer, _LONG), n]
+            form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG, _WORD])
+            text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+            builder.asm(form, text, "r,l,r", operands, True)
+            return context.get_dummy_value()
+
+        return types.void(shared, types.int64, source, types.int64, types.int32), emit
+
+    def _plain(text: str) -> Any:
+        @intrinsic
+        def instruction(typing):
+            def emit(context, builder, signature, arguments):
+                form = ir.FunctionType(ir.VoidType(), [])
+                builder.asm(form, text, "~{memory}", [], True)
+                return context.get_dummy_value()
+
+            return types.void(), emit
+
+        return instruction
+
+    commit_copies = _plain("cp.async.commit_group;")
+    await_copies = _plain("cp.async.wait_group 0;")
+    await_all_but_one = _plain("cp.async.wait_group 1;")
+else:
+
+    def _bytes(raw, at, n):
+        return bytes(int(raw[at + i]) for i in range(n))
+
+    def load_half(raw, at):
+        return np.frombuffer(_bytes(raw, at, 2), np.float16)[0].astype(np.float32)
+
+    def load_short(raw, at):
+        return np.frombuffer(_bytes(raw, at, 2), np.uint16)[0].astype(np.uint32)
+
+    def load_word(raw, at):
+        return np.frombuffer(_bytes(raw, at, 4), np.uint32)[0]
+
+    def as_float(word):
+        return np.uint32(word).view(np.float32)
+
+
+@device
+def bf16_bits(x):
+    """A float rounded to bfloat16 (ties to even), as uint16; NaN stays NaN."""
+    return _bf16_bits(x)
+
+
+if TENSOR_CORES:
+
+    @device
+    def _bf16_bits(x):
+        return np.uint16(two_bf16(x, np.float32(0)) & np.uint32(0xFFFF))
+else:
+
+    def _bf16_bits(x):
+        bits = np.float32(x).view(np.uint32)
+        if x != x:
+            return np.uint16(0x7FC0)
+        return np.uint16((int(bits) + 0x7FFF + ((int(bits) >> 16) & 1)) >> 16)

@@ -1,0 +1,32 @@
+"""Warps: threads that run in step. The simulator has none: there a warp is one thread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.backends.cuda.driver import SIMULATED, cuda, device
+
+LANES = 1 if SIMULATED else 32
+
+if SIMULATED:
+
+    def warp_sum(x):
+        return x
+
+    def warp_max(x):
+        return x
+else:
+
+    @device
+    def warp_sum(x):
+        """The sum over the lanes of a warp, in every lane."""
+        for step in (16, 8, 4, 2, 1):
+            x += cuda.shfl_xor_sync(0xFFFFFFFF, x, step)
+        return x
+
+    @device
+    def warp_max(x):
+        """The greatest over the lanes of a warp, in every lane."""
+        for step in (16, 8, 4, 2, 1):
+            x = max(x, np.float32(cuda.shfl_xor_sync(0xFFFFFFFF, x, step)))
+        return x

@@ -1,0 +1,207 @@
+"""WEIGHT: one weight of a block, for every weight type, as a device function.
+
+    weight(raw, at, j)    weight j of the block that begins at byte `at` of raw (uint8), float32
+
+The types with a decoder (pyggml.quants.layout) get theirs from it: `LaneBlock` runs the decoder and
+writes down, for each group of 32 weights, the expression of one of them. The others stand in
+`rare_weights`. Threads of a warp that take the 32 weights of one group take the same branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml._jit import BlockCode
+from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.driver import device
+from pyggml.backends.cuda.rare_weights import RARE
+from pyggml.quants import QUANTS
+from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
+
+
+class Lanes(NamedTuple):
+    """n numbers: `text(lane)` is the expression of one, for a lane named by a variable or a number.
+
+    kind is "bytes" (0 to 255, held in int32), "ints" (int32) or "floats".
+    """
+
+    kind: str
+    n: int
+    text: Callable[[str], str]
+
+
+def _within(
+    lane: str, first: int, second: Callable[[str], str], other: Callable[[str], str]
+) -> str:
+    """`second(lane)` below `first`, else `other(lane - first)`."""
+    if lane.isdigit():
+        number = int(lane)
+        return second(lane) if number < first else other(str(number - first))
+    return f"({second(lane)} if {lane} < {first} else {other(f'({lane} - {first})')})"
+
+
+class LaneBlock(Block):
+    """Collects `groups`: the index of its first weight -> the expression of weight `lane`."""
+
+    size = 1  # of plain types
+
+    def __init__(self) -> None:
+        self.groups: dict[int, str] = {}
+        self._minima: Lanes | None = None
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def bytes(self, offset: int, n: int = GROUP) -> Lanes:
+        return Lanes("bytes", n, lambda lane: f"np.int32(raw[at + {offset} + {lane}])")
+
+    def nibbles(self, offset: int) -> Lanes:
+        both = self.bytes(offset, SUBGROUP)
+        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
+
+    def flags(self, offset: int, value: int) -> Lanes:
+        def text(lane: str) -> str:
+            byte = f"np.int32(raw[at + {offset} + ({lane} >> 3)])"
+            return f"((({byte} >> ({lane} & 7)) & 1) * {value})"
+
+        return Lanes("bytes", GROUP, text)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
+        per_byte, mask = 8 // n_bits, (1 << n_bits) - 1
+
+        def text(lane: str) -> str:
+            byte = f"np.int32(raw[at + {offset} + {lane} // {per_byte}])"
+            return f"(({byte} >> ({n_bits} * ({lane} % {per_byte}))) & {mask})"
+
+        return Lanes("ints", 8 * n_bytes // n_bits, text)
+
+    def f16(self, offset: int, n: int = 1) -> Lanes:
+        return Lanes("floats", n, lambda lane: f"load_half(raw, at + {offset} + 2 * {lane})")
+
+    def bf16(self, offset: int, n: int = 1) -> Lanes:
+        def text(lane: str) -> str:
+            return f"as_float(load_short(raw, at + {offset} + 2 * {lane}) << np.uint32(16))"
+
+        return Lanes("floats", n, text)
+
+    def f32(self, offset: int, n: int = 1) -> Lanes:
+        return Lanes(
+            "floats", n, lambda lane: f"as_float(load_word(raw, at + {offset} + 4 * {lane}))"
+        )
+
+    def half_e8m0(self, offset: int) -> Lanes:
+        return Lanes("floats", 1, lambda lane: f"half_e8m0(np.uint32(raw[at + {offset}]))")
+
+    # -- arithmetic ----------------------------------------------------------------------------
+
+    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
+        return whole._replace(
+            text=lambda lane: f"((({whole.text(lane)} >> {first}) & {(1 << n) - 1}) << {to})"
+        )
+
+    def either(self, a: Lanes, b: Lanes) -> Lanes:
+        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
+
+    def join(self, a: Lanes, b: Lanes) -> Lanes:
+        return Lanes(a.kind, a.n + b.n, lambda lane: _within(lane, a.n, a.text, b.text))
+
+    def minus(self, whole: Lanes, n: int) -> Lanes:
+        mask = " & 255" if whole.kind == "bytes" else ""
+        return whole._replace(text=lambda lane: f"(({whole.text(lane)} - {n}){mask})")
+
+    def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
+        halves = (
+            sum((v & 255) << 8 * i for i, v in enumerate(half)) for half in (table[:8], table[8:])
+        )
+        low, high = (f"np.uint64({half:#x})" for half in halves)
+        return nibbles._replace(text=lambda lane: f"byte_of({low}, {high}, {nibbles.text(lane)})")
+
+    def floats(self, whole: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            number = whole.text(lane)
+            return (
+                f"np.float32(({number} ^ 128) - 128)"
+                if whole.kind == "bytes"
+                else f"np.float32({number})"
+            )
+
+        return Lanes("floats", whole.n, text)
+
+    def times(self, floats: Lanes, factor: Lanes) -> Lanes:
+        return floats._replace(text=lambda lane: f"({floats.text(lane)} * {factor.text('0')})")
+
+    def negative(self, floats: Lanes) -> Lanes:
+        return floats._replace(text=lambda lane: f"(-{floats.text(lane)})")
+
+    def lane(self, floats: Lanes, i: int) -> Lanes:
+        return Lanes("floats", 1, lambda _: floats.text(str(i)))
+
+    # -- adding weights ------------------------------------------------------------------------
+
+    def add_minimum(self, minimum: Lanes) -> None:
+        self._minima = minimum
+
+    def add_minima(self, minima: Lanes) -> None:
+        self._minima = minima
+
+    def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
+        self._put(scale.text("0"), q, i)
+
+    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int) -> None:
+        first, second = (scale.text("0") for scale in scales)
+        self._put(f"({first} if lane < {SUBGROUP} else {second})", q, i)
+
+    def _put(self, scale: str, q: Lanes, i: int) -> None:
+        minimum = f" + {self.lane(self._minima, i // GROUP).text('0')}" if self._minima else ""
+        self.groups[i] = f"{scale} * {self.floats(q).text('lane')}{minimum}"
+
+    def add_floats(self, floats: Lanes, i: int) -> None:
+        self.groups[i] = floats.text("lane")
+
+
+@device
+def byte_of(low, high, i):
+    """Byte i of 16: the first eight in `low`, the others in `high`, lowest bits first."""
+    half = low if i < 8 else high
+    return np.int32((half >> np.uint64(8 * (i & 7))) & np.uint64(255))
+
+
+@device
+def half_e8m0(e):
+    """2^(e − 128) for e (uint32) from 0 to 255; the lowest two are subnormal."""
+    if e < np.uint32(2):
+        return ptx.as_float(np.uint32(0x00200000) << e)
+    return ptx.as_float((e - np.uint32(1)) << np.uint32(23))
+
+
+def source_of(decoder: Decoder) -> str:
+    """The Python source of `weight(raw, at, j)`."""
+    block = LaneBlock()
+    decoder(block)
+    lines = ["def weight(raw, at, j):", "    lane = j & 31"]
+    *some, last = sorted(block.groups)
+    for i in some:
+        lines += [f"    if j < {i + GROUP}:", f"        return {block.groups[i]}"]
+    return "\n".join([*lines, f"    return {block.groups[last]}"])
+
+
+@cache
+def weight_of(name: str) -> Any:
+    """The device function `weight` of the weight type of this name."""
+    decode = QUANTS[name].decode
+    if isinstance(decode, BlockCode):
+        return RARE[name]()
+    known = {
+        "np": np,
+        "load_half": ptx.load_half,
+        "load_short": ptx.load_short,
+        "load_word": ptx.load_word,
+        "as_float": ptx.as_float,
+        "byte_of": byte_of,
+        "half_e8m0": half_e8m0,
+    }
+    exec(compile(source_of(decode), f"<weight of {name}>", "exec"), known)
+    return device(known["weight"])

@@ -1,0 +1,39 @@
+"""Weights unpacked on the card equal the CPU's, bit for bit, whatever the bytes of the blocks."""
+
+import numpy as np
+import pytest
+
+from pyggml.backends.cuda.driver import cuda
+from pyggml.backends.cuda.unpack import unpacked
+from pyggml.quants import QUANTS, dequantize
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*value encountered in:RuntimeWarning")
+
+
+def blocks(name, n):
+    """n blocks of random bytes, and their numbers."""
+    raw = np.random.default_rng(7).integers(0, 256, n * QUANTS[name].dtype.block_bytes, np.uint8)
+    return raw, dequantize(raw, name)
+
+
+def on_the_card(raw, name, dtype, size):
+    out = cuda.to_device(np.full(size, 7, dtype))
+    unpacked(out, cuda.to_device(raw), QUANTS[name].dtype, cuda.default_stream())()
+    return out.copy_to_host()
+
+
+@pytest.mark.parametrize("name", QUANTS)
+def test_every_type_is_unpacked_as_on_the_cpu(name):
+    raw, wanted = blocks(name, 2 if QUANTS[name].dtype.quantised else 70)
+    found = on_the_card(raw, name, np.float32, wanted.size)
+    is_number = ~np.isnan(wanted)
+    np.testing.assert_array_equal(
+        found.view(np.uint32)[is_number], wanted.view(np.uint32)[is_number]
+    )
+    assert np.isnan(found[~is_number]).all()
+
+
+def test_bfloat16_is_rounded_to_even():
+    ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF818000, 0x7F7FFFFF], np.uint32)
+    found = on_the_card(ties.view(np.uint8), "F32", np.uint16, ties.size)
+    np.testing.assert_array_equal(found, [0x3F80, 0x3F82, 0x3F81, 0xBF82, 0x7F80])
