@@ -60,6 +60,7 @@ def command(
     lora: tuple[tuple[Path, float], ...] | None,
     threads: int,
     compute: str,
+    device: str,
     prompt: str,
     n_tokens: int,
     ctx: int | None,
@@ -70,7 +71,7 @@ def command(
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
     how = sampling_of(given).seeded()
-    opened = load(model, lora and [*lora], compute)
+    opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     prompt = unescaped(prompt)
     ids = opened.tokenizer.encode(prompt, parse_special=True)

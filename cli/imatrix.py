@@ -30,6 +30,7 @@ def command(
     lora: tuple[tuple[Path, float], ...] | None,
     threads: int,
     compute: str,
+    device: str,
     text: Path,
     output: Path,
     ctx: int,
@@ -41,7 +42,7 @@ def command(
     """
     inputs = [("model", model), ("text", text), *(("adapter", path) for path, _ in lora or ())]
     check_output(output, inputs)
-    opened = load(model, lora and [*lora], compute)
+    opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     try:
         found = Collector(opened, _read(text), ctx, chunks, text.name)

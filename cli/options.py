@@ -76,16 +76,25 @@ _compute = click.option(
     help="how products are computed: int8, bf16, f32, which is exact, or auto, the fastest this "
     "CPU has",
 )
+DEVICE_HELP = "cpu, cuda, cuda:N or auto"
+_device = click.option(
+    "--device",
+    metavar="WORD",
+    default="cpu",
+    show_default=True,
+    **_MEMORY,
+    help=DEVICE_HELP,
+)
 
 
 def model_options(function: F) -> F:
-    """--model, --lora, --threads and --compute."""
+    """--model, --lora, --threads, --compute and --device."""
     return _model(_lora(compute_options(function)))
 
 
 def compute_options(function: F) -> F:
-    """--threads and --compute."""
-    return _threads(_compute(function))
+    """--threads, --compute and --device."""
+    return _threads(_compute(_device(function)))
 
 
 def threads_option(function: F) -> F:
@@ -94,6 +103,10 @@ def threads_option(function: F) -> F:
 
 def compute_option(function: F) -> F:
     return _compute(function)
+
+
+def device_option(function: F) -> F:
+    return _device(function)
 
 
 class Names(click.ParamType):

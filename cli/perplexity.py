@@ -39,6 +39,7 @@ def command(
     lora: tuple[tuple[Path, float], ...] | None,
     threads: int,
     compute: str,
+    device: str,
     text: Path,
     ctx: int,
     special_tokens: str,
@@ -48,7 +49,7 @@ def command(
     Of JSON Lines, JSON and CSV, every row is a document, read and scored as finetune's validation
     does.
     """
-    opened = load(model, lora and [*lora], compute)
+    opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     source = _source(opened, text, ctx, special_tokens)
     began = 0.0

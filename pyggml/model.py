@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pyggml import gguf, tokenizer
-from pyggml.backends import CPU, Backend, write
+from pyggml.backends import CPU, Backend, backends_of, write
 from pyggml.backends.cpu import Compute
 from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
@@ -238,6 +238,7 @@ def load(
     adapter: AdapterFile | Sequence[AdapterFile] | None = None,
     compute: str = "auto",
     backends: Sequence[Backend] = (),
+    device: str = "cpu",
 ) -> Model:
     """Open a GGUF model, and LoRA adapters for it.
 
@@ -248,7 +249,9 @@ def load(
     fastest.
     backends: devices to compute, train and generate on, in order of preference. The CPU runs what
     they lack, with a warning; without backends it runs everything.
-    Raises GGUFError, ModelError, AdapterError or ConfigError: one sentence that names the fault.
+    device: "cuda", "cuda:1" or "auto" opens such a device as the last of the backends.
+    Raises GGUFError, ModelError, AdapterError, ConfigError or DeviceError: one sentence that names
+    the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:
@@ -256,7 +259,7 @@ def load(
     if any(b.is_host for b in backends):
         raise ConfigError("backends has a CPU, wanted other devices: the CPU runs what they lack")
     file = gguf.open(path)
-    model = Model(file, read(file), known, backends)
+    model = Model(file, read(file), known, [*backends, *backends_of(device, compute)])
     if adapter is None:
         return model
     given = [adapter] if isinstance(adapter, str | os.PathLike | tuple) else adapter

@@ -55,6 +55,7 @@ def command(
     lora: tuple[tuple[Path, float], ...] | None,
     threads: int,
     compute: str,
+    device: str,
     system: str | None,
     chat_template: str,
     n_tokens: int | None,
@@ -67,7 +68,7 @@ def command(
     Without a terminal, each line of standard input is a message.
     """
     how = sampling_of(given)
-    opened = load(model, lora and [*lora], compute)
+    opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     most = opened.config.n_ctx
     if ctx is not None and ctx > most:

@@ -77,6 +77,7 @@ def command(
     as_json: bool,
     threads: int,
     compute: str,
+    device: str,
     **given: Any,
 ) -> None:
     """How good a model is: perplexity, token accuracy, right answers, with intervals.
@@ -93,19 +94,22 @@ def command(
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     found = [File.read(path, config) for path in files]
     pyggml.threads.set(threads)
-    _evaluate(subjects(model, lora, others), found, config, compute, as_json)
+    _evaluate(subjects(model, lora, others), found, config, as_json, compute, device)
 
 
 def _evaluate(
     models: Sequence[Subject],
     files: Sequence[File],
     config: EvalConfig,
-    compute: str,
     as_json: bool,
+    *how: str,
 ) -> None:
-    """Evaluate all models on one file after the other, and print what came of it."""
+    """Evaluate all models on one file after the other, and print what came of it.
+
+    how: the compute type, and the device
+    """
     called, records = names(models), []
-    opened = [model.load(compute) for model in models]
+    opened = [model.load(*how) for model in models]
     for file in files:
         results = [
             file.evaluate(model, config, printable(f"{file.path.name}, {name}"))

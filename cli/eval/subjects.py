@@ -20,8 +20,8 @@ class Subject:
     model: Path
     adapters: tuple[Adapter, ...] = ()
 
-    def load(self, compute: str) -> Model:
-        return load(self.model, [*self.adapters] or None, compute)
+    def load(self, compute: str, device: str) -> Model:
+        return load(self.model, [*self.adapters] or None, compute, device=device)
 
 
 def subjects(

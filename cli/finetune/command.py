@@ -13,7 +13,16 @@ from pyggml.cli.finetune.job import LORA_FLAGS, PREFERENCE_FLAGS, Job, job_of
 from pyggml.cli.finetune.memory import chosen
 from pyggml.cli.finetune.run import run
 from pyggml.cli.grouped import TITLES, GroupedCommand, GroupedOption
-from pyggml.cli.options import ADAPTERS, PATH, SETTINGS, Names, Size, settings_options, words
+from pyggml.cli.options import (
+    ADAPTERS,
+    DEVICE_HELP,
+    PATH,
+    SETTINGS,
+    Names,
+    Size,
+    settings_options,
+    words,
+)
 from pyggml.cli.paths import beside
 from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 
@@ -123,8 +132,15 @@ _OPTIONS = [
         metavar="SIZE",
         group="memory",
         common=True,
-        help="stay below this, such as 4GB: smaller passes (and more of them in a step), then "
-        "--grad-checkpointing, then a smaller --ctx, unless you give them",
+        help="stay below this, such as 4GB: smaller passes (and more in a step), then "
+        "--grad-checkpointing, then a smaller --ctx",
+    ),
+    GroupedOption(
+        ["--device"],
+        metavar="WORD",
+        group="memory",
+        common=True,
+        help=f"{DEVICE_HELP}  [default: cpu]",
     ),
     _path(
         "--config",

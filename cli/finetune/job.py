@@ -60,6 +60,7 @@ class Job:
     preference: PreferenceConfig
     dry_run: bool
     max_memory: int | None
+    device: str
     fixed: frozenset[str]  # parameters that the user gave, which nothing overrides
 
     @property
@@ -137,6 +138,7 @@ def job_of(
         preview=given["preview"],
         dry_run=bool(given["dry_run"]),
         max_memory=given["max_memory"],
+        device=given["device"] or "cpu",
         fixed=fixed,
     )
 

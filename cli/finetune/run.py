@@ -124,7 +124,7 @@ def _run(
         results.say_how_to_resume(trainer, start, partial(resumed, job))
         return STOPPED
     written = results.is_model(trained)
-    after = load(job.output, None, model.compute) if written else model
+    after = load(job.output, None, model.compute, device=job.device) if written else model
     answers, asked = compare(before, after, prompt), model.tokenizer.decode(prompt)
     record.save_answers(job, trainer.progress.step, asked, answers)
     read = [] if job.preference.is_preference else readings(before, after, trainer.corpus)
@@ -138,7 +138,7 @@ def _run(
 def _loaded(job: Job, compute: str) -> Model:
     """The model from which the run starts."""
     files = [*(job.below or ()), *([] if job.init is None else [(job.init, 1.0)])]
-    return load(job.model, files, compute)
+    return load(job.model, files, compute, device=job.device)
 
 
 def _trained(job: Job, model: Model) -> Trained:
@@ -209,7 +209,10 @@ def _train(
 def _helped(
     job: Job, trainer: Trainer, trained: Trained
 ) -> AbstractContextManager[Callable[[], None]]:
-    """A second process that compiles, unless memory is limited: it takes 300 MB of its own."""
+    """A second process that compiles for the CPU, unless memory is limited: it takes 300 MB of its
+    own."""
+    if any(not b.is_host for b in trainer.model.devices.backends):
+        return nullcontext(lambda: None)
     graph, compute = trainer.passes.training.graph, trainer.model.backend.compute
     lora = results.lora_of(trained) if job.max_memory is None else None
     return ahead.helped(job.model, lora, job.train, job.reading.ctx, graph, compute)

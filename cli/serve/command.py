@@ -15,6 +15,7 @@ from pyggml.cli.options import (
     SETTINGS,
     AdapterFile,
     compute_option,
+    device_option,
     given_settings,
     settings_options,
     threads_option,
@@ -88,6 +89,7 @@ class NamedAdapter(click.ParamType):
 )
 @threads_option
 @compute_option
+@device_option
 @click.option(
     "--host", default="127.0.0.1", common=True, **_GROUP, help="address  [default: 127.0.0.1]"
 )
@@ -133,7 +135,9 @@ def command(**given: Any) -> int:
     _check_access(given["host"], given["api_key"])
     opened = listening(given["host"], given["port"])
     with opened:
-        models = _models(given["model"], given["alias"], given["lora"], given["compute"])
+        models = _models(
+            given["model"], given["alias"], given["lora"], given["compute"], given["device"]
+        )
         from pyggml.cli.serve.run import run
 
         return run(opened, models, sampling, limits, given)
@@ -149,10 +153,10 @@ def _check_access(host: str, keys: tuple[str, ...]) -> None:
 
 
 def _models(
-    path: Path, alias: str | None, lora: tuple[Named, ...], compute: str
+    path: Path, alias: str | None, lora: tuple[Named, ...], compute: str, device: str
 ) -> dict[str, Model]:
     """Name -> model, the one without adapters first."""
-    base = load(path, compute=compute)
+    base = load(path, compute=compute, device=device)
     name = alias or path.stem
     files: dict[str, list[tuple[Path, float]]] = {}
     for adapter, file in lora:

@@ -1,15 +1,16 @@
 """The card's kernels without a card: they compile, and what is missing is said."""
 
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends import CPU, backends_of
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backward.check import as_leaf
-from pyggml.errors import DeviceError
+from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
 from pyggml.ops import OPS
 from pyggml.schedule import Devices, bind, schedule
@@ -31,8 +32,17 @@ def has_card():
 
 @pytest.mark.skipif(has_card(), reason="there is a card")
 def test_a_missing_card_is_one_sentence():
-    with pytest.raises(DeviceError, match=r"no CUDA device: .*, wanted|no CUDA device: .*; wanted"):
+    with pytest.raises(DeviceError, match=r"no CUDA device: .*, wanted") as error:
         open_cuda()
+    assert backends_of("auto") == backends_of("cpu") == []
+    with pytest.raises(DeviceError, match=re.escape(str(error.value))):
+        backends_of("cuda:1")
+
+
+@pytest.mark.parametrize("word", ["gpu", "cuda:x", "cuda:-1", "cpu:0", "auto:1", ""])
+def test_a_word_that_names_no_device(word):
+    with pytest.raises(ConfigError, match="device is .*, wanted cpu, cuda, cuda:N or auto"):
+        backends_of(word)
 
 
 # -- machine code without a card ----------------------------------------------------------------

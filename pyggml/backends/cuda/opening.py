@@ -41,8 +41,8 @@ def cards() -> list[Card]:
         count = driver.get_device_count()
         runs, made_for = versions()
     except CudaSupportError as error:
-        reason = " ".join(str(error).removeprefix("Error at driver init:").split()).strip(" .:")
-        raise DeviceError(f"no CUDA device: {reason}; wanted NVIDIA's driver") from error
+        reason = " ".join(str(error).removeprefix("Error at driver init:").split()).split(". ")[0]
+        raise DeviceError(f"no CUDA device: {reason}, wanted NVIDIA's driver") from error
     if runs[0] < made_for[0]:
         raise DeviceError(
             f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
@@ -65,12 +65,15 @@ def _card(index: int) -> Card:
     return Card(index, name, tuple(card.compute_capability), driver.cuDeviceTotalMem(card.id))
 
 
-def open_cuda(index: int = 0, compute: Compute = "bf16") -> CudaBackend:
-    """The backend of a card. Raises DeviceError if there is none of this number."""
+def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBackend:
+    """The backend of the card with this number, by default of the first that can be used.
+
+    Raises DeviceError if there is none.
+    """
     found = cards()
-    if index not in {card.index for card in found}:
+    if index is not None and index not in {card.index for card in found}:
         names = ", ".join(f"cuda:{card.index} ({card.name})" for card in found)
         raise DeviceError(f"cuda:{index}: no such device, found {names}")
     from pyggml.backends.cuda.device import CudaBackend
 
-    return CudaBackend(index, compute)
+    return CudaBackend(found[0].index if index is None else index, compute)
