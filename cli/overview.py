@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from math import prod
 
-from pyggml import threads
 from pyggml.cli.show import count, plural, printable, row, size
 from pyggml.errors import ConfigError
 from pyggml.gguf import GGUFFile
@@ -182,10 +181,12 @@ def _physical_memory() -> int | None:
 
 def say_steps(trainer: Trainer) -> None:
     c, done = trainer.config, trainer.progress.step
-    n_threads = min(c.threads or threads.most(), threads.most())
     start = f", {done:,} of them done" if done else ""
     row(
         "steps",
         f"{trainer.n_steps:,}{start}, {plural(c.windows_per_step, 'window')} each; "
-        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(n_threads, 'thread')}",
+        f"learning rate {c.lr:g}, {c.lr_scheduler}; {plural(trainer.n_threads, 'thread')}",
     )
+    if trainer.ranks.size > 1:
+        passes = plural(c.grad_accum, "pass", "passes")
+        row("ranks", f"{trainer.ranks.size} processes share the {passes} of a step")

@@ -140,9 +140,9 @@ def _load(
         named = "missing" if found is None else shown(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     stored_run, wanted = (_filled(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
-    differences = _differences(stored_run, wanted)
-    if differences:
-        raise CheckpointError(differences, f"{file.path}: is of another run: ")
+    apart = differences(stored_run, wanted)
+    if apart:
+        raise CheckpointError(apart, f"{file.path}: is of another run: ")
     computed.check(file)
     stored = {}
     for name, buffer in buffers.items():
@@ -199,7 +199,7 @@ def _plain(run: Run) -> dict[str, Any]:
     return plain
 
 
-def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Fault]:
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Fault]:
     """What sets two runs apart: the settings, and nothing that follows from them."""
     found: dict[str, list[Fault]] = {}
     for part in sorted({*stored, *wanted}):

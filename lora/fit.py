@@ -21,6 +21,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import n_kept
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
+from pyggml.lora.step_gradient import n_sums
 from pyggml.model import Model
 
 SHORTEST = 32  # tokens of a window, below which nothing is worth learning
@@ -64,7 +65,7 @@ def fit(
     """
     plan = planner or (lambda each, n: Passes.of(model, parameters, each, n))
     largest = max(t.n_bytes for t in model.parts.weights.values())
-    taken = parameters.n_bytes(n_kept(config))
+    kept = n_kept(config)
     least: Fit | None = None
     for each, n in _candidates(config, ctx, fixed):
         try:
@@ -73,7 +74,7 @@ def fit(
             if n == ctx:
                 raise
             continue
-        found = Fit(each, n, arena, taken, largest)
+        found = Fit(each, n, arena, parameters.n_bytes(kept + n_sums(each)), largest)
         if found.n_bytes <= limit:
             return found, True
         if least is None or found.n_bytes < least.n_bytes:

@@ -23,7 +23,8 @@ class Parameters:
 
     tensors, gradients        name -> F32 leaf; gradients are accumulators for build_backward
     data, gradient, m, v      (n,) float32 buffers; memory is taken when they are first written, and
-                              not every optimiser writes both moments
+                              not every optimiser writes both moments. One more, `total`, is for
+                              sums of gradients
     buffers                   name of each of them -> F32 leaf, of which the tensors are windows
     groups                    parts of the buffers: (first number, length, factor of the learning
                               rate), together all
@@ -43,8 +44,9 @@ class Parameters:
         self.about = dict(about or {})
         starts, self.groups = _layout(shapes, rates or {})
         n = sum(length for _, length, _ in self.groups)
-        self.data, self.gradient, self.m, self.v = arrays = [_zeros(n) for _ in range(4)]
-        names = ("data", "gradient", "m", "v")
+        arrays = [_zeros(n) for _ in range(5)]
+        self.data, self.gradient, self.m, self.v, _ = arrays
+        names = ("data", "gradient", "m", "v", "total")
         self.buffers = {name: leaf(a, name) for name, a in zip(names, arrays, strict=True)}
         data, gradient = self.buffers["data"], self.buffers["gradient"]
         self.tensors, self.gradients = {}, {}
@@ -64,9 +66,9 @@ class Parameters:
         """Numbers that are trained, without the gaps."""
         return sum(t.n_elements for t in self.tensors.values())
 
-    def n_bytes(self, n_moments: int = 2) -> int:
-        """Bytes of all buffers, with so many moments of each number."""
-        return (2 + n_moments) * self.data.nbytes + self.constant_data.nbytes
+    def n_bytes(self, n_more: int = 2) -> int:
+        """Bytes of all buffers, with so many besides data and gradient, such as moments."""
+        return (2 + n_more) * self.data.nbytes + self.constant_data.nbytes
 
 
 Group = tuple[int, int, float]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,8 +31,19 @@ class Rewards:
     n_right: int = 0
     n_compared: int = 0
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The fields, in their order."""
+        return astuple(self)
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Rewards:
+        """The inverse of `numbers`."""
+        chosen, rejected, *counts = numbers
+        return cls(chosen, rejected, *map(int, counts))
+
     def __add__(self, other: Rewards) -> Rewards:
-        return Rewards(*(getattr(self, n) + getattr(other, n) for n in self.__slots__))
+        return Rewards.of([a + b for a, b in zip(self.numbers, other.numbers, strict=True)])
 
     @property
     def chosen(self) -> float:

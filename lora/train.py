@@ -1,36 +1,41 @@
 """The training loop.
 
-per step     gradients = 0; add those of every batch; clip; the optimiser's step
+per step     the gradient, as the sum of its batches'; clip; the optimiser's step
 at times     validation, checkpoint; both between two steps, where a run may also stop
+
+Of several ranks each makes some batches of a step, and all the same optimiser's step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
 from pyggml import threads
 from pyggml.backends import write
-from pyggml.errors import CheckpointError, ConfigError, Fault, PyggmlError, TokenizerError
+from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import shown
 from pyggml.lora import checkpoint
 from pyggml.lora.checkpoint import Progress
+from pyggml.lora.checks import check_alike, check_settings
 from pyggml.lora.computed import Computed
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.learning_rate import LearningRate
-from pyggml.lora.objective import Minimised, NextToken, Objective
+from pyggml.lora.objective import Minimised, NextToken, Objective, Sharing
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
+from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.reports import (
     Callback,
     CheckpointReport,
@@ -38,6 +43,7 @@ from pyggml.lora.reports import (
     StepReport,
     ValidationReport,
 )
+from pyggml.lora.step_gradient import StepGradient, n_sums
 from pyggml.model import Model
 
 # What held in runs that are older than a setting.
@@ -67,7 +73,8 @@ class Trainer:
     """A run: a model, what of it is trained, on what, and how.
 
     `parameters` are leaves of the graphs that `model` builds: an adapter's, or the model's own
-    weights. Memory is taken by `run`, not before.
+    weights. Memory is taken by `run`, not before. Every one of several ranks has a Trainer and
+    calls it alike; the first one alone writes checkpoints.
     Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
     """
 
@@ -78,16 +85,18 @@ class Trainer:
         corpus: Corpus,
         config: TrainConfig,
         objective: Objective | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        _check(model, corpus, config)
+        check_settings(model, corpus, config, ranks)
         self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
-        self.progress, self.history = Progress(), History()
+        self.ranks, self.progress, self.history = ranks, Progress(), History()
         self._n_read = corpus.train.n_read
         steps = config.epochs * ceil(self._n_read / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
         self.learning_rate = LearningRate(config, self.n_steps)
         self.objective = objective or NextToken()
         self._minimised: Minimised | None = None
+        self._gradient: StepGradient | None = None
         self._optimiser: Optimiser | None = None
         self._best = np.zeros_like(parameters.data) if config.keep_best else None
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
@@ -98,7 +107,8 @@ class Trainer:
     def reserve(self) -> Reserved:
         """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
         weights = sum(t.n_bytes for t in self.model.parts.weights.values())
-        taken = self.parameters.n_bytes(n_kept(self.config))
+        n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
+        taken = self.parameters.n_bytes(n_more)
         return Reserved(self.passes.n_bytes, taken, weights)
 
     @property
@@ -114,6 +124,12 @@ class Trainer:
                 self.model, self.parameters, self.corpus, self.config
             )
         return self._minimised
+
+    @property
+    def n_threads(self) -> int:
+        """Threads to use: those asked for, or this rank's part of all."""
+        every = max(threads.most() // self.ranks.n_beside, 1)
+        return min(self.config.threads or every, threads.most())
 
     def rehearse(self) -> float:
         """Seconds of a step, measured on the second of two: the first may compile.
@@ -134,6 +150,8 @@ class Trainer:
     def stop(self) -> None:
         """End the run after the step under way; for signal handlers and other threads."""
         self._stopping = True
+        if self.ranks.size > 1:
+            self._rescue()
 
     @property
     def is_done(self) -> bool:
@@ -147,11 +165,15 @@ class Trainer:
         the settings ask for one and a step was made. At the end, with `keep_best`, they become
         those that validated best.
 
-        Raises PyggmlError, naming the step, if loss or gradient is not finite, and CheckpointError
-        if the folder for checkpoints is another run's.
+        Raises PyggmlError, naming the step, if loss or gradient is not finite, or if another rank
+        fails, and CheckpointError if the folder for checkpoints is another run's.
         """
         folder = self.config.checkpoint_dir
-        with nullcontext() if folder is None else checkpoint.held(Path(folder)):
+        check_alike(self.ranks, self._identity, Computed.by(self.model))
+        with ExitStack() as stack:
+            with self.ranks.together():
+                if folder is not None and self.ranks.is_first:
+                    stack.enter_context(checkpoint.held(Path(folder)))
             return self._run(report)
 
     def _run(self, report: Callback) -> bool:
@@ -177,32 +199,35 @@ class Trainer:
                 f"{folder}: holds checkpoints of an earlier run: resume from one, or name another "
                 "folder"
             )
-        threads.set(self.config.threads)
+        threads.set(self.n_threads)
         self.passes.bind()
         if self._optimiser is None:
-            kind = OPTIMISERS[self.config.optimiser]
-            self._optimiser = kind(self.parameters, self.config, self.model.devices)
+            kind, devices = OPTIMISERS[self.config.optimiser], self.model.devices
+            self._optimiser = kind(self.parameters, self.config, devices)
+            self._gradient = StepGradient(self.parameters, devices, self.ranks)
 
     def _train(self, report: Callback) -> None:
         c = self.config
         if self.progress.step == 0:
             self._validate(report)
-        while not self.is_done and not self._stopping:
-            report(self._step())
-            step = self.progress.step
-            if self.is_done or (c.val_every and step % c.val_every == 0):
-                self._validate(report)
-            if c.checkpoint_every and step % c.checkpoint_every == 0:
-                self._save(report)
+        while not self.is_done and not self.ranks.any(self._stopping):
+            with self.ranks.together():
+                report(self._step())
+                step = self.progress.step
+                if self.is_done or (c.val_every and step % c.val_every == 0):
+                    self._validate(report)
+                if c.checkpoint_every and step % c.checkpoint_every == 0:
+                    self._save(report)
 
     def _step(self) -> StepReport:
         began = perf_counter()
         at, train = self.progress, self.corpus.train
         windows = self._windows()
-        assert self._optimiser is not None
-        self._optimiser.zero()
-        self.passes.draw(self.config.seed, at.step * self.config.grad_accum)
-        outcome = self.minimised.train(train, windows)
+        assert self._optimiser is not None and self._gradient is not None
+        self._gradient.begin()
+        sharing = Sharing(self.ranks, self._begin_batch)
+        outcome = self.minimised.train(train, windows, sharing)
+        self._gradient.end(ceil(len(windows) / self.config.batch))
         loss = outcome.loss
         norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
         if not isfinite(loss) or not isfinite(norm):
@@ -227,13 +252,19 @@ class Trainer:
             outcome.rewards,
         )
 
+    def _begin_batch(self, i: int) -> None:
+        """Begin batch i of the step under way, whose dropout and noise follow from its number."""
+        assert self._gradient is not None
+        self._gradient.next()
+        self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
+
     def _diverged(self, loss: float, norm: float, windows: np.ndarray) -> PyggmlError:
         """Why a step is not finite: its windows are run one by one, until one is not either."""
         step = self.progress.step + 1
         faults: list[Fault] = [f"step {step}: the loss is {loss:g}, the gradient's length {norm:g}"]
-        assert self._optimiser is not None
+        assert self._gradient is not None
         for window in windows:
-            self._optimiser.zero()
+            self._gradient.begin()
             self.minimised.train(self.corpus.train, np.array([window]))
             where = self.passes.first_not_finite()
             if where is not None:
@@ -268,7 +299,7 @@ class Trainer:
         if held_out is None:
             return
         windows = range(min(len(held_out), self.config.val_windows))
-        outcome = self.minimised.evaluate(held_out, windows)
+        outcome = self.minimised.evaluate(held_out, windows, Sharing(self.ranks))
         step, loss = self.progress.step, outcome.loss
         if not isfinite(loss):
             raise PyggmlError(
@@ -310,15 +341,28 @@ class Trainer:
         step = self.progress.step
         if self.config.checkpoint_dir is None or self._saved == step:
             return
-        folder = Path(self.config.checkpoint_dir)
-        path = checkpoint.path_of(folder, step)
-        self._gather()
-        made_by = Computed.by(self.model)
-        buffers = self._buffers()
-        checkpoint.save(path, buffers, self.progress, self.history, self._identity, made_by)
-        checkpoint.prune(folder, step, self.config.checkpoint_keep)
         self._saved = step
-        report(CheckpointReport(step, path))
+        if self.ranks.is_first:
+            path = self._write()
+            checkpoint.prune(path.parent, step, self.config.checkpoint_keep)
+            report(CheckpointReport(step, path))
+
+    def _rescue(self) -> None:
+        """Save the last whole step at once. A launcher that ends all ranks because one has ended
+        leaves them no time for the step under way, and the first may be the one that has ended."""
+        step = self.progress.step
+        if self._updating or self.config.checkpoint_dir is None or step in (0, self._saved):
+            return
+        self._saved = step
+        warn(f"stopping: step {step} is saved as {self._write()}", RuntimeWarning, stacklevel=1)
+
+    def _write(self) -> Path:
+        """The checkpoint of the last whole step; of all ranks it has the same bytes."""
+        path = checkpoint.path_of(Path(str(self.config.checkpoint_dir)), self.progress.step)
+        self._gather()
+        made_by, buffers = Computed.by(self.model), self._buffers()
+        checkpoint.save(path, buffers, self.progress, self.history, self._identity, made_by)
+        return path
 
     def _buffers(self) -> dict[str, np.ndarray]:
         """What a checkpoint holds, by name."""
@@ -343,24 +387,3 @@ class Trainer:
             },
             "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
         }
-
-
-def _check(model: Model, corpus: Corpus, config: TrainConfig) -> None:
-    faults: list[Fault] = []
-    ctx = corpus.train.ctx
-    if ctx > model.config.n_ctx:
-        faults.append(("ctx", f"is {ctx}, wanted at most the model's {model.config.n_ctx}"))
-    if config.compute not in ("auto", model.compute):
-        fault = f"is {config.compute}, but the model was loaded with {model.compute}"
-        faults.append(("compute", fault))
-    if corpus.validation is None:
-        wanted = [name for name in ("patience", "keep_best") if getattr(config, name)]
-        faults += [(name, "wants text that is held out; val_split is 0") for name in wanted]
-    parts = [part for part in (corpus.train, corpus.validation) if part is not None]
-    if any(part.ctx != ctx for part in parts):
-        faults.append(("ctx", f"is {ctx}, but the windows held out have {parts[-1].ctx} tokens"))
-    if faults:
-        raise ConfigError(faults)
-    for part in parts:
-        for block in part.blocks():
-            model.checked(block.tokens.reshape(-1))

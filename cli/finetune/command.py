@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,33 @@ from pyggml.cli.options import (
     words,
 )
 from pyggml.cli.paths import beside
+from pyggml.cli.run import FAILED, STOPPED, silence
+from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
+from pyggml.lora.ranks import Ranks, started
 
 
 def _finetune(config: Path | None, **given: Any) -> int:
-    """The exit code. What the command line gives goes over the file."""
+    """The exit code. What the command line gives goes over the file.
+
+    Of several ranks the first one alone is heard.
+    """
+    ranks = started()
+    if not ranks.is_first:
+        silence(sys.stdout)
+    try:
+        with ranks.together():
+            return _train(ranks, config, given)
+    except PyggmlError:
+        if ranks.is_first:
+            raise
+        return FAILED
+    except (KeyboardInterrupt, SystemExit):
+        ranks.abort(STOPPED)
+        raise
+
+
+def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
     found = config_file.Given({}, {}, ()) if config is None else config_file.read(config, _IN_FILES)
     asked = {name: found.values.get(name) if v is None else v for name, v in given.items()}
     places = {name: place for name, place in found.places.items() if given[name] is None}
@@ -39,12 +63,13 @@ def _finetune(config: Path | None, **given: Any) -> int:
         if job.max_memory is not None:  # which would choose anew
             settled |= chosen(job)
         again = words(command.params, settled)
-        return shlex.join(["pyggml-finetune", *again])
+        launcher = ["mpiexec", "-n", str(ranks.size)] if ranks.size > 1 else []
+        return shlex.join([*launcher, "pyggml-finetune", *again])
 
     def save_settings(job: Job) -> None:
         config_file.write(beside(job.output, ".yaml"), job.settled(), command.params)
 
-    return run(job, resumed, save_settings)
+    return run(job, resumed, save_settings, ranks)
 
 
 def _path(*names: str, group: str, help: str) -> GroupedOption:

@@ -40,24 +40,40 @@ from pyggml.lora.computed import stored_compute
 from pyggml.lora.objective import Objective
 from pyggml.lora.passes import Passes
 from pyggml.lora.preference import Preference, read_preferences
+from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.model import Model
 
 Resumed = Callable[[Job, Path], str]  # the command line that goes on from a folder of checkpoints
 
 
-def run(job: Job, resumed: Resumed, save_settings: Callable[[Job], None]) -> int:
-    """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter."""
+def run(
+    job: Job, resumed: Resumed, save_settings: Callable[[Job], None], ranks: Ranks = ALONE
+) -> int:
+    """Do the job; returns the exit code. `save_settings` writes its settings beside its adapter.
+
+    Of several ranks the first one alone writes.
+    """
     check_places(job)
-    with nullcontext() if job.dry_run else lock.held(job.output):
+    writes = ranks.is_first and not job.dry_run
+    with lock.held(job.output) if writes else nullcontext():
         with kept_rows() as told:
-            job, trainer, trained, prompt = _prepared(job)
+            job, trainer, trained, prompt = _prepared(job, ranks)
         if job.dry_run:
             say_plan(trainer, memory.parts(trainer, len(prompt)))
             return 0
+        if not ranks.is_first:
+            return _help(trainer)
         return _run(job, trainer, trained, prompt, told, resumed, save_settings)
 
 
-def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
+def _help(trainer: Trainer) -> int:
+    """Train as a rank that is not the first: it tells and writes nothing."""
+    with stopping(trainer.stop, note=b""):
+        finished = trainer.run()
+    return 0 if finished else STOPPED
+
+
+def _prepared(job: Job, ranks: Ranks) -> tuple[Job, Trainer, Trained, np.ndarray]:
     """All that comes before the first step, said as it is made; the job as memory settles it."""
     if job.resume is not None:
         job = replace(job, resume=checkpoint_of(job.resume))
@@ -72,7 +88,8 @@ def _prepared(job: Job) -> tuple[Job, Trainer, Trained, np.ndarray]:
     say_chats(corpus, job.reading, model.tokenizer)
     if job.preview:
         preview(corpus, model.tokenizer, job.preview)
-    trainer = Trainer(model, trained.parameters, corpus, job.train, _objective(job, base))
+    objective = _objective(job, base)
+    trainer = Trainer(model, trained.parameters, corpus, job.train, objective, ranks)
     if job.resume is not None:
         trainer.resume(job.resume)
     overview.say_memory(trainer.reserve(), job.train.grad_checkpointing)

@@ -1,4 +1,4 @@
-"""The common part of all optimisers: zero, clip, step. A subclass defines the step."""
+"""The common part of all optimisers: clip, step. A subclass defines the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.dtypes import F32
 from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.parameters import Parameters
-from pyggml.ops import clip_norm, fill_inplace
+from pyggml.ops import clip_norm
 from pyggml.schedule import Devices, bind, schedule
 from pyggml.tensors import Tensor, window, zeros
 
@@ -40,8 +40,8 @@ class Optimiser(ABC):
             for (first, n, _), settings in zip(parameters.groups, self._settings, strict=True)
         ]
         devices = devices or Devices([CPU()])
-        graphs = (Graph.of(out) for out in (fill_inplace(gradient, 0.0), self._norm, *updates))
-        self._zero, self._clip, *self._updates = bind(*(schedule(g, devices) for g in graphs))
+        graphs = (Graph.of(out) for out in (self._norm, *updates))
+        self._clip, *self._updates = bind(*(schedule(g, devices) for g in graphs))
 
     @abstractmethod
     def update(self, data: Tensor, gradient: Tensor, *moments_and_settings: Tensor) -> Tensor:
@@ -50,10 +50,6 @@ class Optimiser(ABC):
     @abstractmethod
     def settings(self, lr: float, n: int) -> Sequence[float]:
         """The n_settings numbers of step n, counted from 1."""
-
-    def zero(self) -> None:
-        """Set the gradient to 0."""
-        self._zero()
 
     def clip(self) -> float:
         """Shorten the gradient to `config.clip` if it is longer; returns its length before."""

@@ -7,8 +7,9 @@ scores are kept: one float for each answer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from pyggml.backends import read
 from pyggml.errors import ConfigError
 from pyggml.lora.config import PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus, Dataset
-from pyggml.lora.objective import Outcome, Windows
+from pyggml.lora.objective import NOT_SHARED, Outcome, Sharing, Windows
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.lora.preference.batch import AnswerBatch, Answers, batches
 from pyggml.lora.preference.data import Preferences
 from pyggml.lora.preference.losses import PreferenceLoss
 from pyggml.lora.preference.scorer import Scorer
+from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.lora.reports import Rewards
 from pyggml.model import Model
 
@@ -94,35 +96,53 @@ class _Preference:
         )
         self._known: dict[tuple[int, int], np.ndarray] = {}  # dataset, window -> (room,)
 
-    def train(self, data: Dataset, windows: Windows) -> Outcome:
-        return self._outcome(data, windows, training=True)
+    def train(self, data: Dataset, windows: Windows, sharing: Sharing = NOT_SHARED) -> Outcome:
+        return self._outcome(data, windows, sharing, training=True)
 
-    def evaluate(self, data: Dataset, windows: Windows) -> Outcome:
-        return self._outcome(data, windows, training=False)
+    def evaluate(self, data: Dataset, windows: Windows, sharing: Sharing = NOT_SHARED) -> Outcome:
+        return self._outcome(data, windows, sharing, training=False)
 
-    def _outcome(self, data: Dataset, windows: Windows, training: bool) -> Outcome:
+    def _outcome(
+        self, data: Dataset, windows: Windows, sharing: Sharing, training: bool
+    ) -> Outcome:
         assert isinstance(data, Preferences)
         run = self.passes.train if training else self.passes.evaluate
-        reference, kl = self._references(data, windows), self._kl(data, windows)
-        loss, rewards = 0.0, list[Rewards]()
+        n, ranks = ceil(len(windows) / self._batch), sharing.ranks
+        share = ranks.share(n)
+        mine = slice(share.start * self._batch, share.stop * self._batch)
+        reference = np.zeros((len(windows), self._room), np.float32)
+        with ranks.together():
+            reference[mine] = self._references(data, windows[mine])
+        kl = self._kl(data, windows, ranks)
         kind, beta = self._config.objective, self._config.beta
-        for batch in batches(
-            data, windows, self._batch, self._room, self._config, reference + np.float32(kl)
-        ):
-            loss += run(batch)
+
+        def loss_and_rewards(batch: AnswerBatch) -> tuple[float, ...]:
+            loss = run(batch)
             (found,) = self.passes.watched
             above = beta * (found - batch.reference)
-            rewards.append(_rewards(batch, above, beta * kl, kind))
-        return Outcome(loss, rewards=sum(rewards, Rewards()))
+            return loss, *_rewards(batch, above, beta * kl, kind).numbers
 
-    def _kl(self, data: Preferences, windows: Windows) -> float:
+        found = batches(
+            data, windows, self._batch, self._room, self._config, reference + np.float32(kl)
+        )
+        rows = sharing.over(found, n, loss_and_rewards, 1 + len(Rewards().numbers)).tolist()
+        loss = 0.0
+        for part, *_ in rows:
+            loss += part
+        return Outcome(loss, rewards=sum((Rewards.of(row[1:]) for row in rows), Rewards()))
+
+    def _kl(self, data: Preferences, windows: Windows, ranks: Ranks = ALONE) -> float:
         """How far the model has moved from the reference, by answers to other prompts; never
         below 0."""
         if self._config.objective != "kto":
             return 0.0
         assert data.mismatched is not None
-        moved = self._scores(1, data.mismatched, windows)
-        moved = moved - self._references(data.mismatched, windows)
+        share = ranks.share(len(windows))
+        mine = windows[share.start : share.stop]
+        with ranks.together():
+            moved = self._scores(1, data.mismatched, mine)
+            moved = moved - self._references(data.mismatched, mine)
+        moved = ranks.joined(moved, len(windows))
         n = Answers.in_windows(data.mismatched.part(np.asarray(windows, np.int64)), self._room).n
         return max(float(moved.sum(dtype=np.float64)) / n, 0.0)
 
@@ -133,10 +153,13 @@ class _Preference:
         for window in windows:
             if (id(data), int(window)) not in self._known:
                 self._known[id(data), int(window)] = self._score(0, data, int(window))
-        return np.stack([self._known[id(data), int(window)] for window in windows])
+        return self._stacked([self._known[id(data), int(window)] for window in windows])
 
     def _scores(self, which: int, data: Dataset, windows: Windows) -> np.ndarray:
-        return np.stack([self._score(which, data, int(window)) for window in windows])
+        return self._stacked([self._score(which, data, int(window)) for window in windows])
+
+    def _stacked(self, scores: Sequence[np.ndarray]) -> np.ndarray:
+        return np.array(scores, np.float32).reshape(len(scores), self._room)
 
     def _score(self, which: int, data: Dataset, window: int) -> np.ndarray:
         return self._scorers[which].score(self.passes.other_programs[which], data, window)

@@ -1,0 +1,50 @@
+"""How this process was started: alone, or as one of many by mpiexec or srun."""
+
+from __future__ import annotations
+
+import os
+
+from pyggml.errors import PyggmlError
+from pyggml.lora.ranks.alone import ALONE, Ranks
+
+# What a launcher puts into the environment: the number of processes. Slurm sets its own for every
+# job; the second name tells that it also started this process for MPI.
+_SIZES = (
+    ("OMPI_COMM_WORLD_SIZE", None),  # Open MPI
+    ("PMI_SIZE", None),  # MPICH, Intel MPI
+    ("MV2_COMM_WORLD_SIZE", None),  # MVAPICH
+    ("SLURM_NTASKS", "PMIX_RANK"),
+    ("SLURM_NTASKS", "PMI_RANK"),
+)
+_EXTRA = "pip install 'pyggml[mpi]'"
+
+
+def started() -> Ranks:
+    """The group that this process was started in; ALONE if there is no other process.
+
+    Raises PyggmlError if there are others, and mpi4py is missing or belongs to another MPI.
+    """
+    name, size = _size()
+    if size <= 1:
+        return ALONE
+    about = f"this is one of {size} processes ({name})"
+    try:
+        from pyggml.lora.ranks.mpi import MpiRanks
+    except ImportError as error:
+        raise PyggmlError(f"{about}, wanted mpi4py to join them ({error}): {_EXTRA}") from None
+    ranks = MpiRanks()
+    if ranks.size != size:
+        raise PyggmlError(
+            f"{about}, but mpi4py finds {ranks.size}: it was built for another MPI than that of "
+            "the launcher"
+        )
+    return ranks
+
+
+def _size() -> tuple[str, int]:
+    """The number of processes that a launcher has started, and the variable that says so."""
+    for name, beside in _SIZES:
+        value = os.environ.get(name, "")
+        if value.isdecimal() and (beside is None or beside in os.environ):
+            return name, int(value)
+    return "", 1

@@ -1,0 +1,242 @@
+"""Runs of several ranks: the same bits as one process, errors of all, and the death of one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranked_run
+from separate_cpu import SeparateCPU
+
+from pyggml.backends import CPU
+from pyggml.cli import demo
+from pyggml.errors import ConfigError, PyggmlError
+from pyggml.lora import checkpoint
+from pyggml.lora.parameters import Parameters
+from pyggml.lora.ranks import ALONE, started
+from pyggml.lora.ranks.alone import Ranks, share
+from pyggml.lora.step_gradient import StepGradient
+from pyggml.schedule import Devices
+
+_BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+MPIEXEC = _BESIDE or shutil.which("mpiexec")
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None, reason="no mpiexec here: pip install '.[mpi]' and an MPI, such as openmpi"
+)
+# What Open MPI wants in a container of two cores; other MPIs do not know these.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_odls_base_sigkill_timeout": "20",
+}
+
+
+def launched_as(n, *words):
+    """mpiexec's end, of n ranks that run Python with these words."""
+    env = {**os.environ, **OPEN_MPI, "NUMBA_NUM_THREADS": "1"}
+    words = [MPIEXEC, "-n", str(n), sys.executable, "-P", *words]
+    return subprocess.run(words, capture_output=True, text=True, timeout=180, env=env)
+
+
+def ranked(n, **settings):
+    """What n ranks print of a run, and mpiexec's exit code."""
+    done = launched_as(n, ranked_run.__file__, json.dumps(settings))
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "{" in line]
+    assert lines or done.returncode, done.stderr
+    return [json.loads(line) for line in lines], done
+
+
+# -- shares and sums -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 5, 8])
+def test_shares_are_all_batches_in_their_order(n, size):
+    shares = [share(n, rank, size) for rank in range(size)]
+    assert list(chain(*shares)) == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+class Third(Ranks):
+    """A rank that is handed what the others have computed."""
+
+    size = 3
+
+    def __init__(self, before, after):
+        self.before, self.after = before, after
+
+    def added(self, gradients, n, size):
+        every = [*self.before, *gradients, *self.after]
+        assert len(every) == n
+        return super().added(every, n, size)
+
+
+@pytest.mark.parametrize("backend", [CPU(), SeparateCPU()], ids=["host", "device"])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_gradient_is_the_sum_of_its_batches_in_their_order(n, backend):
+    rng = np.random.default_rng(n)
+    parts = [
+        (rng.normal(size=48) * 10.0 ** rng.integers(-6, 6)).astype(np.float32) for _ in range(n)
+    ]
+    wanted = np.zeros(48, np.float32) if n > 1 else parts[0]
+    for part in parts if n > 1 else ():
+        wanted = wanted + part
+    for first, end in ((0, n), (n - 1, n), (0, 0)):
+        p, devices = Parameters({"a": (6, 8)}), Devices([backend])
+        others = (parts[:first], parts[end:])
+        ranks = ALONE if (first, end) == (0, n) else Third(*others)
+        gradient = StepGradient(p, devices, ranks)
+        gradient.begin()
+        for part in parts[first:end]:
+            gradient.next()
+            devices.gather(p.buffers["gradient"])
+            assert not p.gradient.any()
+            p.gradient[:] = part
+        gradient.end(n)
+        assert p.gradient.tobytes() == wanted.tobytes()
+
+
+def test_too_few_passes_for_the_ranks_are_refused(tiny):
+    with pytest.raises(ConfigError, match="grad_accum is 2: 3 ranks share the passes of a step"):
+        ranked_run.trainer_of(tiny, Third([], []), grad_accum=2)
+
+
+# -- how a process was started --------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """(name=value, …) -> this process as a launcher's environment makes it."""
+
+    def make(**variables):
+        for name in list(os.environ):
+            if name.startswith(("OMPI_", "PMI_", "PMIX_", "SLURM_", "MV2_")):
+                monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"OMPI_COMM_WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4"}, {"PMI_SIZE": "many"}],
+    ids=str,
+)
+def test_a_process_is_alone_unless_a_launcher_says_otherwise(launched, variables):
+    launched(**variables)
+    assert started() is ALONE
+
+
+@pytest.mark.parametrize(
+    "variables", [{"OMPI_COMM_WORLD_SIZE": "4"}, {"SLURM_NTASKS": "4", "PMI_RANK": "1"}], ids=str
+)
+def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
+    launched(**variables)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    monkeypatch.delitem(sys.modules, "pyggml.lora.ranks.mpi", raising=False)
+    with pytest.raises(PyggmlError, match=r"one of 4 processes .*pip install 'pyggml\[mpi\]'"):
+        started()
+
+
+# -- real ranks -----------------------------------------------------------------------------------
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("n", "settings"),
+    [
+        (2, {"batch": 2, "keep_best": True, "val_every": 2, "grad_accum": 3}),
+        (3, {"compute": "f32", "optimiser": "lion", "neftune_alpha": 5.0}),
+        (2, {"kind": "dpo"}),
+        (3, {"kind": "kto"}),
+    ],
+    ids=["two", "three", "dpo", "kto"],
+)
+def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, n, settings):
+    whole = ranked_run.trainer_of(tiny, **settings)
+    whole.run()
+    wanted = json.loads(json.dumps(ranked_run.outcome(whole)))
+    found, done = ranked(n, model=str(tiny), **settings)
+    assert sorted(f["rank"] for f in found) == list(range(n)), done.stderr
+    for each in found:
+        assert each["size"] == n and each["outcome"] == wanted
+    assert done.returncode == 0
+
+
+@needs_mpi
+@pytest.mark.parametrize("dying", [0, 2])
+def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path, dying):
+    folder = tmp_path / "points"
+    settings = {"model": str(tiny), "checkpoint_dir": str(folder), "checkpoint_every": 0}
+    whole = ranked_run.trainer_of(tiny)
+    whole.run()
+    found, done = ranked(3, **settings, die=[dying, 4])
+    assert found == [] and done.returncode != 0
+    if "prterun" not in done.stderr:
+        pytest.skip("this launcher leaves its processes no time to save")
+    saved = checkpoint.newest(folder)
+    assert saved.name == "step-00000003.gguf"
+    assert f"step 3 is saved as {saved}" in done.stderr
+    assert not list(folder.glob(".*partial"))
+    wanted = ranked_run.outcome(whole)[:2]
+    rest, done = ranked(2, **settings, resume=str(saved))
+    assert [each["outcome"][:2] for each in rest] == [wanted] * 2, done.stderr
+    alone = ranked_run.trainer_of(tiny, resume=saved)
+    alone.run()
+    assert ranked_run.outcome(alone)[:2] == wanted
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"differ": [1, {"lr": 0.5}]},
+            "rank 1 and rank 0 must be alike: settings.lr is 0.5 there and 0.01 here",
+        ),
+        (
+            {"differ": [1, {"compute": "f32"}], "compute": "bf16"},
+            "computed.compute is f32 there and bf16 here",
+        ),
+        ({"fail": [1, 2]}, "rank 1: the disk is full"),
+        ({"lr": 10.0, "clip": 0.0, "epochs": 30}, "is not finite"),
+    ],
+    ids=["setting", "compute", "failure", "not finite"],
+)
+def test_an_error_of_one_rank_is_the_error_of_all(tiny, settings, message):
+    found, done = ranked(2, model=str(tiny), **settings)
+    assert len(found) == 2, done.stderr
+    assert all(message in each["error"] for each in found), found
+
+
+COMMAND = "import sys; from pyggml.cli.__main__ import finetune; sys.exit(finetune(sys.argv[1:]))"
+
+
+@needs_mpi
+def test_the_command_speaks_and_writes_once(tmp_path):
+    text, model = tmp_path / "text.txt", tmp_path / "model.gguf"
+    text.write_text("To be, or not to be, that is the question. " * 40)
+    shutil.copy(demo.BASE, model)
+    written = []
+    for n in (1, 2):
+        output = tmp_path / f"{n}.gguf"
+        settings = ["-m", model, "-f", text, "-o", output, "--ctx", 16, "--grad-accum", 2]
+        settings += ["--max-steps", 2, "--no-report", "--lora-rank", 2, "--lora-alpha", 3]
+        done = launched_as(n, "-c", COMMAND, *map(str, settings))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("validation loss") == 2 and done.stdout.count("-- before") == 1
+        assert ("2 processes share the 2 passes of a step" in done.stdout) == (n == 2)
+        written.append(output.read_bytes())
+    assert written[0] == written[1]
+    refused = launched_as(2, "-c", COMMAND, "-m", str(model), "-f", "gone.txt", "-o", str(output))
+    assert refused.returncode == 2
+    assert (
+        refused.stderr.count("pyggml-finetune: gone.txt: ") == 1 and "Trace" not in refused.stderr
+    )

@@ -1,0 +1,98 @@
+"""A run of a tiny model, made by one process or by several ranks.
+
+`mpiexec -n 3 python ranked_run.py JSON`: each rank prints what it ended with as a line of JSON.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import pyggml
+from pyggml.cli.interrupt import stopping
+from pyggml.errors import PyggmlError
+from pyggml.lora import LoraConfig, NextToken, PreferenceConfig, TrainConfig, Trainer, attach
+from pyggml.lora.data import Corpus, Dataset
+from pyggml.lora.preference import Answer, Preference
+from pyggml.lora.preference.data import preferences
+from pyggml.lora.ranks import ALONE, started
+
+CTX, N_VOCAB = 10, 48
+
+
+def corpus_of(kind):
+    """Windows of random tokens, or of answers; more than whole steps of them."""
+    rng = np.random.default_rng(3)
+    if kind == "sft":
+        tokens = rng.integers(0, N_VOCAB, (15, CTX + 1)).astype(np.int32)
+        documents = np.sort(rng.integers(0, 3, (15, CTX + 1)).astype(np.int32), axis=1)
+        data = Dataset(tokens, documents)
+        return Corpus(data.part(slice(0, 11)), data.part(slice(11, 15)))
+    units = [[_answer(rng, 3 + i % 4, wanted) for wanted in (True, False)] for i in range(9)]
+    if kind == "kto":
+        units = [[answer] for unit in units for answer in unit]
+    return Corpus(
+        *(preferences(part, 4 * CTX, mismatch=kind == "kto") for part in (units[:-3], units[-3:]))
+    )
+
+
+def _answer(rng, n, wanted):
+    ids = rng.integers(1, N_VOCAB, 3 + n)
+    return Answer([int(i) for i in ids], np.arange(3 + n) >= 3, wanted)
+
+
+def trainer_of(model, ranks=ALONE, kind="sft", resume=None, **settings):
+    settings = {"lr": 0.01, "epochs": 2, "grad_accum": 4, "warmup_steps": 2, **settings}
+    base = pyggml.load(model, compute=settings.get("compute", "auto"))
+    adapter = attach(base, LoraConfig(rank=3, alpha=5.0, dropout=0.1))
+    rng = np.random.default_rng(9)
+    adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
+    objective = NextToken()
+    if kind != "sft":
+        objective = Preference(PreferenceConfig(objective=kind), base)
+    config = TrainConfig(**settings)
+    trainer = Trainer(adapter.model, adapter.parameters, corpus_of(kind), config, objective, ranks)
+    if resume is not None:
+        trainer.resume(Path(resume))
+    return trainer
+
+
+def outcome(trainer):
+    """What a run ends with: its parameters and moments, losses, and right tokens or rewards."""
+    p, history = trainer.parameters, trainer.history
+    digest = hashlib.sha256(b"".join(b.tobytes() for b in (p.data, p.m, p.v))).hexdigest()
+    validations = [[v.step, v.loss, v.token_accuracy, repr(v.rewards)] for v in history.validations]
+    return [digest, list(history.losses), validations, trainer.progress.step]
+
+
+def main(model, die=None, differ=None, fail=None, **settings):
+    """die: (rank, step) where that rank is killed; fail: where it raises; differ: (rank, settings
+    of that rank alone)."""
+    ranks = started()
+    if differ is not None and ranks.rank == differ[0]:
+        settings |= differ[1]
+    trainer = trainer_of(model, ranks, **settings)
+    make = trainer.passes.train
+
+    def train(batch):
+        if die == [ranks.rank, trainer.progress.step + 1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fail == [ranks.rank, trainer.progress.step + 1]:
+            raise PyggmlError("the disk is full")
+        return make(batch)
+
+    trainer.passes.train = train
+    try:
+        with stopping(trainer.stop):
+            trainer.run()
+    except PyggmlError as error:
+        return {"error": str(error)}
+    return {"rank": ranks.rank, "size": ranks.size, "outcome": outcome(trainer)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(**json.loads(sys.argv[1]))) + "\n")
