@@ -1,6 +1,7 @@
 """How much faster several ranks make the steps of one run.
 
-usage: ranks.py MODEL.gguf [--ranks 1,2,4] [--tokens 256] [--passes 4] [--steps 5] [--mpiexec mpiexec]
+usage: ranks.py MODEL.gguf [--ranks 1,2,4] [--tokens 256] [--passes 4] [--steps 5]
+                [--mpiexec mpiexec]
 
 Every rank has one thread and the processors that the launcher gives it. The steps are the same for
 any number of ranks: `passes` windows of `tokens` tokens. Prints a JSON line for each number of
