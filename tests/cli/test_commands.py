@@ -175,46 +175,6 @@ def test_quantize_says_each_tensor_and_both_sizes(pyggml, tiny, tmp_path):
     assert lines[-1].startswith(f"{out}: {size(out.stat().st_size)}, ")
 
 
-# -- inspect ------------------------------------------------------------------------------------
-
-
-def test_inspect_shows_metadata_and_types(pyggml, tiny):
-    ended = pyggml("inspect", "-m", tiny)
-    assert ended.code == 0
-    for part in ("'llama'", "llama.block_count", "[258] '!', ", "21 tensors, 35.1 k", "F32 "):
-        assert part in ended.out
-    assert "blk.0" not in ended.out and "nodes" not in ended.out
-
-
-def test_inspect_lists_tensors_and_the_plan(pyggml, tiny):
-    ended = pyggml("inspect", "-m", tiny, "--tensors", "--plan", "--ctx", 16, "--batch", 2)
-    assert re.search(r"blk.1.ffn_down.weight +F32 +32 × 64 +8.2 kB", ended.out)
-    assert "one pass over 2 windows of 16 tokens, rank 8" in ended.out
-    assert re.search(r"^peak +[\d.]+ [kM]B while node [\d,]+, \S+, runs$", ended.out, re.MULTILINE)
-    assert re.search(r"^  scratch of \w+ +1  ", ended.out, re.MULTILINE)
-    kinds = ended.out.split("\npeak ")[1].splitlines()[1:]
-    assert len(kinds) > 5 and all(re.search(r" \d+  [\d.]+ [kM]?B$", line) for line in kinds)
-    layers = pyggml(
-        "inspect", "-m", tiny, "--plan", "--ctx", 60, "--batch", 50, "--grad-checkpointing"
-    )
-    whole = pyggml("inspect", "-m", tiny, "--plan", "--ctx", 60, "--batch", 50)
-    sizes = [float(re.search(r"([\d.]+) MB for the graph", x.out)[1]) for x in (layers, whole)]
-    assert sizes[0] < 0.9 * sizes[1]
-    assert re.search(r"^  rms_norm_mul +\d+  rms_norm, mul$", ended.out, re.MULTILINE)
-    counts = re.findall(r"^  (\w+) +(\d+)$", ended.out, re.MULTILINE)
-    assert dict(counts)["linear_cross_entropy"] == "1"
-    n_nodes = int(re.search(r"([\d,]+) nodes", ended.out)[1].replace(",", ""))
-    assert sum(int(n) for _, n in counts) == n_nodes
-
-
-def test_inspect_of_a_hostile_name_shows_no_command_to_the_terminal(pyggml, tmp_path):
-    path = tmp_path / "odd.gguf"
-    gguf.write(path, {"general.name": "a\x1b[31m", "od\x1bd": "x" * 500}, [])
-    ended = pyggml("inspect", "-m", path)
-    assert ended.code == 0 and "\x1b" not in ended.out
-    assert max(len(line) for line in ended.out.splitlines()[1:]) < 120
-
-
 # -- warmup -------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ def test_inspect_says_what_computes_on_this_machine(pyggml):
 
 def test_a_vector_unit_that_was_asked_for_is_named_as_such(pyggml, monkeypatch):
     monkeypatch.setenv("PYGGML_ISA", "generic")
-    monkeypatch.setattr("pyggml.cli.machine.CHOSEN", ISAS["generic"])
+    monkeypatch.setattr("pyggml.cli.inspect.machine.CHOSEN", ISAS["generic"])
     ended = pyggml("inspect", "--machine")
     assert "vectors    generic, which PYGGML_ISA asks for: 4 float32" in ended.out
     assert "not avx" not in ended.out
@@ -25,7 +25,7 @@ def test_a_vector_unit_that_was_asked_for_is_named_as_such(pyggml, monkeypatch):
 
 def test_inspect_wants_a_file_or_the_machine(pyggml):
     ended = pyggml("inspect")
-    assert ended.code == 2 and ended.err == "pyggml: wanted -m MODEL.gguf or --machine\n"
+    assert ended.code == 2 and ended.err == "pyggml: wanted a FILE or --machine\n"
 
 
 def test_a_resumed_run_computes_as_the_one_that_it_continues(

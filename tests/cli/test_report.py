@@ -55,8 +55,8 @@ def test_a_page_fetches_nothing():
     for tag, about in seen.tags:
         assert tag not in ("link", "iframe", "img", "base") and not {"src", "href"} & about.keys()
     policy = next(about["content"] for _, about in seen.tags if "http-equiv" in about)
-    assert sum("sha256-" in word for word in policy.split()) == 3, (
-        "styles of page, pictures; script"
+    assert sum("sha256-" in word for word in policy.split()) == 4, (
+        "styles of page, maps and text; script"
     )
     assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
     assert not re.search(r"fetch\(|XMLHttpRequest|@import|url\(", text)

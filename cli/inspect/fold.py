@@ -1,0 +1,52 @@
+"""Tensors, with those that only differ in their block as one row: blk.0..27 attn_q.weight Q4_K."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from pyggml.gguf import TensorInfo
+
+_BLOCK = re.compile(r"((?:\w+\.)*?blk)\.([0-9]{1,9})\.(.+)", re.DOTALL)
+
+
+def fold(tensors: Mapping[str, TensorInfo]) -> list[dict[str, Any]]:
+    """Rows of equal tensors, in the file's order of names; the most common type of each first.
+
+    name     with * for the number of the block
+    blocks   "0..27", "0, 3, 9..12"; "" outside of blocks
+    n, type, shape (outermost axis first), n_parameters, n_bytes (of all of them)
+    """
+    rows: dict[tuple[str, str, tuple[int, ...]], list[tuple[int, TensorInfo]]] = {}
+    for t in tensors.values():
+        found = _BLOCK.fullmatch(t.name)
+        name = f"{found[1]}.*.{found[3]}" if found else t.name
+        number = int(found[2]) if found else -1
+        rows.setdefault((name, t.dtype.name, t.shape), []).append((number, t))
+    first = {name: i for i, (name, *_) in reversed(list(enumerate(rows)))}
+    keys = sorted(rows, key=lambda key: (first[key[0]], -len(rows[key])))
+    return [_row(*key, rows[key]) for key in keys]
+
+
+def _row(
+    name: str, kind: str, shape: tuple[int, ...], found: list[tuple[int, TensorInfo]]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "blocks": ranges(number for number, _ in found if number >= 0),
+        "n": len(found),
+        "type": kind,
+        "shape": list(shape),
+        "n_parameters": len(found) * prod(shape),
+        "n_bytes": sum(t.n_bytes for _, t in found),
+    }
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0, 1, 2, 5 -> "0..2, 5"."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    ends = [(members[0][1], members[-1][1]) for _, group in runs if (members := list(group))]
+    return ", ".join(f"{a}..{b}" if b > a else str(a) for a, b in ends)
