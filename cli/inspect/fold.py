@@ -18,25 +18,34 @@ def fold(tensors: Mapping[str, TensorInfo]) -> list[dict[str, Any]]:
 
     name     with * for the number of the block
     blocks   "0..27", "0, 3, 9..12"; "" outside of blocks
+    among    all blocks that have a tensor of this name, of any type and shape
     n, type, shape (outermost axis first), n_parameters, n_bytes (of all of them)
     """
     rows: dict[tuple[str, str, tuple[int, ...]], list[tuple[int, TensorInfo]]] = {}
     for t in tensors.values():
-        found = _BLOCK.fullmatch(t.name)
-        name = f"{found[1]}.*.{found[3]}" if found else t.name
-        number = int(found[2]) if found else -1
+        inside = _BLOCK.fullmatch(t.name)
+        name = f"{inside[1]}.*.{inside[3]}" if inside else t.name
+        number = int(inside[2]) if inside else -1
         rows.setdefault((name, t.dtype.name, t.shape), []).append((number, t))
+    among: dict[str, list[int]] = {}
+    for (name, *_), found in rows.items():
+        among.setdefault(name, []).extend(number for number, _ in found)
     first = {name: i for i, (name, *_) in reversed(list(enumerate(rows)))}
     keys = sorted(rows, key=lambda key: (first[key[0]], -len(rows[key])))
-    return [_row(*key, rows[key]) for key in keys]
+    return [_row(*key, rows[key], among[key[0]]) for key in keys]
 
 
 def _row(
-    name: str, kind: str, shape: tuple[int, ...], found: list[tuple[int, TensorInfo]]
+    name: str,
+    kind: str,
+    shape: tuple[int, ...],
+    found: list[tuple[int, TensorInfo]],
+    among: list[int],
 ) -> dict[str, Any]:
     return {
         "name": name,
         "blocks": ranges(number for number, _ in found if number >= 0),
+        "among": ranges(number for number in among if number >= 0),
         "n": len(found),
         "type": kind,
         "shape": list(shape),

@@ -161,10 +161,9 @@ def _folded(tensors: Facts) -> Table:
     rows, before = [], ""
     for g in tensors["groups"]:
         name = printable(g["name"])
-        blocks = g["blocks"]
-        shown = name.replace(".*.", f".{blocks}.", 1) if blocks else name
+        shown = name.replace(".*.", f".{g['among']}.", 1)
         if name == before:  # an exception to the row above
-            shown = f"  but {blocks}" if blocks else shown
+            shown = f"  but {g['blocks']}"
         rows.append((shown, g["type"], shape(g["shape"]), size(g["n_bytes"])))
         before = name
     return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))

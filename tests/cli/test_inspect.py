@@ -16,6 +16,7 @@ from pyggml.cli.inspect.words import coloured
 from pyggml.dtypes import F32
 from pyggml.imatrix import ImportanceMatrix, Sums
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
+from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m"
 
@@ -94,11 +95,29 @@ def test_exceptions_are_rows_of_their_own(pyggml, tmp_path):
     gguf.write(tmp_path / "a.gguf", {}, [*tensors, ("x.weight", F32, a.shape, a)])
     lines = section(pyggml("inspect", tmp_path / "a.gguf").out, "tensors")
     assert [line.split("  F32")[0].rstrip() for line in lines[2:]] == [
-        "blk.0, 2..3, 5.x.weight",
+        "blk.0..5.x.weight",
         "  but 1, 4",
         "x.weight",
     ]
     assert ranges([]) == "" and ranges([7, 1, 0, 3]) == "0..1, 3, 7"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_has_a_glance(facts, tmp_path, architecture):
+    """Every module that LoRA can target has its costs, and the defaults are attach's."""
+    metadata, rng = small_metadata(ARCHITECTURES[architecture]), np.random.default_rng(0)
+    specs = tensors_of(metadata, 64)
+    tensors = [(n, F32, s.shape, draw(n, s.shape, rng)) for n, s in specs.items()]
+    gguf.write(tmp_path / "m.gguf", metadata, tensors)
+    found, made = facts(tmp_path / "m.gguf", "--rank", 2), library.load(tmp_path / "m.gguf")
+    lora = found["lora"]
+    assert lora["n_parameters"] == attach(made, LoraConfig(rank=2)).parameters.n_trained
+    linear = [n for n, s in specs.items() if s.linear and n.startswith("blk.")]
+    inside = [m for m in lora["modules"] if m["blocks"]]
+    assert sum(m["n"] for m in inside) == len(linear)
+    assert sum(g["n"] for g in found["tensors"]["groups"]) == len(specs)
+    hyperparameters = found["model"]["hyperparameters"]
+    assert hyperparameters["block_count"] == made.config.n_layer
 
 
 def test_an_architecture_that_cannot_be_built_gets_its_glance(pyggml, facts, model_with):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from pyggml.backends import read
+from pyggml.draw import heat_map
 from pyggml.lora import TrainConfig, Trainer, train_tensors
 from pyggml.lora.record import Recorder, gradients_record, overview_of, read_records
 from pyggml.lora.reports import StepReport
+from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 from pyggml.overview import Column, Flag, Measure, findings, flags, layer_flags, overview, place
 
 
@@ -99,6 +101,21 @@ def test_a_run_of_many_steps_is_sampled(trainer_of, tmp_path):
 )
 def test_layers_and_modules_are_read_from_names(name, layer, column):
     assert place(name) == (layer, column)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_has_a_cell_for_each_tensor(architecture):
+    """Of an adapter of all that can be adapted, experts too, and of all tensors themselves."""
+    specs = tensors_of(small_metadata(ARCHITECTURES[architecture]), 64)
+    adapted = [n for n, s in specs.items() if s.linear or s.table]
+    for names in ([n + f".lora_{f}" for n in adapted for f in "ab"], list(specs)):
+        o = overview({1: {n: Measure(float(i), 0.5) for i, n in enumerate(names, 1)}})
+        assert o.there.sum() == len(names)
+        found = {o.norms[0, i, c] for i, c in zip(*np.nonzero(o.there), strict=True)}
+        assert found == set(range(1, len(names) + 1))
+        blocks = [layer for layer in o.layers if layer.startswith("blk.")]
+        assert blocks == [f"blk.{i}" for i in range(len(blocks))] and len(blocks) > 1
+        assert heat_map(o).count("<rect") >= len(names)
 
 
 def test_layers_and_columns_are_in_order():
