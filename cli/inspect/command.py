@@ -120,6 +120,9 @@ def _check(asked: Asked, twice: bool, html: Path | None, as_json: bool) -> None:
 
 def _inspected(asked: Asked) -> tuple[dict[str, Any], list[Section]]:
     """All that was asked for, as plain values and as sections."""
+    if asked.file.suffix == ".dat":
+        found = facts.dat_facts(asked.file)
+        return found, present.sections(found, None, asked.template)
     with gguf.open(asked.file) as file:
         found = facts.facts(file)
         if found["file"]["kind"] == "model":

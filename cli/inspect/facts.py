@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import isfinite, prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyggml.cli.inspect.fold import fold
 from pyggml.gguf import Field, GGUFFile, StringArray
+from pyggml.imatrix import read_imatrix
 
 Facts = dict[str, Any]
 
@@ -49,6 +51,24 @@ def facts(file: GGUFFile) -> Facts:
         found["tokenizer"] = _tokenizer(file)
     template = _template(file)
     return found | ({"chat_template": template} if template else {})
+
+
+def dat_facts(path: Path) -> Facts:
+    """The same of an importance matrix in llama.cpp's older format, which is no GGUF file. Raises
+    GGUFError if it is none either."""
+    matrix = read_imatrix(path)
+    about = {"path": str(path), "paths": [str(path)], "kind": "imatrix", "version": None}
+    return {
+        "file": {**about, "n_bytes": path.stat().st_size, "alignment": None},
+        "metadata": {},
+        "imatrix": {
+            "datasets": list(matrix.datasets)[:_WHOLE],
+            "chunk_count": matrix.n_chunks,
+            "chunk_size": matrix.n_ctx,
+            "n_matrices": len(matrix.sums),
+        },
+        "tensors": {"n": 0, "types": [], "groups": []},
+    }
 
 
 def kind_of(file: GGUFFile) -> str:

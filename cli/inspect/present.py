@@ -67,10 +67,13 @@ def _file_rows(f: Facts) -> Iterator[tuple[str, str]]:
     file, tensors = f["file"], f["tensors"]
     parts = f" in {len(file['paths'])} files" * (len(file["paths"]) > 1)
     yield "path", file["path"]
-    yield "", f"GGUF version {file['version']}, {size(file['n_bytes'])}{parts}"
+    form = "llama.cpp's older .dat"
+    if file["version"] is not None:
+        form = f"GGUF version {file['version']}"
+    yield "", f"{form}, {size(file['n_bytes'])}{parts}"
     n = sum(t["n_parameters"] for t in tensors["types"])
-    holds = f"{plural(tensors['n'], 'tensor')}, {count(n)} numbers" if n else "no tensors"
-    yield "holds", f"{_KINDS.get(file['kind'], file['kind'])}: {holds}"
+    holds = f": {plural(tensors['n'], 'tensor')}, {count(n)} numbers" if n else ""
+    yield "holds", f"{_KINDS.get(file['kind'], file['kind'])}{holds}"
     if "adapter" in f:
         yield from _adapter_rows(f["adapter"])
     if "imatrix" in f:
@@ -101,8 +104,9 @@ def _adapter_rows(a: Facts) -> Iterator[tuple[str, str]]:
 
 def _imatrix_rows(i: Facts) -> Iterator[tuple[str, str]]:
     yield "of", f"{plural(i['n_matrices'], 'matrix', 'matrices')}"
-    if i["chunk_count"] is not None:
-        yield "from", f"{plural(i['chunk_count'], 'chunk')} of {i['chunk_size']} tokens"
+    if i["chunk_count"]:
+        each = f" of {i['chunk_size']} tokens" if i["chunk_size"] else ""
+        yield "from", plural(i["chunk_count"], "chunk") + each
     for name in i["datasets"]:
         yield "text", name
 

@@ -30,46 +30,47 @@ _MOST = 1 << 12  # layers, columns, and records of a file
 class Watch:
     """Measures the gradients of a run's parameters and what its steps change.
 
-    What a step changes is its parameters less those before it, so that a copy of them is kept over
-    a step that is measured: 4 bytes for each trained number. Measuring takes a few passes over the
-    buffers, 0.1 % to 0.5 % of a step.
+    What a step changes is its parameters less those before it, so that a copy of them is kept: 4
+    bytes for each trained number. Measuring is a few passes over the buffers: 10 million numbers
+    took 29 ms on one core, where a step over 512 tokens takes seconds.
     """
 
     def __init__(self, parameters: Parameters, devices: Devices, start: int, n_steps: int) -> None:
         """start: steps that were made before."""
         self._parameters, self._devices, self._n_steps = parameters, devices, n_steps
-        self._before: np.ndarray | None = None
-        self._keep(start + 1)
+        self._before = np.zeros_like(read(parameters.buffers["data"]))
+        self._is_kept = self._keep(start + 1)
 
     def __call__(self, step: int, grad_norm: float) -> Overview | None:
         """The overview of the step just made, if it is one that is measured.
 
         grad_norm: the length of the gradient before it was clipped, which the norms are of too.
         """
-        before = self._before
-        found = None if before is None else self._measured(step, grad_norm, before)
-        self._keep(step + 1)
+        found = self._measured(step, grad_norm) if self._is_kept else None
+        self._is_kept = self._keep(step + 1)
         return found
 
     def is_sampled(self, step: int) -> bool:
         """The first step, the last one, and about fifty between them."""
         return step in (1, self._n_steps) or step % max(1, self._n_steps // _SAMPLED) == 0
 
-    def _keep(self, step: int) -> None:
-        self._before = None
-        if self.is_sampled(step) and step <= self._n_steps:
-            self._gather("data")
-            self._before = read(self._parameters.buffers["data"]).copy()
+    def _keep(self, step: int) -> bool:
+        """Copy the parameters before a step, if it is one that is measured."""
+        if step > self._n_steps or not self.is_sampled(step):
+            return False
+        self._gather("data")
+        np.copyto(self._before, read(self._parameters.buffers["data"]))
+        return True
 
     def _gather(self, *names: str) -> None:
         self._devices.gather(*(self._parameters.buffers[name] for name in names))
 
-    def _measured(self, step: int, grad_norm: float, before: np.ndarray) -> Overview:
+    def _measured(self, step: int, grad_norm: float) -> Overview:
         self._gather("data", "gradient")
         found = {}
         for name, t in self._parameters.tensors.items():
-            first = t.offset // before.itemsize
-            old = before[first : first + t.n_elements]
+            first = t.offset // self._before.itemsize
+            old = self._before[first : first + t.n_elements]
             g = read(self._parameters.gradients[name])
             found[name] = measure(g, old, read(t).reshape(-1) - old)
         length = sqrt(sum(m.norm**2 for m in found.values()))

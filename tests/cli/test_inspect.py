@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 from html.parser import HTMLParser
 
 import numpy as np
@@ -177,11 +178,24 @@ def test_an_importance_matrix(pyggml, facts, tmp_path):
     assert rows[-2:] == ["from       5 chunks of 512 tokens", "text       wiki\ufffd.txt"]
 
 
+def test_an_importance_matrix_of_the_older_kind(pyggml, facts, tmp_path):
+    path, name = tmp_path / "imatrix.dat", b"blk.0.a.weight"
+    entry = struct.pack(f"<i{len(name)}sii8f", len(name), name, 2, 8, *[1.0] * 8)
+    path.write_bytes(struct.pack("<i", 1) + entry + struct.pack("<ii4s", 7, 4, b"wiki"))
+    found = facts(path)["imatrix"]
+    assert (found["n_matrices"], found["chunk_count"], found["datasets"]) == (1, 7, ["wiki"])
+    ended = pyggml("inspect", path)
+    assert ended.row("holds") == "an importance matrix" and ended.row("text") == "wiki"
+    path.write_bytes(b"no matrix at all")
+    refused = pyggml("inspect", path)
+    assert refused.code == 2 and "is no importance matrix" in refused.err
+
+
 def test_a_vocabulary_alone(pyggml, tiny, tmp_path):
     with gguf.open(tiny) as file:
         gguf.write(tmp_path / "vocab.gguf", file.metadata, [])
     ended = pyggml("inspect", tmp_path / "vocab.gguf")
-    assert ended.row("holds") == "a vocabulary: no tensors"
+    assert ended.row("holds") == "a vocabulary"
     assert "258 tokens" in ended.row("kind") and "LoRA" not in ended.out
 
 
