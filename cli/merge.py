@@ -11,8 +11,9 @@ import pyggml.threads
 from pyggml import load
 from pyggml.cli.options import ADAPTERS, PATH, SETTINGS, adapter_word, threads_option
 from pyggml.cli.paths import check_output
-from pyggml.cli.rewriting import ALLOW_REQUANTIZE, say_sizes, tensor_lines
+from pyggml.cli.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.cli.show import say
+from pyggml.imatrix import read_imatrix
 from pyggml.lora import merge
 from pyggml.lora.merge import updated
 from pyggml.quants import FILE_TYPES
@@ -41,6 +42,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
     help="file type of the output; keep: every tensor keeps its own type",
 )
 @ALLOW_REQUANTIZE
+@IMATRIX
 @threads_option
 def command(
     model: Path,
@@ -48,14 +50,17 @@ def command(
     output: Path,
     file_type: str | None,
     allow_requantize: bool,
+    imatrix: Path | None,
     threads: int,
 ) -> None:
     """Add adapters to the weights of a model: updated in float32, then packed once."""
-    check_output(output, [("model", model), *(("adapter", path) for path, _ in lora)])
+    read = [("model", model), ("importance matrix", imatrix)]
+    check_output(output, [*read, *(("adapter", path) for path, _ in lora)])
     pyggml.threads.set(threads)
     opened = load(model, [*lora])
-    n_updates = updated(opened)
-    merge(opened, output, file_type, tensor_lines(opened.file, n_updates), allow_requantize)
+    importance = read_imatrix(imatrix) if imatrix else None
+    show = tensor_lines(opened.file, updated(opened))
+    merge(opened, output, file_type, show, allow_requantize, importance)
     say_sizes(opened.file, output)
     say(f"with {', '.join(adapter_word(given) for given in lora)}")
 

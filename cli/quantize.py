@@ -10,7 +10,7 @@ import pyggml.threads
 from pyggml import gguf
 from pyggml.cli.options import PATH, SETTINGS, threads_option
 from pyggml.cli.paths import check_output
-from pyggml.cli.rewriting import ALLOW_REQUANTIZE, say_sizes, tensor_lines
+from pyggml.cli.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.imatrix import read_imatrix
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import rewrite
@@ -22,11 +22,7 @@ from pyggml.requantize import rewrite
 @click.argument("file_type", metavar="TYPE")
 @threads_option
 @ALLOW_REQUANTIZE
-@click.option(
-    "--imatrix",
-    type=PATH,
-    help="importance of columns, by pyggml imatrix or llama.cpp: K-quants, Q4 to Q5 and IQ4 use it",
-)
+@IMATRIX
 def command(
     source: Path,
     target: Path,

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import click
 
+from pyggml.cli.options import PATH
 from pyggml.cli.show import plural, printable, say, size
 from pyggml.dtypes import DType
 from pyggml.gguf import GGUFFile
@@ -17,6 +18,12 @@ ALLOW_REQUANTIZE = click.option(
     "--allow-requantize",
     is_flag=True,
     help="also of a model that is quantised already, which loses twice",
+)
+IMATRIX = click.option(
+    "--imatrix",
+    type=PATH,
+    help="importance of columns, by pyggml imatrix or llama.cpp: Q4 to Q5, K-quants and IQ types "
+    "use it",
 )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from pyggml.backends import read
 from pyggml.errors import AdapterError
+from pyggml.imatrix import ImportanceMatrix
 from pyggml.lora.starts import row_squares, unpacked
 from pyggml.model import Model
 from pyggml.models import LoraPair
@@ -32,18 +33,19 @@ def merge(
     file_type: str | None = None,
     progress: Progress | None = None,
     allow_requantize: bool = False,
+    importance: ImportanceMatrix | None = None,
 ) -> None:
     """Write the model with the updates of all its adapters in its weights; metadata is kept.
 
-    file_type: F32, F16, Q8_0, Q4_K_M, …; None: every tensor keeps its type. `progress` and
-    `allow_requantize` are those of `pyggml.requantize.rewrite`, which also says what is raised. An
-    older file at `path` stays whole until the new one is complete. Raises AdapterError if the model
-    has no adapter.
+    file_type: F32, F16, Q8_0, Q4_K_M, …; None: every tensor keeps its type. `progress`,
+    `allow_requantize` and `importance` are those of `pyggml.requantize.rewrite`, which also says
+    what is raised. An older file at `path` stays whole until the new one is complete. Raises
+    AdapterError if the model has no adapter.
     """
     if not model.adapters:
         raise AdapterError("the model has no adapter: there is nothing to merge")
     changed = {name: partial(merged, model, name) for name in updated(model)}
-    rewrite(model.file, path, file_type, changed, progress, allow_requantize)
+    rewrite(model.file, path, file_type, changed, progress, allow_requantize, importance)
 
 
 def updated(model: Model) -> dict[str, int]:

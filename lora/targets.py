@@ -14,7 +14,7 @@ from pyggml.errors import AdapterError, Fault
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
-from pyggml.quants import NoPack, quant
+from pyggml.quants import needs_importance
 from pyggml.tensors import Shape
 
 T = TypeVar("T", int, float)
@@ -119,9 +119,13 @@ def _unwritable(parts: Parts, names: Iterable[str]) -> list[Fault]:
     """DoRA's result is merged into the model, in the type that each matrix has."""
     types = {name: parts.weights[name].dtype for name in names}
     faults: list[Fault] = [
-        ("dora", f"ends with a merged model, but nothing can pack {name}, which is {dtype}")
+        (
+            "dora",
+            f"ends with a merged model, but {name} is {dtype}, which is packed by the importance "
+            "of columns alone",
+        )
         for name, dtype in types.items()
-        if isinstance(quant(dtype.name).pack, NoPack)
+        if needs_importance(name, dtype.name)
     ]
     return faults[:1]
 

@@ -23,10 +23,10 @@ from pyggml.quants import (
     FILE_TYPES,
     QUANTS,
     ModelFacts,
-    NoPack,
     dequantize,
     is_packed,
     mix,
+    needs_importance,
     quantize,
 )
 
@@ -74,18 +74,18 @@ def rewrite(
     A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
     that is quantised already gets another type than F32 only with `allow_requantize`: the two
     losses add up. Metadata is kept, and a source in several files becomes one file. An older file
-    at `target` stays whole until the new one is complete.
-    Raises QuantError for that, an unknown file type, a type that nothing packs or numbers that a
-    type cannot hold; ModelError if the file is no model; ConfigError if `target` is the source;
-    PyggmlError if the disk refuses.
+    at `target` stays until the new one is complete. Raises QuantError for that, an unknown file
+    type, a type that lacks its importance, or numbers that a type cannot hold; ModelError if the
+    file is no model; ConfigError if `target` is the source; PyggmlError if the disk refuses.
     """
     _check_target(file, Path(target))
     wanted = _types(file, file_type, importance is not None)
-    faults = _misfits(file, importance) + _unwritable(wanted, changed)
+    sums = importance.sums if importance else _NONE
+    packed = {n: d for n, d in wanted.items() if n in changed or d is not file.tensors[n].dtype}
+    faults = [*_misfits(file, importance), *_unweighed(packed, file_type, sums)]
     faults += [] if allow_requantize else _packed_twice(file, wanted)
     if faults:
         raise QuantError(faults, f"{file.path}: ")
-    sums = importance.sums if importance else _NONE
 
     def data(name: str) -> np.ndarray:
         if progress is not None:
@@ -114,16 +114,20 @@ def _metadata(
     return kept
 
 
-def _unwritable(wanted: Mapping[str, DType], changed: Mapping[str, Numbers]) -> list[Fault]:
-    """The first changed tensor whose type nothing packs."""
-    for name in changed:
-        found = QUANTS.get(wanted[name].name)
-        if found is None or isinstance(found.pack, NoPack):
-            return [
-                f"{shown(name)} gets new numbers, but nothing can pack its type, {wanted[name]}: "
-                "wanted another file type"
-            ]
-    return []
+def _unweighed(
+    packed: Mapping[str, DType], file_type: str | None, sums: Mapping[str, Sums]
+) -> list[Fault]:
+    """Whether the importance of columns is missing where a type is packed by it alone."""
+    names = [n for n, d in packed.items() if needs_importance(n, d.name, file_type)]
+    names = [name for name in names if name not in sums]
+    if not names:
+        return []
+    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    lack = "the given one does not name" if sums else "none is given (pyggml imatrix makes one) for"
+    return [
+        f"{packed[names[0]]} is packed by an importance matrix alone, and {lack} "
+        f"{shown(names[0])}{others}"
+    ]
 
 
 def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Fault]:

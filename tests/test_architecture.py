@@ -186,6 +186,7 @@ def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     packages = {module.split(".")[0] for module, _ in imports(path)}
     users = (
         "pyggml/backends/cuda/rare_weights.py",
+        "pyggml/quants/grid_points.py",
         "pyggml/quants/iq_grids.py",
         "lora/peft/twins.py",
     )

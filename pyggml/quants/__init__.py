@@ -6,8 +6,8 @@ QUANTS has one declaration per weight type. `mix` chooses the type of each tenso
 from __future__ import annotations
 
 from pyggml.quants.base import NoPack, Quant
-from pyggml.quants.file_types import FILE_TYPES, FileType
-from pyggml.quants.mix import ModelFacts, is_packed, mix
+from pyggml.quants.file_types import FILE_TYPES, FileType, ModelFacts
+from pyggml.quants.mix import is_packed, mix, needs_importance
 from pyggml.quants.registry import NUMBERS, QUANTS, quant
 from pyggml.quants.unpack import UNPACK
 from pyggml.quants.whole import dequantize, quantize
@@ -24,6 +24,7 @@ __all__ = [
     "dequantize",
     "is_packed",
     "mix",
+    "needs_importance",
     "quant",
     "quantize",
 ]

@@ -20,7 +20,8 @@ Pack = Callable[[np.ndarray, np.ndarray], None]
 
 @dataclass(frozen=True, slots=True)
 class NoPack:
-    """A declared lack of `pack`: tensors of this type are read but not written, for `reason`."""
+    """A declared lack of `pack`, for `reason`: tensors of this type are read but not written, or
+    written by importance alone (pyggml.quants.weighted)."""
 
     reason: str
 

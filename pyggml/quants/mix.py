@@ -13,32 +13,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyggml.dtypes import DTYPES, DType
 from pyggml.errors import QuantError
-from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, of_architecture, with_importance
+from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, ModelFacts, of_model
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """The model's hyperparameters for the rules: GGUF's architecture, block_count, head_count, …
-
-    n_head, n_head_kv: those of the first layer. n_expert: 0 without experts.
-    has_importance: whether an importance matrix is given.
-    """
-
-    architecture: str
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    n_expert: int
-    has_importance: bool = False
-
-
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+_ENDS = (*_EMBEDDINGS, "output.weight")
+_FFN = ("ffn_up", "ffn_gate", "ffn_down")
 _ATTN_V = ("attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight")
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 # Norms, expert routers and matrices of negligible size.
@@ -55,9 +41,22 @@ _KEPT_PARTS = (
 _SEVENTY_B = {"qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 # For rows that are no multiple of 256: the type with blocks of 32 and about as many bits.
 _SHORTER = {
-    **{"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "IQ4_XS": "IQ4_NL"},
+    **{"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"},
+    **dict.fromkeys(("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"), "IQ4_NL"),
+    **dict.fromkeys(("IQ1_M", "IQ1_S"), "IQ4_NL"),
     **dict.fromkeys(("Q3_K", "Q2_K", "Q2_0", "TQ2_0", "TQ1_0"), "Q4_0"),
 }
+
+# ggml packs those of the first line by importance alone; llama.cpp all of them in blocks.
+_BY_IMPORTANCE = ("IQ2_XS", "IQ2_XXS", "IQ1_S")
+_IN_BLOCKS = (*_BY_IMPORTANCE, "IQ3_XXS", "IQ2_S", "IQ1_M")
+
+
+def needs_importance(name: str, weight_type: str, file_type: str | None = None) -> bool:
+    """Whether this tensor is packed as this type only by the importance of its columns."""
+    if name in _ENDS:
+        return weight_type in _BY_IMPORTANCE
+    return weight_type in _IN_BLOCKS or (file_type, weight_type) == ("Q2_K_S", "Q2_K")
 
 
 def mix(
@@ -71,8 +70,7 @@ def mix(
     """
     if file_type not in FILE_TYPES:
         raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
-    row = of_architecture(FILE_TYPES[file_type], model.architecture)
-    row = with_importance(row) if model.has_importance else row
+    row = of_model(FILE_TYPES[file_type], model)
     shapes = dict(sorted(tensors, key=lambda t: (_layer(t[0]), t[0])))  # llama.cpp's own order
     count = _Count(n_attn_v=sum(_is_attn_v(name) for name in shapes))
     found = {}
@@ -90,11 +88,12 @@ def mix(
 
 @dataclass(slots=True)
 class _Count:
-    """Number of attn_v tensors in the file, and of attn_v and ffn_down seen so far."""
+    """Number of attn_v tensors in the file, and of those seen so far; likewise of parts of the
+    feed-forward networks."""
 
     n_attn_v: int
     attn_v: int = 0
-    ffn_down: int = 0
+    ffn: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_FFN, 0))
 
 
 def _layer(name: str) -> int:
@@ -103,7 +102,7 @@ def _layer(name: str) -> int:
 
 
 def _is_attn_v(name: str) -> bool:
-    return name not in (*_EMBEDDINGS, "output.weight") and any(part in name for part in _ATTN_V)
+    return name not in _ENDS and any(part in name for part in _ATTN_V)
 
 
 def is_packed(name: str, shape: Shape) -> bool:
@@ -118,42 +117,48 @@ def _wanted(
 ) -> str:
     """The type by the rules, before the check that its block divides the row."""
     if name == "output.weight" or (tied and name in _EMBEDDINGS):
-        return row.output
+        return row.output if shape[-1] % DTYPES[row.base].block == 0 else "Q8_0"
     if row.experts != row.base:  # such a file type has no further choices
         return row.experts if len(shape) > 2 and shape[-3] > 1 else row.base
     if name in _EMBEDDINGS:
         return row.embedding
     if _is_attn_v(name):
         return _attn_v(row, model, count)
-    if model.n_expert == 8 and "attn_k.weight" in name:
-        return "Q8_0"
+    if "attn_k.weight" in name and model.n_expert == 8:
+        return "Q4_K" if row.smallest else "Q8_0"
+    if "attn_k.weight" in name or "attn_q.weight" in name:
+        return row.attn_qk
     if "attn_output.weight" in name:
         return row.attn_output_8 if model.n_expert == 8 else row.attn_output
-    if "ffn_down" in name:
-        return _ffn_down(row, name, model, count)
-    return row.base
+    part = next((part for part in _FFN if part in name), None)
+    return _ffn(row, part, name, model, count) if part else row.base
 
 
 def _chosen(choice: Choice, base: str, i: int, n: int, model: ModelFacts) -> str:
-    n_gqa = model.n_head // model.n_head_kv if model.n_head_kv else 0
-    return next((to for to, where in choice if where(i, n, n_gqa)), base)
+    return next((to for to, where in choice if where(i, n, model)), base)
 
 
 def _attn_v(row: FileType, model: ModelFacts, count: _Count) -> str:
     i, count.attn_v = count.attn_v, count.attn_v + 1
+    wanted = _chosen(row.attn_v, row.base, i, count.n_attn_v, model)
+    if row.smallest:
+        return wanted
     if model.n_expert == 8:
         return "Q8_0"
-    wanted = _chosen(row.attn_v, row.base, i, count.n_attn_v, model)
     return "Q5_K" if wanted in ("Q3_K", "Q4_K") and _is_seventy_b(model) else wanted
 
 
-def _ffn_down(row: FileType, name: str, model: ModelFacts, count: _Count) -> str:
-    i, count.ffn_down = count.ffn_down, count.ffn_down + 1
-    if model.n_expert > 1:  # a layer may have several ffn_down: take its number from the name
+def _ffn(row: FileType, part: str, name: str, model: ModelFacts, count: _Count) -> str:
+    i = count.ffn[part]
+    count.ffn[part] += 1
+    if (
+        model.n_expert > 1 and not row.smallest
+    ):  # a layer may have several: its number is the name's
         i = _layer(name)
         if not 0 <= i < model.n_layer:
             raise QuantError(f"{name!r} is in none of the model's {model.n_layer} layers")
-    return _chosen(row.ffn_down, row.base, i, model.n_layer, model)
+    choice = row.ffn_down if part == "ffn_down" else row.ffn_up
+    return _chosen(choice, row.base, i, model.n_layer, model)
 
 
 def _is_seventy_b(model: ModelFacts) -> bool:

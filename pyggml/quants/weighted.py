@@ -18,6 +18,7 @@ import numpy as np
 
 from pyggml._jit import exact
 from pyggml.quants.bits import clear, copy, extreme, nearest_int, put_f16, two_bit_planes
+from pyggml.quants.grid_signed import pack_iq2_s, pack_iq2_xs, pack_iq3_s, pack_iq3_xxs
 from pyggml.quants.weighted_iq4 import pack_iq4
 
 # pack(dst, src, importance, means): src and importance float32 (n_blocks, block), means float32
@@ -381,4 +382,8 @@ WEIGHTED: dict[str, PackWeighted] = {
     "Q6_K": _pack_q6_k,
     "IQ4_NL": pack_iq4,
     "IQ4_XS": pack_iq4,
+    "IQ3_S": pack_iq3_s,
+    "IQ3_XXS": pack_iq3_xxs,
+    "IQ2_S": pack_iq2_s,
+    "IQ2_XS": pack_iq2_xs,
 }

@@ -11,7 +11,7 @@ from pyggml import threads
 from pyggml._jit import JIT
 from pyggml.dtypes import DType, dtype
 from pyggml.errors import QuantError
-from pyggml.quants.base import NoPack, Pack, Quant
+from pyggml.quants.base import NoPack, Quant
 from pyggml.quants.registry import NUMBERS, quant
 from pyggml.quants.unpack import UNPACK
 from pyggml.quants.weighted import WEIGHTED, row_means
@@ -51,14 +51,12 @@ def quantize(array: np.ndarray, name: str, importance: np.ndarray | None = None)
 
     array: (..., n) of floats, rounded to float32 first; it need not be contiguous. n is a multiple
     of the type's block. importance: how much each column's error counts, (n,), or (n_matrices, n)
-    for that many stacked matrices; types without sums to weight ignore it. Returns (..., row_bytes)
-    uint8.
-    Raises QuantError for an unknown or unwritable type, an n that does not fit, and a value that is
-    not finite or too large for the type.
+    for that many stacked matrices; types without sums to weight ignore it, IQ2_XXS, IQ2_XS and
+    IQ1_S need it. Returns (..., row_bytes) uint8.
+    Raises QuantError for an unknown or unwritable type, an n that does not fit, a value that is not
+    finite or too large for the type, and importance that is not finite and 0 or more.
     """
     q = quant(name)
-    if isinstance(q.pack, NoPack):
-        raise QuantError(f"tensors of type {name} cannot be written: {q.pack.reason}")
     if array.dtype.kind != "f" or array.ndim == 0:
         raise QuantError(
             f"packing as {name} wants an array of floats with at least one axis; "
@@ -67,7 +65,7 @@ def quantize(array: np.ndarray, name: str, importance: np.ndarray | None = None)
     out = np.empty((*array.shape[:-1], q.dtype.row_bytes(array.shape[-1])), np.uint8)
     blocks = out.reshape(-1, q.dtype.block_bytes)
     values = np.ascontiguousarray(array).reshape(-1, q.dtype.block)
-    pack = _pack_of(q.pack, name, values, array.shape[-1], importance)
+    pack = _pack_of(q, values, array.shape[-1], importance)
 
     def work(start: int, stop: int) -> None:
         src = values[start:stop].astype(np.float32)  # a copy: one compiled kernel for all inputs
@@ -81,16 +79,21 @@ def quantize(array: np.ndarray, name: str, importance: np.ndarray | None = None)
 
 
 def _pack_of(
-    pack: Pack, name: str, values: np.ndarray, n: int, importance: np.ndarray | None
+    q: Quant, values: np.ndarray, n: int, importance: np.ndarray | None
 ) -> Callable[[np.ndarray, np.ndarray, int], None]:
     """pack(dst, src, start) for the blocks from `start` on; values (n_blocks, block), rows of n."""
-    if importance is None or name not in WEIGHTED:
+    pack, by_importance = q.pack, WEIGHTED.get(q.dtype.name)
+    if importance is None or by_importance is None:
+        if isinstance(pack, NoPack):
+            raise QuantError(f"tensors of type {q.dtype} cannot be written: {pack.reason}")
         return lambda dst, src, start: pack(dst, src)
     n_blocks, block = values.shape
     per_row, n_rows = n // block, n_blocks * block // n
     each = np.ascontiguousarray(importance, np.float32).reshape(-1, per_row, block)
     if n_rows % len(each):
         raise QuantError(f"importance of {len(each)} matrices does not divide {n_rows} rows")
+    if not (np.isfinite(each).all() and (each >= 0).all()):
+        raise QuantError("importance must be finite and 0 or more")
     means = np.zeros(n_rows, np.float32)
     if block == 32:  # others take the mean over a block
         row_means(means, values.reshape(n_rows, n).astype(np.float32, copy=False))
@@ -98,7 +101,7 @@ def _pack_of(
     def weighted(dst: np.ndarray, src: np.ndarray, start: int) -> None:
         row, at = np.divmod(np.arange(start, start + len(src)), per_row)
         importance_of = each[row // (n_rows // len(each)), at]
-        WEIGHTED[name](dst, src, importance_of, means[row])
+        by_importance(dst, src, importance_of, means[row])
 
     return weighted
 

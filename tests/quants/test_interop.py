@@ -8,6 +8,8 @@ import pytest
 
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 
+from measures import misplaced_by_ggml
+
 pytestmark = pytest.mark.interop
 
 SORTS = {
@@ -61,10 +63,10 @@ def test_bytes_equal_ggmls(ggml, chunk, name, sort):
     else:
         n = chunk(d.number, x.ctypes.data, wanted.ctypes.data, 0, *x.shape, None)
         assert n == wanted.nbytes
-    found = quantize(x, name)
-    differ = (found.reshape(-1, d.block_bytes) != wanted.reshape(-1, d.block_bytes)).any(axis=1)
+    known = ~misplaced_by_ggml(name, x)
+    x, found, wanted = (a.reshape(len(known), -1)[known] for a in (x, quantize(x, name), wanted))
     # A C compiler may fuse a multiplication with an addition where this code must not.
-    assert differ.mean() <= 1e-3
+    assert (found != wanted).any(axis=1).mean() <= 1e-3
     error = [np.abs(dequantize(b, name) - x).mean() for b in (found, wanted)]
     assert error[0] == pytest.approx(error[1], rel=1e-4)
 

@@ -21,15 +21,18 @@ FILES = [
 LLAMA = ModelFacts(architecture="llama", n_layer=8, n_head=4, n_head_kv=2, n_expert=0)
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["", "importance"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("file_type", GOLDEN["file_types"])
-def test_equals_llama_cpp(model, file_type):
+def test_equals_llama_cpp(model, known):
     record = GOLDEN["models"][model]
-    column = GOLDEN["file_types"].index(file_type)
-    wanted = {name: types.split()[column] for name, (_, types) in record["tensors"].items()}
-    shapes = [(name, tuple(shape)) for name, (shape, _) in record["tensors"].items()]
-    found = mix(file_type, shapes, ModelFacts(**record["model"]))
-    assert {name: d.name for name, d in found.items()} == wanted
+    facts = ModelFacts(**record["model"], has_importance=known)
+    shapes = [(name, tuple(shape)) for name, (shape, *_) in record["tensors"].items()]
+    found = {f: mix(f, shapes, facts) for f in GOLDEN["file_types"]}
+    for name, (_, *numbers) in record["tensors"].items():
+        wanted = GOLDEN["choices"][numbers[known]].split()
+        assert {f: found[f][name].name for f in found} == dict(zip(found, wanted, strict=True)), (
+            name
+        )
 
 
 def test_golden_has_every_file_type():
@@ -74,7 +77,7 @@ def test_equals_the_file(path):
 @given(order=st.permutations(list(GOLDEN["models"]["gemma3"]["tensors"].items())))
 def test_order_of_the_tensors_does_not_matter(order):
     model = ModelFacts(**GOLDEN["models"]["gemma3"]["model"])
-    shapes = [(name, tuple(shape)) for name, (shape, _) in order]
+    shapes = [(name, tuple(shape)) for name, (shape, *_) in order]
     assert mix("Q4_K_M", shapes, model) == mix("Q4_K_M", sorted(shapes), model)
 
 

@@ -1,5 +1,6 @@
 """Whole files of every file type: what they hold, how near they stay, and that llama.cpp agrees."""
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyggml
 from pyggml import gguf
 from pyggml.dtypes import DTYPES, F32, I32
 from pyggml.errors import GGUFError, ModelError, QuantError
+from pyggml.imatrix import ImportanceMatrix, Sums
 from pyggml.quants import FILE_TYPES, dequantize
 from pyggml.requantize import requantize
 
@@ -18,7 +20,10 @@ ERRORS = {
     **{"Q5_K_S": 0.04, "Q5_1": 0.05, "Q5_0": 0.05, "Q4_K_M": 0.08, "Q4_K_S": 0.08, "IQ4_NL": 0.08},
     **{"IQ4_XS": 0.08, "Q4_1": 0.09, "Q4_0": 0.09, "MXFP4_MOE": 7e-3, "Q3_K_L": 0.16},
     **{"Q3_K_M": 0.16, "Q3_K_S": 0.16, "Q2_K": 0.3, "Q2_0": 0.75, "TQ2_0": 0.85, "TQ1_0": 0.85},
+    **{"Q2_K_S": 0.35, "IQ3_M": 0.18, "IQ3_S": 0.18, "IQ3_XS": 0.23, "IQ3_XXS": 0.3},
+    **{"IQ2_M": 0.3, "IQ2_S": 0.4, "IQ2_XS": 0.4},
 }
+BY_IMPORTANCE = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS")
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +32,32 @@ def golden():
     return Path(__file__).parents[1] / "golden/models/qwen3-F16.gguf"
 
 
+@pytest.fixture(scope="module")
+def importance(golden):
+    """Of all matrices of the blocks; other tensors have none in any model."""
+    rng = np.random.default_rng(6)
+    with gguf.open(golden) as file:
+        shapes = {n: t.shape for n, t in file.tensors.items() if n.startswith("blk.")}
+    sums = {
+        n: Sums(rng.chisquare(3, (1, s[-1])).astype(np.float32), np.ones(1, np.float32))
+        for n, s in shapes.items()
+        if len(s) == 2
+    }
+    return ImportanceMatrix(sums, (), 1, 1)
+
+
 def values(path):
     with gguf.open(path) as file:
         return {n: dequantize(file.data(n), i.dtype.name) for n, i in file.tensors.items()}
 
 
 @pytest.mark.parametrize("file_type", list(FILE_TYPES))
-def test_a_file_of_every_type(file_type, golden, tmp_path):
-    requantize(golden, tmp_path / "out.gguf", file_type)
+def test_a_file_of_every_type(file_type, golden, importance, tmp_path):
+    given = importance if file_type in BY_IMPORTANCE else None
+    requantize(golden, tmp_path / "out.gguf", file_type, importance=given)
     with gguf.open(tmp_path / "out.gguf") as file:
         assert file.get("general.file_type") == FILE_TYPES[file_type].number
-        assert file.tensors["blk.1.attn_q.weight"].dtype.name == FILE_TYPES[file_type].base
+        assert file.tensors["blk.1.attn_q.weight"].dtype.name == FILE_TYPES[file_type].attn_qk
     before, after = values(golden), values(tmp_path / "out.gguf")
     for name, x in before.items():
         error = np.sqrt(np.mean((after[name] - x) ** 2) / np.mean(x**2))
@@ -144,11 +164,20 @@ def llama_cpp():
 
 @pytest.mark.interop
 @pytest.mark.parametrize("file_type", list(FILE_TYPES))
-def test_the_file_is_the_one_that_llama_cpp_makes(llama_cpp, file_type, golden, tmp_path):
+def test_the_file_is_the_one_that_llama_cpp_makes(
+    llama_cpp, file_type, golden, importance, tmp_path
+):
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
-    requantize(golden, ours, file_type)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[file_type].number
+    given = importance if file_type in BY_IMPORTANCE else None
+    if given is not None:
+        entry = llama_cpp.llama_model_imatrix_data
+        means = {name.encode(): sums.means for name, sums in given.sums.items()}
+        floats = ctypes.POINTER(ctypes.c_float)
+        entries = [entry(n, m.ctypes.data_as(floats), m.size) for n, m in means.items()]
+        params.imatrix = (entry * (len(entries) + 1))(*entries, entry(None, None, 0))
+    requantize(golden, ours, file_type, importance=given)
     paths = str(golden).encode(), str(theirs).encode()
     assert not llama_cpp.llama_model_quantize(*paths, params)
     with gguf.open(ours) as a, gguf.open(theirs) as b:
@@ -166,8 +195,8 @@ def test_the_file_is_the_one_that_llama_cpp_makes(llama_cpp, file_type, golden, 
 
 @pytest.mark.interop
 @pytest.mark.parametrize("file_type", list(FILE_TYPES))
-def test_llama_cpp_gives_our_logits(llama_cpp, file_type, golden, tmp_path):
-    requantize(golden, tmp_path / "out.gguf", file_type)
+def test_llama_cpp_gives_our_logits(llama_cpp, file_type, golden, importance, tmp_path):
+    requantize(golden, tmp_path / "out.gguf", file_type, importance=importance)
     tokens = np.random.default_rng(1).integers(0, 400, 24)
     ours = pyggml.load(tmp_path / "out.gguf", compute="f32").logits(tokens)
     llama = llama_cpp.Llama(

@@ -1,11 +1,12 @@
 """Make ggml.npz and mix.json with llama.cpp, through llama-cpp-python.
 
-ggml.npz   `x` float32 (rows, 512) and, for each type, its bytes by `ggml_quantize_chunk` (Q8_1:
-           by `quantize_row_q8_1_ref`)
+ggml.npz   `x` float32 (rows, 512) and, for each type that needs no importance, its bytes by
+           `ggml_quantize_chunk` (Q8_1: by `quantize_row_q8_1_ref`)
 weighted.npz   `x` float32 (rows, 512), `importance` (512,) and the bytes with it, for types that
            weight their fits
-mix.json   per model: what the rules ask about it, and per tensor its shape and, for each file
-           type, the type that `llama_model_quantize` gave it
+mix.json   `choices`: weight types, in the order of `file_types`. Per model: what the rules ask
+           about it, and per tensor its shape and the numbers of the choices that
+           `llama_model_quantize` makes without an importance matrix and with one
 
     python make.py FOLDER      the folder holds the *-F16.gguf files whose tensors are listed
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -23,31 +25,23 @@ import gguf
 import llama_cpp
 import numpy as np
 
-import pyggml.gguf
-
 TYPES = {
     **{"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q8_1": 9, "Q2_K": 10},
     **{"Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30},
     **{"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42},
+    **{"IQ3_S": 21, "IQ3_XXS": 18, "IQ2_S": 22},
 }
+BY_IMPORTANCE = {"IQ2_XS": 17}
 WEIGHTED = [
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "IQ4_NL",
-    "IQ4_XS",
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS"),
 ]
 FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10},
     **{"Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16},
     **{"Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "TQ1_0": 36},
-    **{"TQ2_0": 37, "MXFP4_MOE": 38, "Q2_0": 41},
+    **{"TQ2_0": 37, "MXFP4_MOE": 38, "Q2_0": 41, "Q2_K_S": 21, "IQ3_M": 27, "IQ3_S": 26},
+    **{"IQ3_XS": 22, "IQ3_XXS": 23, "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20},
 }
 # architecture, layers, heads, KV heads, length of a row, experts, whether output.weight is there
 SYNTHETIC = {
@@ -122,30 +116,39 @@ def write_synthetic(path: Path, spec: tuple[Any, ...]) -> None:
     for name in ("token_embd.weight", *(("output.weight",) if untied else ())):
         w.add_tensor(name, np.zeros(shape, np.float16))
     for i in range(n_layer):
-        for name in ("attn_k", "attn_v", "attn_output"):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             w.add_tensor(f"blk.{i}.{name}.weight", np.zeros(shape, np.float16))
-        down = f"blk.{i}.ffn_down" + ("_exps.weight" if n_expert else ".weight")
-        w.add_tensor(down, np.zeros((n_expert, *shape) if n_expert else shape, np.float16))
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            if n_expert:
+                experts = np.zeros((n_expert, *shape), np.float16)
+                w.add_tensor(f"blk.{i}.{name}_exps.weight", experts)
+            ending = "_shexp.weight" if n_expert else ".weight"
+            w.add_tensor(f"blk.{i}.{name}{ending}", np.zeros(shape, np.float16))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
 
 
-def quantised_types(path: Path, file_type: int) -> dict[str, str]:
-    """The type of each tensor after `llama_model_quantize`."""
+def quantised_types(path: Path, file_type: int, importance: bool) -> dict[str, str]:
+    """The type that `llama_model_quantize` would give each tensor."""
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = file_type
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.gguf"
-        if llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), params):
-            raise RuntimeError(f"llama.cpp could not quantise {path} as file type {file_type}")
-        with pyggml.gguf.open(out) as file:  # the gguf package does not know every type
-            return {name: info.dtype.name for name, info in file.tensors.items()}
+    params.ftype, params.dry_run = file_type, True
+    entry = llama_cpp.llama_model_imatrix_data
+    one = (ctypes.c_float * 1)(1)
+    if importance:  # of no tensor: the rules ask only whether there is one
+        params.imatrix = (entry * 2)(entry(b"none", one, 1), entry(None, None, 0))
+    said: list[str] = []
+    log = llama_cpp.llama_log_callback(lambda _level, text, _data: said.append(text.decode()))
+    llama_cpp.llama_log_set(log, None)
+    if llama_cpp.llama_model_quantize(str(path).encode(), b"", params):
+        raise RuntimeError(f"llama.cpp cannot quantise {path} as file type {file_type}")
+    lines = re.findall(r"\] (\S+) +- \[.*?type = +(\w+), .*?MiB(?:.*\((\w+)\))?\n", "".join(said))
+    return {name: (new or old).upper() for name, old, new in lines}
 
 
-def record(path: Path) -> dict[str, Any]:
-    """One model's entry in mix.json."""
+def record(path: Path, choices: dict[str, int]) -> dict[str, Any]:
+    """One model's entry in mix.json; new choices get numbers."""
     reader = gguf.GGUFReader(path)
     architecture = reader.fields["general.architecture"].contents()
 
@@ -154,7 +157,12 @@ def record(path: Path) -> dict[str, Any]:
         value = field.contents() if field else 0
         return int(value[0] if isinstance(value, list) else value)
 
-    types = [quantised_types(path, n) for n in FILE_TYPES.values()]
+    types = [[quantised_types(path, n, known) for n in FILE_TYPES.values()] for known in (0, 1)]
+
+    def chosen(name: str) -> list[int]:
+        lines = (" ".join(found[name] for found in each) for each in types)
+        return [choices.setdefault(line, len(choices)) for line in lines]
+
     return {
         "model": {
             "architecture": architecture,
@@ -164,8 +172,7 @@ def record(path: Path) -> dict[str, Any]:
             "n_expert": number("expert_count"),
         },
         "tensors": {
-            t.name: [[int(n) for n in t.shape[::-1]], " ".join(x[t.name] for x in types)]
-            for t in reader.tensors
+            t.name: [[int(n) for n in t.shape[::-1]], *chosen(t.name)] for t in reader.tensors
         },
     }
 
@@ -178,7 +185,8 @@ def weighted() -> None:
     importance = rng.chisquare(1, 512).astype(np.float32)
     importance[[3, 40, 300]] = 0, 0, 50
     importance[64:128] = 0.5
-    arrays = {name: packed(x, TYPES[name], importance) for name in WEIGHTED}
+    numbers = TYPES | BY_IMPORTANCE
+    arrays = {name: packed(x, numbers[name], importance) for name in WEIGHTED}
     np.savez_compressed(HERE / "weighted.npz", x=x, importance=importance, **arrays)
 
 
@@ -188,15 +196,17 @@ def main(folder: Path) -> None:
     np.savez_compressed(HERE / "ggml.npz", x=x, **arrays)
     weighted()
 
-    quiet = llama_cpp.llama_log_callback(lambda *_: None)
-    llama_cpp.llama_log_set(quiet, None)
-    models = {p.stem.removesuffix("-F16"): record(p) for p in sorted(folder.glob("*-F16.gguf"))}
+    choices: dict[str, int] = {}
+    models = {
+        p.stem.removesuffix("-F16"): record(p, choices) for p in sorted(folder.glob("*-F16.gguf"))
+    }
     with tempfile.TemporaryDirectory() as temporary:
         for name, spec in SYNTHETIC.items():
             path = Path(temporary) / f"{name}.gguf"
             write_synthetic(path, spec)
-            models[name] = record(path)
-    text = json.dumps({"file_types": list(FILE_TYPES), "models": models})
+            models[name] = record(path, choices)
+    found = {"file_types": list(FILE_TYPES), "choices": list(choices), "models": models}
+    text = json.dumps(found, separators=(",", ":"))
     text = text.replace('"blk.', '\n"blk.')  # lines, for diffs
     (HERE / "mix.json").write_text(text + "\n")
 
