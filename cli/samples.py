@@ -17,6 +17,7 @@ from pyggml.lora.data.chats import CHAT, Chats, encoder_of
 from pyggml.model import Model
 
 N_TOKENS = 60
+_N_TRIED = 8  # held-out documents of which the longest is shown
 N_READ = 128  # tokens of what is held out, whose losses a report shows
 N_PROMPT = 12  # tokens of the text that make a prompt if none is given
 _HOW = Sampling(temperature=0.7, top_k=40, top_p=0.95, seed=1)
@@ -68,10 +69,11 @@ class Reading:
 
 
 def readings(before: Model, after: Model, corpus: Corpus) -> list[Reading]:
-    """The start of a held-out document as both models read it; none if nothing is held out."""
+    """The start of the longest of some held-out documents as both models read it; none if nothing
+    is held out."""
     if corpus.validation is None:
         return []
-    ids, learned = next(documents(corpus.validation, 1))
+    ids, learned = max(documents(corpus.validation, _N_TRIED), key=lambda found: len(found[0]))
     ids, learned = ids[:N_READ], learned[:N_READ]
     pieces = [before.tokenizer.token_bytes(int(i), special=True) for i in ids]
     models = {"before": before, "after": after}
