@@ -114,18 +114,25 @@ def _fill(out, value):
         out[i] = value
 
 
-def _zeroed(site: Site) -> Call:
-    return per_element(_fill, site.out.size, site.stream, site.out, ZERO)
+def filled(site: Site, value: np.float32) -> Call:
+    """One value everywhere in the result."""
+    return per_element(_fill, site.out.size, site.stream, site.out, value)
+
+
+def copied_flat(site: Site) -> Call:
+    """The first source, which has no gaps, as the result."""
+    run = _FLAT[as_it_is]
+    return per_element(run, site.out.size, site.stream, site.out, site.src[0])
 
 
 def _narrow_back(site: Site) -> Call:
     (dy,) = site.node.src
     first = site.node.params["start"] * _elements(site.node)[site.node.params["axis"]]
-    return in_turn(_zeroed(site), _into(site, first, dy, site.src[0]))
+    return in_turn(filled(site, ZERO), _into(site, first, dy, site.src[0]))
 
 
 def _filled(site: Site) -> Call:
-    return per_element(_fill, site.out.size, site.stream, site.out, *site.scalars)
+    return filled(site, *site.scalars)
 
 
 # -- repeat, repeat_back ------------------------------------------------------------------------

@@ -17,11 +17,15 @@ FAMILIES = (
     "losses",
     "norm",
     "optim",
+    "order",
     "products",
     "reduce",
     "rope",
+    "rows",
     "softmax",
+    "ssm_conv",
     "unary",
+    "window",
 )
 
 _KERNELS: dict[str, Kernel] = {}

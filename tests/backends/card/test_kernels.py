@@ -41,5 +41,21 @@ def test_the_kernel_agrees_with_the_reference(name, card):
     assert computed
 
 
+SAVING = [name for name in sorted(kernels()) if OPS[name].saved is not OPS["add"].saved]
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_what_is_left_for_the_gradient_is_the_host_s(name, card):
+    for sample in OPS[name].samples(np.random.default_rng(5)):
+        node = OPS[name](*map(as_leaf, sample.arrays), **sample.params)
+        if node.saved and not card.unsupported(node):
+            graph = Graph.of(node, *node.saved)
+            wanted = results(graph, Devices([CPU()]))[1:]
+            found = results(graph, Devices([card, CPU()]))[1:]
+            for a, b in zip(found, wanted, strict=True):
+                largest = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * largest, err_msg=repr(node))
+
+
 def test_kernels_are_of_ops_that_there_are():
     assert set(kernels()) <= set(OPS)

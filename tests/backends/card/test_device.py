@@ -1,0 +1,101 @@
+"""The card's memory, faults that its kernels find, and its refusals."""
+
+import numpy as np
+import pytest
+
+from pyggml.backends import CPU, write
+from pyggml.backends.cuda import device
+from pyggml.dtypes import BF16, F16, F32, I32, dtype
+from pyggml.errors import DeviceError, PyggmlError
+from pyggml.graph import Graph
+from pyggml.ops import add, add_inplace, get_rows, mul, scale, set_rows
+from pyggml.ops.layout import transpose
+from pyggml.quants import dequantize, quantize
+from pyggml.runtime import run
+from pyggml.schedule import Devices, bind, results, schedule
+from pyggml.tensors import Tensor, leaf, zeros
+
+RNG = np.random.default_rng(2)
+
+
+def on_card(card, *outputs):
+    return results(Graph.of(*outputs), Devices([card, CPU()]))
+
+
+def placed(card, shape, kind, strides=(), offset=0, n_bytes=0):
+    """A tensor with memory of its own on the card."""
+    t = Tensor(shape, kind, strides=strides, offset=offset)
+    card.attach(t, card.alloc(n_bytes or t.n_bytes), 0)
+    return t
+
+
+@pytest.mark.parametrize("kind", [F32, F16, BF16, I32, dtype("Q4_K")], ids=str)
+def test_what_was_written_is_read(card, kind):
+    t = placed(card, (3, 256), kind)
+    shape = (3, kind.row_bytes(256)) if kind.quantised else (3, 256)
+    values = RNG.integers(0, 99, shape).astype(kind.numpy)
+    card.write(t, values)
+    np.testing.assert_array_equal(card.read(t), values)
+
+
+def test_written_numbers_are_cast_and_gaps_stay(card):
+    owner = placed(card, (4, 6), F32)
+    card.write(owner, np.arange(24.0).reshape(4, 6))
+    seen = Tensor((6, 2), F32, strides=(4, 48), base=owner, offset=24)
+    np.testing.assert_array_equal(card.read(seen), np.arange(24.0).reshape(4, 6).T[:, 1::2])
+    card.write(seen, np.arange(12).reshape(6, 2))
+    wanted = np.arange(24.0).reshape(4, 6)
+    wanted[1::2] = np.arange(12).reshape(6, 2).T
+    np.testing.assert_array_equal(card.read(owner), wanted)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
+def test_rows_of_a_packed_table(card, kind):
+    packed = quantize(RNG.standard_normal((7, 256)).astype(np.float32), kind)
+    table = leaf(packed.view(dtype(kind).numpy), "table", dtype(kind))
+    ids = leaf(np.array([6, 0, 0, 3], np.int32))
+    (found,) = on_card(card, get_rows(table, ids))
+    np.testing.assert_allclose(found, dequantize(packed, kind)[[6, 0, 0, 3]], rtol=1e-6)
+
+
+def test_rows_packed_into_a_cache(card):
+    rows, ids = leaf(RNG.standard_normal((3, 64)).astype(np.float32)), leaf(np.array([4, 1, 2]))
+    caches = [zeros((6, 64), dtype("Q8_0")) for _ in range(2)]
+    (wanted,) = run(set_rows(caches[0], rows, ids))
+    (found,) = on_card(card, set_rows(caches[1], rows, ids))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "ids, fault", [([0, 7], "no row of a table of 7"), ([3, -1], "no row"), ([2, 2], "twice")]
+)
+def test_wrong_ids_are_found(card, ids, fault):
+    table, numbers = zeros((7, 4)), leaf(np.array(ids, np.int32))
+    node = get_rows(table, numbers) if "twice" not in fault else None
+    with pytest.raises(PyggmlError, match=fault):
+        on_card(card, node or set_rows(table, zeros((2, 4)), numbers))
+    assert on_card(card, scale(zeros((2,)), 2.0))[0].tolist() == [0, 0], "the fault is over"
+
+
+def test_every_run_reads_new_inputs(card):
+    """The first run launches each kernel, the second captures, later ones start the graph."""
+    x, total = leaf(np.zeros((2, 3), np.float32)), zeros((3, 2))
+    node = add_inplace(total, transpose(mul(add(x, x), x)))
+    (program,) = bind(schedule(Graph.of(node), Devices([card, CPU()])))
+    wanted = np.zeros((3, 2))
+    for i in range(4):
+        write(x, np.full((2, 3), i + 0.5))
+        wanted += 2 * (i + 0.5) ** 2
+        program()
+        np.testing.assert_allclose(program.read(node), wanted)
+
+
+def test_without_memory_it_says_how_much(card, monkeypatch):
+    def refuse(*_, **__):
+        error = device.CudaAPIError("no memory")
+        error.code = 2
+        raise error
+
+    monkeypatch.setattr(device.cuda, "device_array", refuse)
+    with pytest.raises(DeviceError, match=r"out of memory: 5,000 bytes are wanted, .* are free"):
+        card.alloc(5000)
