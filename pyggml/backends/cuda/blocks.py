@@ -1,42 +1,89 @@
-"""What the threads of a block compute together, in shared memory.
+"""Sums and maxima over the threads that share a row.
 
-`parts` is `cuda.shared.array(THREADS, …)`. All threads of the block must call these, and all get
-the result. A block has a power of two of threads, at most THREADS. The order of additions is fixed,
-so that every run gives the same bits.
+A block is (threads of a row, rows): one row of a power of two of threads up to THREADS, or several
+short ones with a warp each. All threads of a row must call these, and all get the result. `parts`
+is `cuda.shared.array(THREADS, …)`; a warp alone does not touch it. The order of additions is
+fixed, so that every run gives the same bits.
 """
 
 from __future__ import annotations
 
-from pyggml.backends.cuda.driver import cuda, device
+from pyggml.backends.cuda.driver import SIMULATED, cuda, device
+
+_ALL = 0xFFFFFFFF  # lanes of a warp
 
 
 @device
-def block_sum(x, parts):
-    """The sum of one number of each thread."""
-    me, step = cuda.threadIdx.x, cuda.blockDim.x // 2
-    parts[me] = x
-    cuda.syncthreads()
-    while step > 0:
-        if me < step:
-            parts[me] += parts[me + step]
-        cuda.syncthreads()
-        step //= 2
-    total = parts[0]
-    cuda.syncthreads()  # before the next one writes
-    return total
+def first_row():
+    """The row with which a thread begins."""
+    return cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
 
 
 @device
-def block_max(x, parts):
-    """The greatest of one number of each thread."""
-    me, step = cuda.threadIdx.x, cuda.blockDim.x // 2
-    parts[me] = x
-    cuda.syncthreads()
-    while step > 0:
-        if me < step:
-            parts[me] = max(parts[me], parts[me + step])
+def rows_apart():
+    """How far a thread's next row is."""
+    return cuda.gridDim.x * cuda.blockDim.y
+
+
+if SIMULATED:  # which has no warps, and one row in a block
+
+    @device
+    def block_sum(x, parts):
+        """The sum of one number of each thread."""
+        parts[cuda.threadIdx.x] = x
         cuda.syncthreads()
-        step //= 2
-    top = parts[0]
-    cuda.syncthreads()
-    return top
+        total = parts[0]
+        for i in range(1, cuda.blockDim.x):
+            total += parts[i]
+        cuda.syncthreads()
+        return total
+
+    @device
+    def block_max(x, parts):
+        """The greatest of one number of each thread."""
+        parts[cuda.threadIdx.x] = x
+        cuda.syncthreads()
+        top = parts[0]
+        for i in range(1, cuda.blockDim.x):
+            top = max(top, parts[i])
+        cuda.syncthreads()
+        return top
+
+else:
+
+    @device
+    def _exchanged(x, parts):
+        """Each lane's number becomes that of one warp; lanes n_warps apart have the same."""
+        lane = cuda.threadIdx.x & 31
+        if lane == 0:
+            parts[cuda.threadIdx.x >> 5] = x
+        cuda.syncthreads()
+        x = parts[lane & ((cuda.blockDim.x >> 5) - 1)]
+        cuda.syncthreads()  # before the next one writes
+        return x
+
+    @device
+    def block_sum(x, parts):
+        """The sum of one number of each thread."""
+        for step in (16, 8, 4, 2, 1):
+            x += cuda.shfl_xor_sync(_ALL, x, step)
+        if cuda.blockDim.x > 32:
+            x = _exchanged(x, parts)
+            step = cuda.blockDim.x >> 6
+            while step > 0:
+                x += cuda.shfl_xor_sync(_ALL, x, step)
+                step >>= 1
+        return x
+
+    @device
+    def block_max(x, parts):
+        """The greatest of one number of each thread."""
+        for step in (16, 8, 4, 2, 1):
+            x = max(x, cuda.shfl_xor_sync(_ALL, x, step))
+        if cuda.blockDim.x > 32:
+            x = _exchanged(x, parts)
+            step = cuda.blockDim.x >> 6
+            while step > 0:
+                x = max(x, cuda.shfl_xor_sync(_ALL, x, step))
+                step >>= 1
+        return x

@@ -14,6 +14,7 @@ from pyggml.call import Call
 
 THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take
 MOST_BLOCKS = 132 * 16  # some rounds of the multiprocessors of a large card
+WARP, MOST_ROWS, _SHORT = 32, 1 << 16, 256
 _SIMULATED_THREADS, _SIMULATED_BLOCKS = 4, 2
 
 
@@ -34,13 +35,23 @@ def per_element(kernel: Any, n: int, stream: Any, *arguments: Any) -> Call:
 
 def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
     """A launch for rows of n elements, a block for each:
-    `for r in range(cuda.blockIdx.x, n_rows, cuda.gridDim.x)`."""
+    `for row in range(cuda.blockIdx.x, n_rows, cuda.gridDim.x)`."""
     if SIMULATED:
         return launch(kernel, min(n_rows, 2), _SIMULATED_THREADS, stream, *arguments)
-    threads = 32
+    threads = WARP
     while threads < min(n, THREADS):
         threads *= 2
-    return launch(kernel, max(1, min(n_rows, 1 << 16)), threads, stream, *arguments)
+    return launch(kernel, max(1, min(n_rows, MOST_ROWS)), threads, stream, *arguments)
+
+
+def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
+    """The same, and a warp for each row of at most 256 elements:
+    `for row in range(first_row(), n_rows, rows_apart())`, see blocks.py."""
+    if SIMULATED or n > _SHORT:
+        return per_row(kernel, n_rows, n, stream, *arguments)
+    together = THREADS // WARP
+    blocks = max(1, min(-(-n_rows // together), MOST_ROWS))
+    return launch(kernel, blocks, (WARP, together), stream, *arguments)
 
 
 def in_turn(*calls: Callable[[], None]) -> Call:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum
+from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row
+from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
 from pyggml.tensors import Tensor
@@ -42,7 +42,7 @@ def _along(x, y, at, n, parts):
 @kernel
 def _rms_norm(out, x, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         r = ONE / math.sqrt(_squares(x, at, n, parts) / np.float32(n) + eps)
         for j in range(at + cuda.threadIdx.x, at + n, cuda.blockDim.x):
@@ -52,7 +52,7 @@ def _rms_norm(out, x, n, eps):
 @kernel
 def _rms_norm_back(dx, x, dy, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         r = ONE / math.sqrt(_squares(x, at, n, parts) / np.float32(n) + eps)
         back = r * r * r * _along(x, dy, at, n, parts) / np.float32(n)
@@ -63,7 +63,7 @@ def _rms_norm_back(dx, x, dy, n, eps):
 @kernel
 def _l2_norm(out, x, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         r = ONE / max(math.sqrt(_squares(x, at, n, parts)), eps)
         for j in range(at + cuda.threadIdx.x, at + n, cuda.blockDim.x):
@@ -73,7 +73,7 @@ def _l2_norm(out, x, n, eps):
 @kernel
 def _l2_norm_back(dx, x, dy, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         length = math.sqrt(_squares(x, at, n, parts))
         along = _along(x, dy, at, n, parts)
@@ -103,7 +103,7 @@ def _mean_and_rate(x, at, n, eps, parts):
 @kernel
 def _norm(out, x, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         mean, r = _mean_and_rate(x, at, n, eps, parts)
         for j in range(at + cuda.threadIdx.x, at + n, cuda.blockDim.x):
@@ -113,7 +113,7 @@ def _norm(out, x, n, eps):
 @kernel
 def _norm_back(dx, x, dy, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         mean, r = _mean_and_rate(x, at, n, eps, parts)
         total, along = ZERO, ZERO
@@ -132,7 +132,7 @@ def _norm_back(dx, x, dy, n, eps):
 @kernel
 def _rms_norm_mul(out, x, w, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         r = ONE / math.sqrt(_squares(x, at, n, parts) / np.float32(n) + eps)
         for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
@@ -142,7 +142,7 @@ def _rms_norm_mul(out, x, w, n, eps):
 @kernel
 def _rms_norm_mul_back(dx, x, w, dy, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, x.size // n, cuda.gridDim.x):
+    for row in range(first_row(), x.size // n, rows_apart()):
         at = row * n
         r = ONE / math.sqrt(_squares(x, at, n, parts) / np.float32(n) + eps)
         total = ZERO
@@ -159,7 +159,7 @@ _CHUNK_ROWS = 64  # rows whose part of dw one block adds up
 @kernel
 def _rates(rates, x, n, eps):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, rates.size, cuda.gridDim.x):
+    for row in range(first_row(), rates.size, rows_apart()):
         r = ONE / math.sqrt(_squares(x, row * n, n, parts) / np.float32(n) + eps)
         if cuda.threadIdx.x == 0:
             rates[row] = r
@@ -168,7 +168,7 @@ def _rates(rates, x, n, eps):
 @kernel
 def _weighted_sums(sums, x, dy, rates, n):
     """sums (n_chunks, n): of each chunk of rows, Σ r·x·dy."""
-    for chunk in range(cuda.blockIdx.x, sums.size // n, cuda.gridDim.x):
+    for chunk in range(first_row(), sums.size // n, rows_apart()):
         first, last = chunk * _CHUNK_ROWS, min((chunk + 1) * _CHUNK_ROWS, rates.size)
         for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
             total = ZERO
@@ -204,8 +204,8 @@ def _back_w(site: Site) -> Call:
     scratch = site.scratch.view(np.float32)
     rates, sums = scratch[:n_rows], scratch[n_rows : n_rows + n_chunks * n]
     return in_turn(
-        per_row(_rates, n_rows, n, site.stream, rates, x, n, *site.scalars),
-        per_row(_weighted_sums, n_chunks, n, site.stream, sums, x, dy, rates, n),
+        per_rows(_rates, n_rows, n, site.stream, rates, x, n, *site.scalars),
+        per_rows(_weighted_sums, n_chunks, n, site.stream, sums, x, dy, rates, n),
         per_element(_sum_chunks, n, site.stream, site.out, sums),
     )
 
@@ -216,7 +216,7 @@ def _by_row(run: Any) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
         t = site.node.src[0]
         n = t.shape[-1] if t.shape else 1
-        return per_row(
+        return per_rows(
             run, t.n_elements // n, n, site.stream, site.out, *site.src, n, *site.scalars
         )
 

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum
+from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row
+from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
 
@@ -21,7 +21,7 @@ _PIECE = 1 << 14  # numbers whose squares one block adds up
 def _squares(sums, g):
     """sums: of each piece of g, Σ g² in float64."""
     parts = cuda.shared.array(THREADS, np.float64)
-    for piece in range(cuda.blockIdx.x, sums.size, cuda.gridDim.x):
+    for piece in range(first_row(), sums.size, rows_apart()):
         last, total = min((piece + 1) * _PIECE, g.size), np.float64(0)
         for i in range(piece * _PIECE + cuda.threadIdx.x, last, cuda.blockDim.x):
             total += np.float64(g[i]) * np.float64(g[i])
@@ -53,7 +53,7 @@ def _clip_norm(site: Site) -> Call:
     (g,), (limit,) = site.src, site.scalars
     sums = site.scratch.view(np.float64)
     calls = [
-        per_row(_squares, sums.size, _PIECE, site.stream, sums, g),
+        per_rows(_squares, sums.size, _PIECE, site.stream, sums, g),
         per_row(_norm, 1, sums.size, site.stream, site.out, sums),
     ]
     if limit:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum
+from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.formulas import HALF, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row
+from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
 from pyggml.tensors import Tensor
@@ -23,7 +23,7 @@ _PIECE = 1 << 14  # elements that one block adds up
 def _row_sums(out, x, n, divisor):
     """out_r = Σ of row r / divisor; the last row may be shorter than n."""
     parts = cuda.shared.array(THREADS, np.float64)
-    for row in range(cuda.blockIdx.x, out.size, cuda.gridDim.x):
+    for row in range(first_row(), out.size, rows_apart()):
         last, total = min((row + 1) * n, x.size), np.float64(0)
         for i in range(row * n + cuda.threadIdx.x, last, cuda.blockDim.x):
             total += x[i]
@@ -36,7 +36,7 @@ def _by_row(is_mean: bool) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
         n = site.node.src[0].shape[-1]
         divisor = np.float64(n if is_mean else 1)
-        return per_row(_row_sums, site.out.size, n, site.stream, site.out, *site.src, n, divisor)
+        return per_rows(_row_sums, site.out.size, n, site.stream, site.out, *site.src, n, divisor)
 
     return bind
 
@@ -49,8 +49,8 @@ def _sum(site: Site) -> Call:
     (x,), one = site.src, np.float64(1)
     sums = site.scratch.view(np.float64)
     return in_turn(
-        per_row(_row_sums, sums.size, _PIECE, site.stream, sums, x, _PIECE, one),
-        per_row(_row_sums, 1, sums.size, site.stream, site.out, sums, sums.size, one),
+        per_rows(_row_sums, sums.size, _PIECE, site.stream, sums, x, _PIECE, one),
+        per_rows(_row_sums, 1, sums.size, site.stream, site.out, sums, sums.size, one),
     )
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from pyggml.backends.cuda.axes import sizes
-from pyggml.backends.cuda.blocks import block_max, block_sum
+from pyggml.backends.cuda.blocks import block_max, block_sum, first_row, rows_apart
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, per_element, per_row
+from pyggml.backends.cuda.launch import THREADS, per_element, per_rows
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
 from pyggml.positions import alibi_slopes
@@ -32,7 +32,7 @@ def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask, shape, of_mask):
     sink's share of each row; it may have no element. y may be x."""
     parts = cuda.shared.array(THREADS, np.float32)
     n_head, n_q, n = shape[1], shape[2], shape[3]
-    for row in range(cuda.blockIdx.x, shape[0] * n_head * n_q, cuda.gridDim.x):
+    for row in range(first_row(), shape[0] * n_head * n_q, rows_apart()):
         b, h, q = row // (n_head * n_q), row // n_q % n_head, row % n_q
         at, slope, sink = row * n, slopes[h], sinks[h]
         row_mask = (((b % of_mask[0]) * of_mask[1] + h % of_mask[1]) * n_q + q) * n
@@ -70,13 +70,13 @@ def _bind(site: Site) -> Call:
     slopes = site.constant(alibi_slopes(n_head, p["max_bias"]).astype(np.float32))
     arguments = (mask, sinks, lost, slopes, np.float32(p["scale"]), has_mask, shape, of_mask)
     n_rows = x.n_elements // x.shape[-1]
-    return per_row(_soft_max, n_rows, x.shape[-1], site.stream, site.out, site.src[0], *arguments)
+    return per_rows(_soft_max, n_rows, x.shape[-1], site.stream, site.out, site.src[0], *arguments)
 
 
 @kernel
 def _soft_max_back(dx, dy, y, n, scale):
     parts = cuda.shared.array(THREADS, np.float32)
-    for row in range(cuda.blockIdx.x, y.size // n, cuda.gridDim.x):
+    for row in range(first_row(), y.size // n, rows_apart()):
         at, along = row * n, ZERO
         for j in range(at + cuda.threadIdx.x, at + n, cuda.blockDim.x):
             along += y[j] * dy[j]
@@ -88,7 +88,7 @@ def _soft_max_back(dx, dy, y, n, scale):
 def _bind_back(site: Site) -> Call:
     n = site.node.shape[-1]
     n_rows = site.out.size // n
-    return per_row(_soft_max_back, n_rows, n, site.stream, site.out, *site.src, n, *site.scalars)
+    return per_rows(_soft_max_back, n_rows, n, site.stream, site.out, *site.src, n, *site.scalars)
 
 
 @kernel
