@@ -16,8 +16,6 @@ import psutil
 
 from pyggml.errors import PyggmlError
 
-_MOST_DIGITS = 18  # of a process's number
-
 if sys.platform == "win32":
     import msvcrt
 
@@ -58,10 +56,10 @@ def holder(target: Path) -> int | None:
     Nothing is locked meanwhile. The lock file of a killed process stays, but names none that lives.
     """
     try:
-        number = int(_lock_file(target).read_text(encoding="ascii")[:_MOST_DIGITS])
+        number = int(_lock_file(target).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
-    return number if number > 0 and psutil.pid_exists(number) else None
+    return number if 0 < number < 1 << 31 and psutil.pid_exists(number) else None
 
 
 def _lock_file(target: Path) -> Path:

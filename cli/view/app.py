@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from threading import Event
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,11 +22,12 @@ from pyggml.cli.view import pictures, reading, weights
 from pyggml.cli.view.asked import read_number, read_pass, read_text
 from pyggml.cli.view.page import page_routes
 from pyggml.cli.view.runs import Runs
-from pyggml.cli.view.source import Source
+from pyggml.cli.view.source import Source, Watched
 from pyggml.cli.view.worker import Worker
 
 _MOST_BODY, _BODY_SECONDS = 1 << 17, 10.0
 _MOST_INDEX = 10**8
+_NO_RUNS = "no folder of runs was given: pyggml view MODEL --run FOLDER"
 
 
 def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette:
@@ -49,6 +51,7 @@ def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette
             Route("/api/plan", routes.plan),
             Route("/api/plan/moment", routes.moment),
             Route("/api/run", routes.run),
+            Route("/api/run/gradients", routes.gradients),
             Route("/api/losses", routes.losses, methods=["POST"]),
             Route("/api/attention", routes.attention, methods=["POST"]),
         ],
@@ -82,6 +85,7 @@ class Routes:
         found = weights.described(self._source.file, name)
         if run and self._runs is not None:
             adapter = self._runs.output(run)
+            found["charts"] = self._runs.norms(run, name)
             if adapter.is_file():
                 found["update"] = weights.update(adapter, self._source.file, name)
         return found
@@ -121,26 +125,45 @@ class Routes:
 
     def run(self, request: Request) -> Response:
         if self._runs is None:
-            raise ApiError(404, "no folder of runs was given: pyggml view MODEL --run FOLDER")
+            raise ApiError(404, _NO_RUNS)
         return JSONResponse(self._runs.shown(read_text(request.query_params, "name")))
+
+    async def gradients(self, request: Request) -> Response:
+        runs, query = self._runs, request.query_params
+        if runs is None:
+            raise ApiError(404, _NO_RUNS)
+        name, kind = read_text(query, "name"), query.get("kind", "norm")
+        step = read_number(query, "step", 0, _MOST_INDEX)
+        return JSONResponse(
+            await self.worker.run(request, lambda stop: runs.gradients(name, kind, step))
+        )
 
     # -- texts -------------------------------------------------------------------------------------
 
     async def losses(self, request: Request) -> Response:
-        text, _ = await self._asked(request)
-        model = self._source.model
-        return JSONResponse(
-            await self.worker.run(request, lambda stop: reading.losses(model, text, stop))
-        )
+        text, given = await self._asked(request)
+        return await self._read(request, given, partial(reading.losses, text=text))
 
     async def attention(self, request: Request) -> Response:
         text, given = await self._asked(request)
-        model, block = self._source.model, given.get("block")
+        block = given.get("block")
         if type(block) is not int:
             raise ApiError(400, "block is missing, wanted a whole number", "block")
-        return JSONResponse(
-            await self.worker.run(request, lambda stop: reading.attention(model, text, block, stop))
-        )
+        return await self._read(request, given, partial(reading.attention, text=text, block=block))
+
+    async def _read(
+        self, request: Request, given: Mapping[str, Any], work: Callable[..., dict[str, Any]]
+    ) -> Response:
+        """What the model makes of a text, maybe with the adapter of the run that is given."""
+        model, runs, run = self._source.model, self._runs, given.get("run")
+        files = [runs.output(run)] if runs is not None and isinstance(run, str) else []
+
+        def done(stop: Event) -> dict[str, Any]:
+            assert model.tokenizer  # built here once, for all copies of the model
+            asked = model.with_adapter_files(*files) if files else model
+            return work(Watched(asked, stop))
+
+        return JSONResponse(await self.worker.run(request, done))
 
     async def _asked(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The text in a request's body, and all of the body."""

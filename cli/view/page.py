@@ -7,10 +7,13 @@ from starlette.routing import Route
 
 from pyggml.cli.pages import hash_of, part
 from pyggml.cli.web.files import sent
-from pyggml.draw import heat, svg
+from pyggml.draw import heat, svg, tokens
 
 _HOME, _REPORT = "pyggml.cli.view", "pyggml.cli.report"
-_SCRIPTS = ("app", "page", "tree", "model", "tensor", "pass", "graph", "plan", "run", "text")
+_SCRIPTS = (
+    *("app", "page", "tree", "lines", "model", "tensor", "pass", "graph", "plan", "run"),
+    *("gradients", "text"),
+)
 _PARTS = {
     "/page.css": (_HOME, "web/page.css", "text/css"),
     "/icon.svg": (_HOME, "web/icon.svg", "image/svg+xml"),
@@ -26,7 +29,8 @@ def page_routes(title: str) -> list[Route]:
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     text = environment.from_string(part(_HOME, "web/page.html")).render(title=title)
     drawn = " ".join(map(hash_of, (svg.STYLE, heat.STYLE)))  # the pictures bring these
+    style = Route("/tokens.css", sent(tokens.STYLE, "text/css"))
     parts = [
         Route(path, sent(part(home, name), kind)) for path, (home, name, kind) in _PARTS.items()
     ]
-    return [Route("/", sent(text, "text/html", drawn)), *parts]
+    return [Route("/", sent(text, "text/html", drawn)), style, *parts]

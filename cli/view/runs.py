@@ -7,21 +7,27 @@ metrics; a half-written last line is left out until it is whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pyggml.cli.report.page import facts
-from pyggml.cli.report.series import charts_of
+from pyggml.cli.report.series import Chart, charts_of
 from pyggml.cli.serve.errors import ApiError
 from pyggml.cli.show import printable, size, span
 from pyggml.cli.view.asked import shown
+from pyggml.draw import heat
 from pyggml.errors import ConfigError
 from pyggml.lora.lock import holder
-from pyggml.lora.record import metrics_beside, read_records
+from pyggml.lora.record import metrics_beside, overview_of, read_records
+from pyggml.overview import Overview, findings, place
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
+_MOST_FINDINGS = 8
 _RECENT = 20  # steps that the time left is judged by
 Records = Sequence[Mapping[str, Any]]
 
@@ -34,7 +40,7 @@ class Runs:
             found = "is no folder" if folder.exists() else "does not exist"
             raise ConfigError(f"{folder}: {found}, wanted the folder of a run's adapter")
         self.folder = folder
-        self._read: dict[str, tuple[object, list[Mapping[str, Any]]]] = {}
+        self._known: dict[str, _Known] = {}
 
     def names(self) -> list[str]:
         """The runs, those with the newest lines first. Raises ApiError if the folder is gone."""
@@ -67,36 +73,84 @@ class Runs:
             for output in [self.folder / f"{name}.gguf"]
         ]
 
-    def records(self, name: str) -> Records:
+    def _read(self, name: str) -> _Known:
         """The lines of a run's metrics that are whole. Raises ApiError."""
         output = self.output(name)
         path, version = metrics_beside(output), _version(output)
         if path.exists() and path.stat().st_size > _MOST_BYTES:
             raise ApiError(413, f"{path.name} is larger than {size(_MOST_BYTES)}")
-        known = self._read.get(name)
-        if known is None or known[0] != version:
-            known = self._read[name] = version, list(read_records(path))
-        return known[1]
+        known = self._known.get(name)
+        if known is None or known.version != version:
+            known = self._known[name] = _Known(version, list(read_records(path)))
+        return known
 
     def shown(self, name: str) -> dict[str, Any]:
         """A run as the page shows it. Raises ApiError if there is none."""
         output = self.output(name)
-        running, version = _is_running(output), _version(output)
-        records = self.records(name)
+        running, known = _is_running(output), self._read(name)
+        records, overview = known.records, known.overview
         steps = [r for r in records if r["event"] == "step"]
         last = steps[-1] if steps else {}
         return {
             "name": printable(name),
-            "version": version,
+            "version": known.version,
             "state": _state(running, last),
             "step": last.get("step", 0),
             "n_steps": last.get("n_steps", 0),
             "left": _time_left(steps) if running else "",
             "facts": facts(records) if steps else [],
             "charts": charts_of(records),
+            "measured": [] if overview is None else overview.steps,
             "adapter": size(output.stat().st_size) if output.is_file() else "",
             **_told(records),
         }
+
+    def gradients(self, name: str, kind: str, step: int) -> dict[str, Any]:
+        """The heat map of a run's gradients at one of the steps that were measured, the small ones
+        of several steps, and what is wrong, in sentences. Raises ApiError."""
+        o = self._read(name).overview
+        if o is None or step not in o.steps:
+            raise ApiError(404, f"the gradients of step {step} were not measured", "step")
+        if kind not in heat.KINDS:
+            raise ApiError(400, f"kind is {shown(kind)}, wanted {', '.join(heat.KINDS)}", "kind")
+        return {
+            "kinds": {known: heat.KINDS[known].title for known in heat.kinds_of(o)},
+            "map": heat.heat_map(o, kind, step),
+            "over": heat.heat_steps(o, kind) if len(o.steps) > 1 else "",
+            "findings": findings(o)[:_MOST_FINDINGS],
+        }
+
+    def norms(self, name: str, tensor: str) -> list[Chart]:
+        """The chart of the gradients of a tensor's update over steps, if any were measured."""
+        o = self._read(name).overview
+        if o is None:
+            return []
+        layer, (module, _) = place(tensor)
+        lines = [
+            (str(column), "main" if column.factor != "B" else "second", o.norms[:, i, c])
+            for i, known in enumerate(o.layers)
+            for c, column in enumerate(o.columns)
+            if known == layer and column.module == module and o.there[i, c]
+        ]
+        series = [
+            {"name": line, "role": role, "y": [float(x) if isfinite(x) else None for x in y]}
+            for line, role, y in lines
+        ]
+        title, note = "Gradient norm", "at the steps that were measured, before clipping"
+        chart = {"title": title, "note": note, "log": False, "x": o.steps, "series": series}
+        return [chart] if lines else []
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a run's metrics held when its files had this version."""
+
+    version: str
+    records: Records
+
+    @cached_property
+    def overview(self) -> Overview | None:
+        return overview_of(self.records)
 
 
 def _changed(path: Path) -> float:
@@ -141,6 +195,21 @@ def _told(records: Records) -> dict[str, Any]:
     """What the run told of itself: its settings, its plan and its answers; the newest of each."""
     found: dict[str, Any] = {"settings": {}, "about": [], "prompt": "", "answers": []}
     for record in records:
-        if record["event"] in ("run", "answers"):
-            found |= {name: record[name] for name in found if name in record}
+        if record["event"] == "run":
+            settings = record.get("settings")
+            found["settings"] = settings if isinstance(settings, dict) else {}
+            found["about"] = _pairs(record.get("about"))
+        elif record["event"] == "answers":
+            found["prompt"] = str(record.get("prompt", ""))
+            found["answers"] = _pairs(record.get("answers"))
     return found
+
+
+def _pairs(given: Any) -> list[list[str]]:
+    """Rows of two words each; others, of a stranger's file, are left out."""
+    rows = given if isinstance(given, list) else []
+    return [
+        row
+        for row in rows
+        if isinstance(row, list) and len(row) == 2 and all(isinstance(w, str) for w in row)
+    ]

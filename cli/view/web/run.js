@@ -1,6 +1,8 @@
 // A run, finished or under way: its charts grow as it writes.
 
-import { ask, card, facts, fill, make } from "./page.js";
+import { ask, card, facts, make } from "./page.js";
+import { drawCharts } from "./lines.js";
+import { gradientsOf } from "./gradients.js";
 
 const STATES = {
   starting: "It has started; its first step is under way, for which kernels may be compiled.",
@@ -61,14 +63,16 @@ function missing({ runs }, name) {
 // The places of a run's parts; update() fills them, and leaves those alone that have not changed.
 function shownIn(view, name) {
   const status = card(), charts = make("section", { class: "charts", "aria-label": "Charts" }), rest = make("div");
+  const gradients = gradientsOf(name);
   rest.style.display = "contents";
-  view.replaceChildren(status, charts, rest);
+  view.replaceChildren(status, charts, gradients.place, rest);
   let told = "";
   return {
     name,
     update(found) {
       status.replaceChildren(...statusOf(found));
-      draw(charts, found.charts);
+      drawCharts(charts, found.charts);
+      gradients.update(found.measured);
       const now = JSON.stringify([found.settings, found.about, found.answers]);
       if (now !== told) rest.replaceChildren(...restOf(found));
       told = now;
@@ -83,30 +87,6 @@ function statusOf(found) {
   if (found.n_steps) parts.push(make("progress", { max: found.n_steps, value: found.step, "aria-label": "Steps made" }));
   if (found.adapter) found.facts.push(["adapter", found.adapter]);
   return [...parts, facts(found.facts)];
-}
-
-function draw(place, charts) {
-  const titles = charts.map((chart) => chart.title).join("\n");
-  if (place.dataset.titles !== titles) {
-    place.dataset.titles = titles;
-    place.replaceChildren(...charts.map((chart, i) => {
-      const caption = make("figcaption", {}, `${chart.title} `, make("span", { class: "quiet" }, chart.note));
-      return make("figure", { class: i ? "card" : "card wide" }, caption, make("div", { class: "chart", role: "img" }));
-    }));
-  }
-  charts.forEach((chart, i) => {
-    const at = place.children[i].querySelector(".chart");
-    at.ariaLabel = inWords(chart);
-    pyggmlCharts.show(at, chart);
-  });
-}
-
-function inWords({ title, series, x }) {
-  const said = series.map(({ name, y }) => {
-    const known = y.filter((value) => value != null);
-    return `${name} from ${known[0]?.toPrecision(4)} to ${known.at(-1)?.toPrecision(4)}`;
-  });
-  return `${title}, steps ${x[0]} to ${x.at(-1)}: ${said.slice(0, 4).join("; ")}`;
 }
 
 function restOf({ prompt, answers, about, settings }) {

@@ -1,17 +1,19 @@
 // One tensor: its shape, its numbers as a histogram, and what a run has changed of it.
 
 import { ask, bytes, digits, facts, fill, make, shape } from "./page.js";
+import { drawCharts } from "./lines.js";
 
 export function tensor(place, name, state) {
-  const run = state.runs?.[0]?.name;
+  const run = state.runs?.[0]?.name, charts = make("div", { class: "one" });
+  let found = {};
   return fill(place, async () => {
-    const found = await ask("tensor", { name, run });
+    found = await ask("tensor", { name, run });
     const parts = [make("h2", {}, name), facts(about(found))];
     if (found.numbers) parts.push(...numbers(found.numbers, "Weights"));
     if (found.fault) parts.push(make("p", { class: "fault" }, found.fault));
     if (found.update) parts.push(...update(found.update, run));
-    return parts;
-  });
+    return found.charts?.length ? [...parts, charts] : parts;
+  }).then(() => charts.isConnected && found.charts && drawCharts(charts, found.charts));
 }
 
 const about = (found) => [

@@ -2,16 +2,16 @@
 
 import { ask, card, digits, make, send } from "./page.js";
 
-const MOST = 8; // a loss from which on the colour stays the same, in nats
-
-export function text(place) {
+export function text(place, state) {
   const area = make("textarea", { rows: 4, name: "text", "aria-label": "Text", placeholder: "A text to look into" });
   const block = make("input", { type: "number", min: 0, value: 0, name: "block" });
+  const model = make("select", { name: "model" }, make("option", { value: "" }, "the file alone"));
+  for (const { name } of state.runs ?? []) model.append(make("option", { value: name }, `with ${name}`));
   const loss = make("button", { type: "submit", class: "main" }, "Losses");
   const attention = make("button", { type: "button" }, "Attention");
   const stop = make("button", { type: "button", disabled: true }, "Stop");
   const note = make("p", { class: "quiet", role: "status" }), result = make("section", { class: "card", hidden: true });
-  const fields = make("div", { class: "fields" }, loss, make("label", {}, "block", block), attention, stop);
+  const fields = make("div", { class: "fields" }, make("label", {}, "model", model), loss, make("label", {}, "block", block), attention, stop);
   const form = make("form", {}, area, fields, note);
   let running = null;
   place.append(card(make("h2", {}, "A text"), form), result);
@@ -25,10 +25,10 @@ export function text(place) {
     stop.disabled = false;
     note.className = "quiet";
     try {
-      const found = await send(path, body, mine.signal);
+      const found = await send(path, { text: area.value, run: model.value || null, ...body }, mine.signal);
       result.replaceChildren(...drawn(found));
       result.hidden = false;
-      note.textContent = `${found.tokens.length} tokens, ${seconds()} s`;
+      note.textContent = `${found.n_tokens} tokens, ${seconds()} s`;
     } catch (error) {
       note.textContent = error.name === "AbortError" ? "stopped" : error.message;
       if (error.name !== "AbortError") note.className = "fault";
@@ -39,10 +39,10 @@ export function text(place) {
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    compute("losses", { text: area.value }, coloured);
+    compute("losses", {}, coloured);
   });
   attention.addEventListener("click", () =>
-    compute("attention", { text: area.value, block: Number(block.value) }, (found) => attended(found, block.value)));
+    compute("attention", { block: Number(block.value) }, (found) => attended(found, block.value)));
   stop.addEventListener("click", () => running?.abort());
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
@@ -55,77 +55,78 @@ export function text(place) {
 
 const shade = (share) => `color-mix(in srgb, var(--heat) ${Math.round(75 * Math.min(Math.max(share, 0), 1))}%, transparent)`;
 
-// Tokens as buttons in the order of the text; line breaks stay.
-function tokens(texts, pressed) {
-  const place = make("div", { class: "tokens", role: "group", "aria-label": "Tokens" });
-  texts.forEach((token, i) => {
-    const button = make("button", { type: "button", "aria-pressed": "false", click: () => press(i) }, token || "␀");
-    place.append(button);
-    if (token.endsWith("\n")) place.append(make("br"));
+// Tokens that are walked with the arrow keys; chosen(i) hears which one is chosen.
+function walked(nodes, chosen) {
+  const choose = (i) => {
+    nodes.forEach((node, j) => {
+      node.setAttribute("aria-pressed", i === j);
+      node.tabIndex = i === j ? 0 : -1;
+    });
+    chosen(i);
+  };
+  nodes.forEach((node, i) => {
+    node.setAttribute("role", "button");
+    node.setAttribute("aria-pressed", "false");
+    node.tabIndex = i ? -1 : 0;
+    node.addEventListener("click", () => choose(i));
+    node.addEventListener("keydown", (event) => {
+      const last = nodes.length - 1;
+      const to = { ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: last, Enter: i, " ": i }[event.key];
+      if (!nodes[to]) return;
+      event.preventDefault();
+      nodes[to].focus();
+      choose(to);
+    });
   });
-  function press(i) {
-    place.querySelectorAll("button").forEach((each, j) => each.setAttribute("aria-pressed", i === j));
-    pressed(i);
-  }
-  place.paint = (share) => place.querySelectorAll("button").forEach((each, i) => (each.style.backgroundColor = shade(share(i))));
-  place.press = press;
-  place.addEventListener("keydown", (event) => {
-    const all = [...place.querySelectorAll("button")], at = all.indexOf(event.target);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
-    if (at < 0 || !all[to]) return;
-    event.preventDefault();
-    all[to].focus();
-    press(to);
-  });
-  return place;
+  return choose;
 }
 
-function coloured({ tokens: texts, losses, mean }) {
-  const told = make("p", { role: "status" }, "Choose a token to see its loss.");
-  const place = tokens(texts, (i) => {
-    const sentence = i ? `loss ${digits(losses[i - 1])}, probability ${digits(100 * Math.exp(-losses[i - 1]), 3)} %` : "the first token has nothing before it that could predict it";
-    told.replaceChildren(make("code", {}, JSON.stringify(texts[i])), ` ${sentence}`);
-  });
-  place.paint((i) => (i ? losses[i - 1] / MOST : 0));
-  const heading = make("h2", {}, `Loss of each token: ${digits(mean)} on average, perplexity ${digits(Math.exp(mean))}`);
-  return [heading, place, told, make("p", { class: "quiet" }, `The stronger the colour, the less expected; from ${MOST} nats on it stays the same.`)];
+function coloured({ html, about, loss }) {
+  const place = make("div"), told = make("pre", { role: "status" }, "Choose a token, with a click or the arrow keys.");
+  place.innerHTML = html; // the server's fragment, in which nothing of a text is markup
+  walked([...place.querySelectorAll(".tokens [title]")], (i) => (told.textContent = about[i]));
+  const heading = make("h2", {}, `Loss of each token: ${digits(loss)} on average, perplexity ${digits(Math.exp(loss))}`);
+  return [heading, place, told];
 }
 
-function attended({ tokens: texts, maps }, block) {
-  const head = make("select", {}, ...maps.map((_, i) => make("option", { value: i }, String(i))));
+function attended({ tokens, maps }, block) {
+  const head = make("select", { name: "head" }, ...maps.map((_, i) => make("option", { value: i }, String(i))));
   const told = make("p", { role: "status" });
-  const map = make("canvas", { class: "map", role: "img", width: texts.length, height: texts.length });
-  let reader = texts.length - 1;
-  const place = tokens(texts, (i) => {
+  const map = make("canvas", { class: "map", role: "img", width: tokens.length, height: tokens.length });
+  const nodes = tokens.map((token) => make("span", {}, token || "‥"));
+  let reader = tokens.length - 1;
+  const choose = walked(nodes, (i) => {
     reader = i;
     draw();
   });
   function draw() {
     const rows = maps[head.value], row = rows[reader];
-    place.paint((i) => row[i] ?? 0);
+    nodes.forEach((node, i) => (node.style.backgroundColor = shade(row[i] ?? 0)));
     const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 5);
-    told.textContent = `${JSON.stringify(texts[reader])} reads ` + best.map(([weight, i]) => `${JSON.stringify(texts[i])} ${digits(100 * weight, 3)} %`).join(", ");
+    told.textContent = `“${tokens[reader]}” reads ` + best.map(([weight, i]) => `“${tokens[i]}” ${digits(100 * weight, 3)} %`).join(", ");
     map.ariaLabel = `attention of head ${head.value} of block ${block}: rows read columns`;
-    paint(map, rows);
+    paint(map, rows, reader);
   }
   head.addEventListener("change", draw);
   map.addEventListener("click", (event) => {
     const box = map.getBoundingClientRect();
-    place.press(Math.min(texts.length - 1, Math.floor(((event.clientY - box.top) / box.height) * texts.length)));
+    choose(Math.min(tokens.length - 1, Math.floor(((event.clientY - box.top) / box.height) * tokens.length)));
   });
-  place.press(reader);
-  const choice = make("div", { class: "fields" }, make("label", {}, "head", head));
-  return [make("h2", {}, `Attention in block ${block}`), choice, make("p", { class: "quiet" }, "Choose the token that reads; the colour of the others is how much it reads of them."), place, told, map];
+  choose(reader);
+  const fields = make("div", { class: "fields" }, make("label", {}, "head", head));
+  const hint = make("p", { class: "quiet" }, "Choose the token that reads, with a click or the arrow keys. The colour of the others is how much it reads of them. In the map, a row reads its columns.");
+  return [make("h2", {}, `Attention in block ${block}`), fields, hint, make("div", { class: "reading" }, ...nodes), told, map];
 }
 
-// Rows are the tokens that read, columns those that are read.
-function paint(canvas, rows) {
+// Rows are the tokens that read, columns those that are read; the chosen row stands out.
+function paint(canvas, rows, reader) {
   const context = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
   context.clearRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = style.getPropertyValue("--main");
-  rows.forEach((row, y) => row.forEach((weight, x) => {
-    context.globalAlpha = Math.min(1, Math.sqrt(weight));
-    context.fillRect(x, y, 1, 1);
-  }));
-  context.globalAlpha = 1;
+  rows.forEach((row, y) => {
+    context.fillStyle = style.getPropertyValue(y === reader ? "--third" : "--main");
+    row.forEach((weight, x) => {
+      context.globalAlpha = Math.min(1, Math.sqrt(weight));
+      context.fillRect(x, y, 1, 1);
+    });
+  });
 }

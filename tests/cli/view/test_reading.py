@@ -1,0 +1,101 @@
+"""Texts: the losses and attention of a model are those of the library, within bounds, and stop."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml import lens
+from pyggml.cli.view.source import Stopped, Watched
+from pyggml.draw import tokens
+from pyggml.lora import LoraConfig, attach
+
+TEXT = "the other <b>path</b>\n"
+
+
+@pytest.fixture(scope="module")
+def model(tiny):
+    return pyggml.load(tiny)
+
+
+def table_of(model):
+    ids = model.tokenizer.encode(TEXT, parse_special=True)
+    return lens.token_table(model, ids), [model.tokenizer.token_bytes(i, True) for i in ids]
+
+
+def test_losses_are_the_library_s(client, model):
+    found = client.post("/api/losses", json={"text": TEXT}).json()
+    table, pieces = table_of(model)
+    assert found["n_tokens"] == len(table.ids)
+    assert found["loss"] == pytest.approx(table.loss)
+    assert found["html"] == tokens.fragment(table, pieces)
+    assert len(found["about"]) == len(table.ids) and f"{table.losses[3]:.3f}" in found["about"][3]
+    assert "<b>" not in found["html"]
+
+
+def test_losses_with_the_adapter_of_a_run(client, add_run, model, folder, rng):
+    adapter = attach(model, LoraConfig(rank=2, alpha=5.0))
+    data = adapter.parameters.data
+    data[:] = rng.normal(0, 0.4, len(data))
+    adapter.save(folder / "mine.gguf")
+    add_run("mine", [])
+    found = client.post("/api/losses", json={"text": TEXT, "run": "mine"}).json()
+    assert found["loss"] == pytest.approx(table_of(adapter.model)[0].loss)
+    assert found["loss"] != pytest.approx(table_of(model)[0].loss, rel=1e-3)
+
+
+def test_attention_is_the_library_s(client, model):
+    found = client.post("/api/attention", json={"text": TEXT, "block": 1}).json()
+    ids = model.tokenizer.encode(TEXT)
+    (wanted,) = lens.attention_maps(model, ids, [1])
+    assert len(found["tokens"]) == len(ids) and len(found["maps"]) == len(wanted)
+    for head, rows in enumerate(found["maps"]):
+        for i, row in enumerate(rows):
+            np.testing.assert_allclose(row, wanted[head, i, : i + 1], atol=6e-5)
+
+
+@pytest.mark.parametrize(
+    "path, body, words",
+    [
+        ("losses", {}, "text is no string"),
+        ("losses", {"text": ""}, "text is no string of 1 to 20000"),
+        ("losses", {"text": "a" * 20001}, "text is no string of 1 to 20000"),
+        ("losses", {"text": "a"}, "the text has 1 tokens, wanted 2 to 64"),
+        ("losses", {"text": "a" * 65}, "the text has 65 tokens, wanted 2 to 64"),
+        ("losses", {"text": "the path", "run": "../x"}, "has no run"),
+        ("attention", {"text": "the path"}, "block is missing"),
+        ("attention", {"text": "the path", "block": True}, "block is missing"),
+        ("attention", {"text": "the path", "block": -1}, "block is -1, wanted 0 to 1"),
+        ("attention", {"text": "the path", "block": 2}, "block is 2, wanted 0 to 1"),
+    ],
+)
+def test_faults_are_sentences(client, path, body, words):
+    answer = client.post(f"/api/{path}", json=body)
+    assert answer.status_code in (400, 404) and words in answer.json()["error"]["message"]
+
+
+def test_a_body_is_bounded(client):
+    answer = client.post("/api/losses", content=b'{"text": "' + b"a" * (1 << 17))
+    assert answer.status_code == 413
+    for content in (b"", b"[]", b"[" * 9999, b'{"text": 1e999}'):
+        assert client.post("/api/losses", content=content).status_code == 400
+
+
+def test_a_run_of_a_model_stops_before_the_next_kernel(model):
+    stop, calls = threading.Event(), []
+    watched = Watched(model, stop)
+    ids = model.tokenizer.encode(TEXT)
+    np.testing.assert_array_equal(watched.logits(ids), model.logits(ids))
+
+    class Third(threading.Event):
+        def is_set(self):
+            calls.append(1)
+            return len(calls) == 3
+
+    with pytest.raises(Stopped):
+        Watched(model, Third()).logits(ids)
+    assert len(calls) == 3
+    stop.set()
+    with pytest.raises(Stopped):
+        watched.logits(ids)

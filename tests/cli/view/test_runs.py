@@ -1,0 +1,161 @@
+"""Runs as they are written: half lines, other people's files, folders that are gone."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from pyggml.cli.view import runs
+from pyggml.cli.view.runs import Runs
+from pyggml.errors import ConfigError
+from pyggml.lora.lock import held, holder
+
+RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
+ANSWERS = {"event": "answers", "step": 4, "prompt": "the", "answers": [["before", " a"]]}
+
+
+def step(i, n_steps=4, **more):
+    return {"event": "step", "step": i, "n_steps": n_steps, "loss": 5.0 / i, "seconds": 0.5} | more
+
+
+def gradients(i, **more):
+    table = {"norm": [[0.5, 0.25]], "zeros": [[0, 1]], "weight": [[1, 1]], "update": [[0.1, 0.2]]}
+    names = {"layers": ["blk.0"], "columns": ["attn_q A", "attn_q B"]}
+    return {"event": "gradients", "step": i, **names, **table} | more
+
+
+def test_a_finished_run(ask, add_run):
+    add_run("mine", [RUN, *(step(i) for i in (1, 2, 3, 4)), ANSWERS])
+    found = ask("run", name="mine")
+    assert (found["state"], found["step"], found["n_steps"]) == ("finished", 4, 4)
+    assert found["charts"][0]["title"] == "Loss"
+    assert found["charts"][0]["series"][0]["y"] == [5.0, 2.5, pytest.approx(5 / 3), 1.25]
+    assert dict(found["facts"])["steps"] == "4"
+    assert (found["settings"], found["about"]) == (RUN["settings"], RUN["about"])
+    assert (found["prompt"], found["answers"]) == ("the", [["before", " a"]])
+
+
+def test_a_half_written_line_is_left_out_until_it_is_whole(ask, add_run, folder):
+    add_run("mine", [step(1)], rest='{"event": "step", "step": 2, "n_')
+    before = ask("run", name="mine")
+    assert (before["state"], before["step"]) == ("stopped", 1)
+    with (folder / "mine.metrics.jsonl").open("a") as file:
+        file.write(json.dumps(step(2))[len('{"event": "step", "step": 2, "n_') :] + "\n")
+    after = ask("run", name="mine")
+    assert after["step"] == 2 and after["version"] != before["version"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "no JSON\n",
+        "[1]\n",
+        '{"event": "step", "step": 1}\n',
+        '{"event": 3}\n',
+        "\0" * 99,
+    ],
+)
+def test_a_damaged_file_is_shown_as_far_as_it_can_be(ask, folder, text):
+    (folder / "mine.metrics.jsonl").write_text(text)
+    found = ask("run", name="mine")
+    assert found["state"] in ("empty", "stopped") and found["charts"] == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"event": "run", "step": 0, "settings": 3, "about": "x"},
+        {"event": "answers", "step": 0, "prompt": [1], "answers": {"a": 1}},
+        {"event": "run", "step": 0, "about": [["model"], 3, ["a", {"b": 1}]]},
+        step(1, n_steps="many", loss="x", seconds=[1]),
+        gradients(1, norm="x"),
+        gradients(1, layers=[1]),
+    ],
+)
+def test_a_stranger_s_record_is_shown_as_far_as_it_can_be(ask, add_run, record):
+    add_run("mine", [step(1, n_steps=2), record, step(2, n_steps=2)])
+    found = ask("run", name="mine")
+    assert found["step"] == 2 and found["measured"] == []
+    assert isinstance(found["settings"], dict) and found["about"] == found["answers"] == []
+    assert isinstance(found["prompt"], str)
+
+
+def test_a_run_under_way_says_how_long_it_will_be(ask, add_run, folder):
+    with held(folder / "mine.gguf"):
+        assert holder(folder / "mine.gguf") == os.getpid()
+        assert ask("run", name="mine")["state"] == "starting"
+        add_run("mine", [step(i, 100) for i in range(1, 11)])
+        found = ask("run", name="mine")
+        assert (found["state"], found["left"]) == ("running", "45 s")
+        (listed,) = ask("state")["runs"]
+        assert listed["running"] and listed["name"] == "mine"
+    assert ask("run", name="mine")["state"] == "stopped"
+
+
+def test_a_lock_that_a_killed_process_left_is_none(folder):
+    lock = folder / ".mine.gguf.lock"
+    for text in ("", "x", "-1", "0", "9" * 400, "4194305"):
+        lock.write_text(text)
+        assert holder(folder / "mine.gguf") is None
+
+
+def test_runs_are_in_the_order_of_their_lines(ask, add_run, folder):
+    for name, when in (("old", 200), ("new", 300), ("older", 100)):
+        add_run(name, [step(1)])
+        os.utime(folder / f"{name}.metrics.jsonl", (when, when))
+    (folder / "new.metrics.old.jsonl").write_text("{}\n")
+    (folder / "folder.metrics.jsonl").mkdir()
+    assert [run["name"] for run in ask("state")["runs"]] == ["new", "old", "older"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="asks for pipes with names")
+def test_a_pipe_is_no_run(ask, folder):
+    os.mkfifo(folder / "mine.metrics.jsonl")
+    assert ask("state")["runs"] == []
+
+
+def test_the_gradients_of_a_step(ask, client, add_run):
+    add_run("mine", [step(1), gradients(1), step(2), gradients(2, norm=[[1.0, 0.0]])])
+    assert ask("run", name="mine")["measured"] == [1, 2]
+    found = ask("run/gradients", name="mine", kind="norm", step=2)
+    assert "step 2" in found["map"] and found["map"].startswith("<svg")
+    assert found["kinds"].keys() == {"norm", "ratio", "zeros"} and found["over"].startswith("<svg")
+    assert any("blk.0" in sentence for sentence in found["findings"])
+    for fields, status in (({"step": 3}, 404), ({"step": 1, "kind": "x"}, 400), ({}, 400)):
+        answer = client.get("/api/run/gradients", params={"name": "mine", **fields})
+        assert answer.status_code == status
+
+
+def test_a_tensor_s_gradients_over_steps(ask, add_run):
+    add_run("mine", [step(1), gradients(1), step(2), gradients(2, norm=[[1.0, "nan"]])])
+    (chart,) = ask("tensor", name="blk.0.attn_q.weight", run="mine")["charts"]
+    assert chart["x"] == [1, 2]
+    assert {s["name"]: s["y"] for s in chart["series"]} == {
+        "attn_q A": [0.5, 1.0],
+        "attn_q B": [0.25, None],
+    }
+    assert ask("tensor", name="blk.1.attn_q.weight", run="mine")["charts"] == []
+
+
+def test_a_file_that_is_too_large_is_not_read(client, add_run, monkeypatch):
+    monkeypatch.setattr(runs, "_MOST_BYTES", 10)
+    add_run("mine", [step(1)])
+    answer = client.get("/api/run?name=mine")
+    assert answer.status_code == 413 and "is larger than 10 B" in answer.json()["error"]["message"]
+
+
+def test_a_folder_that_is_gone_is_told(client, folder):
+    shutil.rmtree(folder)
+    answer = client.get("/api/state")
+    assert answer.status_code == 410 and "cannot be read" in answer.json()["error"]["message"]
+
+
+def test_what_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist, wanted the folder of a run's adapter"):
+        Runs(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is no folder"):
+        Runs(tmp_path / "file")
