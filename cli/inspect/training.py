@@ -19,18 +19,23 @@ from pyggml.errors import ConfigError
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
+from pyggml.model import Model
 
 _KINDS = 20  # of tensors at the peak
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the pass that is planned: windows of ctx tokens, so many at once, LoRA of this rank."""
+    """Of the pass that is planned: windows of ctx tokens, so many at once, LoRA of this rank.
+
+    modules: matrices that get updates; None: the usual ones
+    """
 
     rank: int
     ctx: int
     batch: int
     checkpointing: bool
+    modules: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,15 @@ class Planned:
 
 def planned(path: Path, settings: Settings) -> Planned:
     """Raises ConfigError for a context that the model lacks, AdapterError for a rank."""
-    s, model = settings, load(path)
+    return planned_for(load(path), settings)
+
+
+def planned_for(model: Model, settings: Settings) -> Planned:
+    """The same of an open model."""
+    s = settings
     if s.ctx > model.config.n_ctx:
         raise ConfigError([("ctx", f"is {s.ctx}, wanted at most the model's {model.config.n_ctx}")])
-    adapter = attach(model, LoraConfig(rank=s.rank))
+    adapter = attach(model, LoraConfig(rank=s.rank, modules=s.modules))
     keep = Keep.LAYERS if s.checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, adapter.parameters, s.batch * s.ctx, n_ctx=s.ctx, keep=keep)
     (plan,) = passes.training.plans.values()

@@ -19,11 +19,12 @@ from pyggml.cli.serve.body import read_object
 from pyggml.cli.serve.errors import HANDLERS, ApiError
 from pyggml.cli.serve.guard import Access, Guard
 from pyggml.cli.view import pictures, reading, weights
-from pyggml.cli.view.asked import read_number, read_pass, read_text
+from pyggml.cli.view.asked import RANKS, read_number, read_pass, read_text
 from pyggml.cli.view.page import page_routes
 from pyggml.cli.view.runs import Runs
 from pyggml.cli.view.source import Source, Watched
 from pyggml.cli.view.worker import Worker
+from pyggml.lora import LoraConfig
 
 _MOST_BODY, _BODY_SECONDS = 1 << 17, 10.0
 _MOST_INDEX = 10**8
@@ -44,6 +45,7 @@ def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette
             *page_routes(source.name),
             Route("/api/state", routes.state),
             Route("/api/model", routes.model),
+            Route("/api/glance", routes.glance),
             Route("/api/tensor", routes.tensor),
             Route("/api/graph", routes.graph),
             Route("/api/graph/section", routes.section),
@@ -76,6 +78,12 @@ class Routes:
     def model(self, request: Request) -> Response:
         folder = None if self._runs is None else str(self._runs.folder)
         return JSONResponse(self._source.about() | {"folder": folder})
+
+    async def glance(self, request: Request) -> Response:
+        query = request.query_params
+        rank = read_number(query, "rank", *RANKS) if "rank" in query else LoraConfig.rank
+        found = await self.worker.run(request, lambda stop: self._source.glance(rank))
+        return JSONResponse({"rank": rank, "sections": found})
 
     async def tensor(self, request: Request) -> Response:
         name, run = read_text(request.query_params, "name"), request.query_params.get("run")

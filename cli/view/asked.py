@@ -30,7 +30,8 @@ class Pass:
     keep: str = "costly"
 
 
-_NUMBERS = {"ctx": (2, 1 << 16), "batch": (1, 256), "rank": (1, 256)}
+RANKS = (1, 256)
+_NUMBERS = {"ctx": (2, 1 << 16), "batch": (1, 256), "rank": RANKS}
 _WORDS = {"kind": ("logits", "training"), "keep": ("costly", "layers")}
 
 

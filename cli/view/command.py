@@ -7,15 +7,15 @@ from pathlib import Path
 import click
 
 from pyggml.cli.options import PATH, SETTINGS, compute_option, threads_option
-from pyggml.cli.view.runs import Runs
-from pyggml.cli.view.source import Source
 from pyggml.cli.web.listening import check_packages, listening
+from pyggml.errors import ConfigError
 
 HOST = "127.0.0.1"
 
 
 @click.command("view", context_settings=SETTINGS)
-@click.argument("model", type=PATH)
+@click.argument("given", metavar="[MODEL]", type=PATH, required=False)
+@click.option("-m", "--model", type=PATH, help="the same as MODEL")
 @click.option(
     "--run",
     "runs",
@@ -32,13 +32,21 @@ HOST = "127.0.0.1"
 )
 @threads_option
 @compute_option
-def command(model: Path, runs: Path | None, port: int, threads: int, compute: str) -> int:
+def command(
+    given: Path | None, model: Path | None, runs: Path | None, port: int, threads: int, compute: str
+) -> int:
     """Browse a model, its graph, its memory plan and its runs, in a browser on this machine.
 
     Nothing is written, and nobody else can connect.
     """
     check_packages("view", "starlette", "uvicorn", "igraph")
-    source, shown = Source(model, compute), None if runs is None else Runs(runs)
+    path = given or model
+    if path is None or (given and model):
+        raise ConfigError("wanted one MODEL, any GGUF file")
+    from pyggml.cli.view.runs import Runs
+    from pyggml.cli.view.source import Source
+
+    source, shown = Source(path, compute), None if runs is None else Runs(runs)
     with listening(HOST, port) as opened:
         from pyggml.cli.view.run import run
 

@@ -12,15 +12,14 @@ from typing import Any
 from pyggml.alloc import Plan, plan
 from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.usage import bytes_at, moment
-from pyggml.backward import Keep
+from pyggml.cli.inspect.training import Settings, planned_for
 from pyggml.cli.serve.errors import ApiError
 from pyggml.cli.show import size
 from pyggml.cli.view.asked import Pass
 from pyggml.draw import Section, inside, lanes, overview, sections
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
-from pyggml.lora import DataConfig, LoraConfig, attach
-from pyggml.lora.passes import Passes
+from pyggml.lora import DataConfig
 from pyggml.model import Model
 from pyggml.models import Inputs, build
 from pyggml.tensors import Tensor
@@ -36,14 +35,14 @@ class Picture:
 
     asked        its settings
     trained      tensors that are trained
-    n_parameters bytes of these, their gradients and the optimiser's moments
+    n_trained    bytes of these, their gradients and the optimiser's moments
     """
 
     asked: Pass
     plan: Plan
     sections: Sequence[Section]
     trained: frozenset[Tensor]
-    n_parameters: int
+    n_trained: int
 
     @property
     def graph(self) -> Graph:
@@ -83,14 +82,12 @@ def _made(model: Model, asked: Pass) -> Picture:
         found = plan(Graph.of(out), model.backend)
         return Picture(asked, found, sections(found.graph), frozenset(), 0)
     names = tuple(m.strip() for m in asked.modules.split(",") if m.strip())
-    adapter = attach(model, LoraConfig(rank=asked.rank, modules=names or None))
-    keep = Keep.LAYERS if asked.keep == "layers" else Keep.COSTLY
-    passes = Passes(
-        adapter.model, adapter.parameters, asked.batch * asked.ctx, n_ctx=asked.ctx, keep=keep
+    checkpointing = asked.keep == "layers"
+    p = planned_for(
+        model, Settings(asked.rank, asked.ctx, asked.batch, checkpointing, names or None)
     )
-    (found,) = passes.training.plans.values()
-    trained = frozenset(adapter.parameters.tensors.values())
-    return Picture(asked, found, sections(found.graph), trained, adapter.parameters.n_bytes())
+    trained = frozenset(p.parameters.tensors.values())
+    return Picture(asked, p.plan, sections(p.plan.graph), trained, p.parameters.n_bytes())
 
 
 # -- graphs ---------------------------------------------------------------------------------------
@@ -185,7 +182,7 @@ def planned(picture: Picture) -> dict[str, Any]:
         "svg": lanes(found),
         "facts": [
             ("arena", size(found.n_bytes)),
-            ("adapter, gradient, optimiser", size(picture.n_parameters)),
+            ("adapter, gradient, optimiser", size(picture.n_trained)),
             ("nodes", f"{len(picture.graph.nodes):,}"),
             ("overwrite a source", f"{len(found.reused):,}"),
             ("shared packings", f"{len(set(found.shared.values())):,}"),

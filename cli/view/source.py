@@ -7,20 +7,18 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
-
 from pyggml import gguf, load
 from pyggml.call import Call
-from pyggml.cli.overview import n_parameters, weight_types
-from pyggml.cli.show import count, printable, size
+from pyggml.cli.inspect import present
+from pyggml.cli.inspect.adaptable import adaptable
+from pyggml.cli.inspect.facts import facts
+from pyggml.cli.inspect.sections import Section
+from pyggml.cli.show import printable
 from pyggml.errors import PyggmlError
 from pyggml.model import Model
 from pyggml.models import Taps
 from pyggml.schedule import Arenas, ScheduledProgram
 from pyggml.tensors import Tensor
-
-_LONGEST = 2000  # characters of a metadata value
-_FIRST = 8  # elements of an array that are shown
 
 
 class Source:
@@ -66,39 +64,24 @@ class Source:
         return [(s.st_ino, s.st_size, s.st_mtime_ns) for s in stats]
 
     def about(self) -> dict[str, Any]:
-        """The file at a glance: facts, metadata and tensors."""
+        """What the page begins with: names, the number of blocks, and every tensor."""
         return {
             "name": self.name,
             "path": printable(str(self.path)),
             "fault": self.fault,
-            "facts": self._facts(),
-            "metadata": [
-                {"key": printable(key), "type": field.kind, "value": _value(field)}
-                for key, field in self.file.metadata.items()
-            ],
+            "n_layer": 0 if self._model is None else self._model.config.n_layer,
             "tensors": [
                 [t.name, t.dtype.name, list(t.shape), t.n_bytes] for t in self.file.tensors.values()
             ],
         }
 
-    def _facts(self) -> list[tuple[str, str]]:
-        file, found = self.file, []
-        if self._model is not None:
-            c = self._model.config
-            found = [
-                ("architecture", c.architecture),
-                ("blocks", f"{c.n_layer:,}"),
-                ("width", f"{c.n_embd:,}"),
-                ("context", f"{c.n_ctx:,}"),
-                ("vocabulary", f"{c.n_vocab:,}"),
-            ]
-        found += [
-            ("parameters", count(n_parameters(file))),
-            ("tensors", f"{len(file.tensors):,}"),
-            ("size", size(file.n_bytes)),
-            ("types", weight_types(file)),
-        ]
-        return found
+    def glance(self, rank: int) -> list[dict[str, Any]]:
+        """The file as `pyggml inspect` shows it, but for its tensors; rank: of LoRA's costs."""
+        found = facts(self.file)
+        if found["file"]["kind"] == "model":
+            found["lora"] = adaptable(self.file, rank)
+        sections = present.sections(found, None, template=True)
+        return [_plain(section) for section in sections if section.title != "tensors"]
 
 
 class Watched(Model):
@@ -123,9 +106,14 @@ class Stopped(Exception):
     """Nobody waits for the result any more."""
 
 
-def _value(field: gguf.Field) -> str:
-    value = field.value
-    if isinstance(value, gguf.StringArray | np.ndarray):
-        some = ", ".join(repr(v) if isinstance(v, str) else str(v) for v in value[:_FIRST])
-        return printable(some[:_LONGEST]) + (", …" if len(value) > _FIRST else "")
-    return printable(str(value)[:_LONGEST])
+def _plain(section: Section) -> dict[str, Any]:
+    """A section as JSON has it."""
+    table = section.table
+    return {
+        "title": section.title,
+        "rows": list(section.rows),
+        "table": table
+        and {"columns": table.columns, "rows": table.rows, "right": sorted(table.right)},
+        "text": printable(section.text),
+        "notes": list(section.notes),
+    }

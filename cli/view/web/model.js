@@ -1,6 +1,6 @@
 // The file at a glance: facts, tensors folded by block, metadata; and one tensor in detail.
 
-import { ask, bytes, card, facts, fill, make, table } from "./page.js";
+import { ask, bytes, card, fill, make, rows, table } from "./page.js";
 import { tree } from "./tree.js";
 import { tensor } from "./tensor.js";
 
@@ -33,10 +33,44 @@ export function model(place, state) {
 }
 
 function content(known, details) {
-  const found = make("div");
-  found.append(card(facts(known.facts), known.fault && make("p", { class: "fault" }, known.fault)));
-  found.append(make("div", { class: "split" }, tensorsOf(known.tensors), details), metadataOf(known.metadata));
+  const found = make("div"), first = make("div", { class: "pair" }), more = make("div", { class: "stack" });
+  if (known.fault) found.append(card(make("p", { class: "fault" }, known.fault)));
+  found.append(first, make("div", { class: "split" }, tensorsOf(known.tensors), details), more);
+  glance(first, more);
   return found;
+}
+
+// What `pyggml inspect` shows: its first two sections before the tensors, the others behind them.
+async function glance(first, more, rank) {
+  const open = [...more.querySelectorAll("details[open]")].map((each) => each.dataset.title);
+  let found;
+  try {
+    found = await ask("glance", { rank });
+  } catch (error) {
+    return first.replaceChildren(card(make("p", { class: "fault" }, error.message)));
+  }
+  const [file, architecture, ...others] = found.sections.map((section) => ({ ...section, isOpen: open.includes(section.title) }));
+  const heads = architecture?.title === "architecture" ? [file, architecture] : [file];
+  if (heads.length === 1) others.unshift(architecture);
+  first.replaceChildren(...heads.map((section) => card(make("h2", {}, section.title), rows(section.rows))));
+  const again = (value) => glance(first, more, value);
+  more.replaceChildren(...others.filter(Boolean).map((section) => folded(section, found.rank, again)));
+}
+
+function folded(section, rank, again) {
+  const parts = [rows(section.rows)];
+  if (section.title === "LoRA" && section.table) parts.unshift(rankField(rank, again));
+  if (section.table) parts.push(make("div", { class: "scroll" }, table(section.table.columns, section.table.rows, section.table.right)));
+  if (section.text) parts.push(make("pre", { class: "scroll tall" }, section.text));
+  parts.push(...section.notes.map((note) => make("p", { class: "quiet" }, note)));
+  const about = section.title === "metadata" ? `metadata: ${section.table.rows.length} keys` : section.title;
+  return card(make("details", { "data-title": section.title, open: section.isOpen }, make("summary", {}, about), ...parts));
+}
+
+function rankField(rank, again) {
+  const input = make("input", { type: "number", name: "rank", min: 1, max: 256, value: rank });
+  input.addEventListener("change", () => input.checkValidity() && again(input.value));
+  return make("div", { class: "fields" }, make("label", {}, "rank", input));
 }
 
 function tensorsOf(tensors) {
@@ -46,7 +80,7 @@ function tensorsOf(tensors) {
   const draw = () => {
     const words = sought.value.toLowerCase();
     const fitting = tensors.filter(([name]) => name.toLowerCase().includes(words));
-    place.replaceChildren(tree("Tensors", folded(fitting), choose));
+    place.replaceChildren(tree("Tensors", branches(fitting), choose));
     if (words && fitting.length <= 100)
       place.querySelectorAll("[aria-expanded]").forEach((node) => (node.ariaExpanded = "true"));
   };
@@ -56,7 +90,7 @@ function tensorsOf(tensors) {
 }
 
 // Tensors of a block are one branch.
-function folded(tensors) {
+function branches(tensors) {
   const items = [], blocks = new Map();
   for (const [name, type, sizes, n] of tensors) {
     const leaf = { label: name, note: `${type}  ${sizes.join("×")}`, value: name };
@@ -77,18 +111,4 @@ function folded(tensors) {
   for (const branch of blocks.values())
     branch.note = `${branch.children.length} tensors, ${bytes(branch.bytes)}, ${[...branch.types].join(" ")}`;
   return items;
-}
-
-function metadataOf(rows) {
-  const place = make("div", { class: "scroll" });
-  const sought = make("input", { type: "search", placeholder: "Find a key", "aria-label": "Find a metadata key" });
-  const draw = () => {
-    const words = sought.value.toLowerCase();
-    const fitting = rows.filter(({ key }) => key.toLowerCase().includes(words));
-    place.replaceChildren(table(["key", "type", "value"], fitting.map(({ key, type, value }) => [key, type, value])));
-  };
-  sought.addEventListener("input", draw);
-  draw();
-  const summary = make("summary", {}, `Metadata: ${rows.length} keys`);
-  return card(make("details", {}, summary, sought, place));
 }

@@ -18,16 +18,19 @@ export function facts(pairs) {
   return make("dl", { class: "facts" }, ...rows);
 }
 
-// rows: lists of cells, numbers on the right.
-export function table(heads, rows) {
-  const cell = (tag) => (value) =>
-    make(tag, typeof value === "number" ? { class: "number" } : {}, value instanceof Node ? value : show(value));
-  const head = make("tr", {}, ...heads.map((name) => make("th", { scope: "col" }, name)));
-  const body = rows.map((row) => make("tr", {}, ...row.map(cell("td"))));
-  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...body));
+// Lines with a label each; one without goes on with the line above.
+export function rows(pairs) {
+  const line = ([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value));
+  return make("table", { class: "rows" }, make("tbody", {}, ...pairs.map(line)));
 }
 
-const show = (value) => (typeof value === "number" ? value.toLocaleString("en") : String(value));
+// right: numbers of the columns whose cells end flush.
+export function table(heads, lines, right = []) {
+  const kind = (i) => (right.includes(i) ? { class: "number" } : {});
+  const head = make("tr", {}, ...heads.map((name, i) => make("th", { scope: "col", ...kind(i) }, name)));
+  const body = lines.map((line) => make("tr", {}, ...line.map((text, i) => make("td", kind(i), text))));
+  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...body));
+}
 
 // A picture that the server drew.
 export function picture(text) {

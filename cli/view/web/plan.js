@@ -70,7 +70,7 @@ async function aliveOf(pass, node) {
   const found = await ask("plan/moment", { ...pass, node });
   const what = `${found.node.op} ${found.node.name}`.trim();
   const heading = make("h2", {}, `While ${what} runs: ${bytes(found.bytes)} in ${found.tensors} tensors`);
-  const rows = found.kinds.map(([kind, count, n]) => [kind, count, bytes(n)]);
+  const lines = found.kinds.map(([kind, count, n]) => [kind, count.toLocaleString("en"), bytes(n)]);
   const result = make("p", { class: "quiet" }, `its result is ${found.node.type} ${shape(found.node.shape)}`);
-  return [heading, result, table(["op, type and shape", "tensors", "bytes"], rows)];
+  return [heading, result, table(["op, type and shape", "tensors", "bytes"], lines, [1, 2])];
 }

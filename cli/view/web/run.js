@@ -1,6 +1,6 @@
 // A run, finished or under way: its charts grow as it writes.
 
-import { ask, card, facts, make } from "./page.js";
+import { ask, card, facts, make, rows } from "./page.js";
 import { drawCharts } from "./lines.js";
 import { gradientsOf } from "./gradients.js";
 
@@ -95,10 +95,10 @@ function restOf({ prompt, answers, about, settings }) {
     const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), make("pre", {}, make("mark", {}, prompt), text)));
     parts.push(card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each)));
   }
-  if (about.length) parts.push(card(make("h2", {}, "The run"), facts(about)));
-  const rows = Object.entries(settings);
-  if (rows.length) {
-    const each = rows.map(([key, value]) => make("div", {}, make("span", { class: "quiet" }, key), make("code", {}, String(value))));
+  if (about.length) parts.push(card(make("h2", {}, "The run"), rows(about)));
+  const pairs = Object.entries(settings);
+  if (pairs.length) {
+    const each = pairs.map(([key, value]) => make("div", {}, make("span", { class: "quiet" }, key), make("code", {}, String(value))));
     parts.push(card(make("h2", {}, "Settings"), make("div", { class: "settings" }, ...each)));
   }
   return parts;

@@ -47,9 +47,10 @@ export function text(place, state) {
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") running?.abort();
   });
-  ask("model").then((known) => {
-    const n = Number(known.facts.find(([name]) => name === "blocks")?.[1].replaceAll(",", ""));
-    if (n) block.max = n - 1;
+  ask("model").then(({ fault, n_layer }) => {
+    block.max = n_layer - 1;
+    loss.disabled = attention.disabled = Boolean(fault);
+    note.textContent = fault;
   });
 }
 

@@ -18,14 +18,15 @@ NAME = "blk.1.attn_q.weight"
 
 def test_a_file_at_a_glance(ask, tiny):
     found = ask("model")
-    facts = dict(found["facts"])
-    assert (facts["architecture"], facts["blocks"], facts["context"]) == ("llama", "2", "64")
+    assert (found["name"], found["n_layer"], found["fault"]) == ("tiny", 2, "")
     with gguf.open(tiny) as file:
         wanted = [[t.name, "F32", list(t.shape), t.n_bytes] for t in file.tensors.values()]
         assert found["tensors"] == wanted
-        assert [row["key"] for row in found["metadata"]] == [*file.metadata]
-    tokens = next(r for r in found["metadata"] if r["key"] == "tokenizer.ggml.tokens")
-    assert tokens["type"] == "array of 258 STRING" and tokens["value"].endswith("…")
+        keys = [*file.metadata]
+    sections = {s["title"]: s for s in ask("glance", rank=4)["sections"]}
+    assert [key for key, _ in sections["metadata"]["table"]["rows"]] == keys
+    assert "llama, " in sections["architecture"]["rows"][0][1]
+    assert sections["LoRA"]["table"]["columns"][3] == "rank 4" and "tensors" not in sections
 
 
 def test_the_histogram_counts_the_numbers(ask, tiny):
@@ -83,6 +84,7 @@ def test_a_file_that_is_no_model_is_shown_as_a_file(tmp_path):
     with TestClient(make_app(Source(path), None), "http://localhost") as client:
         found = client.get("/api/model").json()
         assert "unheard" in found["fault"] and found["tensors"] == [["x", "F32", [2, 4], 32]]
+        assert client.get("/api/glance").json()["sections"][0]["title"] == "file"
         assert client.get("/api/tensor?name=x").json()["numbers"]["mean"] == 1
         for path in ("graph", "plan"):
             answer = client.get(f"/api/{path}")

@@ -1,0 +1,348 @@
+"""The view in a real browser where there is one: clicks, keys, and nothing in the console."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+
+from pyggml.cli.view.app import make_app
+from pyggml.cli.view.runs import Runs
+from pyggml.cli.view.source import Source
+from pyggml.lora.lock import held
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+HOSTILE = "<img src=x onerror=alert(1)> the path"
+pytest.importorskip("igraph", reason="the layout is of the extra view")
+
+
+def step(i, n_steps=8):
+    return {"event": "step", "step": i, "n_steps": n_steps, "loss": 5 / i, "seconds": 0.5, "lr": 1}
+
+
+def gradients(i):
+    table = {"norm": [[0.5, 0.25]], "zeros": [[0, 1]], "weight": [[1, 1]], "update": [[0.1, 0.2]]}
+    names = {"layers": ["blk.1"], "columns": ["attn_q A", "attn_q B"]}
+    return {"event": "gradients", "step": i, **names, **table}
+
+
+RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", HOSTILE]]}
+ANSWERS = {"event": "answers", "step": 8, "prompt": "the ", "answers": [["before", HOSTILE]]}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright (pip install playwright)")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextmanager
+def served(app):
+    """The address of an application that runs on another thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a finished run."""
+    folder = tmp_path_factory.mktemp("runs")
+    records = [RUN, *(r for i in range(1, 9) for r in (step(i), gradients(i))), ANSWERS]
+    (folder / "done.metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(tiny, runs):
+    with served(make_app(Source(tiny), Runs(runs))) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser, url):
+    """visit("#/graph"): the page there. At the end its console, visit.said, is empty."""
+    opened, said = [], []
+
+    def open_(place, width=1280, scheme="light"):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda r: r.url.startswith(url) or said.append(r.url))
+        page.goto(url + place)
+        page.set_default_timeout(10_000)
+        opened.append(page)
+        return page
+
+    open_.said = said
+    yield open_
+    for page in opened:
+        page.close()
+    assert not said
+
+
+def press(page, *keys):
+    for key in keys:
+        page.keyboard.press(key)
+
+
+# -- the model ----------------------------------------------------------------------------------
+
+
+def test_a_tensor_by_clicks_and_its_address(visit):
+    page = visit("")
+    page.click("text=blk.1 >> nth=0")
+    page.click('[data-value="blk.1.attn_q.weight"]')
+    page.wait_for_selector("h2:text-is('blk.1.attn_q.weight')")
+    assert page.url.endswith("#/model/blk.1.attn_q.weight")
+    assert page.locator(".bars rect").count() == 60
+    assert "steps 1 to 8: attn_q A from" in page.get_attribute(".chart", "aria-label")
+    page.reload()
+    page.wait_for_selector("h2:text-is('blk.1.attn_q.weight')")
+    chosen = page.locator('[aria-selected="true"]')
+    assert chosen.count() == 1 and chosen.is_visible(), "its block is open"
+
+
+def test_the_tree_is_walked_with_keys(visit):
+    page = visit("")
+    page.wait_for_selector('[role="treeitem"]')
+    first = page.locator('[role="treeitem"]').first
+    first.focus()
+    focused = "document.activeElement.querySelector('.row span').textContent"
+    names = []
+    for _ in range(3):
+        names.append(page.evaluate(focused))
+        press(page, "ArrowDown")
+    assert names == ["token_embd.weight", "output_norm.weight", "output.weight"]
+    assert page.evaluate(focused) == "blk.0"
+    press(page, "ArrowRight", "ArrowRight", "Enter")
+    page.wait_for_selector("h2:text-is('blk.0.attn_norm.weight')")
+    assert page.evaluate(focused) == "attn_norm.weight"
+    press(page, "ArrowLeft", "ArrowLeft")
+    assert page.evaluate("document.activeElement.ariaExpanded") == "false"
+    press(page, "End")
+    assert page.evaluate(focused) == "blk.1"
+    press(page, "Home")
+    assert page.evaluate(focused) == "token_embd.weight"
+
+
+def test_tensors_are_sought_and_ranks_cost(visit):
+    page = visit("")
+    page.fill('[aria-label="Find a tensor"]', "ffn_down")
+    assert page.locator('[role="treeitem"]:not([aria-expanded])').count() == 2
+    page.click("summary:text-is('LoRA')")
+    before = page.inner_text("details[data-title=LoRA]")
+    page.fill("input[name=rank]", "16")
+    press(page, "Tab")
+    page.wait_for_selector("th:text-is('rank 16')")
+    assert page.inner_text("details[data-title=LoRA]") != before
+
+
+# -- graphs and plans ---------------------------------------------------------------------------
+
+
+def test_a_section_opens_and_a_node_is_told(visit):
+    page = visit("#/graph")
+    page.click('svg [data-section="1"] >> nth=0')
+    page.wait_for_selector("h2:has-text('block 0, forward')")
+    page.click('.picked [data-node="1"]')
+    page.wait_for_selector("[data-chosen]")
+    options = page.get_by_role("listbox", name="Nodes").locator('[aria-selected="true"]')
+    assert options.count() == 1 and options.inner_text().startswith("mul_mat")
+    options.focus()
+    press(page, "ArrowDown")
+    page.wait_for_selector('[data-chosen][data-node="2"]')
+    assert "node=2" in page.url
+    page.go_back()
+    page.wait_for_selector('[data-chosen][data-node="1"]')
+    page.click("a:has-text('blk.0.attn_q.weight')")
+    page.wait_for_selector("h2:text-is('blk.0.attn_q.weight')")
+
+
+def test_a_search_leads_to_the_node(visit):
+    page = visit("#/graph")
+    page.fill('[aria-label="Find nodes"]', "blk.1.attn_q.weight")
+    press(page, "Enter")
+    hits = page.get_by_role("listbox", name="Nodes found").locator('[role="option"]')
+    hits.first.click()
+    page.wait_for_selector("[data-chosen]")
+    assert "attn_q" in page.locator("[data-chosen]").text_content()
+
+
+def test_the_pass_stands_in_the_address(visit):
+    page = visit("#/plan")
+    page.wait_for_selector(".lanes svg")
+    assert page.input_value("input[name=ctx]") == "64", "as much as the model takes"
+    page.fill("input[name=ctx]", "32")
+    page.select_option("select[name=keep]", "layers")
+    page.click("button:text-is('Show')")
+    page.wait_for_function("location.hash.includes('ctx=32') && location.hash.includes('layers')")
+    page.wait_for_selector(".lanes svg")
+    page.fill("input[name=ctx]", "100")
+    page.click("button:text-is('Show')")
+    page.wait_for_selector(".fault:has-text('ctx is 100, wanted at most the model')")
+    (told,) = visit.said
+    assert "status of 400" in told, "the browser's own note"
+    visit.said.clear()
+
+
+def test_what_is_alive_follows_the_slider_and_the_click(visit):
+    page = visit("#/plan?node=3")
+    page.wait_for_selector("output:has-text('node 3 of')")
+    page.locator("input[type=range]").focus()
+    press(page, "ArrowRight")
+    page.wait_for_selector("output:has-text('node 4 of')")
+    assert page.url.endswith("node=4")
+    page.click(".lanes svg", position={"x": 600, "y": 200})
+    assert "node 4 of" not in page.inner_text("output")
+    page.click("button:text-is('Peak')")
+    page.wait_for_selector("section[aria-live] td")
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_shown(visit):
+    page = visit("#/run")
+    page.wait_for_selector("p:text-is('finished: step 8 of 8')")
+    assert page.locator(".chart canvas").count() >= 2
+    assert "Loss, steps 1 to 8: each step from 5.000 to 0.6250" in page.get_attribute(
+        ".chart >> nth=0", "aria-label"
+    )
+    page.wait_for_selector("output:has-text('step 8, measured at 8 steps')")
+    page.locator('input[aria-label="Step"]').focus()
+    press(page, "ArrowLeft")
+    page.wait_for_selector("svg text:has-text('gradient norm ‖g‖, step 7')")
+    page.select_option("select[name=kind]", "ratio")
+    page.wait_for_selector("svg text:has-text('‖ΔW‖ / ‖W‖, step 7')")
+    assert page.locator("article pre").text_content() == f"the {HOSTILE}"
+    assert not page.locator("main img").count()
+
+
+def test_a_run_under_way_grows(browser, tiny, tmp_path):
+    with served(make_app(Source(tiny), Runs(tmp_path))) as url:
+        page = browser.new_page()
+        said = []
+        page.on("console", lambda message: said.append(message.text))
+        page.goto(f"{url}#/run")
+        page.wait_for_selector("text=The folder has no run yet")
+        with held(tmp_path / "live.gguf"):
+            page.wait_for_selector("text=It has started")
+            path = tmp_path / "live.metrics.jsonl"
+            path.write_text(json.dumps(step(1)) + "\n")
+            page.wait_for_selector("p:has-text('under way: step 1 of 8')")
+            canvas = page.locator(".chart canvas").first.element_handle()
+            with path.open("a") as file:
+                for i in range(2, 5):
+                    file.write(json.dumps(step(i)) + "\n")
+                file.write('{"event": "st')
+            page.wait_for_selector("p:has-text('under way: step 4 of 8')")
+            assert canvas.is_visible(), "the chart got numbers, and is no new one"
+        page.wait_for_selector("p:has-text('stopped before its end: step 4 of 8')")
+        path.unlink()
+        page.wait_for_selector("text=The folder has no run live")
+        page.close()
+        assert not said
+
+
+# -- texts --------------------------------------------------------------------------------------
+
+
+def test_the_losses_of_a_text(visit):
+    page = visit("#/text")
+    page.fill("textarea", HOSTILE)
+    page.click("button:text-is('Losses')")
+    page.wait_for_selector(".tokens [role=button]")
+    assert not page.locator("main img").count()
+    token = page.locator(".tokens [role=button]").nth(1)
+    token.click()
+    press(page, "ArrowRight")
+    assert "rank" in page.inner_text("pre[role=status]")
+    assert page.evaluate("document.activeElement.ariaPressed") == "true"
+
+
+def test_attention_by_head(visit):
+    page = visit("#/text")
+    page.fill("textarea", "the other path")
+    page.fill("input[name=block]", "1")
+    page.click("button:text-is('Attention')")
+    page.wait_for_selector("canvas.map")
+    about = page.locator("canvas.map").get_attribute
+    assert about("aria-label").startswith("attention of head 0 of block 1")
+    page.select_option("select[name=head]", "3")
+    assert "head 3" in about("aria-label")
+    page.click("canvas.map", position={"x": 5, "y": 5})
+    assert page.locator(".reading [aria-pressed=true]").inner_text() == "th"
+    assert page.locator("main p[role=status] >> nth=-1").inner_text() == "“th” reads “th” 100 %"
+
+
+def test_a_computation_is_stopped(visit, monkeypatch):
+    from pyggml.cli.view import reading
+
+    ended = threading.Event()
+    real = reading.lens.token_table
+
+    def slow(model, ids):
+        try:
+            while True:
+                real(model, ids)
+                time.sleep(0.02)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(reading.lens, "token_table", slow)
+    page = visit("#/text")
+    page.fill("textarea", "the other path")
+    for stop in (lambda: page.click("button:text-is('Stop')"), lambda: press(page, "Escape")):
+        page.click("button:text-is('Losses')")
+        page.wait_for_selector("p:has-text('computing')")
+        page.focus("textarea")
+        stop()
+        page.wait_for_selector("p:text-is('stopped')")
+        assert ended.wait(5) and page.is_disabled("button:text-is('Stop')")
+        ended.clear()
+
+
+# -- the whole ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [320, 700, 1600])
+@pytest.mark.parametrize(
+    "place", ["model/blk.0.attn_q.weight", "graph?section=1&node=2", "plan", "run", "text"]
+)
+def test_nothing_is_wider_than_the_window(visit, place, width):
+    page = visit(f"#/{place}", width)
+    page.wait_for_selector("main .card:visible")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_view_is_reached_with_the_keyboard(visit):
+    page = visit("")
+    page.wait_for_selector('[role="treeitem"]')
+    press(page, "Tab")
+    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    views = {"Model": "model", "Graph": "graph", "Memory": "plan", "Runs": "run", "Text": "text"}
+    for name, path in views.items():
+        press(page, "Tab")
+        assert page.evaluate("document.activeElement.textContent") == name
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid", "focus is seen"
+        press(page, "Enter")
+        page.wait_for_selector(f'a[href="#/{path}"][aria-current="page"]')
