@@ -129,20 +129,21 @@ def _shown(outputs: list[dict[str, Any]]) -> Iterator[str]:
             continue
         data = out["data"]
         if "image/svg+xml" in data:
-            yield f'<div class="picture">{_svg(data["image/svg+xml"])}</div>'
+            yield _picture(_svg(data["image/svg+xml"]))
         elif "text/html" in data:
-            yield f'<div class="picture">{_one_block(data["text/html"])}</div>'
+            yield _picture(data["text/html"])
         else:
             yield _text(data["text/plain"])
 
 
+def _picture(html: str) -> str:
+    """A picture that is dark where the page is, not where the system is."""
+    html = html.replace("@media (prefers-color-scheme: dark)", '[data-md-color-scheme="slate"]')
+    return f'<div class="picture">{html}</div>'
+
+
 def _text(text: str) -> str:
-    return f'<pre class="output">{_one_block(escape(text.rstrip()))}</pre>'
-
-
-def _one_block(html: str) -> str:
-    """Markdown ends a block of HTML at an empty line."""
-    return re.sub(r"\n(?=\s*\n)", "\n&#8203;" if "<" not in html else "", html)
+    return f'<pre class="output">{escape(text.rstrip())}</pre>'
 
 
 def _svg(svg: str) -> str:
@@ -152,8 +153,8 @@ def _svg(svg: str) -> str:
     if "matplotlib" in svg:
         svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", svg, flags=re.S)
         svg = svg.replace("#000000", "currentColor")
-        svg = re.sub(r'<text style="', '<text style="fill: currentColor; ', svg)
-    return _one_block(svg)
+        svg = svg.replace('<text style="', '<text style="fill: currentColor; ')
+    return svg
 
 
 def main(*files: str) -> None:
