@@ -134,7 +134,10 @@ class Routes:
     def run(self, request: Request) -> Response:
         if self._runs is None:
             raise ApiError(404, _NO_RUNS)
-        return JSONResponse(self._runs.shown(read_text(request.query_params, "name")))
+        found = self._runs.shown(read_text(request.query_params, "name"))
+        trained = found["settings"].get("model")
+        is_other = isinstance(trained, str) and not self._source.is_file(trained)
+        return JSONResponse(found | {"is_other": is_other})
 
     async def gradients(self, request: Request) -> Response:
         runs, query = self._runs, request.query_params

@@ -56,6 +56,10 @@ class Source:
         now = self._identity()
         return "there" if now == self._opened else "changed" if now else "gone"
 
+    def is_file(self, path: str) -> bool:
+        """Whether a path, as a run tells it, names this file: the folder may be another's."""
+        return Path(path).name in {p.name for p in (self.path, *self.file.paths)}
+
     def _identity(self) -> list[tuple[int, int, int]] | None:
         try:
             stats = [path.stat() for path in self.file.paths]

@@ -22,7 +22,7 @@ _NODE, _LAYER = (142.0, 34.0), 66.0  # size of a node's box; from layer to layer
 _COLUMN = 164.0  # from node to node
 _MARGIN = 16.0
 _AT = re.compile(r"blk\.\d+\.|\.weight")  # what every name in a block has
-_PER_LINE = 52  # characters
+_PER_LINE = 48  # characters
 _SMALL = 40  # nodes and leaves that are drawn one by one
 
 

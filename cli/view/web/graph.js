@@ -71,7 +71,7 @@ async function hitsOf(pass, words, open) {
 async function insideOf(pass, section, side, open) {
   const found = await ask("graph/section", { ...pass, section, side });
   const svg = picture(found.svg), about = make("div", { "aria-live": "polite" });
-  const labels = found.nodes.map((node) => `${node.op}  ${node.name}`);
+  const labels = found.nodes.map((node) => `${node.op}  ${node.name || weightOf(node)}`);
   const choose = (i) => open(section, side, i);
   const nodes = list("Nodes", labels, choose);
   const drawn = make("div", { class: "scroll tall picked" }, svg);
@@ -88,7 +88,7 @@ async function insideOf(pass, section, side, open) {
     about.replaceChildren(...(found.nodes[i] ? aboutNode(found.nodes[i]) : []));
   };
   const heading = make("h2", {}, `${found.title}, ${side}: ${found.nodes.length} nodes`);
-  const beside = make("div", {}, about, make("h3", {}, "Nodes, in the order of execution"), make("div", { class: "scroll tall" }, nodes));
+  const beside = make("div", {}, about, make("h3", {}, "Nodes, in the order of execution"), make("div", { class: "scroll half" }, nodes));
   return [heading, make("div", { class: "split" }, beside, drawn)];
 }
 
@@ -99,8 +99,12 @@ function aboutNode(node) {
   return [make("h3", {}, node.name || node.op), facts(rows), make("h3", {}, "reads"), make("ul", {}, ...reads)];
 }
 
-// A leaf of the file leads to its numbers.
+// The weight that a node without a name reads.
+const weightOf = (node) => node.reads.find(({ op, name }) => op === "leaf" && name)?.name ?? "";
+
+// A tensor of the file, or an update of one, leads to its numbers.
 function named(source) {
-  if (source.op !== "leaf" || !/\.(weight|bias)$/.test(source.name)) return source.name || source.op;
-  return make("a", { href: `#/model/${encodeURIComponent(source.name)}` }, source.name);
+  const file = source.name.replace(/\.lora_\w+$/, "");
+  if (source.op !== "leaf" || !/\.(weight|bias)$/.test(file)) return source.name || source.op;
+  return make("a", { href: `#/model/${encodeURIComponent(file)}` }, source.name);
 }

@@ -1,6 +1,6 @@
 // A run, finished or under way: its charts grow as it writes.
 
-import { ask, card, facts, make, rows } from "./page.js";
+import { address, ask, card, facts, make, rows } from "./page.js";
 import { drawCharts } from "./lines.js";
 import { gradientsOf } from "./gradients.js";
 
@@ -85,8 +85,17 @@ function statusOf(found) {
   const said = found.n_steps ? `${STATES[found.state]}: step ${found.step} of ${found.n_steps}${left}` : STATES[found.state];
   const parts = [make("h2", {}, found.name), make("p", { role: "status" }, said)];
   if (found.n_steps) parts.push(make("progress", { max: found.n_steps, value: found.step, "aria-label": "Steps made" }));
+  if (found.is_other) parts.push(make("p", { class: "fault" }, `It trains another file: ${found.settings.model}`));
   if (found.adapter) found.facts.push(["adapter", found.adapter]);
   return [...parts, facts(found.facts)];
+}
+
+// To the graph and the memory of one of its passes.
+function leads(settings) {
+  const { ctx, batch, lora_rank: rank, lora_modules: modules } = settings;
+  const pass = { ctx, batch, rank, modules, keep: settings.grad_checkpointing ? "layers" : "costly" };
+  const link = (view, words) => make("a", { href: address(view, pass) }, words);
+  return rank ? [make("p", {}, "One of its passes: ", link("graph", "the graph"), ", ", link("plan", "the memory"))] : [];
 }
 
 function restOf({ prompt, answers, about, settings }) {
@@ -95,7 +104,7 @@ function restOf({ prompt, answers, about, settings }) {
     const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), make("pre", {}, make("mark", {}, prompt), text)));
     parts.push(card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each)));
   }
-  if (about.length) parts.push(card(make("h2", {}, "The run"), rows(about)));
+  if (about.length) parts.push(card(make("h2", {}, "The run"), rows(about), ...leads(settings)));
   const pairs = Object.entries(settings);
   if (pairs.length) {
     const each = pairs.map(([key, value]) => make("div", {}, make("span", { class: "quiet" }, key), make("code", {}, String(value))));

@@ -9,6 +9,7 @@ from pyggml.alloc.usage import bytes_at, moment, peak
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.passes import Passes
 
+pytest.importorskip("igraph", reason="the layout is of the extra view")
 PASS = {"ctx": 16, "batch": 2, "rank": 3, "modules": "attn_q,ffn_down"}
 
 

@@ -36,6 +36,12 @@ def test_a_finished_run(ask, add_run):
     assert (found["prompt"], found["answers"]) == ("the", [["before", " a"]])
 
 
+def test_a_run_of_another_file_is_told(ask, add_run, tiny):
+    for name, is_other in ((f"elsewhere/{tiny.name}", False), ("other.gguf", True), (3, False)):
+        add_run("mine", [RUN | {"settings": {"model": name}}, step(1)])
+        assert ask("run", name="mine")["is_other"] is is_other
+
+
 def test_a_half_written_line_is_left_out_until_it_is_whole(ask, add_run, folder):
     add_run("mine", [step(1)], rest='{"event": "step", "step": 2, "n_')
     before = ask("run", name="mine")
