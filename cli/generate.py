@@ -12,17 +12,20 @@ import click
 import pyggml.threads
 from pyggml import Model, load
 from pyggml.cli.grouped import GroupedCommand, GroupedOption
-from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.sampling import cache_option, sampling_of, sampling_options, show
+from pyggml.cli.options import SETTINGS, given_settings, model_options, settings_options
+from pyggml.cli.sampling import sampling_of, sampling_options, show
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
-from pyggml.generation import Finish, complete
+from pyggml.generation import Context, Finish, complete
 
 _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
 
 
 @click.command(
-    "generate", cls=GroupedCommand, params=[*sampling_options()], context_settings=SETTINGS
+    "generate",
+    cls=GroupedCommand,
+    params=[*settings_options(Context, {}), *sampling_options()],
+    context_settings=SETTINGS,
 )
 @model_options
 @click.option("-p", "--prompt", required=True, **_TEXT, help="text to continue; \\n is a new line")
@@ -42,19 +45,6 @@ _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
     **_TEXT,
     help="most tokens, prompt included (default: the model's context)",
 )
-@cache_option
-@click.option(
-    "--context-shift", is_flag=True, **_TEXT, help="a full context drops half of its tokens"
-)
-@click.option(
-    "--keep",
-    type=click.IntRange(min=0),
-    metavar="N",
-    default=0,
-    show_default=True,
-    **_TEXT,
-    help="first tokens that a shift keeps",
-)
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,
@@ -64,13 +54,11 @@ def command(
     prompt: str,
     n_tokens: int,
     ctx: int | None,
-    cache_type: str,
-    context_shift: bool,
-    keep: int,
     **given: Any,
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
     how = sampling_of(given).seeded()
+    kept = Context(**given_settings(Context, {}, given))
     opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     prompt = unescaped(prompt)
@@ -79,9 +67,7 @@ def command(
     as_text = how.logprobs is None
     say(printable(prompt), end="" if as_text else "\n")
     began, n = perf_counter(), 0
-    for piece in complete(
-        opened, ids, n_tokens, how, n_ctx, cache_type, keep if context_shift else None
-    ):
+    for piece in complete(opened, ids, n_tokens, how, n_ctx, kept.cache_type, kept.n_keep):
         n += 1
         show(piece, how, opened.tokenizer)
     if as_text:

@@ -6,27 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import click
-
 from pyggml.cli.grouped import GroupedOption
 from pyggml.cli.options import given_settings, settings_options
 from pyggml.cli.show import printable, say, unescaped
-from pyggml.generation import CACHE_TYPES, Piece, Sampling
+from pyggml.generation import Piece, Sampling
 from pyggml.tokenizer import Tokenizer
 
 _FLAGS = {"temperature": "temp"}  # llama.cpp's name
-
-cache_option = click.option(
-    "--cache-type",
-    type=click.Choice(CACHE_TYPES),
-    metavar="WORD",
-    default="f16",
-    show_default=True,
-    cls=GroupedOption,
-    group="text",
-    common=True,
-    help="keys and values in f16, or in q8_0, half of the memory",
-)
 
 
 def sampling_options(without: Iterable[str] = ()) -> list[GroupedOption]:

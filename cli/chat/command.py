@@ -14,16 +14,23 @@ from pyggml.chat import BUILT_IN, MODEL, find_template
 from pyggml.cli.chat.console import Console
 from pyggml.cli.chat.conversation import Conversation
 from pyggml.cli.grouped import GroupedCommand, GroupedOption
-from pyggml.cli.options import SETTINGS, model_options
-from pyggml.cli.sampling import cache_option, sampling_of, sampling_options
+from pyggml.cli.options import SETTINGS, given_settings, model_options, settings_options
+from pyggml.cli.sampling import sampling_of, sampling_options
 from pyggml.cli.show import printable, say, unescaped
 from pyggml.errors import ConfigError
+from pyggml.generation import Context
 
 _TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
 _CTX = 4096
+_OF_TEXTS = ("context_shift", "keep")  # of a chat the oldest rounds are left out
 
 
-@click.command("chat", cls=GroupedCommand, params=[*sampling_options()], context_settings=SETTINGS)
+@click.command(
+    "chat",
+    cls=GroupedCommand,
+    params=[*settings_options(Context, {}, _OF_TEXTS), *sampling_options()],
+    context_settings=SETTINGS,
+)
 @model_options
 @click.option("--system", metavar="TEXT", **_TEXT, help="what stands before all messages")
 @click.option(
@@ -49,7 +56,6 @@ _CTX = 4096
     help=f"most tokens that the model remembers (default: {_CTX}, or the model's if that has "
     "fewer); then the oldest rounds are left out",
 )
-@cache_option
 def command(
     model: Path,
     lora: tuple[tuple[Path, float], ...] | None,
@@ -60,7 +66,6 @@ def command(
     chat_template: str,
     n_tokens: int | None,
     ctx: int | None,
-    cache_type: str,
     **given: Any,
 ) -> int:
     """Talk with a model. /help lists the commands, Ctrl-C ends an answer, Ctrl-D the chat.
@@ -68,6 +73,7 @@ def command(
     Without a terminal, each line of standard input is a message.
     """
     how = sampling_of(given)
+    cache_type = Context(**given_settings(Context, {}, given)).cache_type
     opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     most = opened.config.n_ctx

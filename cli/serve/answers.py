@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyggml.generation import Finish, Piece
+from pyggml.serving import Read
 from pyggml.tokenizer import Tokenizer
 
 Object = dict[str, Any]
@@ -44,6 +45,12 @@ class Choice:
             self.pieces += [piece] if piece.logprob is not None else []
         if piece.finish is not None:
             self.reason = _REASONS[piece.finish]
+
+    def add_prompt(self, read: Read) -> None:
+        """What the model said of the prompt's own tokens."""
+        self.pieces += read.pieces
+        if read.finish is not None:
+            self.reason = _REASONS[read.finish]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +92,18 @@ class Form(ABC):
         ]
         return {**self._head, "object": self.kind, "choices": made, "usage": usage.object()}
 
-    def chunk(self, index: int, piece: Piece | None, reason: str | None = None) -> Object:
-        """A part of answer `index`: a piece, or without one its end."""
+    def chunk(self, index: int, told: Piece | Read | None, prefix: str = "") -> Object:
+        """A part of answer `index`: a piece, the prompt and what was read of it, or without either
+        its end."""
         part = Choice()
-        if piece is not None:
-            part.add(piece)
-        made = {**self._delta(index, part), "finish_reason": part.reason or reason}
+        if isinstance(told, Read):
+            part.text = prefix
+            part.add_prompt(told)
+        elif told is not None:
+            part.add(told)
+        else:
+            part.reason = "length"
+        made = {**self._delta(index, part), "finish_reason": part.reason}
         return {**self._head, "object": self.chunk_kind, "choices": [made]}
 
     def opening(self, index: int, prefix: str) -> Object | None:
@@ -167,14 +180,27 @@ class TextForm(Form):
         if not choice.pieces:
             return None
         names, offsets = [self._text_of(piece.token) for piece in choice.pieces], []
-        for name in names:
-            offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(name)
+        text, start = choice.prefix + choice.text, self._offsets.get(index, 0)
+        at = start
+        for piece, name in zip(choice.pieces, names, strict=True):
+            offsets.append(at)
+            # A control token may not be in the text, such as the BOS of a prompt.
+            if self._tokenizer.token_bytes(piece.token) or text.startswith(name, at - start):
+                at += len(name)
+        self._offsets[index] = at
         return {
             "tokens": names,
             "token_logprobs": [piece.logprob for piece in choice.pieces],
-            "top_logprobs": [
-                {self._text_of(token): p for token, p in piece.likeliest} for piece in choice.pieces
-            ],
+            "top_logprobs": [self._likeliest(piece) for piece in choice.pieces],
             "text_offset": offsets,
         }
+
+    def _likeliest(self, piece: Piece) -> Object | None:
+        """By text; of tokens with the same one, such as parts of characters, the likeliest. None of
+        the first token of a prompt, of which nothing is predicted."""
+        if piece.logprob is None:
+            return None
+        found: Object = {}
+        for token, p in piece.likeliest:
+            found.setdefault(self._text_of(token), p)
+        return found

@@ -25,6 +25,7 @@ from pyggml.cli.serve.errors import HANDLERS, ApiError
 from pyggml.cli.serve.guard import Access, Guard
 from pyggml.cli.serve.limits import BODY_SECONDS
 from pyggml.cli.serve.service import Flow, Service
+from pyggml.serving import Read
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -125,7 +126,7 @@ class Routes:
         made = form(name, service.models[name].tokenizer)
         flow = service.flow(asked, prompts)
         if asked.stream:
-            return Streamed(flow, _events(flow, made, prefixes, asked.include_usage))
+            return Streamed(flow, _events(flow, made, prefixes, asked))
         choices = [Choice(prefix) for prefix in prefixes]
         try:
             await unless_gone(request, _collect(flow, choices))
@@ -155,6 +156,8 @@ async def _collect(flow: Flow, choices: list[Choice]) -> None:
         for i, piece in batch:
             if piece is None:
                 choices[i].reason = "length"
+            elif isinstance(piece, Read):
+                choices[i].add_prompt(piece)
             else:
                 choices[i].add(piece)
 
@@ -187,16 +190,18 @@ class Streamed(StreamingResponse):
 
 
 async def _events(
-    flow: Flow, form: Form, prefixes: Sequence[str], include_usage: bool
+    flow: Flow, form: Form, prefixes: Sequence[str], asked: Asked
 ) -> AsyncIterator[bytes]:
-    """The events, several at once where several are ready."""
+    """The events, several at once where several are ready. A prompt whose own tokens are told comes
+    with them."""
     try:
-        opened = [form.opening(i, prefix) for i, prefix in enumerate(prefixes)]
+        first = [""] * len(prefixes) if asked.tells_prompt else prefixes
+        opened = [form.opening(i, prefix) for i, prefix in enumerate(first)]
         if found := b"".join(_event(part) for part in opened if part is not None):
             yield found
         async for batch in flow.batches():
-            yield b"".join(_event(form.chunk(i, p, None if p else "length")) for i, p in batch)
-        if include_usage:
+            yield b"".join(_event(form.chunk(i, told, prefixes[i])) for i, told in batch)
+        if asked.include_usage:
             yield _event(form.closing(_usage(flow)))
         yield _DONE
     except ApiError as error:  # the status is sent already

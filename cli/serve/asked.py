@@ -43,6 +43,11 @@ class Asked:
     stream: bool
     include_usage: bool
 
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAsked(Asked):
@@ -58,6 +63,10 @@ class TextAsked(Asked):
 
     prompts: list[Prompt]
     echo: bool
+
+    @property
+    def tells_prompt(self) -> bool:
+        return self.echo and self.how.logprobs is not None
 
 
 def read_chat(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> ChatAsked:
@@ -87,9 +96,9 @@ def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> T
     f.only("suffix", ("",), "wanted none: text is not filled in")
     f.only("best_of", (given.get("n") or 1,), "wanted as n: no answers are dropped")
     n_logprobs = f.take("logprobs", whole(0, MOST_TOP_LOGPROBS), None)
-    if echo and n_logprobs is not None:
-        f.fault("echo", "with logprobs is not supported: those of a prompt are not computed")
-    common = _common(f, defaults, limits, n_logprobs, None)
+    common = _common(f, defaults, limits, n_logprobs, None, fewest=0)
+    if common["n_tokens"] == 0 and not (echo and n_logprobs is not None):
+        f.fault("max_tokens", "is 0, wanted 1 or more, or echo and logprobs beside it")
     n = len(prompts) * common["n"]
     if n > limits.choices:
         f.fault("prompt", f"and n ask for {n} answers, wanted at most {limits.choices}")
@@ -98,8 +107,10 @@ def read_text(given: Mapping[str, Any], defaults: Sampling, limits: Limits) -> T
 
 
 def _common(
-    f: Fields, defaults: Sampling, limits: Limits, n_logprobs: int | None, n_tokens: int | None
-) -> dict[str, Any]:
+    f: Fields, defaults: Sampling, limits: Limits, n_logprobs: int | None, n_tokens: int | None,
+    fewest: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """fewest: tokens of an answer."""
     given = {name: f.take(name, anything, None) for name in _PLAIN if name in f}
     given |= {"stop": f.take("stop", _stops, defaults.stop), "logprobs": n_logprobs}
     given["logit_bias"] = f.take("logit_bias", object_of, defaults.logit_bias)
@@ -112,7 +123,7 @@ def _common(
         "model": f.take("model", text, None),
         "how": how,
         "n": f.take("n", whole(1, limits.choices), 1),
-        "n_tokens": f.take("max_tokens", whole(1, _MOST), n_tokens),
+        "n_tokens": f.take("max_tokens", whole(fewest, _MOST), n_tokens),
         "stream": stream,
         "include_usage": bool(options.get("include_usage")),
     }

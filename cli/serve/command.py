@@ -24,6 +24,7 @@ from pyggml.cli.sampling import sampling_of, sampling_options
 from pyggml.cli.serve.limits import Limits
 from pyggml.cli.web.listening import check_packages, is_loopback, listening
 from pyggml.errors import ConfigError
+from pyggml.generation import Context
 
 _GROUP: dict[str, Any] = {"cls": GroupedOption, "group": "server"}
 Named = tuple[str, tuple[Path, float]]
@@ -49,7 +50,11 @@ class NamedAdapter(click.ParamType):
 @click.command(
     "serve",
     cls=GroupedCommand,
-    params=[*settings_options(Limits, {}), *sampling_options(without=["seed", "logprobs"])],
+    params=[
+        *settings_options(Limits, {}),
+        *settings_options(Context, {}),
+        *sampling_options(without=["seed", "logprobs"]),
+    ],
     context_settings=SETTINGS,
 )
 @click.option(
@@ -131,6 +136,7 @@ def command(**given: Any) -> int:
     """Answer requests of OpenAI's clients: chats, texts, streams, adapters by name."""
     check_packages("serve", "starlette", "uvicorn")
     limits = Limits(**given_settings(Limits, {}, given))
+    context = Context(**given_settings(Context, {}, given))
     sampling = sampling_of(given)
     _check_access(given["host"], given["api_key"])
     opened = listening(given["host"], given["port"])
@@ -140,7 +146,7 @@ def command(**given: Any) -> int:
         )
         from pyggml.cli.serve.run import run
 
-        return run(opened, models, sampling, limits, given)
+        return run(opened, models, sampling, limits, context, given)
 
 
 def _check_access(host: str, keys: tuple[str, ...]) -> None:

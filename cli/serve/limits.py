@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyggml.generation.memory import CACHE_TYPES
-from pyggml.settings import Settings, at_least, one_of, setting
+from pyggml.settings import Settings, at_least, setting
 
 _GROUP = "server"
 
@@ -23,12 +22,6 @@ class Limits(Settings):
         *at_least(0),
         group=_GROUP,
         common=True,
-    )
-    cache_type: str = setting(
-        "f16",
-        "type of the cached keys and values; q8_0 takes about half the memory",
-        *one_of(CACHE_TYPES),
-        group="memory",
     )
     max_prompt: int = setting(
         0, "most tokens of a prompt (0: what the context holds)", *at_least(0), group=_GROUP

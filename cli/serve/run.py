@@ -19,7 +19,7 @@ from pyggml.cli.show import printable, row, size
 from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import serve
 from pyggml.errors import ConfigError, TemplateError
-from pyggml.generation import Batch, Sampling
+from pyggml.generation import Batch, Context, Sampling
 from pyggml.model import Model
 from pyggml.serving import Scheduler, Worker
 
@@ -33,16 +33,19 @@ def run(
     models: Mapping[str, Model],
     sampling: Sampling,
     limits: Limits,
+    context: Context,
     given: Mapping[str, Any],
 ) -> int:
     """Serve until a signal comes; the exit code."""
     name, base = next(iter(models.items()))
-    batch = Batch(base, limits.parallel, _context(base, limits.ctx), limits.cache_type)
+    batch = Batch(base, limits.parallel, _context(base, limits.ctx), context.cache_type)
     begin = partial(pyggml.threads.set, given["threads"])
-    worker = Worker(Scheduler(batch), limits.parallel + limits.queue, begin)
+    worker = Worker(Scheduler(batch, context.n_keep), limits.parallel + limits.queue, begin)
     chats = _chats(base, given["chat_template"])
     ending = answer_ending(chats.template).strip() if isinstance(chats, ChatEncoder) else ""
-    service = Service(models, worker, chats, sampling, limits, batch.n_ctx, ending)
+    service = Service(
+        models, worker, chats, sampling, limits, batch.n_ctx, ending, context.context_shift
+    )
     has_chats = isinstance(chats, ChatEncoder)
     pages = page_routes(name, has_chats, sampling) if given["web"] else []
     access = _access(given)

@@ -20,10 +20,10 @@ from pyggml.errors import PyggmlError, TemplateError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
 from pyggml.model import Model
-from pyggml.serving import Closed, Expired, Failure, Full, Request, Worker
+from pyggml.serving import Closed, Expired, Failure, Full, Read, Request, Worker
 
 T = TypeVar("T")
-Told = Piece | Failure
+Told = Piece | Read | Failure
 _LOG = logging.getLogger("pyggml.serve")
 
 
@@ -38,6 +38,7 @@ class Service:
     n_ctx      most tokens of a prompt and its answer
     ending     the text that ends an answer in a chat: of a vocabulary without a token for it, the
                model writes that text
+    shifts     whether an answer goes on where the context is full
     """
 
     models: Mapping[str, Model]
@@ -47,6 +48,7 @@ class Service:
     limits: Limits
     n_ctx: int
     ending: str = ""
+    shifts: bool = False
     _reader: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="pyggml-reader")
     )
@@ -102,16 +104,19 @@ class Service:
         Raises ApiError where too many wait, and for settings that do not fit the model.
         """
         model = self.models[self.name(asked)]
-        most = min(asked.n_tokens or self.n_ctx, self.limits.max_tokens or self.n_ctx)
+        most = self.n_ctx if asked.n_tokens is None else asked.n_tokens
+        most = min(most, self.limits.max_tokens or most)
+        room = None if self.shifts else self.n_ctx
         try:
             completions = [
-                Completion(model.tokenizer, _with_seed(asked.how, i), prompt, most, self.n_ctx)
+                Completion(model.tokenizer, _with_seed(asked.how, i), prompt, most, room)
                 for i, prompt in enumerate(prompts)
             ]
         except PyggmlError as error:
             raise of_input(error) from None
         deadline = time.monotonic() + self.limits.timeout
-        return Flow(self.worker, model, prompts, completions, deadline)
+        n_likeliest = asked.how.logprobs if asked.tells_prompt else None
+        return Flow(self.worker, model, prompts, completions, deadline, n_likeliest)
 
     def close(self) -> None:
         self.worker.close()
@@ -133,6 +138,7 @@ class Flow:
         prompts: Sequence[np.ndarray],
         completions: Sequence[Completion],
         deadline: float,
+        n_likeliest: int | None = None,
     ) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
@@ -144,6 +150,7 @@ class Flow:
                 model=model,
                 tell=self._teller(i),
                 deadline=deadline,
+                n_likeliest=n_likeliest,
             )
             for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
         ]
@@ -162,8 +169,9 @@ class Flow:
 
         return tell
 
-    async def batches(self) -> AsyncIterator[list[tuple[int, Piece | None]]]:
-        """What has come since the last time: pieces of answer i, or None if its time has ended.
+    async def batches(self) -> AsyncIterator[list[tuple[int, Piece | Read | None]]]:
+        """What has come since the last time of answer i: its pieces, before them what was read of
+        its prompt, or None if its time has ended.
 
         Raises ApiError if an answer fails.
         """
@@ -173,7 +181,7 @@ class Flow:
             while not self._told.empty():
                 batch.append(self._told.get_nowait())
             found = [(i, _piece(told, self.completions[i])) for i, told in batch]
-            left -= sum(piece is None or piece.finish is not None for _, piece in found)
+            left -= sum(told is None or told.finish is not None for _, told in found)
             yield found
 
     def cancel(self) -> None:
@@ -181,8 +189,8 @@ class Flow:
         self._worker.cancel(self.requests)
 
 
-def _piece(told: Told, completion: Completion) -> Piece | None:
-    if isinstance(told, Piece):
+def _piece(told: Told, completion: Completion) -> Piece | Read | None:
+    if not isinstance(told, Failure):
         return told
     error = told.error
     if isinstance(error, Expired):

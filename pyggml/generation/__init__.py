@@ -1,5 +1,6 @@
 """Text generation: a prompt fills the cache, then tokens are sampled one at a time.
 
+context      how a sequence's context is kept: the settings
 memory       the cache of several sequences
 passes       bound programs that take tokens through the model
 batch        sequences in slots: tokens in, logits out
@@ -12,15 +13,15 @@ completion   logits in, pieces of text out, until something ends the answer
 
 from pyggml.generation.batch import Batch, Slot
 from pyggml.generation.completion import Completion, Finish, Piece, complete, generate
-from pyggml.generation.memory import CACHE_TYPES
+from pyggml.generation.context import Context
 from pyggml.generation.sampler import Sampler, sample
 from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
 
 __all__ = [
-    "CACHE_TYPES",
     "Batch",
     "Completion",
+    "Context",
     "Finish",
     "Piece",
     "Sampler",

@@ -13,7 +13,7 @@ the same cache. So does each sequence of a model with recurrent parts (Model.bat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from pyggml.models import Shift, build_shift
 from pyggml.schedule import ScheduledProgram, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
+_ALL = 1 << 62
 
 
 def check_shift(model: Model, n_past: int, n_keep: int) -> None:
@@ -51,6 +52,7 @@ class Slot:
         self.tokens: list[int] = []
         self.is_open = False
         self.n_cached = 0  # of the tokens; the others are fed again before new ones
+        self.n_kept = _ALL  # tokens whose keys tell of the tokens here alone: a shift ends them
         self.state: State = {}  # of recurrent parts, while another sequence's is in the cache
         self.last_used = 0
 
@@ -69,6 +71,8 @@ class Slot:
             raise ConfigError([("n", f"is {n}, wanted 0 to {self.n_past}, the tokens there are")])
         del self.tokens[n:]
         self.n_cached = self._reusable(n)
+        if n <= self.n_kept:
+            self.n_kept = _ALL
 
     def copy_prefix(self, other: Slot, n: int) -> None:
         """Become the first n tokens of another slot of the batch, which may be closed.
@@ -81,6 +85,7 @@ class Slot:
             raise ConfigError([("n", f"is {n}, wanted 0 to {other.n_past}, the tokens there are")])
         if other is not self:
             self.tokens, self.n_cached = other.tokens[:n], other._reusable(n)
+            self.n_kept = other.n_kept
             self.batch.copy(other, self)
         self.truncate(n)
 
@@ -95,6 +100,7 @@ class Slot:
         n = (self.n_past - n_keep) // 2
         self.batch.move(self, n_keep + n, n_keep)
         del self.tokens[n_keep : n_keep + n]
+        self.n_kept = min(self.n_kept, n_keep)
         return n
 
     def close(self) -> None:
@@ -102,10 +108,11 @@ class Slot:
         self.is_open = False
 
     def shared(self, tokens: list[int]) -> int:
-        """How many of these tokens it has cached, from the first on."""
-        both = zip(self.tokens[: self.n_cached], tokens, strict=False)
+        """How many of these tokens it has cached, from the first on, as a prompt of them would."""
+        n = min(self.n_cached, self.n_kept, len(tokens))
+        both = zip(self.tokens[:n], tokens, strict=False)
         unlike = (i for i, (one, other) in enumerate(both) if one != other)
-        return self._reusable(next(unlike, min(self.n_cached, len(tokens))))
+        return self._reusable(next(unlike, n))
 
     def _reusable(self, n: int) -> int:
         """How many of its first n tokens the cache can give: a state is that of its last one."""
@@ -163,21 +170,28 @@ class Batch:
         slot.copy_prefix(donor if n else slot, n)
         return slot
 
-    def feed(self, pieces: Mapping[Slot, Tokens]) -> dict[Slot, np.ndarray]:
+    def feed(
+        self, pieces: Mapping[Slot, Tokens], every: Collection[Slot] = ()
+    ) -> dict[Slot, np.ndarray]:
         """Append tokens to sequences; the logits after the last of each, float32 (n_vocab,).
 
+        every: slots with the logits after each new token instead, (n, n_vocab).
         Raises ConfigError for a closed slot, DataError if tokens exceed a slot's context or are
         outside of the vocabulary; nothing is appended then.
         """
         checked = {slot: self._checked(slot, tokens) for slot, tokens in pieces.items()}
         for slot, ids in checked.items():
             slot.tokens += ids
-        found: dict[Slot, np.ndarray] = {}
+        found: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
-                found |= self._run(together)
+                for slot, rows in self._run(together, every).items():
+                    found[slot] += [rows]
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
-        return found
+        return {
+            slot: np.concatenate(found[slot])[-len(ids) :] if slot in every else found[slot][-1][-1]
+            for slot, ids in checked.items()
+        }
 
     def move(self, slot: Slot, source: int, target: int) -> None:
         """Make a slot's cached tokens from `source` on those from `target` on."""
@@ -219,9 +233,9 @@ class Batch:
         models = dict.fromkeys(slot.model for slot in slots)
         return [[slot for slot in slots if slot.model is model] for model in models]
 
-    def _run(self, slots: list[Slot]) -> dict[Slot, np.ndarray]:
+    def _run(self, slots: list[Slot], every: Collection[Slot]) -> dict[Slot, np.ndarray]:
         """One pass: all tokens that await it or, if these are too many, those of the slots with the
-        fewest first. The logits of the slots that are done."""
+        fewest first. The logits (n, n_vocab) of each slot's last token, or of every one."""
         room, taken = passes.MOST_TOKENS, dict.fromkeys(slots, 0)
         for slot in sorted(slots, key=lambda slot: slot.n_past - slot.n_cached):
             taken[slot] = min(slot.n_past - slot.n_cached, room)
@@ -230,7 +244,7 @@ class Batch:
         if not self.model.batches:
             self._switch(*pieces)
         try:
-            logits = self._pass(pieces)
+            logits = self._pass(pieces, every)
         except BaseException:  # broken off: a state would be that of none of its tokens
             for slot in () if self.model.batches else pieces:
                 slot.n_cached = 0
@@ -239,11 +253,11 @@ class Batch:
             slot.n_cached += n
             self._clock += 1
             slot.last_used = self._clock
-        every = zip(pieces, logits, strict=True)
-        return {slot: row for slot, row in every if slot.n_cached == slot.n_past}
+        return dict(zip(pieces, logits, strict=True))
 
-    def _pass(self, pieces: Mapping[Slot, int]) -> np.ndarray:
-        """Run the next tokens of some slots; the logits of the last of each."""
+    def _pass(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
+        """Run the next tokens of some slots; the logits (n, n_vocab) of the last one of each, or of
+        every one."""
         model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
         n = passes.padded(n_tokens) if self.model.batches else n_tokens
         n_more = n - n_tokens
@@ -253,13 +267,17 @@ class Batch:
         rows = first + positions
         span = np.stack([first, rows + 1], axis=1)
         spare = self.memory.first_spare + np.arange(n_more)
-        return self._passes[model, n](
+        n_wanted = [count if slot in every else 1 for slot, count in pieces.items()]
+        ends = np.cumsum(list(pieces.values()))
+        of = [np.arange(end - wanted, end) for end, wanted in zip(ends, n_wanted, strict=True)]
+        logits = self._passes[model, n, sum(n_wanted)](
             np.pad(tokens, (0, n_more)),
             np.pad(positions, (0, n_more)),
             np.concatenate([rows, spare]),
             np.concatenate([span, np.repeat(span[-1:, 1:], 2 * n_more).reshape(-1, 2)]),
-            np.cumsum(list(pieces.values())) - 1,
+            np.concatenate(of),
         )
+        return np.split(logits, np.cumsum(n_wanted)[:-1])
 
     def _switch(self, slot: Slot) -> None:
         """Make the cache's state that of a slot."""

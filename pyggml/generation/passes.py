@@ -19,6 +19,7 @@ from pyggml.trace import Trace
 
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
 STEP = 16  # passes of more tokens are padded to multiples of it
+_LOGITS_STEP = 32  # logits of more tokens than there are slots are padded likewise
 _MOST_KEPT = 32  # bound programs
 
 
@@ -31,7 +32,7 @@ def padded(n_tokens: int) -> int:
 class Pass:
     """A bound program: T tokens, of some of which it makes logits.
 
-    of      (n,) int32, the tokens whose logits are wanted
+    of      (n,) int32, the tokens whose logits can be had
     logits  (n, n_vocab) float32
     """
 
@@ -65,28 +66,30 @@ class Pass:
 class Passes:
     """The passes over one cache, by model and number of tokens.
 
-    A program is bound when it is first asked for; later only its inputs change. All share one
-    arena, and those longest unused give way to new ones.
+    A program is bound when it is first asked for, as (model, tokens, logits that are wanted); later
+    only its inputs change. All share one arena, and those longest unused give way to new ones.
     """
 
     def __init__(self, cache: Cache, n_slots: int) -> None:
         self.cache, self.n_slots = cache, n_slots
         self._arenas = Arenas()
-        self._bound: OrderedDict[tuple[Model, int, Trace | None], Pass] = OrderedDict()
+        self._bound: OrderedDict[tuple[Model, int, int, Trace | None], Pass] = OrderedDict()
 
-    def __getitem__(self, key: tuple[Model, int]) -> Pass:
-        model, n_tokens = key
-        kept_as = (model, n_tokens, model.traced)
+    def __getitem__(self, key: tuple[Model, int, int]) -> Pass:
+        model, n_tokens, n_wanted = key
+        most = self.n_slots if n_wanted <= self.n_slots else round_up(n_wanted, _LOGITS_STEP)
+        n_logits = min(n_tokens, most)
+        kept_as = (model, n_tokens, n_logits, model.traced)
         if kept_as not in self._bound:
             while len(self._bound) >= _MOST_KEPT:
                 self._bound.popitem(last=False)
-            self._bound[kept_as] = self._bind(model, n_tokens)
+            self._bound[kept_as] = self._bind(model, n_tokens, n_logits)
         self._bound.move_to_end(kept_as)
         return self._bound[kept_as]
 
-    def _bind(self, model: Model, n_tokens: int) -> Pass:
+    def _bind(self, model: Model, n_tokens: int, n_logits: int) -> Pass:
         inputs = Inputs.empty(n_tokens, with_rows=True)
-        of = zeros((min(n_tokens, self.n_slots),), I32, "of")
+        of = zeros((n_logits,), I32, "of")
         taps = model.taps()
         if taps and any(edit.tokens for edit in taps.edits):
             raise ConfigError("tokens are positions of a whole run, wanted none in generation")

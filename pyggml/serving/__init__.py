@@ -5,8 +5,8 @@ scheduler   which tokens go into the next pass
 worker      the thread that owns the scheduler
 """
 
-from pyggml.serving.request import Expired, Failure, Request
+from pyggml.serving.request import Expired, Failure, Read, Request
 from pyggml.serving.scheduler import Scheduler
 from pyggml.serving.worker import Closed, Full, Worker
 
-__all__ = ["Closed", "Expired", "Failure", "Full", "Request", "Scheduler", "Worker"]
+__all__ = ["Closed", "Expired", "Failure", "Full", "Read", "Request", "Scheduler", "Worker"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pyggml.errors import PyggmlError
-from pyggml.generation import Completion, Piece
+from pyggml.generation import Completion, Finish, Piece
 from pyggml.model import Model
 
 
@@ -25,6 +25,18 @@ class Failure:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A prompt's own tokens, as the model predicts them: pieces without text. Of the first token
+    nothing is predicted.
+
+    finish   why no answer follows, or None
+    """
+
+    pieces: tuple[Piece, ...]
+    finish: Finish | None
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
     """A prompt to be continued; submitted once.
@@ -32,8 +44,11 @@ class Request:
     prompt       (n,) int32, at least one token
     completion   what samples the answer, and says when it ends
     model        the batch's model, or that with other adapters
-    tell         called with each piece, from the thread that computes. The last call has a piece
-                 with `finish`, or a Failure; there is none after a cancellation
+    tell         called with each piece, from the thread that computes. The last call has a
+                 `finish`, or is a Failure; there is none after a cancellation
+    n_likeliest  not None: the first call has a Read, with so many of the likeliest tokens at each
+                 place. The prompt is then computed as a whole, and the completion may be one of no
+                 tokens
     deadline     time.monotonic() at which it fails with Expired
     n_cached     how many tokens of the prompt were in the cache; known with the first piece
     """
@@ -41,6 +56,7 @@ class Request:
     prompt: np.ndarray
     completion: Completion
     model: Model
-    tell: Callable[[Piece | Failure], None]
+    tell: Callable[[Piece | Read | Failure], None]
+    n_likeliest: int | None = None
     deadline: float = math.inf
     n_cached: int = field(default=0, init=False)

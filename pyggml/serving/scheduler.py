@@ -10,37 +10,60 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pyggml.errors import PyggmlError
-from pyggml.generation import Batch, Slot
-from pyggml.serving.request import Expired, Failure, Request
+from pyggml.generation import Batch, Piece, Slot
+from pyggml.generation.batch import check_shift
+from pyggml.generation.sampler import logprobs
+from pyggml.serving.request import Expired, Failure, Read, Request
 
 CHUNK = 512  # prompt tokens of a pass in which nobody writes
 CHUNK_BESIDE = 64  # in one in which somebody does
+CHUNK_READ = 64  # of a prompt whose own tokens are to be told: each takes a row of logits
 WORTH_WAITING = 32  # tokens of a prompt that another request is about to compute
 
 
 @dataclass(eq=False, slots=True)
 class _Active:
-    """A request with a slot. pending: (n,) int32, what the slot is to be fed, at least a token."""
+    """A request with a slot. pending: (n,) int32, what the slot is to be fed, at least a token.
+    read: what is to be told of the prompt."""
 
     request: Request
     slot: Slot
     pending: np.ndarray
+    read: list[Piece] = field(default_factory=list)
 
     @property
     def writes(self) -> bool:
         return bool(self.request.completion.tokens)
 
+    @property
+    def reads(self) -> bool:
+        """Whether the tokens of its prompt are to be told, and it is not read yet."""
+        return self.request.n_likeliest is not None and not self.writes
+
+    def note(self, logits: np.ndarray) -> None:
+        """Keep what these logits (n, n_vocab) say of the prompt's tokens after the fed ones."""
+        n, prompt = self.request.n_likeliest or 0, self.request.prompt
+        first = len(prompt) - len(self.pending) + 1
+        if not self.read:
+            self.read.append(Piece("", int(prompt[0])))
+        for row, token in zip(logits, prompt[first:], strict=False):
+            self.read.append(Piece("", int(token), None, *logprobs(row, int(token), n)))
+
 
 class Scheduler:
     """Requests over a batch; for one thread."""
 
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+    def __init__(self, batch: Batch, n_keep: int | None = None) -> None:
+        """n_keep: a full context shifts and keeps its first n_keep tokens (Slot.shift); None: it
+        ends the answer. Raises ConfigError for a context that cannot shift."""
+        if n_keep is not None:
+            check_shift(batch.model, batch.n_ctx, n_keep)
+        self._batch, self._n_keep = batch, n_keep
         self._waiting: deque[Request] = deque()
         self._active: list[_Active] = []
 
@@ -67,11 +90,18 @@ class Scheduler:
         self._expire()
         self._admit()
         if pieces := self._pieces():
-            found = self._batch.feed({active.slot: ids for active, ids in pieces.items()})
+            self._shift(pieces)
+            reading = {active.slot for active in pieces if active.reads}
+            fed = {active.slot: ids for active, ids in pieces.items()}
+            found = self._batch.feed(fed, reading)
             for active, ids in pieces.items():
+                logits = found[active.slot]
+                if active.reads:
+                    active.note(logits)
+                    logits = logits[-1]
                 active.pending = active.pending[len(ids) :]
                 if not len(active.pending):
-                    self._sample(active, found[active.slot])
+                    self._take(active, logits)
         return bool(self._active or self._waiting)
 
     def fail(self, error: Exception) -> None:
@@ -91,7 +121,8 @@ class Scheduler:
             if self._is_computed_now(request):
                 continue
             self._waiting.remove(request)
-            slot = self._batch.open(request.prompt, request.model)
+            known = () if request.n_likeliest is not None else request.prompt
+            slot = self._batch.open(known, request.model)
             request.n_cached = slot.n_past
             self._active.append(_Active(request, slot, request.prompt[slot.n_past :]))
 
@@ -100,6 +131,8 @@ class Scheduler:
 
         Then it waits, and copies that: an instruction that many share is computed once.
         """
+        if request.n_likeliest is not None:
+            return False
         alike = [a for a in self._active if a.request.model is request.model]
         saved = (n_common(a.request.prompt, request.prompt) - a.slot.n_past for a in alike)
         return request.model.batches and max(saved, default=0) >= WORTH_WAITING
@@ -127,10 +160,31 @@ class Scheduler:
         pieces = {active: active.pending for active in self._active if active.writes}
         left = CHUNK_BESIDE if pieces else CHUNK
         reading = [active for active in self._active if not active.writes]
+        n_told = sum(active.reads for active in reading)
         for i, active in enumerate(reading):
-            pieces[active] = active.pending[: max(1, left // (len(reading) - i))]
+            share = left // (len(reading) - i)
+            if active.reads:
+                share = min(share, CHUNK_READ // n_told)
+            pieces[active] = active.pending[: max(1, share)]
             left -= len(pieces[active])
         return pieces
+
+    def _shift(self, pieces: Mapping[_Active, np.ndarray]) -> None:
+        """Make room in full contexts."""
+        for slot, n in ((active.slot, len(ids)) for active, ids in pieces.items()):
+            if self._n_keep is not None and slot.n_past + n > self._batch.n_ctx:
+                slot.shift(self._n_keep)
+
+    def _take(self, active: _Active, logits: np.ndarray) -> None:
+        """Tell what came of a slot's last token."""
+        if active.reads:
+            finish = active.request.completion.finish
+            if finish is not None:
+                self._release(active)
+            active.request.tell(Read(tuple(active.read), finish))
+            if finish is not None:
+                return
+        self._sample(active, logits)
 
     def _sample(self, active: _Active, logits: np.ndarray) -> None:
         try:

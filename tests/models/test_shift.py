@@ -70,6 +70,21 @@ def test_an_answer_goes_on_beyond_its_context(golden_file):
         next(complete(model, prompt, 30, n_ctx=16, n_keep=15))
 
 
+def test_a_shifted_sequence_is_no_prompt_of_another(tiny):
+    """Its keys tell of tokens that are gone; those that were kept do not."""
+    model = pyggml.load(tiny())
+    batch = Batch(model, 2, 8)
+    slot = batch.open()
+    batch.feed({slot: [1, 2, 3, 4, 5, 6, 7]})
+    slot.shift(2)
+    tokens = [*slot.tokens]
+    assert batch.open([*tokens, 9]).n_past == 2
+    slot.truncate(2)
+    batch.feed({slot: tokens[2:]})
+    slot.close()
+    assert batch.open([*tokens, 9]).n_past == len(tokens)
+
+
 def test_there_is_something_to_drop(tiny):
     session = Session(pyggml.load(tiny()), 8)
     session.feed([1, 2, 3])

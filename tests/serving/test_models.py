@@ -36,7 +36,7 @@ def test_each_gets_what_it_would_get_alone(name, rng):
     batch = Batch(model, 2, 96)
     scheduler = Scheduler(batch)
     feed = batch.feed
-    batch.feed = lambda pieces: {slot: row[:256] for slot, row in feed(pieces).items()}
+    batch.feed = lambda *given: {slot: row[:256] for slot, row in feed(*given).items()}
     made = [
         Request(prompt=p, completion=completion(p), model=model, tell=lambda piece: None)
         for p in prompts

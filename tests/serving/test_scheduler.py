@@ -47,7 +47,7 @@ class FakeBatch:
         self.open_slots.append(slot)
         return slot
 
-    def feed(self, pieces):
+    def feed(self, pieces, every=()):
         self.fed.append({slot: len(ids) for slot, ids in pieces.items()})
         for slot, ids in pieces.items():
             slot.tokens += list(ids)
@@ -227,7 +227,7 @@ def test_all_of_a_request_or_none_of_it_is_taken(worker):
 
 
 def test_a_fault_ends_requests_but_not_the_worker(worker, batch):
-    feed, batch.feed = batch.feed, lambda pieces: 1 / 0
+    feed, batch.feed = batch.feed, lambda *given: 1 / 0
     worker.start()
     made, told, done = finished(request(4))
     worker.submit([made])

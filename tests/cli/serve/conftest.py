@@ -74,7 +74,7 @@ class Serving:
     def slow_down(self, seconds=0.05):
         """Let every pass take this long, as those of a larger model."""
         feed = self.batch.feed
-        self.batch.feed = lambda pieces: (time.sleep(seconds), feed(pieces))[1]
+        self.batch.feed = lambda *given: (time.sleep(seconds), feed(*given))[1]
 
     def until(self, condition, seconds=20):
         """Wait for something that other threads do."""

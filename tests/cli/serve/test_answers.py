@@ -103,6 +103,45 @@ def test_several_prompts_and_token_ids(server, chatty):
     assert "".join(part["choices"][0]["text"] for part in streamed) == echoed
 
 
+def predicted(model, ids):
+    """log p of each token but the first after those before it, and which is the likeliest."""
+    z = model.logits(ids)[:-1].astype(np.float64)
+    z -= z.max(1, keepdims=True)
+    p = z - np.log(np.exp(z).sum(1, keepdims=True))
+    return p[np.arange(len(p)), ids[1:]], p
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_an_echo_tells_what_was_predicted_of_the_prompt(server, chatty, max_tokens):
+    """Also of a prompt that is in the cache, beside others, and longer than a pass reads."""
+    model = pyggml.load(chatty)
+    long = "the path to the other thing " * 12
+    prompts = [model.tokenizer.encode(text) for text in ("the ", long, long)]
+    ends = {str(id): -100 for id in range(model.config.n_vocab) if model.tokenizer.is_eog(id)}
+    asked = {"echo": True, "logprobs": 3, "max_tokens": max_tokens, "seed": 1}
+    asked["logit_bias"] = ends
+    said = server.text(prompts, **asked).json()
+    assert said["usage"]["completion_tokens"] == 3 * max_tokens
+    streamed = events(server.text(prompts, stream=True, **asked))
+    for i, (ids, choice) in enumerate(zip(prompts, said["choices"], strict=True)):
+        told = choice["logprobs"]
+        n = len(ids)
+        assert len(told["tokens"]) == n + max_tokens and choice["finish_reason"] == "length"
+        assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+        wanted, every = predicted(model, ids)
+        np.testing.assert_allclose(told["token_logprobs"][1:n], wanted, atol=0.02)
+        for likeliest, row in zip(told["top_logprobs"][1:n], every, strict=True):
+            best = max(likeliest.values())
+            np.testing.assert_allclose(best, row.max(), atol=0.02)
+        assert choice["text"].startswith(model.tokenizer.decode(ids))
+        for token, at in zip(told["tokens"], told["text_offset"], strict=True):
+            assert choice["text"][at:].startswith(token) or not at
+        parts = [c for part in streamed for c in part["choices"] if c["index"] == i]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        found = [p for part in parts for p in (part["logprobs"] or told | {"tokens": []})["tokens"]]
+        assert found == told["tokens"] and parts[-1]["finish_reason"] == "length"
+
+
 def test_a_stop_string_across_tokens_ends_the_answer(server):
     text = server.said(**GREEDY)
     stop = text[9:14]
@@ -150,9 +189,9 @@ def test_a_cached_prefix_changes_no_text(serve):
 def test_what_many_ask_about_is_read_once(serve, monkeypatch):
     fed = []
 
-    def feed(batch, pieces):
+    def feed(batch, pieces, every=()):
         fed.extend(len(ids) for ids in pieces.values())
-        return whole(batch, pieces)
+        return whole(batch, pieces, every)
 
     whole = Batch.feed
     monkeypatch.setattr(Batch, "feed", feed)

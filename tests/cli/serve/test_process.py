@@ -78,6 +78,19 @@ def test_names_keys_and_the_page(process, adapters):
     assert "<title>base" in httpx.get(f"{url}/").text
 
 
+def test_an_answer_goes_on_beyond_its_context(process):
+    """What it writes then depends on nothing but its own tokens, so that a prompt in the cache that
+    has shifted is read anew."""
+    _, url, _ = process("--ctx", 32, "--context-shift", "--keep", 4, "--parallel", 1)
+    body = {"prompt": "the path ", "seed": 1, "temperature": 0, "max_tokens": 90}
+    body["logit_bias"] = {"<eos>": -1000}
+    one, same = (
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60).json() for _ in range(2)
+    )
+    assert one["usage"]["completion_tokens"] == 90
+    assert one["choices"] == same["choices"]
+
+
 def wait_until_it_answers(url):
     httpx.get(f"{url}/health", timeout=30)  # the socket listens before the line is printed
 
@@ -86,6 +99,10 @@ REFUSED = [
     (("--host", "0.0.0.0"), "--host is 0.0.0.0, where others can connect: wanted --api-key"),
     (("--api-key", "a b"), "--api-key has a character that no header can hold"),
     (("--ctx", "9999"), "--ctx is 9999, wanted at most the model's 512"),
+    (
+        ("--context-shift", "--ctx", "64", "--keep", "63"),
+        "--keep is 63, wanted 0 to 62 of 64 tokens",
+    ),
     (("--cache-type", "q4_0"), "--cache-type is 'q4_0', wanted one of f16, q8_0"),
     (("--parallel", "0"), "--parallel is 0, wanted 1 to 64"),
     (("--lora", "tiny=x.gguf"), "--lora tiny has the name of the model itself"),

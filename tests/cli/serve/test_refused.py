@@ -16,7 +16,7 @@ TEXTS = [
     ({"prompt": [[1, -1]]}, "prompt", "prompt 1 is a list, wanted a string or token ids"),
     ({"prompt": [999]}, None, "tokens: ids from 999 to 999, wanted 0 to 257"),
     ({"prompt": "a\ud800"}, "prompt", "prompt has half of a surrogate pair"),
-    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "is 0, wanted a whole number from 1"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens", "is -1, wanted a whole number from 0"),
     ({"prompt": "a", "temperature": "hot"}, "temperature", "is 'hot', wanted 0 to 100"),
     ({"prompt": "a", "temperature": True}, "temperature", "is True"),
     ({"prompt": "a", "top_p": 2}, "top_p", "is 2, wanted 0 to 1"),
@@ -29,7 +29,11 @@ TEXTS = [
     ({"prompt": ["a"] * 30, "n": 5}, "prompt", "ask for 150 answers, wanted at most"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "text is not filled in"),
     ({"prompt": "a", "best_of": 3}, "best_of", "wanted as n"),
-    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo", "with logprobs is not supported"),
+    (
+        {"prompt": "a", "max_tokens": 0},
+        "max_tokens",
+        "is 0, wanted 1 or more, or echo and logprobs",
+    ),
     ({"prompt": "a", "grammar": "root"}, "grammar", "grammar is not supported"),
     ({"prompt": "a", "stream_options": {"x": 1}}, "stream_options", "wanted include_usage"),
 ]
@@ -190,7 +194,7 @@ def test_time_is_limited(serve):
 def test_a_fault_of_the_program_ends_no_server(serve, monkeypatch, caplog):
     with serve() as server:
         feed = server.batch.feed
-        monkeypatch.setattr(server.batch, "feed", lambda pieces: 1 / 0)
+        monkeypatch.setattr(server.batch, "feed", lambda *given: 1 / 0)
         error = refused(server.text(), 500)
         assert error["type"] == "server_error" and "division" not in error["message"]
         assert "ZeroDivisionError" in caplog.text
