@@ -1,7 +1,7 @@
 """The same LoRA training step in PyTorch with PEFT, on the CPU, at the shape of a Qwen3 model.
 
-usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--rank 8] [--size 0.6B|1.7B] [--steps 3]
-                    [--in-turns]
+usage: peft_step.py [--dtype f32|bf16] [--tokens 512] [--batch 1] [--rank 8] [--size 0.6B|1.7B]
+                    [--steps 3] [--device cpu|cuda] [--in-turns]
 
 Needs torch, transformers and peft; weights are random. Prints a JSON line like step.py's.
 """
@@ -43,6 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--size", choices=list(WIDTHS), default="0.6B")
     parser.add_argument("--steps", type=int, default=3)
@@ -50,24 +52,29 @@ def main() -> None:
     options = parser.parse_args()
 
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
-    model = model_of(options.size, dtype, options.rank).train()
+    with torch.device(options.device):
+        model = model_of(options.size, dtype, options.rank).train()
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 
     def step() -> None:
-        ids = torch.randint(0, 151936, (1, options.tokens))
+        ids = torch.randint(0, 151936, (options.batch, options.tokens), device=options.device)
         model(input_ids=ids, labels=ids).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
+        if options.device != "cpu":
+            torch.cuda.synchronize()
 
     seconds = timed(step, options.steps, options.in_turns)
     result = {
         "benchmark": f"peft {options.dtype}",
         "model": f"Qwen3-{options.size} shape",
+        "batch": options.batch,
         "tokens": options.tokens,
         "rank": options.rank,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(options.tokens / seconds, 2),
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(options.batch * options.tokens / seconds, 2),
         "peak_rss_gb": round(peak_rss_gb(), 2),
+        "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
         **about("torch", "transformers", "peft"),
     }
     print(json.dumps(result))

@@ -1,9 +1,12 @@
-"""Attention on the card: the exact kernels, in float32."""
+"""Attention on the card: on tensor cores where its scores have no extras, else exactly."""
 
-from pyggml.backends.cuda.attention import exact, exact_back
+from __future__ import annotations
+
+from pyggml.backends.cuda.attention import exact, exact_back, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
-from pyggml.backends.cuda.kernel import Kernel
+from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.table import declare
+from pyggml.call import Call
 from pyggml.tensors import Tensor
 
 
@@ -12,5 +15,24 @@ def _lacks(node: Tensor) -> str | None:
     return f"heads of {size} numbers, wanted {WIDEST} at most" if size > WIDEST else None
 
 
-declare("flash_attn_ext", Kernel(exact.bind, lacks=_lacks))
-declare("flash_attn_back", Kernel(exact_back.bind, lacks=_lacks, scratch=exact_back.scratch))
+def _forward(site: Site) -> Call:
+    takes = tensor.takes(site.node, site.compute)
+    return tensor.bind(site) if takes else exact.bind(site)
+
+
+def _forward_scratch(node: Tensor, compute: Compute) -> int:
+    return tensor.scratch(node) if tensor.takes(node, compute) else 0
+
+
+def _backward(site: Site) -> Call:
+    takes = tensor.takes(site.node, site.compute)
+    return tensor_back.bind(site) if takes else exact_back.bind(site)
+
+
+def _backward_scratch(node: Tensor, compute: Compute) -> int:
+    takes = tensor.takes(node, compute)
+    return tensor_back.scratch(node) if takes else exact_back.scratch(node, compute)
+
+
+declare("flash_attn_ext", Kernel(_forward, lacks=_lacks, scratch=_forward_scratch))
+declare("flash_attn_back", Kernel(_backward, lacks=_lacks, scratch=_backward_scratch))

@@ -1,0 +1,310 @@
+"""What an NVIDIA card does: LoRA steps beside PEFT's, generation, products. One JSON line a row.
+
+usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,decode,peft] [--device 0]
+                 [--sizes 1x128,1x512,16x512] [--rank 8] [--steps 10] [--new 64] [--past 512]
+                 [--peft-python PATH]
+
+MODEL is a file that make_model.py writes with --size 1.7B. Rows:
+
+machine   the card's bandwidth (a copy, read and written) and its bfloat16 rate (cuBLAS, 8192³)
+product   each path of products that takes them, at the shapes of Qwen3-1.7B, by rows of x
+step      a whole step of LoRA on all linear modules: tokens/s, memory, share of the bfloat16 rate
+          (4 FLOP for each matrix weight and token)
+op        where the time of one step goes, each node started by itself
+decode    tokens/s of one sequence after `past` tokens; share of the bandwidth over packed weights
+peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.py --device cuda)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from math import prod
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import pyggml
+from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.driver import Captured, cuda
+from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
+from pyggml.dtypes import DTYPES
+from pyggml.generation import Session
+from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora.data import Batch
+from pyggml.lora.optim import AdamW
+from pyggml.lora.passes import Passes
+from pyggml.model import Model
+from pyggml.quants import quantize
+
+from machine import about
+
+HERE = Path(__file__).parent
+SHAPES = ((2048, 2048), (6144, 2048), (2048, 6144))  # n_out, n_in
+ROUNDS, REPEATS = 20, 8
+
+
+class Card:
+    """The card that is measured, and the lines about it."""
+
+    def __init__(self, index: int) -> None:
+        found = {card.index: card for card in cards()}
+        self.name = found[index].name
+        self.backend = open_cuda(index)
+        self.stream = self.backend.stream
+        self.empty = self.free()
+        self.bandwidth = self.flops = 0.0
+
+    def free(self) -> int:
+        return int(cuda.current_context().get_memory_info()[0])
+
+    def seconds(self, call: Callable[[], None], rounds: int = ROUNDS) -> float:
+        """Median time of a call on the stream, by the card's own clock."""
+        for _ in range(3):
+            call()
+        taken = []
+        for _ in range(rounds):
+            start, stop = cuda.event(), cuda.event()
+            start.record(self.stream)
+            call()
+            stop.record(self.stream)
+            stop.synchronize()
+            taken.append(cuda.event_elapsed_time(start, stop) / 1e3)
+        return median(taken)
+
+    def say(self, row: str, **fields: Any) -> None:
+        rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in fields.items()}
+        packages = ("pyggml", "numba", "numba-cuda", "nvmath-python", "numpy")
+        line = {"benchmark": f"device {row}", "device": self.name, **rounded, **about(*packages)}
+        print(json.dumps(line), flush=True)
+
+
+# -- machine and products -----------------------------------------------------------------------
+
+
+def machine(card: Card) -> None:
+    n = 1 << 30
+    source, target = (cuda.device_array(n, np.uint8) for _ in range(2))
+    taken = card.seconds(lambda: target.copy_to_device(source, stream=card.stream))
+    card.bandwidth = 2 * n / taken
+    card.flops = 0.0
+    for path in PATHS:
+        if path.name == "cublas":
+            size = 8192
+            taken = _product_seconds(card, path, size, size, size, "BF16")
+            card.flops = 2 * size**3 / taken
+    card.say("machine", gb_per_second=card.bandwidth / 1e9, bf16_tflops=card.flops / 1e12)
+
+
+def _random(n: int, dtype: type) -> Any:
+    rng = np.random.default_rng(0)
+    if dtype is np.float32:
+        return cuda.to_device(rng.standard_normal(n, np.float32))
+    return cuda.to_device(rng.standard_normal(n, np.float32).view(np.uint32) >> 16)
+
+
+def _product_seconds(
+    card: Card, path: Any, rows: int, n: int, k: int, kind: str, back: bool = False
+) -> float:
+    """x (rows, k) · W (n, k)ᵀ, or with `back` x (rows, n) · W; W in random blocks of `kind`."""
+    dtype = DTYPES[kind]
+    rng = np.random.default_rng(0)
+    some = quantize(rng.standard_normal((64, k), np.float32), kind)
+    w = cuda.to_device(np.tile(some.reshape(64, -1).view(np.uint8), (n // 64, 1)).reshape(-1))
+    w = w.view(dtype.numpy)
+    if back:
+        n, k = k, n
+    step = Factor(1, n, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
+    p = Problem(rows, n, k, Factor(k, 1), step, compute="bf16")
+    if not path.takes(p):
+        return 0.0
+    x, y = _random(rows * k, np.float32), cuda.device_array(rows * n, np.float32)
+    scratch = cuda.device_array(max(path.scratch(p), 1), np.uint8)
+    call = path.bind(p, Operands(y, x, w, scratch, False, card.stream))
+    return card.seconds(Captured([call] * REPEATS, card.stream), 5) / REPEATS
+
+
+def products(card: Card) -> None:
+    for rows in (1, 8, 128, 512, 8192):
+        for n, k in SHAPES:
+            for kind in ("Q8_0", "Q4_K", "Q6_K"):
+                for path in PATHS:
+                    if path.name == "simt" and rows > 512:
+                        continue
+                    for back in (False, True):
+                        taken = _product_seconds(card, path, rows, n, k, kind, back)
+                        if taken:
+                            of_weights = DTYPES[kind].row_bytes(k) * n
+                            card.say(
+                                "product", path=path.name, type=kind, rows=rows, n=n, k=k,
+                                back=back, microseconds=taken * 1e6,
+                                tflops=2 * rows * n * k / taken / 1e12,
+                                weights_gb_per_second=of_weights / taken / 1e9,
+                            )  # fmt: skip
+
+
+# -- training steps -----------------------------------------------------------------------------
+
+
+def random_batch(n_sequences: int, n_ctx: int, n_vocab: int) -> Batch:
+    """Causal sequences of random tokens in one row, every position trained."""
+    n = n_sequences * n_ctx
+    ids = np.random.default_rng(0).integers(0, n_vocab, n + 1).astype(np.int32)
+    positions = np.tile(np.arange(n_ctx, dtype=np.int32), n_sequences)
+    first = np.repeat(np.arange(n_sequences, dtype=np.int32) * n_ctx, n_ctx)
+    span = np.stack([first, first + positions + 1], axis=1)
+    return Batch(ids[:-1], positions, span, ids[1:], np.full(n, 1 / n, np.float32))
+
+
+def matrix_weights(model: Model) -> int:
+    """Weights that every token is multiplied with; a tied embedding serves as the output matrix."""
+    used = (n for n in model.parts.weights if n != "token_embd.weight")
+    names = {*used, f"{model.parts.output_name}.weight"}
+    shapes = (model.parts.weights[n].shape for n in names)
+    return sum(prod(shape) for shape in shapes if len(shape) > 1)
+
+
+def steps(card: Card, file: str, size: tuple[int, int], options: Any, by_op: bool) -> None:
+    n_sequences, n_ctx = size
+    n = n_sequences * n_ctx
+    before = card.free()
+    model = pyggml.load(file, backends=[card.backend])
+    adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
+    parameters, numbers = adapter.parameters, count(1)
+    passes = Passes(adapter.model, parameters, n, n_ctx)
+    batch, taken, first = random_batch(n_sequences, n_ctx, model.config.n_vocab), [], 0.0
+    with model.devices.holding(*parameters.buffers.values()):
+        optimiser = AdamW(parameters, TrainConfig(), model.devices)
+
+        def step() -> None:
+            optimiser.zero()
+            passes.train(batch)
+            optimiser.clip()
+            optimiser.step(1e-4, next(numbers))
+
+        began = perf_counter()
+        step()
+        first = perf_counter() - began
+        for _ in range(2):  # the second captures
+            step()
+        for _ in range(options.steps):
+            began = perf_counter()
+            step()
+            taken.append(perf_counter() - began)
+        fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
+        if by_op:
+            card.say("op", **fields, microseconds=time_by_op(card, passes))
+    speed = n / median(taken)
+    share = 4 * matrix_weights(model) * speed / card.flops if card.flops else 0.0
+    left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
+    card.say(
+        "step", **fields, rank=options.rank, seconds=median(taken), tokens_per_second=speed,
+        share_of_peak=share, memory_gb=(before - card.free()) / 1e9, left_to_cpu=left,
+        planned_gb=passes.n_bytes / 1e9, seconds_to_first_step=first,
+    )  # fmt: skip
+
+
+def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
+    """Op and type of its weight -> [microseconds in a step, nodes], the longest first.
+
+    Nodes of the same shapes count as the first of them, which is captured and repeated: a launch
+    from Python takes longer than most kernels.
+    """
+    scheduled = passes.programs[0].programs[card.backend]
+    alike: dict[tuple[Any, ...], list[Any]] = {}
+    for node, call in zip(scheduled.nodes, scheduled.calls, strict=True):
+        shapes = tuple((s.shape, s.dtype.name, s.strides) for s in node.src)
+        alike.setdefault((node.op.name, node.shape, shapes), []).append((node, call))
+    taken: Counter[str] = Counter()
+    nodes: Counter[str] = Counter()
+    for (name, *_), same in alike.items():
+        node, call = same[0]
+        weight = node.src[-2].dtype.name if "mat" in name or "prod" in name else ""
+        repeated = Captured([call] * REPEATS, card.stream)
+        taken[f"{name} {weight}".strip()] += 1e6 * card.seconds(repeated, 5) / REPEATS * len(same)
+        nodes[f"{name} {weight}".strip()] += len(same)
+    return {name: [round(us), nodes[name]] for name, us in taken.most_common()}
+
+
+def peft(options: Any, size: tuple[int, int]) -> None:
+    n_sequences, n_ctx = size
+    command = [
+        options.peft_python, str(HERE / "peft_step.py"), "--device", "cuda", "--dtype", "bf16",
+        "--size", "1.7B", "--batch", str(n_sequences), "--tokens", str(n_ctx),
+        "--rank", str(options.rank), "--steps", str(options.steps),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(
+        done.stdout.strip() or json.dumps({"benchmark": "peft bf16", "error": done.stderr[-500:]})
+    )
+
+
+# -- generation ---------------------------------------------------------------------------------
+
+
+def decode(card: Card, file: str, options: Any) -> None:
+    before = card.free()
+    model = pyggml.load(file, backends=[card.backend])
+    tokens = np.random.default_rng(1).integers(0, model.config.n_vocab, options.past)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        session = Session(model, options.past + options.new + 8)
+        began = perf_counter()
+        session.feed(tokens)
+        prompt, taken = perf_counter() - began, []
+        for i in range(options.new):
+            began = perf_counter()
+            session.feed([i])
+            taken.append(perf_counter() - began)
+    left = [str(w.message) for w in said if "leaves" in str(w.message)]
+    packed = sum(model.parts.weights[n].n_bytes for n in model.parts.weights)
+    speed = 1 / median(taken[3:])
+    share = packed * speed / card.bandwidth if card.bandwidth else 0.0
+    card.say(
+        "decode", model=Path(file).name, past=options.past, tokens_per_second=speed,
+        share_of_bandwidth=share, first_prompt_seconds=prompt, left_to_cpu=left,
+        memory_gb=(before - card.free()) / 1e9,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--rows", default="machine,product,step,op,decode,peft")
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--sizes", default="1x128,1x512,16x512")
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--past", type=int, default=512)
+    parser.add_argument("--peft-python", default=sys.executable)
+    options = parser.parse_args()
+    options.rows = options.rows.split(",")
+    sizes = [tuple(int(n) for n in size.split("x")) for size in options.sizes.split(",")]
+
+    if "peft" in options.rows:  # before anything of ours is in the card's memory
+        for size in sizes:
+            peft(options, size)
+    card = Card(options.device)
+    if "machine" in options.rows:
+        machine(card)
+    if "product" in options.rows:
+        products(card)
+    for file in options.models:
+        for size in sizes if "step" in options.rows else ():
+            steps(card, file, size, options, "op" in options.rows)
+        if "decode" in options.rows:
+            decode(card, file, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Tiles of bfloat16 in shared memory, and how the lanes of a warp read them for `multiply_tile`.
+
+A tile has rows of D numbers, D 64 or 128. The 16-byte chunks of a row are exchanged by the row's
+number, so that eight rows of one column of chunks lie in different banks. Lane l = 4g + t of a warp
+holds, of a 16×8 result, the numbers (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.driver import cuda, device
+
+THREADS = 128  # of a block: four warps
+HEAD_SIZES = (64, 128)
+LOG2_E = np.float32(1.4426950408889634)
+LN_2 = np.float32(0.6931471805599453)
+
+
+@device
+def place(row, chunk, row_bytes):
+    """The byte of a chunk of a row in its tile."""
+    return row * row_bytes + ((chunk ^ (row & 7)) << 4)
+
+
+@cache
+def tile_copier(rows: int, head_size: int) -> Any:
+    """copy(tile, at, x, first, head, n, n_heads): starts the copies of rows first … of bfloat16 x
+    (n, n_heads, D) to byte `at` of a tile, zeros from n on."""
+    chunks, row_bytes = head_size // 8, 2 * head_size
+
+    @device
+    def copy(tile, at, x, first, head, n, n_heads):
+        for e in range(cuda.threadIdx.x, rows * chunks, THREADS):
+            row, chunk = e // chunks, e % chunks
+            inside = first + row < n
+            source = (np.int64(first + row) * n_heads + head) * row_bytes + chunk * 16
+            to = at + place(row, chunk, row_bytes)
+            ptx.copy_16(tile, to, x, source if inside else 0, np.int32(16 if inside else 0))
+
+    return copy
+
+
+@cache
+def readers(head_size: int) -> tuple[Any, Any, Any]:
+    """(left, right, across): fragments of a tile at byte `at`.
+
+    left(tile, at, row, k)       A: rows row … + 15, numbers 16k … + 15 of each
+    right(tile, at, row, k)      B of two results: n is the row, row … + 15; k as above
+    across(tile, at, row, n)     B of two results: k is the row, row … + 15; n from 16n on
+    """
+    row_bytes = 2 * head_size
+
+    @device
+    def left(tile, at, row, k):
+        lane = cuda.threadIdx.x & 31
+        mine = row + (lane & 15)
+        return ptx.load_matrices(tile, at + place(mine, 2 * k + (lane >> 4), row_bytes))
+
+    @device
+    def right(tile, at, row, k):
+        lane = cuda.threadIdx.x & 31
+        mine = row + (lane & 7) + ((lane >> 4) << 3)
+        return ptx.load_matrices(tile, at + place(mine, 2 * k + ((lane >> 3) & 1), row_bytes))
+
+    @device
+    def across(tile, at, row, n):
+        lane = cuda.threadIdx.x & 31
+        mine = row + (lane & 15)
+        return ptx.load_matrices_transposed(tile, at + place(mine, 2 * n + (lane >> 4), row_bytes))
+
+    return left, right, across
+
+
+@device
+def add_product(sums, i, a, b0, b1):
+    """sums[i] += A·B of a warp; sums is (results, 4)."""
+    found = ptx.multiply_tile((sums[i, 0], sums[i, 1], sums[i, 2], sums[i, 3]), a, b0, b1)
+    sums[i, 0] = found[0]
+    sums[i, 1] = found[1]
+    sums[i, 2] = found[2]
+    sums[i, 3] = found[3]
+
+
+@device
+def as_left(p, i):
+    """Two 16×8 results, 2i and 2i + 1, as A in bfloat16."""
+    return (
+        ptx.two_bf16(p[2 * i, 0], p[2 * i, 1]),
+        ptx.two_bf16(p[2 * i, 2], p[2 * i, 3]),
+        ptx.two_bf16(p[2 * i + 1, 0], p[2 * i + 1, 1]),
+        ptx.two_bf16(p[2 * i + 1, 2], p[2 * i + 1, 3]),
+    )
+
+
+@device
+def keep(held, i, words):
+    """held[i] = four words."""
+    held[i, 0] = words[0]
+    held[i, 1] = words[1]
+    held[i, 2] = words[2]
+    held[i, 3] = words[3]
+
+
+@device
+def kept(held, i):
+    return (held[i, 0], held[i, 1], held[i, 2], held[i, 3])
+
+
+@device
+def clear(sums, n):
+    for i in range(n):
+        for e in range(4):
+            sums[i, e] = np.float32(0)
+
+
+@device
+def seen_by_rows(span, first, count, n_keys):
+    """The first key that any of `count` queries sees, and the one past the last; by a warp."""
+    start, stop = np.int32(n_keys), np.int32(0)
+    for row in range(cuda.threadIdx.x & 31, count, 32):
+        one = max(span[2 * (first + row)], np.int32(0))
+        other = min(span[2 * (first + row) + 1], np.int32(n_keys))
+        if one < other:
+            start, stop = min(start, one), max(stop, other)
+    for step in (16, 8, 4, 2, 1):
+        start = min(start, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, start, step)))
+        stop = max(stop, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, stop, step)))
+    return start, stop
+
+
+@device
+def quad_sum(x):
+    """The sum over the four lanes that share a row."""
+    x += cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)
+    return x + cuda.shfl_xor_sync(0xFFFFFFFF, x, 2)
+
+
+@device
+def quad_max(x):
+    """The greatest over the four lanes that share a row."""
+    x = max(x, np.float32(cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)))
+    return max(x, np.float32(cuda.shfl_xor_sync(0xFFFFFFFF, x, 2)))

@@ -1,0 +1,299 @@
+"""Attention backward on tensor cores: q, k, v and do rounded to bfloat16, sums in float32.
+
+One kernel makes dq, a block for 64 queries of a head; another dk and dv, a block for 64 keys of a
+key head. Both make the scores again, so that each number is summed by one warp in a fixed order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.attention.fragments import (
+    LOG2_E,
+    THREADS,
+    add_product,
+    as_left,
+    clear,
+    keep,
+    kept,
+    readers,
+    seen_by_rows,
+    tile_copier,
+)
+from pyggml.backends.cuda.attention.scores import ZERO, seen
+from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
+from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.kernel import Site
+from pyggml.backends.cuda.launch import in_turn, launch
+from pyggml.backends.cuda.warp import LANES, warp_sum
+from pyggml.call import Call
+from pyggml.dtypes import F32
+from pyggml.tensors import Tensor
+
+ROWS = 64  # queries, or keys, of a block
+KEYS = 32  # at a time, where a block has queries
+QUERIES = 16  # at a time, where a block has keys
+_WARPS = 8
+_ROUNDED = (0, 1, 2, 6)  # q, k, v, do
+
+
+@kernel
+def _deltas(delta, o, do, n_queries, n_heads, head_size):
+    """delta (H, T) = do·o, a warp for each."""
+    lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+    for e in range(cuda.blockIdx.x * _WARPS + warp, delta.size, cuda.gridDim.x * _WARPS):
+        query, head = e // n_heads, e % n_heads
+        total = ZERO
+        for c in range(lane, head_size, LANES):
+            total += do[np.int64(e) * head_size + c] * o[np.int64(e) * head_size + c]
+        total = warp_sum(total)
+        if lane == 0:
+            delta[head * n_queries + query] = total
+
+
+@cache
+def _products(head_size: int) -> tuple[Any, Any]:
+    """(by_row, across_rows): s = A·Bᵀ of a tile's rows with A in registers; sums += p·B."""
+    _, right, across = readers(head_size)
+    steps = head_size // 16
+
+    @device
+    def by_row(s, held, tile, at, n):
+        clear(s, n // 8)
+        for c in range(steps):
+            a = kept(held, c)
+            for j in range(n // 16):
+                b = right(tile, at, 16 * j, c)
+                add_product(s, 2 * j, a, b[0], b[1])
+                add_product(s, 2 * j + 1, a, b[2], b[3])
+
+    @device
+    def across_rows(sums, p, tile, at, n):
+        for j in range(n // 16):
+            a = as_left(p, j)
+            for c in range(steps):
+                b = across(tile, at, 16 * j, c)
+                add_product(sums, 2 * c, a, b[0], b[1])
+                add_product(sums, 2 * c + 1, a, b[2], b[3])
+
+    return by_row, across_rows
+
+
+@device
+def _write(out, sums, row, n_rows, head, n_heads, head_size):
+    """The lane's numbers of rows `row` and `row` + 8."""
+    for r in range(2):
+        if row + 8 * r < n_rows:
+            at = (np.int64(row + 8 * r) * n_heads + head) * head_size
+            at += (cuda.threadIdx.x & 3) << 1
+            for i in range(head_size // 8):
+                out[at + 8 * i] = sums[i, 2 * r]
+                out[at + 8 * i + 1] = sums[i, 2 * r + 1]
+
+
+@device
+def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
+    """dp becomes ds = p·(dp − δ)·scale; rows are queries, lse in powers of two."""
+    column = key + ((cuda.threadIdx.x & 3) << 1)
+    for i in range(KEYS // 8):
+        for e in range(4):
+            j, r = column + 8 * i + (e & 1), e >> 1
+            p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - lse[r])
+            is_seen = starts[r] <= j and j < stops[r]
+            dp[i, e] = p * (dp[i, e] - delta[r]) * scale if is_seen else ZERO
+
+
+@cache
+def _queries_kernel(head_size: int) -> Any:
+    copy_rows, copy_keys = tile_copier(ROWS, head_size), tile_copier(KEYS, head_size)
+    left = readers(head_size)[0]
+    by_row, across_rows = _products(head_size)
+    half = ROWS * head_size * 2  # also k and v of KEYS keys
+    at_values, n_bytes = half // 2, 2 * half
+    of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
+
+    @kernel
+    def backward(dq, q, k, v, do, span, lse, delta, n_queries, n_keys, n_heads, n_key_heads, scale):
+        tile = cuda.shared.array(n_bytes, np.uint8, 128)
+        s = cuda.local.array(of_scores, np.float32)
+        dp = cuda.local.array(of_scores, np.float32)
+        sums = cuda.local.array(of_results, np.float32)
+        held = cuda.local.array(of_query, np.uint32)
+        held_do = cuda.local.array(of_query, np.uint32)
+        top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
+        starts, stops = cuda.local.array(2, np.int64), cuda.local.array(2, np.int64)
+        warp, first, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x * ROWS, cuda.blockIdx.y
+        key_head = head // (n_heads // n_key_heads)
+        query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
+        copy_rows(tile, 0, q, first, head, n_queries, n_heads)
+        copy_rows(tile, half, do, first, head, n_queries, n_heads)
+        ptx.commit_copies()
+        for r in range(2):
+            top[r], slope[r], starts[r], stops[r] = ZERO, ZERO, 0, 0
+            if query + 8 * r < n_queries:
+                starts[r], stops[r] = seen(span, query + 8 * r, n_keys)
+                at = np.int64(head) * n_queries + query + 8 * r
+                top[r], slope[r] = lse[at] * LOG2_E, delta[at]
+        start, stop = seen_by_rows(span, first, min(ROWS, n_queries - first), n_keys)
+        clear(sums, head_size // 8)
+        ptx.await_copies()
+        cuda.syncthreads()
+        for c in range(head_size // 16):
+            keep(held, c, left(tile, 0, 16 * warp, c))
+            keep(held_do, c, left(tile, half, 16 * warp, c))
+        cuda.syncthreads()
+        copy_keys(tile, 0, k, start, key_head, n_keys, n_key_heads)
+        copy_keys(tile, at_values, v, start, key_head, n_keys, n_key_heads)
+        ptx.commit_copies()
+        here = 0
+        for key in range(start, stop, KEYS):
+            copy_keys(tile, half - here, k, key + KEYS, key_head, n_keys, n_key_heads)
+            copy_keys(tile, half - here + at_values, v, key + KEYS, key_head, n_keys, n_key_heads)
+            ptx.commit_copies()
+            ptx.await_all_but_one()
+            cuda.syncthreads()
+            by_row(s, held, tile, here, KEYS)
+            by_row(dp, held_do, tile, here + at_values, KEYS)
+            _slopes_by_query(s, dp, top, slope, starts, stops, key, scale)
+            across_rows(sums, dp, tile, here, KEYS)
+            cuda.syncthreads()
+            here = half - here
+        ptx.await_copies()
+        _write(dq, sums, query, n_queries, head, n_heads, head_size)
+
+    return backward
+
+
+@device
+def _queries_of(span, first, count, n_queries, n_keys):
+    """The first query that sees any of `count` keys from `first` on, and the one past the last;
+    by a warp."""
+    one, other = np.int32(n_queries), np.int32(0)
+    for query in range(cuda.threadIdx.x & 31, n_queries, 32):
+        start, stop = seen(span, query, n_keys)
+        if start < stop and start < first + count and stop > first:
+            one, other = min(one, np.int32(query)), np.int32(query + 1)
+    for step in (16, 8, 4, 2, 1):
+        one = min(one, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, one, step)))
+        other = max(other, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, other, step)))
+    return one, other
+
+
+@device
+def _slopes_by_key(s, dp, lse, delta, span, query, n_queries, n_keys, head, key, scale):
+    """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8."""
+    column = query + ((cuda.threadIdx.x & 3) << 1)
+    for i in range(QUERIES // 8):
+        for half in range(2):
+            j = column + 8 * i + half
+            start, stop, top, slope = 0, 0, ZERO, ZERO
+            if j < n_queries:
+                start, stop = seen(span, j, n_keys)
+                at = np.int64(head) * n_queries + j
+                top, slope = lse[at] * LOG2_E, delta[at]
+            for r in range(2):
+                e = 2 * r + half
+                is_seen = start <= key + 8 * r and key + 8 * r < stop
+                p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - top) if is_seen else ZERO
+                s[i, e] = p
+                dp[i, e] = p * (dp[i, e] - slope) * scale
+
+
+@cache
+def _key_products(head_size: int) -> Any:
+    left, right, _ = readers(head_size)
+
+    @device
+    def scores(s, tile, at_rows, at_columns):
+        """s = A·Bᵀ: the warp's 16 rows of one tile, and 16 rows of another."""
+        clear(s, QUERIES // 8)
+        row = 16 * (cuda.threadIdx.x >> 5)
+        for c in range(head_size // 16):
+            a, b = left(tile, at_rows, row, c), right(tile, at_columns, 0, c)
+            add_product(s, 0, a, b[0], b[1])
+            add_product(s, 1, a, b[2], b[3])
+
+    return scores
+
+
+@cache
+def _keys_kernel(head_size: int) -> Any:
+    copy_keys, copy_queries = tile_copier(ROWS, head_size), tile_copier(QUERIES, head_size)
+    scores, across_rows = _key_products(head_size), _products(head_size)[1]
+    at_v, at_q, n_bytes = 2 * ROWS * head_size, 4 * ROWS * head_size, 6 * ROWS * head_size
+    one = 2 * QUERIES * head_size  # bytes of a tile of queries
+    of_results, of_scores = (head_size // 8, 4), (QUERIES // 8, 4)
+
+    @kernel
+    def backward(
+        dk, dv, q, k, v, do, span, lse, delta, n_queries, n_keys, n_heads, n_key_heads, scale
+    ):
+        tile = cuda.shared.array(n_bytes, np.uint8, 128)
+        s = cuda.local.array(of_scores, np.float32)
+        dp = cuda.local.array(of_scores, np.float32)
+        dks = cuda.local.array(of_results, np.float32)
+        dvs = cuda.local.array(of_results, np.float32)
+        first, key_head = cuda.blockIdx.x * ROWS, cuda.blockIdx.y
+        key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
+        repeats = n_heads // n_key_heads
+        copy_keys(tile, 0, k, first, key_head, n_keys, n_key_heads)
+        copy_keys(tile, at_v, v, first, key_head, n_keys, n_key_heads)
+        ptx.commit_copies()
+        clear(dks, head_size // 8)
+        clear(dvs, head_size // 8)
+        start, stop = _queries_of(span, first, ROWS, n_queries, n_keys)
+        here = at_q
+        for head in range(key_head * repeats, key_head * repeats + repeats):
+            copy_queries(tile, here, q, start, head, n_queries, n_heads)
+            copy_queries(tile, here + one, do, start, head, n_queries, n_heads)
+            ptx.commit_copies()
+            for query in range(start, stop, QUERIES):
+                there = 2 * at_q + 2 * one - here  # of two places, the other
+                copy_queries(tile, there, q, query + QUERIES, head, n_queries, n_heads)
+                copy_queries(tile, there + one, do, query + QUERIES, head, n_queries, n_heads)
+                ptx.commit_copies()
+                ptx.await_all_but_one()
+                cuda.syncthreads()
+                scores(s, tile, 0, here)
+                scores(dp, tile, at_v, here + one)
+                _slopes_by_key(s, dp, lse, delta, span, query, n_queries, n_keys, head, key, scale)
+                across_rows(dvs, s, tile, here + one, QUERIES)
+                across_rows(dks, dp, tile, here, QUERIES)
+                cuda.syncthreads()
+                here = there
+            ptx.await_copies()
+            cuda.syncthreads()
+        _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size)
+        _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size)
+
+    return backward
+
+
+def scratch(node: Tensor) -> int:
+    """The rounded sources, and δ (H, T)."""
+    delta = F32.block_bytes * node.shape[0] * node.shape[1]
+    return scratch_in_bf16(node, *_ROUNDED) + delta
+
+
+def bind(site: Site) -> Call:
+    node = site.node
+    (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
+    arrays, calls, rest = in_bf16(site, *_ROUNDED)
+    delta = rest[: F32.block_bytes * n_queries * n_heads].view(np.float32)
+    span, o, lse, do = site.src[3:7]
+    of_delta = (delta, o, do, n_queries, n_heads, head_size)
+    sizes = n_queries, n_keys, n_heads, n_key_heads
+    common = (*arrays, span, lse, delta, *sizes, np.float32(node.params["scale"]))
+    by_query, by_key = (-(-n_queries // ROWS), n_heads), (-(-n_keys // ROWS), n_key_heads)
+    of_queries, of_keys = _queries_kernel(head_size), _keys_kernel(head_size)
+    stream = site.stream
+    return in_turn(
+        *calls,
+        launch(_deltas, min(-(-delta.size // _WARPS), 4096), _WARPS * LANES, stream, *of_delta),
+        launch(of_queries, by_query, THREADS, stream, site.out, *common),
+        launch(of_keys, by_key, THREADS, stream, *site.saved[:2], *common),
+    )
