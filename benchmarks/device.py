@@ -43,6 +43,8 @@ from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW
 from pyggml.lora.passes import Passes
+from pyggml.lora.ranks import ALONE
+from pyggml.lora.step_gradient import StepGradient
 from pyggml.model import Model
 from pyggml.quants import quantize
 
@@ -184,9 +186,10 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any, by_op: boo
     batch, taken, first = random_batch(n_sequences, n_ctx, model.config.n_vocab), [], 0.0
     with model.devices.holding(*parameters.buffers.values()):
         optimiser = AdamW(parameters, TrainConfig(), model.devices)
+        gradient = StepGradient(parameters, model.devices, ALONE)
 
         def step() -> None:
-            optimiser.zero()
+            gradient.begin()
             passes.train(batch)
             optimiser.clip()
             optimiser.step(1e-4, next(numbers))

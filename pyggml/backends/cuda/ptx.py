@@ -117,6 +117,21 @@ if TENSOR_CORES:
         return types.void(raw, types.int64, types.uint32), emit
 
     @intrinsic
+    def store_pair(typing, raw, at, a, b):
+        """Two uint32 to the eight bytes at `at`."""
+
+        def emit(context, builder, signature, arguments):
+            array, at, *words = arguments
+            kind = ir.VectorType(_WORD, 2)
+            vector = ir.Constant(kind, ir.Undefined)
+            for i, word in enumerate(words):
+                vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+            builder.store(vector, _pointer(context, builder, raw, (array, at), kind))
+            return context.get_dummy_value()
+
+        return types.void(raw, types.int64, types.uint32, types.uint32), emit
+
+    @intrinsic
     def as_float(typing, word):
         """The float32 of these bits (uint32)."""
 
@@ -242,11 +257,21 @@ def bf16_bits(x):
     return _bf16_bits(x)
 
 
+@device
+def put_four_bf16(out, i, a, b, c, d):
+    """out[i …] = four floats rounded to bfloat16; out (uint16) and i are aligned to four."""
+    _put_four_bf16(out, i, a, b, c, d)
+
+
 if TENSOR_CORES:
 
     @device
     def _bf16_bits(x):
         return np.uint16(two_bf16(x, np.float32(0)) & np.uint32(0xFFFF))
+
+    @device
+    def _put_four_bf16(out, i, a, b, c, d):
+        store_pair(out, 2 * i, two_bf16(a, b), two_bf16(c, d))
 else:
 
     def _bf16_bits(x):
@@ -254,3 +279,7 @@ else:
         if x != x:
             return np.uint16(0x7FC0)
         return np.uint16((int(bits) + 0x7FFF + ((int(bits) >> 16) & 1)) >> 16)
+
+    def _put_four_bf16(out, i, a, b, c, d):
+        for k, x in enumerate((a, b, c, d)):
+            out[i + k] = _bf16_bits(x)

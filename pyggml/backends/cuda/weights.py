@@ -1,6 +1,7 @@
-"""WEIGHT: one weight of a block, for every weight type, as a device function.
+"""Weights of a block, for every weight type, as device functions.
 
-    weight(raw, at, j)    weight j of the block that begins at byte `at` of raw (uint8), float32
+    weight_of    weight(raw, at, j): weight j of the block at byte `at` of raw (uint8), float32
+    four_of      four(raw, at, j): weights j to j + 3, for j a multiple of 4
 
 The types with a decoder (pyggml.quants.layout) get theirs from it: `LaneBlock` runs the decoder and
 writes down, for each group of 32 weights, the expression of one of them. The others stand in
@@ -45,12 +46,12 @@ def _within(
 
 
 class LaneBlock(Block):
-    """Collects `groups`: the index of its first weight -> the expression of weight `lane`."""
+    """Collects `groups`: the index of its first weight -> the expression of one, by its lane."""
 
     size = 1  # of plain types
 
     def __init__(self) -> None:
-        self.groups: dict[int, str] = {}
+        self.groups: dict[int, Callable[[str], str]] = {}
         self._minima: Lanes | None = None
 
     # -- reading -------------------------------------------------------------------------------
@@ -156,10 +157,11 @@ class LaneBlock(Block):
 
     def _put(self, scale: str, q: Lanes, i: int) -> None:
         minimum = f" + {self.lane(self._minima, i // GROUP).text('0')}" if self._minima else ""
-        self.groups[i] = f"{scale} * {self.floats(q).text('lane')}{minimum}"
+        numbers = self.floats(q)
+        self.groups[i] = lambda lane: f"{scale} * {numbers.text(lane)}{minimum}"
 
     def add_floats(self, floats: Lanes, i: int) -> None:
-        self.groups[i] = floats.text("lane")
+        self.groups[i] = floats.text
 
 
 @device
@@ -177,23 +179,23 @@ def half_e8m0(e):
     return ptx.as_float((e - np.uint32(1)) << np.uint32(23))
 
 
-def source_of(decoder: Decoder) -> str:
-    """The Python source of `weight(raw, at, j)`."""
+def source_of(decoder: Decoder, count: int = 1) -> str:
+    """The Python source of `weight(raw, at, j)`; of several weights, a tuple."""
     block = LaneBlock()
     decoder(block)
+    lanes = ["lane", *(f"(lane + {i})" for i in range(1, count))]
     lines = ["def weight(raw, at, j):", "    lane = j & 31"]
     *some, last = sorted(block.groups)
     for i in some:
-        lines += [f"    if j < {i + GROUP}:", f"        return {block.groups[i]}"]
-    return "\n".join([*lines, f"    return {block.groups[last]}"])
+        lines += [f"    if j < {i + GROUP}:", f"        return {_values(block.groups[i], lanes)}"]
+    return "\n".join([*lines, f"    return {_values(block.groups[last], lanes)}"])
 
 
-@cache
-def weight_of(name: str) -> Any:
-    """The device function `weight` of the weight type of this name."""
-    decode = QUANTS[name].decode
-    if isinstance(decode, BlockCode):
-        return RARE[name]()
+def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
+    return ", ".join(group(lane) for lane in lanes)
+
+
+def _compiled(decoder: Decoder, name: str, count: int) -> Any:
     known = {
         "np": np,
         "load_half": ptx.load_half,
@@ -203,5 +205,32 @@ def weight_of(name: str) -> Any:
         "byte_of": byte_of,
         "half_e8m0": half_e8m0,
     }
-    exec(compile(source_of(decode), f"<weight of {name}>", "exec"), known)
+    exec(compile(source_of(decoder, count), f"<weight of {name}>", "exec"), known)
     return device(known["weight"])
+
+
+@cache
+def weight_of(name: str) -> Any:
+    """The device function of one weight of the type of this name."""
+    decode = QUANTS[name].decode
+    return RARE[name]() if isinstance(decode, BlockCode) else _compiled(decode, name, 1)
+
+
+@cache
+def four_of(name: str) -> Any:
+    """The device function of four weights of a type with blocks."""
+    decode = QUANTS[name].decode
+    if not isinstance(decode, BlockCode):
+        return _compiled(decode, name, 4)
+    weight = weight_of(name)
+
+    @device
+    def four(raw, at, j):
+        return (
+            weight(raw, at, j),
+            weight(raw, at, j + 1),
+            weight(raw, at, j + 2),
+            weight(raw, at, j + 3),
+        )
+
+    return four

@@ -1,8 +1,9 @@
-"""Attention on the card: on tensor cores where its scores have no extras, else exactly."""
+"""Attention on the card: for few queries by keys, on tensor cores where scores have no extras,
+else exactly, by tiles."""
 
 from __future__ import annotations
 
-from pyggml.backends.cuda.attention import exact, exact_back, tensor, tensor_back
+from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.table import declare
@@ -16,11 +17,15 @@ def _lacks(node: Tensor) -> str | None:
 
 
 def _forward(site: Site) -> Call:
+    if decode.takes(site.node):
+        return decode.bind(site)
     takes = tensor.takes(site.node, site.compute)
     return tensor.bind(site) if takes else exact.bind(site)
 
 
 def _forward_scratch(node: Tensor, compute: Compute) -> int:
+    if decode.takes(node):
+        return decode.scratch(node)
     return tensor.scratch(node) if tensor.takes(node, compute) else 0
 
 

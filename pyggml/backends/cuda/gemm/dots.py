@@ -1,7 +1,7 @@
 """Few rows of A, as in generation: each row of W is read once, packed, by the lanes of a warp.
 
-A lane unpacks every 32nd weight of a row and multiplies it with all rows of A, so that the weights
-are read at the speed of the memory.
+A lane unpacks every 32nd weight of a row (of types with blocks of 32, every 32nd four), and
+multiplies them with all rows of A.
 """
 
 from __future__ import annotations
@@ -11,21 +11,50 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel
+from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.warp import LANES, warp_sum
-from pyggml.backends.cuda.weights import weight_of
+from pyggml.backends.cuda.weights import four_of, weight_of
 from pyggml.call import Call
 from pyggml.dtypes import DTYPES
+from pyggml.quants.layout import GROUP
 
 MOST = 8  # rows of A
 WARPS = 2 if SIMULATED else 4  # of a block
 
 
 @cache
+def _adder(name: str, rows: int) -> tuple[int, Any]:
+    """(weights at a time, add(sums, a, b, m, k, at, j, i)): sums[t] += A[t, i …] · weights j … of
+    the block at byte `at`."""
+    if DTYPES[name].block != GROUP:
+        weight = weight_of(name)
+
+        @device
+        def add(sums, a, b, m, k, at, j, i):
+            w = weight(b, at, j)
+            for t in range(rows):
+                if t < m:
+                    sums[t] += w * a[t * k + i]
+
+        return 1, add
+    four = four_of(name)
+
+    @device
+    def add_four(sums, a, b, m, k, at, j, i):
+        w, x, y, z = four(b, at, j)
+        for t in range(rows):
+            if t < m:
+                of = t * k + i
+                sums[t] += w * a[of] + x * a[of + 1] + y * a[of + 2] + z * a[of + 3]
+
+    return 4, add_four
+
+
+@cache
 def _kernel(name: str, rows: int) -> Any:
-    weight = weight_of(name)
+    step, add = _adder(name, rows)
     block, block_bytes = DTYPES[name].block, DTYPES[name].block_bytes
 
     @kernel
@@ -37,11 +66,8 @@ def _kernel(name: str, rows: int) -> Any:
             for t in range(rows):
                 sums[t] = 0
             start = column * row_bytes
-            for i in range(lane, k, LANES):
-                w = weight(b, start + i // block * block_bytes, i % block)
-                for t in range(rows):
-                    if t < m:
-                        sums[t] += w * a[t * k + i]
+            for i in range(step * lane, k, step * LANES):
+                add(sums, a, b, m, k, start + i // block * block_bytes, i % block, i)
             for t in range(rows):
                 total = warp_sum(sums[t])
                 if lane == 0 and t < m:
@@ -60,11 +86,7 @@ def _bind(p: Problem, o: Operands) -> Call:
     run = _kernel(p.b.dtype.name, rows)
     grid = min(-(-p.n // WARPS), 2 if SIMULATED else 1 << 20)
     sizes = (p.m, p.n, p.k, o.accumulate)
-    return launch(run, grid, WARPS * LANES, o.stream, o.c, o.a, _bytes(o.b), *sizes)
-
-
-def _bytes(b: Any) -> Any:
-    return b.view(np.uint8)
+    return launch(run, grid, WARPS * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
 
 
 DOTS = Path(name="dots", takes=_takes, bind=_bind, scratch=lambda p: 0)

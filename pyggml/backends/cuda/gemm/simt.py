@@ -122,7 +122,8 @@ def _bind(p: Problem, o: Operands) -> Call:
     grid = (*tiles, min(p.batches[0] * p.batches[1], _MOST_BLOCKS))
     sizes, repeats = (p.m, p.n, p.k), (*p.a.repeats, *p.b.repeats)
     arguments = (sizes, p.batches, repeats, p.a.steps, p.b.steps, o.accumulate)
-    return launch(run, grid, (SIDE, SIDE), o.stream, o.c, o.a, o.b, *arguments)
+    b = o.b if p.b.dtype is F32 else o.b.view(np.uint8)
+    return launch(run, grid, (SIDE, SIDE), o.stream, o.c, o.a, b, *arguments)
 
 
 SIMT = Path(name="simt", takes=lambda p: True, bind=_bind, scratch=lambda p: 0)

@@ -1,0 +1,40 @@
+"""Products of every path against NumPy, at sizes that fill no tile."""
+
+import numpy as np
+import pytest
+
+from pyggml.backends.cuda.driver import cuda
+from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
+from pyggml.backends.cuda.launch import in_turn
+from pyggml.dtypes import DTYPES
+from pyggml.quants import dequantize, quantize
+
+# name of the path -> largest error, relative to the largest number: of float32, or of bfloat16
+ALLOWED = {"f32": 2e-6, "bf16": 8e-3}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "F16"])
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name)
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
+    rng, dtype = np.random.default_rng(3), DTYPES[kind]
+    m, rows, row = (3 if path.name == "dots" else 11), 9, max(dtype.block, 64)
+    accumulate = is_back
+    w = quantize(rng.standard_normal((rows, row), np.float32), kind)
+    plain = dequantize(w, kind)
+    n, k = (row, rows) if is_back else (rows, row)
+    steps = Factor(1, row, dtype=dtype) if is_back else Factor(row, 1, dtype=dtype)
+    problem = Problem(m, n, k, Factor(k, 1), steps, compute=compute)
+    if not path.takes(problem):
+        pytest.skip("not one of this path's")
+    x, before = rng.standard_normal((m, k), np.float32), rng.standard_normal((m, n), np.float32)
+    arrays = (cuda.to_device(a.reshape(-1)) for a in (before, x, w.view(dtype.numpy)))
+    y, *factors = arrays
+    scratch = cuda.to_device(np.full(path.scratch(problem) + 1, 0xA5, np.uint8))[:-1]
+    operands = Operands(y, *factors, scratch, accumulate, cuda.default_stream())
+    in_turn(path.bind(problem, operands))()
+    wanted = x.astype(np.float64) @ (plain if is_back else plain.T) + accumulate * before
+    found = y.copy_to_host().reshape(m, n)
+    allowed = ALLOWED["bf16" if problem.rounds and path.shares else "f32"]
+    assert np.abs(found - wanted).max() <= allowed * np.abs(wanted).max()
