@@ -75,4 +75,8 @@ class CheckpointError(PyggmlError):
 
 
 class DeviceError(PyggmlError):
-    """A device that is missing, too old, lost or out of memory."""
+    """A device that is missing, too old or out of memory."""
+
+
+class DeviceLostError(DeviceError):
+    """A device that failed while it computed: its numbers are gone."""

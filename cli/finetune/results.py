@@ -13,6 +13,7 @@ from pyggml.cli.progress import Meter, change, rise
 from pyggml.cli.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
+from pyggml.lora.checkpoint import existing, newest
 
 # -- what was trained: an adapter, or tensors of the model --------------------------------------
 
@@ -99,6 +100,14 @@ def rescued(trained: Trained, meter: Meter, path: Path) -> list[str]:
         spare.parent.rmdir()
         return []
     return [f"the {_word(trained)} of step {meter.last.step} was saved as {spare}"]
+
+
+def kept(trainer: Trainer) -> list[str]:
+    """What is left of a run whose device was lost: a clause."""
+    folder = trainer.config.checkpoint_dir
+    if folder is None or not existing(Path(folder)):
+        return ["no checkpoint was kept"]
+    return [f"--resume {folder} goes on from {newest(Path(folder)).name}"]
 
 
 def say_how_to_resume(trainer: Trainer, start: int, resumed: Callable[[Path], str]) -> None:

@@ -23,7 +23,7 @@ from pyggml.cli.progress import Meter, counted, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.show import kept_rows, row, say, unescaped
-from pyggml.errors import PyggmlError
+from pyggml.errors import DeviceLostError, PyggmlError
 from pyggml.gemm import FASTEST
 from pyggml.lora import (
     Corpus,
@@ -211,8 +211,11 @@ def _train(
             try:
                 finished = trainer.run(report)
             except PyggmlError as error:
-                faults = [*error.faults, *results.rescued(trained, meter, job.output)]
-                raise PyggmlError(faults, error.about) from error
+                if isinstance(error, DeviceLostError):  # and the newest numbers with it
+                    left = results.kept(trainer)
+                else:
+                    left = results.rescued(trained, meter, job.output)
+                raise PyggmlError([*error.faults, *left], error.about) from error
         trainer.free()
         if finished:
             check_answer(trainer.model, prompt)

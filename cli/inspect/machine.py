@@ -10,8 +10,10 @@ from pyggml._isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
 from pyggml._jit import CACHE
 from pyggml.attention import Problem as Attention
 from pyggml.attention import backward_path, forward_path
+from pyggml.backends.cuda import cards
 from pyggml.cli.show import plural, row, say, size
 from pyggml.dtypes import F32, dtype
+from pyggml.errors import DeviceError
 from pyggml.gemm import FASTEST, FLOATS, Form, Problem, path_of
 
 _TOKENS = (1, 8, 16, 64, 512)
@@ -29,6 +31,7 @@ def say_machine() -> None:
         row("", f"not {isa.name}: {why_not(isa)}")
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
     _say_cache()
+    _say_cards()
     say()
     say(_line("what computes, by tokens", [str(n) for n in _TOKENS]))
     for name in _WEIGHTS:
@@ -55,6 +58,18 @@ def _say_cache() -> None:
         return
     sizes = [p.stat().st_size for p in Path(CACHE).rglob("*") if p.is_file()]
     row("kernels", f"{size(sum(sizes))} of compiled ones in {CACHE}")
+
+
+def _say_cards() -> None:
+    try:
+        found = cards()
+    except DeviceError as error:
+        row("devices", str(error))
+        return
+    for i, card in enumerate(found):
+        capability = ".".join(map(str, card.capability))
+        about = f"{card.name}, {size(card.n_bytes)}, compute capability {capability}"
+        row("" if i else "devices", f"cuda:{card.index}: {about}")
 
 
 def _product(form: Form, weight: str, n_tokens: int) -> str:

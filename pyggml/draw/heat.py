@@ -32,7 +32,7 @@ STYLE = (
 MARKS = {Flag.DEAD: "×", Flag.EXPLODING: "▲", Flag.NOT_FINITE: "!"}
 _CELL, _SMALL = (26.0, 15.0), (7.0, 5.0)  # width and height; of the small multiple
 _MARGIN, _LABEL, _LETTER = 12.0, 96.0, 6.4
-_GAP, _ROW, _STEP_LINE = 18.0, 1040.0, 13.0  # of the small multiple; width of its rows
+_GAP, _PER_ROW, _STEP_LINE = 18.0, 6, 13.0  # of the small multiple
 _LEAST_WIDTH = 470.0  # what the legend takes
 
 
@@ -91,16 +91,15 @@ def heat_steps(o: Overview, kind: str = "norm", most: int = 12) -> str:
     chosen = sorted({round(i) for i in np.linspace(0, len(o.steps) - 1, most)})
     width = max(len(o.columns) * _SMALL[0], 56.0) + _GAP
     height = len(o.layers) * _SMALL[1] + _STEP_LINE + _GAP
-    per_row = max(int(_ROW // width), 1)
     title, top = f"{KINDS[kind].title}, over steps", _MARGIN + 32
     elements = [svg.text(_MARGIN, _MARGIN + 12, title, "title")]
     for i, s in enumerate(chosen):
-        x, y = _MARGIN + i % per_row * width, top + i // per_row * height
+        x, y = _MARGIN + i % _PER_ROW * width, top + i // _PER_ROW * height
         elements.append(svg.text(x, y + 8, f"step {o.steps[s]:,}", "faint"))
         elements += _small_cells(o, s, numbers[s], scale, x, y + _STEP_LINE)
-    bottom = top + ceil(len(chosen) / per_row) * height
+    bottom = top + ceil(len(chosen) / _PER_ROW) * height
     elements += _legend(scale, _MARGIN, bottom)
-    whole = max(2 * _MARGIN + min(len(chosen), per_row) * width, _LEAST_WIDTH)
+    whole = max(2 * _MARGIN + min(len(chosen), _PER_ROW) * width, _LEAST_WIDTH)
     return svg.picture(whole, bottom + 46, elements, title, STYLE)
 
 

@@ -1,6 +1,7 @@
 """`pyggml inspect --machine`: what computes here."""
 
 from pyggml._isa import ISAS
+from pyggml.backends.cuda import Card
 from pyggml.gemm import CHOSEN, FASTEST, PATHS
 
 
@@ -39,3 +40,11 @@ def test_a_resumed_run_computes_as_the_one_that_it_continues(
     ended = finetune("--resume", tmp_path / "c")
     assert ended.code == 0
     assert ended.row("compute") == f"{other}, as the run that is continued; auto is {FASTEST} here"
+
+
+def test_inspect_names_the_devices(pyggml, monkeypatch):
+    assert "devices " in pyggml("inspect", "--machine").out
+    found = [Card(1, "GeForce", (8, 9), 24 * 10**9)]
+    monkeypatch.setattr("pyggml.cli.inspect.machine.cards", lambda: found)
+    told = "cuda:1: GeForce, 24.0 GB, compute capability 8.9"
+    assert pyggml("inspect", "--machine").row("devices") == told

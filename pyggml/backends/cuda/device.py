@@ -14,7 +14,7 @@ from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
 from pyggml.backends.cuda.kernel import Compute, Faults, Kernel, Site
 from pyggml.backends.cuda.table import kernels
 from pyggml.call import Call
-from pyggml.errors import DeviceError, PyggmlError
+from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.tensors import Tensor
 
 
@@ -144,7 +144,7 @@ class CudaBackend(Backend):
                 yield
         except CudaAPIError as error:
             if not ran_out(error):
-                raise DeviceError(f"{self.name} has failed: {error}") from error
+                raise DeviceLostError(f"{self.name} has failed: {error}") from error
             raise DeviceError(f"{self.name} is out of memory: {self._wanted(n_bytes)}") from error
 
     def _wanted(self, n_bytes: int) -> str:

@@ -91,10 +91,14 @@ def test_every_run_reads_new_inputs(card):
 
 
 def test_without_memory_it_says_how_much(card, monkeypatch):
+    class OutOfMemory(device.CudaAPIError):
+        code = 2
+
+        def __init__(self):
+            Exception.__init__(self, "no memory")
+
     def refuse(*_, **__):
-        error = device.CudaAPIError("no memory")
-        error.code = 2
-        raise error
+        raise OutOfMemory
 
     monkeypatch.setattr(device.cuda, "device_array", refuse)
     with pytest.raises(DeviceError, match=r"out of memory: 5,000 bytes are wanted, .* are free"):

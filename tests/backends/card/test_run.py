@@ -1,0 +1,65 @@
+"""A model's loss, gradients and text on the card, and steps of a run: they equal the host's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_llama
+
+import pyggml
+from pyggml.backends.cuda.device import CudaBackend
+from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.lora import LoraConfig, attach, loss_and_grads
+
+GOLDEN = Path(__file__).parents[2] / "golden/models"
+TOKENS = np.arange(17) * 7 % 48
+# What the simulator takes minutes for; the ops' own samples are computed in test_kernels.py.
+COSTLY = ("attention", "experts", "head", "losses", "products")
+on_a_card = pytest.mark.skipif(SIMULATED, reason="the simulator takes minutes for a product")
+
+
+def adapted(path, *backends):
+    adapter = attach(pyggml.load(path, compute="f32", backends=backends), LoraConfig(rank=4))
+    rng = np.random.default_rng(3)
+    adapter.parameters.data[:] = rng.normal(0, 0.1, adapter.parameters.data.size)
+    return adapter.model
+
+
+def same(path, card):
+    """Loss and gradients of the host and of the card, twice: the second run is captured."""
+    wanted_loss, wanted = loss_and_grads(adapted(path), TOKENS)
+    model = adapted(path, card)
+    for _ in range(2):
+        loss, gradients = loss_and_grads(model, TOKENS)
+        assert loss == pytest.approx(wanted_loss, rel=1e-6)
+        for name, g in gradients.items():
+            assert np.linalg.norm(g - wanted[name]) <= 1e-5 * np.linalg.norm(wanted[name]), name
+
+
+class Cheap(CudaBackend):
+    """Leaves what is costly to the host, so that numbers go to and fro."""
+
+    def unsupported(self, node):
+        family = self._kernels.get(node.op.name)
+        costly = family and family.bind.__module__.split(".")[3] in COSTLY
+        return "it is costly" if costly else super().unsupported(node)
+
+
+@pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")
+def test_a_step_shared_with_the_host(tmp_path):
+    path = tiny_llama.write(tmp_path / "tiny.gguf", 48, 2, 1, attention="qokv")
+    same(path, Cheap(0, "f32"))
+
+
+@on_a_card
+@pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16", "lfm2-Q4_K_M"])
+def test_a_whole_step(card, name):
+    same(GOLDEN / f"{name}.gguf", card)
+
+
+@on_a_card
+def test_text(card):
+    path = GOLDEN / "qwen3-F16.gguf"
+    on_host, on_card = (adapted(path, *b) for b in ((), (card,)))
+    wanted = list(pyggml.generate(on_host, TOKENS, 9))
+    assert list(pyggml.generate(on_card, TOKENS, 9)) == wanted

@@ -1,0 +1,60 @@
+"""--device: what is refused, and a device that is lost in the middle of a run."""
+
+import pytest
+from separate_cpu import SeparateCPU
+
+from pyggml.backends.cuda import cards
+from pyggml.errors import DeviceError, DeviceLostError
+
+
+def has_card():
+    try:
+        return bool(cards())
+    except DeviceError:
+        return False
+
+
+class Lost(SeparateCPU):
+    """Fails at a launch, and from then on."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def _launch(self, calls):
+        if self.launches >= self.at:
+            raise DeviceLostError("separate has failed: unplugged")
+        super()._launch(calls)
+
+    def read(self, tensor):
+        if self.launches >= self.at:
+            raise DeviceLostError("separate has failed: unplugged")
+        return super().read(tensor)
+
+
+@pytest.mark.parametrize("command", ["finetune", "generate", "perplexity"])
+def test_another_word_is_refused(pyggml, finetune, tiny, text, command):
+    more = {"finetune": ("-f", text, "-o", "x.gguf"), "generate": ("-p", "a")}
+    ended = pyggml(command, "-m", tiny, "--device", "gpu", *more.get(command, ("-f", text)))
+    assert ended.code == 2
+    assert "--device is 'gpu', wanted cpu, cuda, cuda:N or auto" in ended.err
+
+
+@pytest.mark.skipif(has_card(), reason="there is a card")
+def test_a_card_that_is_not_there(pyggml, tiny):
+    ended = pyggml("generate", "-m", tiny, "-p", "a", "--device", "cuda")
+    assert ended.code == 2 and ended.err.startswith("pyggml: no CUDA device: ")
+    assert pyggml("generate", "-m", tiny, "-p", "a", "-n", 1, "--device", "auto").code == 0
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_lost_device_leaves_the_checkpoint(finetune, tmp_path, monkeypatch, keeps):
+    monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [Lost(at=16)])
+    folder = tmp_path / "kept"
+    options = ("--checkpoint-dir", folder, "--checkpoint-every", 1) if keeps else ()
+    ended = finetune("--device", "cuda", *options)
+    assert ended.code == 2 and "separate has failed: unplugged; " in ended.err
+    newest = max((p.name for p in folder.glob("*.gguf")), default="")
+    wanted = f"--resume {folder} goes on from {newest}" if keeps else "no checkpoint was kept"
+    assert wanted in ended.err and bool(newest) == keeps
+    assert not (tmp_path / "adapter.gguf").exists()
