@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import lens
+from pyggml.cli.show import plural
 from pyggml.draw import tokens
 from pyggml.errors import ConfigError, DataError
 from pyggml.model import Model
@@ -47,7 +48,7 @@ def attention(model: Model, text: str, block: int) -> dict[str, Any]:
 def _ids(model: Model, text: str, most: int) -> list[int]:
     ids = model.tokenizer.encode(text, parse_special=True)
     if not 2 <= len(ids) <= most:
-        raise DataError(f"the text has {len(ids)} tokens, wanted 2 to {most}")
+        raise DataError(f"the text has {plural(len(ids), 'token')}, wanted 2 to {most}")
     return ids
 
 

@@ -14,7 +14,7 @@ export function gradientsOf(name) {
     const step = steps[slider.value];
     told.value = `step ${step}, measured at ${steps.length} steps`;
     slider.setAttribute("aria-valuetext", `step ${step}`);
-    fill(maps, () => mapsOf(name, kind, step));
+    fill(maps, (signal) => mapsOf(name, kind, step, signal));
   }
   kind.addEventListener("change", draw);
   slider.addEventListener("input", draw);
@@ -33,9 +33,9 @@ export function gradientsOf(name) {
   };
 }
 
-async function mapsOf(name, kind, step) {
-  const found = await ask("run/gradients", { name, kind: kind.value || "norm", step });
+async function mapsOf(name, kind, step, signal) {
   const chosen = kind.value || "norm";
+  const found = await ask("run/gradients", { name, kind: chosen, step }, signal);
   kind.replaceChildren(...Object.entries(found.kinds).map(([value, title]) => make("option", { value, selected: value === chosen }, title)));
   const findings = found.findings.map((sentence) => make("li", {}, sentence));
   const over = make("details", {}, make("summary", {}, "Over steps"), found.over && make("div", { class: "scroll" }, picture(found.over)));

@@ -1,6 +1,6 @@
 // The graph: sections with equal blocks folded, the inside of each, and every node in words.
 
-import { address, ask, card, facts, fill, make, picture, shape } from "./page.js";
+import { address, ask, card, facts, fill, make, picture, reveal, shape } from "./page.js";
 import { passForm, passOf } from "./pass.js";
 import { list } from "./tree.js";
 
@@ -27,24 +27,28 @@ export function graph(place) {
       form.take(pass);
       sought.value = asked;
       const same = JSON.stringify(pass);
-      if (drawn !== same) fill(overview, () => overviewOf(pass, open, form));
+      if (drawn !== same) fill(overview, (signal) => overviewOf(pass, open, form, signal));
       const section = fields.get("section"), side = fields.get("side") ?? "forward";
       const now = section == null ? "" : `${same} ${section} ${side}`;
-      if (`${hits.dataset.words}` !== `${asked} ${same}`) {
+      if (hits.dataset.words !== `${asked} ${same}`) {
         hits.dataset.words = `${asked} ${same}`;
-        fill(hits, () => hitsOf(pass, asked, open));
+        fill(hits, (signal) => hitsOf(pass, asked, open, signal));
       }
       inside.hidden = !now;
-      if (now && opened !== now) await fill(inside, () => insideOf(pass, section, side, open));
+      const isNew = now && opened !== now;
       drawn = same;
       opened = now;
+      if (isNew) {
+        await fill(inside, (signal) => insideOf(pass, section, side, open, signal));
+        inside.scrollIntoView({ block: "nearest" });
+      }
       inside.querySelector('[role="listbox"]')?.show(Number(fields.get("node") ?? -1));
     },
   };
 }
 
-async function overviewOf(pass, open, form) {
-  const found = await ask("graph", pass);
+async function overviewOf(pass, open, form, signal) {
+  const found = await ask("graph", pass, signal);
   form.take(found.pass);
   const svg = picture(found.svg);
   svg.addEventListener("click", (event) => {
@@ -59,17 +63,17 @@ async function overviewOf(pass, open, form) {
   return [make("h2", {}, "The graph"), facts(counts), make("div", { class: "scroll tall" }, svg), make("h3", {}, "Look inside"), make("ul", { class: "sections" }, ...buttons)];
 }
 
-async function hitsOf(pass, words, open) {
+async function hitsOf(pass, words, open, signal) {
   if (!words) return [make("p", { class: "quiet" }, "By a tensor's name, an op, or a weight that is read. Enter searches.")];
-  const { hits, n_hits } = await ask("graph/search", { ...pass, words });
+  const { hits, n_hits } = await ask("graph/search", { ...pass, words }, signal);
   const labels = hits.map(({ op, name, title, side }) => `${op}  ${name}  – ${title}, ${side}`);
   const more = n_hits > hits.length ? `, the first ${hits.length} of them` : "";
   const go = (i) => open(hits[i].section, hits[i].side, hits[i].node);
   return [make("p", { class: "quiet", role: "status" }, `${n_hits} nodes${more}`), make("div", { class: "scroll tall" }, list("Nodes found", labels, go))];
 }
 
-async function insideOf(pass, section, side, open) {
-  const found = await ask("graph/section", { ...pass, section, side });
+async function insideOf(pass, section, side, open, signal) {
+  const found = await ask("graph/section", { ...pass, section, side }, signal);
   const svg = picture(found.svg), about = make("div", { "aria-live": "polite" });
   const labels = found.nodes.map((node) => `${node.op}  ${node.name || weightOf(node)}`);
   const choose = (i) => open(section, side, i);
@@ -84,7 +88,7 @@ async function insideOf(pass, section, side, open) {
     svg.querySelectorAll("[data-chosen]").forEach((node) => node.removeAttribute("data-chosen"));
     const box = svg.querySelector(`[data-node="${i}"]`);
     box?.setAttribute("data-chosen", "");
-    box?.scrollIntoView({ block: "nearest", inline: "center" });
+    reveal(box);
     about.replaceChildren(...(found.nodes[i] ? aboutNode(found.nodes[i]) : []));
   };
   const heading = make("h2", {}, `${found.title}, ${side}: ${found.nodes.length} nodes`);

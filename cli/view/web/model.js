@@ -42,6 +42,7 @@ function content(known, details) {
 
 // What `pyggml inspect` shows: its first two sections before the tensors, the others behind them.
 async function glance(first, more, rank) {
+  const wasRank = document.activeElement.name === "rank";
   const open = [...more.querySelectorAll("details[open]")].map((each) => each.dataset.title);
   let found;
   try {
@@ -52,9 +53,10 @@ async function glance(first, more, rank) {
   const [file, architecture, ...others] = found.sections.map((section) => ({ ...section, isOpen: open.includes(section.title) }));
   const heads = architecture?.title === "architecture" ? [file, architecture] : [file];
   if (heads.length === 1) others.unshift(architecture);
-  first.replaceChildren(...heads.map((section) => card(make("h2", {}, section.title), rows(section.rows))));
+  first.replaceChildren(...heads.map((section) => card(make("h2", { class: "titled" }, section.title), rows(section.rows))));
   const again = (value) => glance(first, more, value);
   more.replaceChildren(...others.filter(Boolean).map((section) => folded(section, found.rank, again)));
+  if (wasRank) more.querySelector("[name=rank]")?.focus();
 }
 
 function folded(section, rank, again) {
@@ -64,7 +66,7 @@ function folded(section, rank, again) {
   if (section.text) parts.push(make("pre", { class: "scroll tall" }, section.text));
   parts.push(...section.notes.map((note) => make("p", { class: "quiet" }, note)));
   const about = section.title === "metadata" ? `metadata: ${section.table.rows.length} keys` : section.title;
-  return card(make("details", { "data-title": section.title, open: section.isOpen }, make("summary", {}, about), ...parts));
+  return card(make("details", { "data-title": section.title, open: section.isOpen }, make("summary", { class: "titled" }, about), ...parts));
 }
 
 function rankField(rank, again) {

@@ -68,22 +68,34 @@ async function answered(response) {
   throw new Error(found?.error?.message ?? `the server answered ${response.status}`);
 }
 
-// What is in a place once `work` is done: meanwhile a note, and its sentence if it fails. Of several
-// works for one place the last one counts.
+// What is in a place once `work` is done: meanwhile a note, and its sentence if it fails. A later
+// work for the same place ends an earlier one.
 const latest = new WeakMap();
 export async function fill(place, work) {
-  const turn = {};
+  latest.get(place)?.abort();
+  const turn = new AbortController();
   latest.set(place, turn);
   const note = make("p", { class: "quiet", role: "status" }, "…");
   const wait = setTimeout(() => place.replaceChildren(note), 150);
   let found;
   try {
-    found = await work();
+    found = await work(turn.signal);
   } catch (error) {
     found = [make("p", { class: "fault", role: "alert" }, error.message)];
   }
   clearTimeout(wait);
   if (latest.get(place) === turn) place.replaceChildren(...[found].flat());
+}
+
+// Scroll a list or a picture, and it alone, until a node of it is seen.
+export function reveal(node) {
+  const frame = node?.closest(".scroll");
+  if (!frame) return;
+  const [inner, outer] = [node, frame].map((each) => each.getBoundingClientRect());
+  if (inner.top < outer.top || inner.bottom > outer.bottom)
+    frame.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+  if (inner.left < outer.left || inner.right > outer.right)
+    frame.scrollLeft += inner.left - outer.left - (outer.width - inner.width) / 2;
 }
 
 // An address inside this page: #/graph?section=1.

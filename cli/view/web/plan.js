@@ -19,8 +19,8 @@ export function plan(place) {
         drawn = same;
         shown = null;
         moment.replaceChildren();
-        await fill(lanes, async () => {
-          const found = await ask("plan", pass);
+        await fill(lanes, async (signal) => {
+          const found = await ask("plan", pass, signal);
           form.take(found.pass);
           shown = lanesOf(found, (node) => history.replaceState(null, "", address("plan", { ...pass, node })), moment, pass);
           return shown.nodes;
@@ -46,7 +46,7 @@ function lanesOf(found, moved, moment, pass) {
     slider.value = i;
     slider.setAttribute("aria-valuetext", `node ${i}, ${bytes(found.used[i])}`);
     told.value = `node ${i} of ${n}: ${bytes(found.used[i])} in use`;
-    fill(moment, () => aliveOf(pass, i));
+    fill(moment, (signal) => aliveOf(pass, i, signal));
   }
   const choose = (i) => {
     const bounded = Math.max(0, Math.min(n - 1, Math.round(i)));
@@ -66,8 +66,8 @@ function lanesOf(found, moved, moment, pass) {
   };
 }
 
-async function aliveOf(pass, node) {
-  const found = await ask("plan/moment", { ...pass, node });
+async function aliveOf(pass, node, signal) {
+  const found = await ask("plan/moment", { ...pass, node }, signal);
   const what = `${found.node.op} ${found.node.name}`.trim();
   const heading = make("h2", {}, `While ${what} runs: ${bytes(found.bytes)} in ${found.tensors} tensors`);
   const lines = found.kinds.map(([kind, count, n]) => [kind, count.toLocaleString("en"), bytes(n)]);

@@ -6,8 +6,8 @@ import { drawCharts } from "./lines.js";
 export function tensor(place, name, state) {
   const run = state.runs?.[0]?.name, charts = make("div", { class: "one" });
   let found = {};
-  return fill(place, async () => {
-    found = await ask("tensor", { name, run });
+  return fill(place, async (signal) => {
+    found = await ask("tensor", { name, run }, signal);
     const parts = [make("h2", {}, name), facts(about(found))];
     if (found.numbers) parts.push(...numbers(found.numbers, "Weights"));
     if (found.fault) parts.push(make("p", { class: "fault" }, found.fault));

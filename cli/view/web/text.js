@@ -104,7 +104,8 @@ function attended({ tokens, maps }, block) {
     const rows = maps[head.value], row = rows[reader];
     nodes.forEach((node, i) => (node.style.backgroundColor = shade(row[i] ?? 0)));
     const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 5);
-    told.textContent = `“${tokens[reader]}” reads ` + best.map(([weight, i]) => `“${tokens[i]}” ${digits(100 * weight, 3)} %`).join(", ");
+    const quoted = (i) => `“${tokens[i].replace("\n", "")}”`;
+    told.textContent = `${quoted(reader)} reads ` + best.map(([weight, i]) => `${quoted(i)} ${digits(100 * weight, 3)} %`).join(", ");
     map.ariaLabel = `attention of head ${head.value} of block ${block}: rows read columns`;
     paint(map, rows, reader);
   }

@@ -1,6 +1,6 @@
 // Trees and lists that are walked with the arrow keys (WAI-ARIA: tree view, listbox).
 
-import { make } from "./page.js";
+import { make, reveal } from "./page.js";
 
 // items: {label, note, value} for leaves, {label, note, children} for branches.
 export function tree(name, items, choose) {
@@ -81,12 +81,12 @@ export function list(name, labels, choose) {
       option.setAttribute("aria-selected", i === j);
       option.tabIndex = (options[i] ? i === j : j === 0) ? 0 : -1;
     });
-    options[i]?.scrollIntoView({ block: "nearest" });
+    reveal(options[i]);
   };
   function pick(i) {
     if (!options[i]) return;
     root.select(i);
-    options[i].focus();
+    options[i].focus({ preventScroll: true });
     choose(i);
   }
   root.addEventListener("click", (event) => pick(options.indexOf(event.target.closest('[role="option"]'))));

@@ -61,7 +61,7 @@ def test_attention_is_the_library_s(client, model):
         ("losses", {}, "text is no string"),
         ("losses", {"text": ""}, "text is no string of 1 to 20000"),
         ("losses", {"text": "a" * 20001}, "text is no string of 1 to 20000"),
-        ("losses", {"text": "a"}, "the text has 1 tokens, wanted 2 to 64"),
+        ("losses", {"text": "a"}, "the text has 1 token, wanted 2 to 64"),
         ("losses", {"text": "a" * 65}, "the text has 65 tokens, wanted 2 to 64"),
         ("losses", {"text": "the path", "run": "../x"}, "has no run"),
         ("attention", {"text": "the path"}, "block is missing"),
