@@ -1,5 +1,6 @@
 // Which view is shown: #/model/TENSOR, #/graph?section=1, #/plan?node=7, #/run/NAME, #/text.
 
+import { make } from "./page.js";
 import { model } from "./model.js";
 import { graph } from "./graph.js";
 import { plan } from "./plan.js";
@@ -15,16 +16,24 @@ let shown = null; // {name, go(rest, fields), heard(state)}
 function route() {
   if (location.hash && !location.hash.startsWith("#/")) return; // the link to the content
   const [path, query] = location.hash.slice(2).split("?");
-  const [name, ...rest] = path.split("/").map(decodeURIComponent);
-  const view = VIEWS[name] ? name : "model";
+  const [name, ...rest] = path.split("/").map(decoded);
+  const view = Object.hasOwn(VIEWS, name) ? name : "model";
   if (shown?.name !== view) {
-    shown?.close?.();
-    place.replaceChildren();
-    shown = { name: view, ...VIEWS[view](place, state) };
+    const home = make("div", { class: "view" }); // what comes late for another view is drawn nowhere
+    place.replaceChildren(home);
+    shown = { name: view, ...VIEWS[view](home, state) };
     for (const link of document.querySelectorAll("nav a"))
       link.setAttribute("aria-current", link.hash === `#/${view}` ? "page" : "false");
   }
   shown.go?.(rest, new URLSearchParams(query));
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return ""; // half of a character
+  }
 }
 
 function tell(sentence) {

@@ -14,9 +14,8 @@ const STATES = {
 
 export function run(place, state) {
   const choice = make("select", { "aria-label": "Run" }), bar = card(make("label", {}, "Run ", choice));
-  const view = make("div", { class: "view" });
+  const view = make("div", { class: "contents" });
   let name = "", version = "", parts = null;
-  view.style.display = "contents";
   place.append(bar, view);
   choice.addEventListener("change", () => (location.hash = `#/run/${encodeURIComponent(choice.value)}`));
 
@@ -62,9 +61,8 @@ function missing({ runs }, name) {
 
 // The places of a run's parts; update() fills them, and leaves those alone that have not changed.
 function shownIn(view, name) {
-  const status = card(), charts = make("section", { class: "charts", "aria-label": "Charts" }), rest = make("div");
+  const status = card(), charts = make("section", { class: "charts", "aria-label": "Charts" }), rest = make("div", { class: "contents" });
   const gradients = gradientsOf(name);
-  rest.style.display = "contents";
   view.replaceChildren(status, charts, gradients.place, rest);
   let told = "";
   return {

@@ -333,6 +333,26 @@ def test_nothing_is_wider_than_the_window(visit, place, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("place", ["#/toString", "#/%E0%A4%A", "#/model/%00", "#/plan?node=x"])
+def test_a_strange_address_leads_somewhere(visit, place):
+    page = visit(place)
+    page.wait_for_selector("nav [aria-current=page]")
+    page.wait_for_selector("main .card:visible")
+    page.wait_for_timeout(300)
+    visit.said[:] = [said for said in visit.said if "status of 404" not in said]
+
+
+def test_an_answer_that_comes_late_is_not_drawn_over_another_view(visit, monkeypatch):
+    about = Source.about
+    monkeypatch.setattr(Source, "about", lambda self: (time.sleep(1), about(self))[1])
+    page = visit("#/graph")
+    page.wait_for_selector("svg [data-section]")
+    page.click("nav a:text-is('Model')")
+    page.click("nav a:text-is('Graph')")
+    page.wait_for_timeout(1500)
+    assert page.locator("svg [data-section]").count() and not page.locator("[role=tree]").count()
+
+
 def test_every_view_is_reached_with_the_keyboard(visit):
     page = visit("")
     page.wait_for_selector('[role="treeitem"]')
