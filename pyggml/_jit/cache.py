@@ -44,6 +44,7 @@ SHARED = (
     "quants/bits.py",
     "quants/blocks32.py",
     "quants/blocks32_min.py",
+    "quants/fits.py",
     "quants/fp4.py",
     "quants/iq4.py",
     "quants/kquants_min.py",

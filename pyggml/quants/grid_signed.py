@@ -5,8 +5,8 @@ some trial scales every weight is rounded to a level, and a group whose levels a
 grid takes the point with the least error among those near it. The best trial gives the scale by
 least squares; groups are chosen again for it. Then the scales are rounded to 4 bits.
 
-Source: ggml, src/ggml-quants.c (`quantize_row_iq2_xs_impl`, `…_iq2_s_impl`, `…_iq3_xxs_impl`,
-`…_iq3_s_impl`).
+Source: ggml, src/ggml-quants.c (`quantize_row_iq2_xxs_impl`, `…_iq2_xs_impl`, `…_iq2_s_impl`,
+`…_iq3_xxs_impl`, `…_iq3_s_impl`). There IQ3_S puts weights behind 32 zeros in the wrong place.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ import numpy as np
 
 from pyggml._jit import exact
 from pyggml.quants.bits import clear, copy, nearest_int, put_f16
+from pyggml.quants.fits import Given, fit_above, weights_of
 from pyggml.quants.grid_points import grid
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
-Given = np.ndarray | None  # importance, float32 (n_blocks, 256)
-Means = np.ndarray | None  # of rows; not needed here
-
-# Which groups are chosen again for the best scale: those that were moved to a near point; or all,
-# if one was moved.
-_MOVED, _ALL = 0, 1
+# Which groups are chosen again for the best scale: those that were moved to a near point; all, if
+# one was moved; or all.
+_MOVED, _ALL_IF_MOVED, _ALL = 0, 1, 2
 
 
 class _Way(NamedTuple):
@@ -38,7 +36,7 @@ class _Way(NamedTuple):
     tiny        a sub-block below it counts as zero
     n_trials    trial scales on each side of the one that makes the largest weight the top level
     width       between trials, in top levels
-    again       _MOVED or _ALL
+    again       _MOVED, _ALL_IF_MOVED or _ALL
     factor      of d, so that the rounded scales err less
     """
 
@@ -142,13 +140,26 @@ def _sums(x, w, q):
 
 
 @exact
-def _fit(q, x, w, root, peak, points, scratch, way):
+def _first_trial(q, x, w, way):
+    """What gets the top level in the middle of the trials, and the scale if none of them fits; both
+    are 0 for what counts as zero. q is scratch."""
+    peak = x.max()
+    if peak < np.float32(way.tiny):
+        return _ZERO, _ZERO
+    if way.again == _ALL:
+        scale = fit_above(q, x, w, way.n_levels + 1)
+        return scale * np.float32(way.n_levels), scale
+    return peak, peak / np.float32(2 * way.n_levels - 1)
+
+
+@exact
+def _fit(q, x, w, root, peak, scale, points, scratch, way):
     """The scale of a sub-block x ≈ scale·(2q + 1); q, the levels of points, is written."""
     trial, rounded, moved, moved_in_trial, errors = scratch
     top = np.float32(2 * way.n_levels - 1)
     clear(q)
     moved[:] = way.again != _MOVED
-    best, scale = _ZERO, peak / top
+    best = _ZERO
     for step in range(-way.n_trials, way.n_trials + 1):
         per_level = (top + np.float32(step) * np.float32(way.width)) / peak
         moved_in_trial[:] = True
@@ -160,7 +171,7 @@ def _fit(q, x, w, root, peak, points, scratch, way):
             best = scale * sum_xv
             copy(q, trial)
             copy(moved, moved_in_trial)
-    if scale > _ZERO and moved.any():
+    if scale > _ZERO and (way.again == _ALL or moved.any()):
         for k in range(moved.size):
             moved[k] |= way.again != _MOVED
         _round_all(rounded, errors, x, root, _ONE / scale, scale)
@@ -189,15 +200,15 @@ def _choose(found, signs, s, dst, src, weights, points, way):
             minus = signs[b, size // 8 * i : size // 8 * (i + 1)]
             here = found[b, n_groups * i : n_groups * (i + 1)]
             _split(x, minus, src[b, size * i : size * i + size], w, way.even)
-            peak = x.max()
-            if peak < np.float32(way.tiny):
+            peak, scale = _first_trial(q, x, w, way)
+            if not peak > _ZERO:
                 scales[i] = _ZERO
                 clear(minus)
                 clear(here)
                 continue
             for j in range(size):
                 root[j] = np.sqrt(w[j])
-            scale = _fit(q, x, w, root, peak, points, scratch, way)
+            scale = _fit(q, x, w, root, peak, scale, points, scratch, way)
             if scale < _ZERO:  # where only the weight of the wrong sign counts
                 scale = -scale
                 for k in range(minus.size):
@@ -213,74 +224,48 @@ def _choose(found, signs, s, dst, src, weights, points, way):
             s[b, i] = max(0, min(15, step)) if d > _ZERO else 0
 
 
-@exact
-def _sum_squares(x):
-    total = _ZERO
-    for v in x:
-        total += v * v
-    return total
-
-
-@exact
-def _weigh(w, src, importance, share):
-    """w = importance·√(share·Σx² + x²) for each block."""
-    for b in range(src.shape[0]):
-        total = np.float32(share) * _sum_squares(src[b])
-        for j in range(src.shape[1]):
-            w[b, j] = importance[b, j] * np.sqrt(total + src[b, j] * src[b, j])
-
-
-@exact
-def _weigh_alone(w, src, share):
-    """w = share·Σx² + x² for each block."""
-    for b in range(src.shape[0]):
-        total = np.float32(share) * _sum_squares(src[b])
-        for j in range(src.shape[1]):
-            w[b, j] = total + src[b, j] * src[b, j]
-
-
 _WAYS = {
+    "IQ2_XXS": _Way(32, 3, True, tiny=1e-15, n_trials=6, width=0.1, again=_ALL, factor=1.0),
     "IQ2_XS": _Way(16, 3, True, tiny=1e-15, n_trials=9, width=0.1, again=_MOVED, factor=1.0),
     "IQ2_S": _Way(16, 3, False, tiny=1e-8, n_trials=9, width=0.1, again=_MOVED, factor=0.9875),
     "IQ3_XXS": _Way(32, 8, True, tiny=1e-8, n_trials=15, width=0.2, again=_MOVED, factor=1.0125),
-    "IQ3_S": _Way(32, 8, False, tiny=1e-45, n_trials=9, width=0.2, again=_ALL, factor=1.033),
+    "IQ3_S": _Way(
+        32, 8, False, tiny=1e-45, n_trials=9, width=0.2, again=_ALL_IF_MOVED, factor=1.033
+    ),
 }
 
 
-def weights_of(src: np.ndarray, importance: Given, share: float) -> np.ndarray:
-    """How much each weight counts, of share · Σx² over its block and its own x²."""
-    weights = np.empty_like(src)
-    if importance is None:
-        _weigh_alone(weights, src, share)
-    else:
-        _weigh(weights, src, importance, share)
-    return weights
-
-
 def _points(
-    name: str, dst: np.ndarray, src: np.ndarray, importance: np.ndarray | None, share: float
+    name: str, dst: np.ndarray, src: np.ndarray, importance: Given, times: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Points uint16 (n_blocks, n_groups), signs uint8 (n_blocks, 32) and s uint8 (n_blocks, n_sub)
-    of blocks; d is written. share: of Σx² in what a weight counts."""
+    of blocks; d is written. times: see `weights_of`."""
     points, way, n = grid(name), _WAYS[name], len(src)
-    weights = weights_of(src, importance, share)
+    weights = weights_of(src, importance, times)
     found = np.empty((n, 256 // points.levels.shape[1]), np.uint16)
     signs, s = np.empty((n, 32), np.uint8), np.empty((n, 256 // way.size), np.uint8)
     _choose(found, signs, s, dst, src, weights, points, way)
     return found, signs, s
 
 
-def pack_iq2_xs(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Means) -> None:
-    found, signs, s = _points("IQ2_XS", dst, src, importance, 1 / 256)
+def pack_iq2_xxs(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
+    found, signs, s = _points("IQ2_XXS", dst, src, importance, 1)
+    words = np.empty((len(src), 8, 2), np.uint32)
+    words[..., 0] = joined(found.astype(np.uint32), 8)
+    words[..., 1] = joined((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
+    dst[:, 2:] = words.reshape(-1, 16).view(np.uint8)
+
+
+def pack_iq2_xs(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
+    found, signs, s = _points("IQ2_XS", dst, src, importance, 1)
     dst[:, 2:66] = (found | (signs & 127).astype(np.uint16) << 9).view(np.uint8)
     dst[:, 66:] = s[:, ::2] | s[:, 1::2] << 4
 
 
 def pack_iq2_s(
-    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Means = None
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    share = (0.5 if importance is None else 2) / 256
-    found, signs, s = _points("IQ2_S", dst, src, importance, share)
+    found, signs, s = _points("IQ2_S", dst, src, importance, 0.5 if importance is None else 2)
     dst[:, 2:34] = found & 255
     dst[:, 34:66] = signs
     dst[:, 66:74] = joined(found >> 8, 2)
@@ -288,18 +273,18 @@ def pack_iq2_s(
 
 
 def pack_iq3_xxs(
-    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Means = None
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    found, signs, s = _points("IQ3_XXS", dst, src, importance, 0 if importance is None else 2 / 256)
+    found, signs, s = _points("IQ3_XXS", dst, src, importance, 0 if importance is None else 2)
     dst[:, 2:66] = found
     words = joined((signs & 127).astype(np.uint32), 7) | s.astype(np.uint32) << 28
     dst[:, 66:] = words.view(np.uint8)
 
 
 def pack_iq3_s(
-    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Means = None
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
 ) -> None:
-    found, signs, s = _points("IQ3_S", dst, src, importance, 0 if importance is None else 2 / 256)
+    found, signs, s = _points("IQ3_S", dst, src, importance, 0 if importance is None else 2)
     dst[:, 2:66] = found & 255
     dst[:, 66:74] = np.packbits((found >> 8).astype(np.uint8), axis=1, bitorder="little")
     dst[:, 74:106] = signs

@@ -5,8 +5,9 @@ IQ4_NL   18 bytes for 32: d (float16), 16 bytes; byte j holds the index of weigh
 IQ4_XS   136 bytes for 256: d, uint16 of high 2 bits of s+32 of each sub-block of 32, 4 bytes of low
          4 bits (byte i: sub-block 2i, then 2i+1), 128 bytes of indices as IQ4_NL's
 
-Packing as in ggml: each sub-block is fitted by least squares, weighted by x², for 16 trial scales;
-in IQ4_XS the best are rounded to 6 bits; then every weight gets the index of the nearest v.
+Packing as in ggml: each sub-block is fitted by least squares, weighted by x² or by importance, for
+16 trial scales; in IQ4_XS the best are rounded to 6 bits; then every weight gets the index of the
+nearest v.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from pyggml._jit import exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import clear, extreme, inverse, nearest_int, put_f16
+from pyggml.quants.bits import extreme, inverse, nearest_int, put_f16
+from pyggml.quants.fits import Given, weights_of
 from pyggml.quants.layout import Block
 
 _VALUES = np.array(
@@ -60,68 +62,60 @@ def _nearest(v):
 
 
 @exact
-def _least_squares(x, per_level):
-    """Σ w·v·x and Σ w·v², w = x², v nearest to x·per_level."""
-    sum_xv = sum_v2 = _ZERO
-    for j in range(x.size):
-        v = _VALUES[_nearest(per_level * x[j])]
-        weight = x[j] * x[j]
-        sum_xv += weight * v * x[j]
-        sum_v2 += weight * v * v
-    return sum_xv, sum_v2
-
-
-@exact
-def _fit(x):
+def _fit(x, w):
     """The scale of x ≈ scale·v."""
     peak = extreme(x)
     if abs(peak) < _TINY:
         return _ZERO
-    first = np.float32(1) / (-peak / _VALUES[0])
-    sum_xv, sum_v2 = _least_squares(x, first)
-    scale = sum_xv / sum_v2 if sum_v2 > _ZERO else _ZERO
-    best = scale * sum_xv
-    for step in range(-_TRIALS, _TRIALS + 1):
-        sum_xv, sum_v2 = _least_squares(x, (np.float32(step) + _VALUES[0]) / peak)
-        if sum_v2 > _ZERO and sum_xv * sum_xv > best * sum_v2:
+    scale = best = _ZERO
+    for step in range(-_TRIALS - 1, _TRIALS + 1):
+        per_level = (np.float32(step) + _VALUES[0]) / peak
+        if step < -_TRIALS:  # the first of all maps the extreme weight to the first number
+            per_level = np.float32(1) / (-peak / _VALUES[0])
+        sum_xv = sum_v2 = _ZERO
+        for j in range(x.size):
+            v = _VALUES[_nearest(per_level * x[j])]
+            sum_xv += w[j] * v * x[j]
+            sum_v2 += w[j] * v * v
+        if sum_v2 > _ZERO and (step < -_TRIALS or sum_xv * sum_xv > best * sum_v2):
             scale = sum_xv / sum_v2
             best = scale * sum_xv
     return scale
 
 
 @exact
-def _put_indices(dst, b, start, x, scale):
-    """Write the 16 bytes of the nearest indices of 32 weights."""
-    per_level = inverse(scale)
-    for j in range(16):
-        first, second = _nearest(per_level * x[j]), _nearest(per_level * x[16 + j])
-        dst[b, start + j] = np.uint8(first | (second << 4))
-
-
-@exact
-def _pack_iq4_nl(dst, src):
+def _choose(q, s, dst, src, weights):
+    """Write d of each block, its indices to q (n_blocks, n_sub, 32), s + 32 to s (n_blocks, n_sub);
+    a single sub-block has no s."""
+    n_sub = q.shape[1]
+    scales = np.empty(n_sub, np.float32)
     for b in range(src.shape[0]):
-        scale = _fit(src[b])
-        put_f16(dst, b, 0, scale)
-        _put_indices(dst, b, 2, src[b], scale)
-
-
-@exact
-def _pack_iq4_xs(dst, src):
-    scales = np.empty(8, np.float32)
-    for b in range(src.shape[0]):
-        for i in range(8):
-            scales[i] = _fit(src[b, 32 * i : 32 * i + 32])
-        clear(dst[b])
-        d = -extreme(scales) / np.float32(32)
+        for i in range(n_sub):
+            part = slice(32 * i, 32 * i + 32)
+            scales[i] = _fit(src[b, part], weights[b, part])
+        d = scales[0] if n_sub == 1 else -extreme(scales) / np.float32(32)
         put_f16(dst, b, 0, d)
-        per_level = inverse(d)
-        for i in range(8):
-            s = max(-32, min(31, nearest_int(per_level * scales[i])))
-            _put_indices(dst, b, 8 + 16 * i, src[b, 32 * i : 32 * i + 32], d * np.float32(s))
-            dst[b, 4 + i // 2] |= np.uint8(((s + 32) & 15) << (4 * (i % 2)))
-            dst[b, 2 + i // 4] |= np.uint8(((s + 32) >> 4) << (2 * (i % 4)))
+        for i in range(n_sub):
+            step = max(-32, min(31, nearest_int(inverse(d) * scales[i])))
+            s[b, i] = step + 32
+            per_level = inverse(d if n_sub == 1 else d * np.float32(step))
+            for j in range(32):
+                q[b, i, j] = _nearest(per_level * src[b, 32 * i + j])
 
 
-IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=_pack_iq4_nl, limit=F16_LIMIT)
-IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=_pack_iq4_xs, limit=F16_LIMIT)
+def pack_iq4(
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
+) -> None:
+    n, n_sub = len(src), src.shape[1] // 32
+    q, s = np.empty((n, n_sub, 32), np.uint8), np.empty((n, n_sub), np.uint8)
+    weights = src * src if importance is None else weights_of(src, importance, 2)
+    _choose(q, s, dst, src, weights)
+    dst[:, -16 * n_sub :] = (q[..., :16] | q[..., 16:] << 4).reshape(n, -1)
+    if n_sub > 1:
+        high = (s >> 4).reshape(-1, 2, 4) << np.array([0, 2, 4, 6], np.uint8)
+        dst[:, 2:4] = np.bitwise_or.reduce(high, axis=2)
+        dst[:, 4:8] = s[:, ::2] & 15 | (s[:, 1::2] & 15) << 4
+
+
+IQ4_NL = Quant(dtype=DTYPES["IQ4_NL"], decode=_decode_iq4_nl, pack=pack_iq4, limit=F16_LIMIT)
+IQ4_XS = Quant(dtype=DTYPES["IQ4_XS"], decode=_decode_iq4_xs, pack=pack_iq4, limit=F16_LIMIT)

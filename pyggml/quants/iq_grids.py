@@ -28,6 +28,7 @@ from pyggml.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, NoPack, Quant
 from pyggml.quants.bits import f16_at, f16_to_float
 from pyggml.quants.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_xxs
+from pyggml.quants.grid_ternary import pack_iq1_m
 
 # Zeros until `_load`; constants in kernels.
 _IQ2_XXS = np.zeros((256, 8), np.float32)
@@ -45,6 +46,8 @@ _ODD = _BITS[:128].sum(axis=1, dtype=np.int64) % 2
 _EVEN_SIGNS = _SIGNS[np.arange(128) | (_ODD << 7)]
 
 _HALF, _QUARTER, _EIGHTH = np.float32(0.5), np.float32(0.25), np.float32(0.125)
+# The scale is at most eight times the largest weight, and d an 15th of it.
+_IQ1_LIMIT = 100000.0
 _NO_PACK = NoPack("its points are chosen by the importance of columns, of which none is given")
 
 
@@ -219,5 +222,5 @@ IQ2_XS = Quant(dtype=DTYPES["IQ2_XS"], decode=_unpack_iq2_xs, pack=_NO_PACK, lim
 IQ2_S = Quant(dtype=DTYPES["IQ2_S"], decode=_unpack_iq2_s, pack=pack_iq2_s, limit=F16_LIMIT)
 IQ3_XXS = Quant(dtype=DTYPES["IQ3_XXS"], decode=_unpack_iq3_xxs, pack=pack_iq3_xxs, limit=F16_LIMIT)
 IQ3_S = Quant(dtype=DTYPES["IQ3_S"], decode=_unpack_iq3_s, pack=pack_iq3_s, limit=F16_LIMIT)
-IQ1_S = Quant(dtype=DTYPES["IQ1_S"], decode=_unpack_iq1_s, pack=_NO_PACK, limit=F16_LIMIT)
-IQ1_M = Quant(dtype=DTYPES["IQ1_M"], decode=_unpack_iq1_m, pack=_NO_PACK, limit=F16_LIMIT)
+IQ1_S = Quant(dtype=DTYPES["IQ1_S"], decode=_unpack_iq1_s, pack=_NO_PACK, limit=_IQ1_LIMIT)
+IQ1_M = Quant(dtype=DTYPES["IQ1_M"], decode=_unpack_iq1_m, pack=pack_iq1_m, limit=_IQ1_LIMIT)

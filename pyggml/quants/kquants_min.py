@@ -15,8 +15,8 @@ of 4 to 7 have their low 4 bits in the two halves of bytes 8 to 11 and their hig
 bytes 0 to 7.
 
 Packing as in ggml: each sub-block is fitted by weighted least squares for several trial scales; the
-best s and m are rounded, then every q is chosen again. The error of a fit is a sum of absolute
-values in Q2_K, of squares in the others.
+best s and m are rounded, by importance fitted as well, then every q is chosen again. The error of a
+fit is a sum of squares; without importance, in Q2_K, of absolute values.
 """
 
 from __future__ import annotations
@@ -28,178 +28,78 @@ import numpy as np
 from pyggml._jit import block_code, carray, exact
 from pyggml.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, Quant
-from pyggml.quants.bits import (
-    clear,
-    copy,
-    f16_at,
-    lanes,
-    nearest_int,
-    put_f16,
-    two_bit_planes,
-)
+from pyggml.quants.bits import f16_at, lanes, nearest_int, put_f16, two_bit_planes
+from pyggml.quants.fits import Given, fit_above, fit_from, total, weights_of
 from pyggml.quants.layout import Block
 
 _ZERO = np.float32(0)
 
 
 @exact
-def _scale_at(x, b, i):
-    """s of sub-block i."""
-    if i < 4:
-        return np.int32(x[b, 4 + i] & 63)
-    return np.int32((x[b, 8 + i] & 15) | ((x[b, i] >> 6) << 4))
+def _count_alone(w, x):
+    """w = |x| plus the root of the mean of x² over each sub-block of 32."""
+    for b in range(x.shape[0]):
+        for start in range(0, 256, 32):
+            squares = _ZERO
+            for j in range(start, start + 32):
+                squares += x[b, j] * x[b, j]
+            root = np.sqrt(squares / np.float32(32))
+            for j in range(start, start + 32):
+                w[b, j] = root + abs(x[b, j])
 
 
 @exact
-def _min_at(x, b, i):
-    """m of sub-block i."""
-    if i < 4:
-        return np.int32(x[b, 8 + i] & 63)
-    return np.int32((x[b, 8 + i] >> 4) | ((x[b, 4 + i] >> 6) << 4))
-
-
-@exact
-def _put_scales(x, b, s, m):
-    """Write the eight s and m, all 0 to 63."""
-    for i in range(4):
-        x[b, 4 + i] = np.uint8(s[i] | ((s[4 + i] >> 4) << 6))
-        x[b, 8 + i] = np.uint8(m[i] | ((m[4 + i] >> 4) << 6))
-        x[b, 12 + i] = np.uint8((s[4 + i] & 15) | ((m[4 + i] & 15) << 4))
-
-
-@exact
-def _fit_weights(weights, x):
-    """Importance of each weight: its magnitude plus the root mean square of all."""
-    total = _ZERO
-    for v in x:
-        total += v * v
-    rms = np.sqrt(total / np.float32(x.size))
-    for j in range(x.size):
-        weights[j] = rms + abs(x[j])
-
-
-@exact
-def _error(x, weights, q, scale, minimum, squared):
-    """Weighted squared or absolute error of x ≈ scale·q + minimum."""
-    total = _ZERO
-    for j in range(x.size):
-        diff = scale * np.float32(q[j]) + minimum - x[j]
-        total += weights[j] * (diff * diff if squared else abs(diff))
-    return total
-
-
-@exact
-def _round_levels(q, x, inverse, minimum, q_max):
-    """q = round((x − minimum)·inverse), clipped to 0 … q_max."""
-    for j in range(x.size):
-        q[j] = max(0, min(q_max, nearest_int(inverse * (x[j] - minimum))))
-
-
-@exact
-def _least_squares(x, weights, q, sum_w, sum_x):
-    """(scale, minimum ≤ 0) with the least squared error for these q, and whether it is unique."""
-    sum_q = sum_q2 = sum_xq = _ZERO
-    for j in range(x.size):
-        level = np.float32(q[j])
-        sum_q += weights[j] * level
-        sum_q2 += weights[j] * level * level
-        sum_xq += weights[j] * level * x[j]
-    determinant = sum_w * sum_q2 - sum_q * sum_q
-    if not determinant > _ZERO:
-        return _ZERO, _ZERO, False
-    scale = (sum_w * sum_xq - sum_x * sum_q) / determinant
-    minimum = (sum_q2 * sum_x - sum_q * sum_xq) / determinant
-    if minimum > _ZERO:
-        return sum_xq / sum_q2, _ZERO, True
-    return scale, minimum, True
-
-
-@exact
-def _fit(x, weights, q, trial, q_max, first, n_steps, squared):
-    """The best (scale, −minimum) of x ≈ scale·q + minimum, minimum ≤ 0; q is written, trial is
-    scratch.
-
-    The first trial divides the range of x into q_max levels; the others divide it into
-    q_max + first + 0.1·step, for step = 0 … n_steps.
-    """
-    minimum = maximum = x[0]
-    sum_w = weights[0]
-    sum_x = weights[0] * x[0]
-    for j in range(1, x.size):
-        minimum = min(minimum, x[j])
-        maximum = max(maximum, x[j])
-        sum_w += weights[j]
-        sum_x += weights[j] * x[j]
-    minimum = min(minimum, _ZERO)
-    if maximum == minimum:
-        clear(q)
-        return _ZERO, -minimum
-    inverse = np.float32(q_max) / (maximum - minimum)
-    scale = np.float32(1) / inverse
-    _round_levels(q, x, inverse, minimum, q_max)
-    best = _error(x, weights, q, scale, minimum, squared)
-    for step in range(n_steps + 1):
-        levels = np.float32(first) + np.float32(0.1) * np.float32(step) + np.float32(q_max)
-        _round_levels(trial, x, levels / (maximum - minimum), minimum, q_max)
-        try_scale, try_minimum, found = _least_squares(x, weights, trial, sum_w, sum_x)
-        if found:
-            error = _error(x, weights, trial, try_scale, try_minimum, squared)
-            if error < best:
-                best, scale, minimum = error, try_scale, try_minimum
-                copy(q, trial)
-    return scale, -minimum
-
-
-@exact
-def _to_six_bits(out, values, largest):
-    """out = round(63·values/largest), 0 to 63."""
-    inverse = np.float32(63) / largest if largest > _ZERO else _ZERO
+def _round_scales(s, values, s_max):
+    """s = round(s_max·values/largest), 0 to s_max; returns the largest by s_max."""
+    largest = _ZERO
+    for v in values:
+        largest = max(largest, v)
+    per_step = np.float32(s_max) / largest if largest > _ZERO else _ZERO
     for i in range(values.size):
-        out[i] = min(63, nearest_int(inverse * values[i]) & 255)
+        s[i] = min(s_max, nearest_int(per_step * values[i]) & 255)
+    return largest / np.float32(s_max)
 
 
 @exact
-def _pack_scales(dst, b, scales, minima):
-    """Write d, dmin and the sub-blocks' s and m; returns d and dmin, rounded to float16."""
-    largest_scale = largest_minimum = _ZERO
-    for i in range(8):
-        largest_scale = max(largest_scale, scales[i])
-        largest_minimum = max(largest_minimum, minima[i])
-    six = np.empty((2, 8), np.int32)
-    _to_six_bits(six[0], scales, largest_scale)
-    _to_six_bits(six[1], minima, largest_minimum)
-    _put_scales(dst, b, six[0], six[1])
-    d = put_f16(dst, b, 0, largest_scale / np.float32(63))
-    dmin = put_f16(dst, b, 2, largest_minimum / np.float32(63))
-    return d, dmin
-
-
-@exact
-def _choose_levels(q, dst, src, q_max, first, n_steps):
-    """Write d, dmin, s and m of each block to dst and its levels to q, uint8 (n_blocks, 8, 32)."""
-    scales = np.empty(8, np.float32)
-    minima = np.empty(8, np.float32)
-    weights = np.empty(32, np.float32)
-    trial = np.empty(32, np.uint8)
+def _choose(q, s, m, dst, src, weights, way):
+    """Write d and dmin of each block to dst, its levels to q (n_blocks, n_sub, size), s and m to s,
+    m (n_blocks, n_sub), all uint8. way: the largest level and s, where d is, the trials of a fit,
+    whether its error is squared, whether scales are fitted too."""
+    q_max, s_max, d_at, trials, squared, by_importance = way
+    n_sub, size = q.shape[1], q.shape[2]
+    trial, fitted = np.empty(size, np.uint8), np.empty((3, n_sub), np.float32)
+    scales, minima, counts = fitted[0], fitted[1], fitted[2]
     for b in range(src.shape[0]):
-        for i in range(8):
-            x = src[b, 32 * i : 32 * i + 32]
-            _fit_weights(weights, x)
-            scales[i], minima[i] = _fit(x, weights, q[b, i], trial, q_max, first, n_steps, True)
-        d, dmin = _pack_scales(dst, b, scales, minima)
-        for i in range(8):
-            scale = d * np.float32(_scale_at(dst, b, i))
-            minimum = dmin * np.float32(_min_at(dst, b, i))
+        for i in range(n_sub):
+            x, w = src[b, size * i : size * i + size], weights[b, size * i : size * i + size]
+            scales[i], minima[i] = fit_from(q[b, i], x, w, trial, q_max, trials, squared)
+            counts[i] = total(w)
+        if by_importance:
+            d = fit_above(s[b], scales, counts, s_max)
+            dmin = fit_above(m[b], minima, counts, s_max)
+        else:
+            d = _round_scales(s[b], scales, s_max)
+            dmin = _round_scales(m[b], minima, s_max)
+        d, dmin = put_f16(dst, b, d_at, d), put_f16(dst, b, d_at + 2, dmin)
+        for i in range(n_sub):
+            scale, below = d * np.float32(s[b, i]), dmin * np.float32(m[b, i])
             if scale != _ZERO:
-                x = src[b, 32 * i : 32 * i + 32]
-                for j in range(32):
-                    q[b, i, j] = max(0, min(q_max, nearest_int((x[j] + minimum) / scale)))
+                for j in range(size):
+                    level = nearest_int((src[b, size * i + j] + below) / scale)
+                    q[b, i, j] = max(0, min(q_max, level))
 
 
-def _nibbles(q: np.ndarray) -> np.ndarray:
-    """Low 4 bits of levels (n_blocks, 8, 32), two sub-blocks per 32 bytes: (n_blocks, 128)."""
-    low = q & 15
-    return (low[:, 0::2] | low[:, 1::2] << 4).reshape(-1, 128)
+_WEIGHED = (-0.9, 0.05, 36)  # the trials of a fit by importance
+
+
+def _chosen(
+    dst: np.ndarray, src: np.ndarray, weights: np.ndarray, n_sub: int, *way: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Levels of sub-blocks, and their s and m; d and dmin are written."""
+    s, m = (np.empty((len(src), n_sub), np.uint8) for _ in range(2))
+    q = np.empty((len(src), n_sub, 256 // n_sub), np.uint8)
+    _choose(q, s, m, dst, src, weights, way)
+    return q, s, m
 
 
 def _decode_scales(block: Block) -> Any:
@@ -224,13 +124,32 @@ def _decode_q4_k(block: Block) -> None:
         block.add(block.lane(scales, i), q, 32 * i)
 
 
-def _pack_q4_k(dst: np.ndarray, src: np.ndarray) -> None:
-    q = np.empty((len(src), 8, 32), np.uint8)
-    _choose_levels(q, dst, src, 15, -1.0, 20)
-    dst[:, 16:] = _nibbles(q)
+def _pack_eight(
+    dst: np.ndarray, src: np.ndarray, importance: Given, q_max: int, trials: tuple
+) -> np.ndarray:
+    """Write all but the fifth bits; returns the levels."""
+    if importance is None:
+        weights = np.empty_like(src)
+        _count_alone(weights, src)
+    else:
+        weights, trials = weights_of(src, importance, 2), _WEIGHED
+    way = (q_max, 63, 0, trials, True, importance is not None)
+    q, s, m = _chosen(dst, src, weights, 8, *way)
+    dst[:, 4:8] = s[:, :4] | s[:, 4:] >> 4 << 6
+    dst[:, 8:12] = m[:, :4] | m[:, 4:] >> 4 << 6
+    dst[:, 12:16] = s[:, 4:] & 15 | (m[:, 4:] & 15) << 4
+    low = q & 15
+    dst[:, -128:] = (low[:, 0::2] | low[:, 1::2] << 4).reshape(-1, 128)
+    return q
 
 
-Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=_pack_q4_k, limit=F16_LIMIT)
+def pack_q4_k(
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
+) -> None:
+    _pack_eight(dst, src, importance, 15, (-1.0, 0.1, 20))
+
+
+Q4_K = Quant(dtype=DTYPES["Q4_K"], decode=_decode_q4_k, pack=pack_q4_k, limit=F16_LIMIT)
 
 
 def _decode_q5_k(block: Block) -> None:
@@ -242,14 +161,14 @@ def _decode_q5_k(block: Block) -> None:
         block.add(block.lane(scales, i), q, 32 * i)
 
 
-def _pack_q5_k(dst: np.ndarray, src: np.ndarray) -> None:
-    q = np.empty((len(src), 8, 32), np.uint8)
-    _choose_levels(q, dst, src, 31, -0.5, 15)
+def pack_q5_k(
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
+) -> None:
+    q = _pack_eight(dst, src, importance, 31, (-0.5, 0.1, 15))
     dst[:, 16:48] = np.packbits(q >> 4, axis=1, bitorder="little")[:, 0]
-    dst[:, 48:] = _nibbles(q)
 
 
-Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=_pack_q5_k, limit=F16_LIMIT)
+Q5_K = Quant(dtype=DTYPES["Q5_K"], decode=_decode_q5_k, pack=pack_q5_k, limit=F16_LIMIT)
 
 
 @block_code
@@ -269,46 +188,17 @@ def _unpack_q2_k(dst, src, n_blocks):
                 y[b, 16 * i + j] = scale * np.float32(q) - minimum
 
 
-@exact
-def _put_four_bits(dst, b, values, shift):
-    """Put round(15·values/largest) at bit `shift` of bytes 0 to 15; returns largest/15."""
-    largest = _ZERO
-    for v in values:
-        largest = max(largest, v)
-    if largest > _ZERO:
-        inverse = np.float32(15) / largest
-        for i in range(16):
-            dst[b, i] |= np.uint8((nearest_int(inverse * values[i]) << shift) & 255)
-    return largest / np.float32(15)
-
-
-@exact
-def _choose_two_bits(q, dst, src):
-    """Write s, m, d and dmin of each block to dst and its levels to q, uint8 (n_blocks, 16, 16)."""
-    scales, minima = np.empty(16, np.float32), np.empty(16, np.float32)
-    weights, trial = np.empty(16, np.float32), np.empty(16, np.uint8)
-    for b in range(src.shape[0]):
-        for i in range(16):
-            x = src[b, 16 * i : 16 * i + 16]
-            for j in range(16):
-                weights[j] = abs(x[j])
-            scales[i], minima[i] = _fit(x, weights, q[b, i], trial, 3, -0.5, 15, False)
-        clear(dst[b])
-        d = put_f16(dst, b, 80, _put_four_bits(dst, b, scales, 0))
-        dmin = put_f16(dst, b, 82, _put_four_bits(dst, b, minima, 4))
-        for i in range(16):
-            scale = d * np.float32(dst[b, i] & 15)
-            minimum = dmin * np.float32(dst[b, i] >> 4)
-            if scale != _ZERO:
-                for j in range(16):
-                    level = nearest_int((src[b, 16 * i + j] + minimum) / scale)
-                    q[b, i, j] = max(0, min(3, level))
-
-
-def _pack_q2_k(dst: np.ndarray, src: np.ndarray) -> None:
-    q = np.empty((len(src), 16, 16), np.uint8)
-    _choose_two_bits(q, dst, src)
+def pack_q2_k(
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
+) -> None:
+    if importance is None:
+        weights, trials = abs(src), (-0.5, 0.1, 15)
+    else:
+        weights, trials = weights_of(src, importance, 1), _WEIGHED
+    by_importance = importance is not None
+    q, s, m = _chosen(dst, src, weights, 16, 3, 15, 80, trials, by_importance, by_importance)
+    dst[:, :16] = s | m << 4
     dst[:, 16:80] = two_bit_planes(q)
 
 
-Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_unpack_q2_k, pack=_pack_q2_k, limit=F16_LIMIT)
+Q2_K = Quant(dtype=DTYPES["Q2_K"], decode=_unpack_q2_k, pack=pack_q2_k, limit=F16_LIMIT)

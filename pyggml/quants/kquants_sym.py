@@ -9,9 +9,9 @@ Q3_K   110 bytes: 32 bytes of top bits of q+4 (bit k of byte j: weight 32k+j), 6
        bits as Q2_K's, 12 bytes of s, d. s of sub-block i has its low 4 bits in byte i mod 8, in the
        low half if i < 8; its high 2 are bits 2·(i div 4) and one more of byte 8 + i mod 4
 
-Packing as in ggml. Q6_K: each sub-block is fitted by least squares, weighted by x², for 19 trial
-scales; the best scales are rounded to 8 bits, then every q is chosen again. Q3_K: the levels of a
-sub-block are changed one by one as long as the fit improves.
+Packing as in ggml. Each sub-block is fitted by least squares, weighted by x² or by importance, for
+19 trial scales; the scales are rounded, then every q is chosen again. Without importance Q3_K has
+one trial, and levels change one by one as long as the fit improves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pyggml.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,
-    copy,
     extreme,
     f16_at,
     lanes,
@@ -31,68 +30,11 @@ from pyggml.quants.bits import (
     put_f16,
     two_bit_planes,
 )
+from pyggml.quants.fits import Given, clip, fit_levels, round_levels, total, weights_of
 from pyggml.quants.layout import Block
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero
-
-
-@exact
-def _clip(v, half):
-    """v rounded to an integer, clipped to −half … half − 1."""
-    return max(-half, min(half - 1, nearest_int(v)))
-
-
-@exact
-def _round_levels(q, x, inverse, half):
-    """q = half + round(x·inverse), clipped to 0 … 2·half − 1."""
-    for j in range(x.size):
-        q[j] = half + _clip(inverse * x[j], half)
-
-
-@exact
-def _least_squares(x, q, half):
-    """Σ w·x·(q − half) and Σ w·(q − half)², w = x²."""
-    sum_xq = sum_q2 = _ZERO
-    for j in range(x.size):
-        level = np.float32(np.int32(q[j]) - np.int32(half))
-        weight = x[j] * x[j]
-        sum_xq += weight * x[j] * level
-        sum_q2 += weight * level * level
-    return sum_xq, sum_q2
-
-
-@exact
-def _fit(q, x, trial, half):
-    """The best scale of x ≈ scale·(q − half); q is written, trial is scratch."""
-    peak = extreme(x)
-    if abs(peak) < _TINY:
-        clear(q)
-        return _ZERO
-    _round_levels(q, x, np.float32(-half) / peak, half)
-    sum_xq, sum_q2 = _least_squares(x, q, half)
-    scale = sum_xq / sum_q2 if sum_q2 != _ZERO else _ZERO
-    best = scale * sum_xq
-    for step in range(-9, 10):
-        if step == 0:
-            continue
-        levels = np.float32(half) + np.float32(0.1) * np.float32(step)
-        _round_levels(trial, x, -levels / peak, half)
-        sum_xq, sum_q2 = _least_squares(x, trial, half)
-        if sum_q2 > _ZERO and sum_xq * sum_xq > best * sum_q2:
-            copy(q, trial)
-            scale = sum_xq / sum_q2
-            best = scale * sum_xq
-    return scale
-
-
-@exact
-def _pack_scales(dst, b, start, d_at, scales):
-    """Write the 16 s and d of block b; returns d, rounded to float16."""
-    inverse = np.float32(-128) / extreme(scales)
-    for i in range(16):
-        dst[b, start + i] = np.uint8(min(127, nearest_int(inverse * scales[i])) & 255)
-    return put_f16(dst, b, d_at, np.float32(1) / inverse)
 
 
 def _decode_q6_k(block: Block) -> None:
@@ -106,41 +48,49 @@ def _decode_q6_k(block: Block) -> None:
 
 
 @exact
-def _choose_levels(q, dst, src, half, scales_at, d_at):
-    """Write s and d of each block to dst, its levels to q, uint8 (n_blocks, 16, 16).
+def _choose_levels(q, dst, src, weights):
+    """Write s and d of each block to dst, its levels q + 32 to q, uint8 (n_blocks, 16, 16).
 
-    Levels are 0 … 2·half − 1. A block without weights beyond ±1e-15 becomes zero bytes.
+    A block without weights beyond ±1e-15 becomes zero bytes.
     """
-    scales = np.empty(16, np.float32)
-    trial = np.empty(16, np.uint8)
+    trial, scales = np.empty(16, np.uint8), np.empty(16, np.float32)
     for b in range(src.shape[0]):
         for i in range(16):
-            scales[i] = _fit(q[b, i], src[b, 16 * i : 16 * i + 16], trial, half)
+            part = slice(16 * i, 16 * i + 16)
+            scales[i] = fit_levels(q[b, i], src[b, part], weights[b, part], trial, 32)
         if abs(extreme(scales)) < _TINY:
             clear(dst[b])
             for i in range(16):
                 clear(q[b, i])
             continue
-        d = _pack_scales(dst, b, scales_at, d_at, scales)
+        per_step = np.float32(-128) / extreme(scales)
+        d = put_f16(dst, b, 208, np.float32(1) / per_step)
         for i in range(16):
-            s = np.int32(dst[b, scales_at + i])
-            scale = d * np.float32(s - 256 if s > 127 else s)
-            if scale != _ZERO:
-                x = src[b, 16 * i : 16 * i + 16]
-                for j in range(16):
-                    q[b, i, j] = half + _clip(x[j] / scale, half)
+            s = min(127, nearest_int(per_step * scales[i]))
+            dst[b, 192 + i] = np.uint8(s & 255)
+            _round_again(q[b, i], src[b, 16 * i : 16 * i + 16], d * np.float32(s), 32)
 
 
-def _pack_q6_k(dst: np.ndarray, src: np.ndarray) -> None:
+@exact
+def _round_again(q, x, scale, half):
+    """The levels for a scale that is rounded itself; those of no scale stay."""
+    if scale != _ZERO:
+        for j in range(16):
+            q[j] = half + clip(x[j] / scale, half)
+
+
+def pack_q6_k(
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
+) -> None:
     q = np.empty((len(src), 16, 16), np.uint8)
-    _choose_levels(q, dst, src, 32, 192, 208)
+    _choose_levels(q, dst, src, src * src if importance is None else importance)
     rows = q.reshape(-1, 2, 4, 32)  # two halves of four rows of 32 weights
     low, top = rows & 15, rows >> 4
     dst[:, :128] = (low[:, :, :2] | low[:, :, 2:] << 4).reshape(-1, 128)
     dst[:, 128:192] = two_bit_planes(top)
 
 
-Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=_pack_q6_k, limit=F16_LIMIT)
+Q6_K = Quant(dtype=DTYPES["Q6_K"], decode=_decode_q6_k, pack=pack_q6_k, limit=F16_LIMIT)
 
 
 @exact
@@ -169,21 +119,20 @@ def _unpack_q3_k(dst, src, n_blocks):
 
 
 @exact
-def _improve(q, x, sum_xq, sum_q2):
+def _improve(q, x, w, sum_xq, sum_q2):
     """Replace each level q + 4 by the best one for the other levels; returns the new sums, and
     whether a level has changed."""
     changed = False
     for j in range(16):
-        weight = x[j] * x[j]
         level = np.float32(np.int32(q[j]) - np.int32(4))
-        rest_xq = sum_xq - weight * x[j] * level
+        rest_xq = sum_xq - w[j] * x[j] * level
         if rest_xq > _ZERO:
-            rest_q2 = sum_q2 - weight * level * level
-            new = _clip(x[j] * rest_q2 / rest_xq, 4)
+            rest_q2 = sum_q2 - w[j] * level * level
+            new = clip(x[j] * rest_q2 / rest_xq, 4)
             if new + 4 != np.int32(q[j]):
                 level = np.float32(new)
-                rest_xq += weight * x[j] * level
-                rest_q2 += weight * level * level
+                rest_xq += w[j] * x[j] * level
+                rest_q2 += w[j] * level * level
                 better = rest_xq * rest_xq * sum_q2 > sum_xq * sum_xq * rest_q2
                 if rest_q2 > _ZERO and better:
                     q[j] = new + 4
@@ -192,59 +141,68 @@ def _improve(q, x, sum_xq, sum_q2):
 
 
 @exact
-def _fit_by_steps(q, x):
+def _fit_by_steps(q, x, w):
     """The scale of x ≈ scale·(q − 4), 16 weights; q is written."""
     peak = extreme(x)
     if abs(peak) < _TINY:
         clear(q)
         return _ZERO
-    _round_levels(q, x, np.float32(-4) / peak, 4)
-    sum_xq, sum_q2 = _least_squares(x, q, 4)
+    sum_xq, sum_q2 = round_levels(q, x, w, np.float32(-4) / peak, 4)
     for _ in range(5):
-        sum_xq, sum_q2, changed = _improve(q, x, sum_xq, sum_q2)
+        sum_xq, sum_q2, changed = _improve(q, x, w, sum_xq, sum_q2)
         if not changed:
             break
     return sum_xq / sum_q2 if sum_q2 > _ZERO else _ZERO
 
 
 @exact
-def _put_three_bit_scales(dst, b, scales):
-    """Write the 16 s and d to a Q3_K block of zeros; returns d, rounded to float16."""
+def _round_scales(s, scales):
+    """s + 32 of 16 scales, and d."""
     peak = extreme(scales)
     if peak == _ZERO:
+        clear(s)
         return _ZERO
-    inverse = np.float32(-32) / peak
+    per_step = np.float32(-32) / peak
     for i in range(16):
-        byte = nearest_int(inverse * scales[i]) & 255  # as C's int8
-        s = max(-32, min(31, byte - 256 if byte > 127 else byte)) + 32
-        dst[b, 96 + i % 8] |= np.uint8((s & 15) << (4 * (i // 8)))
-        dst[b, 104 + i % 4] |= np.uint8((s >> 4) << (2 * (i // 4)))
-    return put_f16(dst, b, 108, np.float32(1) / inverse)
+        byte = nearest_int(per_step * scales[i]) & 255  # as C's int8
+        s[i] = max(-32, min(31, byte - 256 if byte > 127 else byte)) + 32
+    return np.float32(1) / per_step
 
 
 @exact
-def _choose_three_bits(q, dst, src):
-    """Write s and d of each block to dst, its levels q + 4 to q, uint8 (n_blocks, 16, 16)."""
-    scales = np.empty(16, np.float32)
+def _choose_three_bits(q, s, dst, src, weights, by_importance):
+    """Write d of each block, its levels q + 4 to q, uint8 (n_blocks, 16, 16), and s + 32 to s."""
+    trial = np.empty(16, np.uint8)
+    scales, counts = np.empty(16, np.float32), np.empty(16, np.float32)
     for b in range(src.shape[0]):
         for i in range(16):
-            scales[i] = _fit_by_steps(q[b, i], src[b, 16 * i : 16 * i + 16])
-        clear(dst[b])
-        d = _put_three_bit_scales(dst, b, scales)
+            x, w = src[b, 16 * i : 16 * i + 16], weights[b, 16 * i : 16 * i + 16]
+            if by_importance:
+                scales[i] = fit_levels(q[b, i], x, w, trial, 4)
+                counts[i] = total(w)
+            else:
+                scales[i] = _fit_by_steps(q[b, i], x, w)
+        if by_importance:
+            d = put_f16(dst, b, 108, fit_levels(s[b], scales, counts, trial, 32))
+        else:
+            d = put_f16(dst, b, 108, _round_scales(s[b], scales))
         for i in range(16):
-            scale = d * np.float32(_three_bit_scale(dst, b, i))
-            if scale != _ZERO:
-                x = src[b, 16 * i : 16 * i + 16]
-                for j in range(16):
-                    q[b, i, j] = 4 + _clip(x[j] / scale, 4)
+            scale = d * np.float32(np.int32(s[b, i]) - np.int32(32))
+            _round_again(q[b, i], src[b, 16 * i : 16 * i + 16], scale, 4)
 
 
-def _pack_q3_k(dst: np.ndarray, src: np.ndarray) -> None:
-    q = np.empty((len(src), 16, 16), np.uint8)
-    _choose_three_bits(q, dst, src)
-    planes = q.reshape(-1, 8, 32) >> 2
-    dst[:, :32] = np.packbits(planes, axis=1, bitorder="little")[:, 0]
+def pack_q3_k(
+    dst: np.ndarray, src: np.ndarray, importance: Given = None, _means: Given = None
+) -> None:
+    q, s = np.empty((len(src), 16, 16), np.uint8), np.empty((len(src), 16), np.uint8)
+    weights = src * src if importance is None else weights_of(src, importance, 2)
+    _choose_three_bits(q, s, dst, src, weights, importance is not None)
+    dst[:, :32] = np.packbits(q.reshape(-1, 8, 32) >> 2, axis=1, bitorder="little")[:, 0]
     dst[:, 32:96] = two_bit_planes(q)
+    low, high = s & 15, s >> 4
+    dst[:, 96:104] = low[:, :8] | low[:, 8:] << 4
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    dst[:, 104:108] = np.bitwise_or.reduce(high.reshape(-1, 4, 4) << shifts, axis=1)
 
 
-Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_unpack_q3_k, pack=_pack_q3_k, limit=F16_LIMIT)
+Q3_K = Quant(dtype=DTYPES["Q3_K"], decode=_unpack_q3_k, pack=pack_q3_k, limit=F16_LIMIT)

@@ -12,9 +12,10 @@ from pyggml._jit import JIT
 from pyggml.dtypes import DType, dtype
 from pyggml.errors import QuantError
 from pyggml.quants.base import NoPack, Quant
+from pyggml.quants.fits import mean_squares
 from pyggml.quants.registry import NUMBERS, quant
 from pyggml.quants.unpack import UNPACK
-from pyggml.quants.weighted import WEIGHTED, row_means
+from pyggml.quants.weighted import WEIGHTED
 
 _PIECE = 1 << 18  # weights of one call in one thread: 1 MiB of float32, some 10 ms of packing
 
@@ -96,7 +97,7 @@ def _pack_of(
         raise QuantError("importance must be finite and 0 or more")
     means = np.zeros(n_rows, np.float32)
     if block == 32:  # others take the mean over a block
-        row_means(means, values.reshape(n_rows, n).astype(np.float32, copy=False))
+        mean_squares(means, values.reshape(n_rows, n).astype(np.float32, copy=False), 1)
 
     def weighted(dst: np.ndarray, src: np.ndarray, start: int) -> None:
         row, at = np.divmod(np.arange(start, start + len(src)), per_row)

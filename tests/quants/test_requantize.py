@@ -21,9 +21,11 @@ ERRORS = {
     **{"IQ4_XS": 0.08, "Q4_1": 0.09, "Q4_0": 0.09, "MXFP4_MOE": 7e-3, "Q3_K_L": 0.16},
     **{"Q3_K_M": 0.16, "Q3_K_S": 0.16, "Q2_K": 0.3, "Q2_0": 0.75, "TQ2_0": 0.85, "TQ1_0": 0.85},
     **{"Q2_K_S": 0.35, "IQ3_M": 0.18, "IQ3_S": 0.18, "IQ3_XS": 0.23, "IQ3_XXS": 0.3},
-    **{"IQ2_M": 0.3, "IQ2_S": 0.4, "IQ2_XS": 0.4},
+    **{"IQ2_M": 0.3, "IQ2_S": 0.4, "IQ2_XS": 0.4, "IQ2_XXS": 0.4, "IQ1_M": 0.55, "IQ1_S": 0.6},
 }
-BY_IMPORTANCE = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS")
+BY_IMPORTANCE = (
+    *("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+)
 
 
 @pytest.fixture(scope="module")

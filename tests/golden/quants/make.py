@@ -29,12 +29,12 @@ TYPES = {
     **{"F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q8_1": 9, "Q2_K": 10},
     **{"Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30},
     **{"TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42},
-    **{"IQ3_S": 21, "IQ3_XXS": 18, "IQ2_S": 22},
+    **{"IQ3_S": 21, "IQ3_XXS": 18, "IQ2_S": 22, "IQ1_M": 29},
 }
-BY_IMPORTANCE = {"IQ2_XS": 17}
+BY_IMPORTANCE = {"IQ2_XXS": 16, "IQ2_XS": 17, "IQ1_S": 19}
 WEIGHTED = [
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
-    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS"),
+    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
 ]
 FILE_TYPES = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10},
@@ -42,6 +42,7 @@ FILE_TYPES = {
     **{"Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "TQ1_0": 36},
     **{"TQ2_0": 37, "MXFP4_MOE": 38, "Q2_0": 41, "Q2_K_S": 21, "IQ3_M": 27, "IQ3_S": 26},
     **{"IQ3_XS": 22, "IQ3_XXS": 23, "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20},
+    **{"IQ2_XXS": 19, "IQ1_M": 31, "IQ1_S": 24},
 }
 # architecture, layers, heads, KV heads, length of a row, experts, whether output.weight is there
 SYNTHETIC = {
