@@ -2,7 +2,9 @@
 
 Sequences lie one after the other in a pass and do not see each other. What begins alike is computed
 once where one sequence is the beginning of another: choices of one token each cost one sequence in
-all. Other choices repeat their prompt, since the keys of a token are one range.
+all. Two others share their beginning as well. The keys of a token are one range, but it may lie on
+either side: one sequence goes on behind the beginning, the other before it, its tokens from right
+to left. That needs attention which does not ask how far a key is (`_takes_pairs`).
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
 from pyggml.backends import write
+from pyggml.graph import Graph
 from pyggml.lora.evaluate.scorer import Scorer
 from pyggml.model import Model
+from pyggml.models import Inputs, Net
+from pyggml.ops.span import WINDOW_SPAN
 
 N_TOKENS = 512  # of a pass, unless a sequence is longer
+_WORTH_SHARING = 8  # tokens that two rows begin with
 _SCORED = 128  # positions whose logits are made at a time
 Ids = tuple[int, ...]
 
@@ -44,6 +51,18 @@ class _Row:
     wanted: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Group:
+    """One row, or two of which the first n_shared tokens are the same; by their numbers."""
+
+    rows: list[int]
+    n_shared: int = 0
+
+    def n_tokens(self, rows: Sequence[_Row]) -> int:
+        """Tokens of a pass that it takes."""
+        return sum(len(rows[r].ids) for r in self.rows) - self.n_shared
+
+
 def log_probs(
     model: Model,
     asked: Sequence[Continuation],
@@ -58,17 +77,19 @@ def log_probs(
         return []
     rows, row_of = _rows(asked)
     order = [_wanted(rows[r], one) for r, one in zip(row_of, asked, strict=True)]
-    lengths = [len(row.ids) for row in rows]
-    longest = max(lengths)
-    n_tokens = max(longest, min(N_TOKENS, sum(lengths)))
+    longest = max(len(row.ids) for row in rows)
+    groups = _groups(rows, _takes_pairs(model))
+    lengths = [group.n_tokens(rows) for group in groups]
+    n_tokens = max(*lengths, min(N_TOKENS, sum(lengths)))
     passes = together(lengths, n_tokens)
     scorer = Scorer(model, n_tokens, _SCORED, longest)
     losses = [np.empty(0)] * len(rows)
     for done, some in enumerate(passes, 1):
-        positions, targets = _fill(scorer, [rows[r] for r in some])
+        positions, targets = _fill(scorer, rows, [groups[g] for g in some])
         found = scorer.score(positions, targets).losses
-        ends = np.cumsum([len(rows[r].wanted) for r in some])
-        for r, part in zip(some, np.split(found, ends[:-1]), strict=True):
+        read = [r for g in some for r in groups[g].rows]
+        ends = np.cumsum([len(rows[r].wanted) for r in read])
+        for r, part in zip(read, np.split(found, ends[:-1]), strict=True):
             losses[r] = part
         told(done, len(passes))
     return [-losses[r][which] for r, which in zip(row_of, order, strict=True)]
@@ -84,6 +105,31 @@ def _rows(asked: Sequence[Continuation]) -> tuple[list[_Row], list[int]]:
             rows.append(_Row(read))
         row_of[i] = len(rows) - 1
     return rows, row_of
+
+
+def _takes_pairs(model: Model) -> bool:
+    """Whether a token's keys may lie on either side of it: no part has a window, a bias by distance
+    or a state."""
+    net = Net(model.parts.weights, Inputs.empty(1), model.adapters)
+    nodes = Graph.of(model.parts.decoder.hidden(net)).nodes
+    looks_back = [n for n in nodes if n.op is WINDOW_SPAN or n.params.get("max_bias")]
+    return model.batches and not looks_back
+
+
+def _groups(rows: Sequence[_Row], in_pairs: bool) -> list[_Group]:
+    """Every row, in its order; neighbours that begin alike in pairs."""
+    groups = list[_Group]()
+    for r, row in enumerate(rows):
+        before = groups[-1] if groups else _Group([])
+        if in_pairs and len(before.rows) == 1:
+            both = zip(rows[r - 1].ids, row.ids, strict=False)
+            n = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
+            if n >= _WORTH_SHARING:
+                before.rows.append(r)
+                before.n_shared = n
+                continue
+        groups.append(_Group([r]))
+    return groups
 
 
 def _wanted(row: _Row, one: Continuation) -> list[int]:
@@ -105,8 +151,10 @@ def together(lengths: Sequence[int], n_tokens: int) -> list[list[int]]:
     return passes
 
 
-def _fill(scorer: Scorer, rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Write the rows into a pass; the positions and tokens of all predictions that are wanted.
+def _fill(
+    scorer: Scorer, rows: Sequence[_Row], groups: Sequence[_Group]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Write the groups into a pass; the positions and tokens of all predictions that are wanted.
 
     What is left of the pass are sequences of one token, which nobody reads.
     """
@@ -114,12 +162,20 @@ def _fill(scorer: Scorer, rows: Sequence[_Row]) -> tuple[np.ndarray, np.ndarray]
     tokens, positions = np.zeros(n_tokens, np.int32), np.zeros(n_tokens, np.int32)
     span = np.arange(n_tokens, dtype=np.int32)[:, None] + np.array([0, 1], np.int32)
     at, targets, start = list[int](), list[int](), 0
-    for row in rows:
-        here = slice(start, start + len(row.ids))
-        tokens[here], positions[here], span[here, 0] = row.ids, np.arange(len(row.ids)), start
-        at += [start + position for position, _ in row.wanted]
-        targets += [token for _, token in row.wanted]
-        start = here.stop
+    for group in groups:
+        first, *second = (rows[r] for r in group.rows)
+        n, stop = group.n_shared, start + group.n_tokens(rows)
+        shared_at = stop - len(first.ids)
+        places = [np.arange(shared_at, stop)]  # of each row's tokens
+        span[places[0], 0] = shared_at
+        if second:
+            places.append(np.r_[shared_at : shared_at + n, shared_at - 1 : start - 1 : -1])
+            span[start:shared_at, 1] = shared_at + n
+        for row, where in zip([first, *second], places, strict=True):
+            tokens[where], positions[where] = row.ids, np.arange(len(row.ids))
+            at += [where[position] for position, _ in row.wanted]
+            targets += [token for _, token in row.wanted]
+        start = stop
     for name, values in (("tokens", tokens), ("positions", positions), ("span", span)):
         write(getattr(scorer.inputs, name), values)
     return np.array(at), np.array(targets, np.int32)

@@ -40,6 +40,29 @@ def test_each_token_has_its_log_probability(tiny, n_tokens, monkeypatch):
     assert calls == [(i + 1, n) for i in range(n)] and (n == 1) == (n_tokens == 512)
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma2"])
+def test_two_sequences_share_their_beginning(shared, arch, monkeypatch):
+    """One lies before it, from right to left; also beginnings longer than a block of attention. A
+    model with windows takes each by itself."""
+    rng, taken = np.random.default_rng(5), []
+    model = pyggml.load(shared / "fixtures" / f"{arch}-F16.gguf", compute="f32")
+    asked = []
+    for n in (9, 200, 30):
+        prompt = rng.integers(0, 48, n).tolist()
+        choices = (rng.integers(0, 48, length).tolist() for length in (40, 3, 12))
+        asked += [Continuation((*prompt, *choice), n) for choice in choices]
+    pack = together
+    monkeypatch.setattr(
+        "pyggml.lora.evaluate.passes.together",
+        lambda lengths, most: (taken.extend(lengths), pack(lengths, most))[1],
+    )
+    for one, values in zip(asked, log_probs(model, asked), strict=True):
+        assert values == pytest.approx(by_hand(model, one), rel=1e-4, abs=1e-4)
+    repeated = sum(len(one.read) for one in asked)
+    saved = 9 + 200 + 30 if arch == "llama" else 0
+    assert sum(taken) == repeated - saved
+
+
 @pytest.mark.parametrize("arch", ["gpt2", "gemma2", "mamba", "lfm2"])
 def test_sequences_of_a_pass_do_not_see_each_other(shared, arch):
     """Also of models with learned positions, sliding windows and recurrent state."""
