@@ -19,6 +19,7 @@ from griffe import (
     Class,
     Docstring,
     Extension,
+    Function,
     Module,
     NameResolutionError,
     Object,
@@ -27,7 +28,7 @@ from griffe import (
 _GAP = re.compile(r"(?<=\S)(?: {2,}|\t)(?=\S)")  # between two columns
 _FIRST = re.compile(r"[\w., *-]+")  # what the first column holds: names
 _CODE = re.compile(r"`([^`]+)`")
-_SPECIAL = re.compile(r"([\\*_\[\]#{}~^])")
+_SPECIAL = re.compile(r"([\\*_\[\]#{}])")
 _ITEM = re.compile(r"(?:- |\d+\. )")
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -73,10 +74,19 @@ def _block(lines: list[str], thing: Object) -> str:
         return "\n".join(lines)
     parts = list[str]()
     for line in lines:
-        if _GAP.search(line) or _ITEM.match(line) or line.startswith("  "):
-            parts.append("")  # a formula stands on a line of its own
-        parts.append(_words(line, thing))
+        name = _argument(line, thing)
+        if name or _GAP.search(line) or _ITEM.match(line) or line.startswith(("  ", "Raises ")):
+            parts.append("")  # arguments, formulas and errors begin a paragraph
+        start = f"`{name}`" if name else ""
+        parts.append(start + _words(line.removeprefix(name), thing))
     return "\n".join(parts).strip()
+
+
+def _argument(line: str, thing: Object) -> str:
+    """The argument of a function that a line tells about: "name: what it means"."""
+    name, colon, _ = line.partition(": ")
+    known = isinstance(thing, Function) and name in thing.parameters
+    return name if colon and known else ""
 
 
 def _has_columns(lines: list[str]) -> bool:
