@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from pyggml.cli.serve.body import read_object
@@ -63,6 +64,15 @@ def make_app(source: Source, runs: Runs | None, n_threads: int = 0) -> Starlette
     )
 
 
+class Json(Response):
+    """An object, in ASCII: files and names may hold halves of characters, which UTF-8 cannot."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 class Routes:
     """What answers each path. What takes long is done by the worker."""
 
@@ -73,21 +83,21 @@ class Routes:
     def state(self, request: Request) -> Response:
         """What the page looks at again and again."""
         runs = None if self._runs is None else self._runs.listed()
-        return JSONResponse({"model": self._source.state(), "runs": runs})
+        return Json({"model": self._source.state(), "runs": runs})
 
     def model(self, request: Request) -> Response:
         folder = None if self._runs is None else str(self._runs.folder)
-        return JSONResponse(self._source.about() | {"folder": folder})
+        return Json(self._source.about() | {"folder": folder})
 
     async def glance(self, request: Request) -> Response:
         query = request.query_params
         rank = read_number(query, "rank", *RANKS) if "rank" in query else LoraConfig.rank
         found = await self.worker.run(request, lambda stop: self._source.glance(rank))
-        return JSONResponse({"rank": rank, "sections": found})
+        return Json({"rank": rank, "sections": found})
 
     async def tensor(self, request: Request) -> Response:
         name, run = read_text(request.query_params, "name"), request.query_params.get("run")
-        return JSONResponse(await self.worker.run(request, lambda stop: self._tensor(name, run)))
+        return Json(await self.worker.run(request, lambda stop: self._tensor(name, run)))
 
     def _tensor(self, name: str, run: str | None) -> dict[str, Any]:
         found = weights.described(self._source.file, name)
@@ -127,7 +137,7 @@ class Routes:
         asked, made = read_pass(request.query_params), self._pictures
         if made is None:
             raise ApiError(409, self._source.fault)
-        return JSONResponse(await self.worker.run(request, lambda stop: shown(made.of(asked))))
+        return Json(await self.worker.run(request, lambda stop: shown(made.of(asked))))
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -137,7 +147,7 @@ class Routes:
         found = self._runs.shown(read_text(request.query_params, "name"))
         trained = found["settings"].get("model")
         is_other = isinstance(trained, str) and not self._source.is_file(trained)
-        return JSONResponse(found | {"is_other": is_other})
+        return Json(found | {"is_other": is_other})
 
     async def gradients(self, request: Request) -> Response:
         runs, query = self._runs, request.query_params
@@ -145,9 +155,7 @@ class Routes:
             raise ApiError(404, _NO_RUNS)
         name, kind = read_text(query, "name"), query.get("kind", "norm")
         step = read_number(query, "step", 0, _MOST_INDEX)
-        return JSONResponse(
-            await self.worker.run(request, lambda stop: runs.gradients(name, kind, step))
-        )
+        return Json(await self.worker.run(request, lambda stop: runs.gradients(name, kind, step)))
 
     # -- texts -------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class Routes:
             asked = model.with_adapter_files(*files) if files else model
             return work(Watched(asked, stop))
 
-        return JSONResponse(await self.worker.run(request, done))
+        return Json(await self.worker.run(request, done))
 
     async def _asked(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The text in a request's body, and all of the body."""

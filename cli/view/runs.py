@@ -77,7 +77,7 @@ class Runs:
         """The lines of a run's metrics that are whole. Raises ApiError."""
         output = self.output(name)
         path, version = metrics_beside(output), _version(output)
-        if path.exists() and path.stat().st_size > _MOST_BYTES:
+        if _n_bytes(path) > _MOST_BYTES:
             raise ApiError(413, f"{path.name} is larger than {size(_MOST_BYTES)}")
         known = self._known.get(name)
         if known is None or known.version != version:
@@ -85,7 +85,14 @@ class Runs:
         return known
 
     def shown(self, name: str) -> dict[str, Any]:
-        """A run as the page shows it. Raises ApiError if there is none."""
+        """A run as the page shows it. Raises ApiError if there is none, and for numbers in its
+        records that no run writes."""
+        try:
+            return self._shown(name)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise ApiError(422, f"the records of this run make no sense: {error}") from None
+
+    def _shown(self, name: str) -> dict[str, Any]:
         output = self.output(name)
         running, known = _is_running(output), self._read(name)
         records, overview = known.records, known.overview
@@ -96,12 +103,12 @@ class Runs:
             "version": known.version,
             "state": _state(running, last),
             "step": last.get("step", 0),
-            "n_steps": last.get("n_steps", 0),
+            "n_steps": _n_steps(last),
             "left": _time_left(steps) if running else "",
             "facts": facts(records) if steps else [],
             "charts": charts_of(records),
             "measured": [] if overview is None else overview.steps,
-            "adapter": size(output.stat().st_size) if output.is_file() else "",
+            "adapter": size(_n_bytes(output)) if output.is_file() else "",
             **_told(records),
         }
 
@@ -160,6 +167,13 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
+def _n_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _version(output: Path) -> str:
     """Of the files of a run: other once one of them has changed."""
     found = []
@@ -181,13 +195,19 @@ def _state(running: bool, last: Mapping[str, Any]) -> str:
         return "running" if last else "starting"
     if not last:
         return "empty"
-    return "finished" if last["step"] == last.get("n_steps") else "stopped"
+    return "finished" if last["step"] == _n_steps(last) else "stopped"
+
+
+def _n_steps(last: Mapping[str, Any]) -> int:
+    """0 if the record does not tell."""
+    n = last.get("n_steps")
+    return n if type(n) is int else 0
 
 
 def _time_left(steps: Records) -> str:
     """By the pace of the last steps; the first one compiles."""
     recent = [r["seconds"] for r in steps[1:][-_RECENT:] if isinstance(r.get("seconds"), float)]
-    n_left = steps[-1].get("n_steps", 0) - steps[-1]["step"] if steps else 0
+    n_left = _n_steps(steps[-1]) - steps[-1]["step"] if steps else 0
     return span(fmean(recent) * n_left) if recent and n_left > 0 else ""
 
 
@@ -197,12 +217,19 @@ def _told(records: Records) -> dict[str, Any]:
     for record in records:
         if record["event"] == "run":
             settings = record.get("settings")
-            found["settings"] = settings if isinstance(settings, dict) else {}
+            pairs = settings.items() if isinstance(settings, dict) else ()
+            found["settings"] = {name: _setting(value) for name, value in pairs}
             found["about"] = _pairs(record.get("about"))
         elif record["event"] == "answers":
             found["prompt"] = str(record.get("prompt", ""))
             found["answers"] = _pairs(record.get("answers"))
     return found
+
+
+def _setting(value: Any) -> Any:
+    """A number, a yes or a no; else a word."""
+    is_number = isinstance(value, int) or (isinstance(value, float) and isfinite(value))
+    return value if is_number else printable(str(value))
 
 
 def _pairs(given: Any) -> list[list[str]]:

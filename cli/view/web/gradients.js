@@ -36,9 +36,13 @@ export function gradientsOf(name) {
 async function mapsOf(name, kind, step, signal) {
   const chosen = kind.value || "norm";
   const found = await ask("run/gradients", { name, kind: chosen, step }, signal);
-  kind.replaceChildren(...Object.entries(found.kinds).map(([value, title]) => make("option", { value, selected: value === chosen }, title)));
+  const option = ([value, title]) => make("option", { value, selected: value === chosen }, title);
+  kind.replaceChildren(...Object.entries(found.kinds).map(option));
   const findings = found.findings.map((sentence) => make("li", {}, sentence));
-  const over = make("details", {}, make("summary", {}, "Over steps"), found.over && make("div", { class: "scroll" }, picture(found.over)));
-  const verdict = findings.length ? make("ul", {}, ...findings) : make("p", { class: "quiet" }, "Nothing was dead, exploding or not finite.");
-  return [make("div", { class: "scroll", tabindex: 0 }, picture(found.map)), verdict, found.over ? over : ""];
+  const sound = make("p", { class: "quiet" }, "Nothing was dead, exploding or not finite.");
+  const parts = [framed(found.map), findings.length ? make("ul", {}, ...findings) : sound];
+  if (found.over) parts.push(make("details", {}, make("summary", {}, "Over steps"), framed(found.over)));
+  return parts;
 }
+
+const framed = (drawn) => make("div", { class: "scroll", tabindex: 0 }, picture(drawn));

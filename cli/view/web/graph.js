@@ -7,11 +7,13 @@ import { list } from "./tree.js";
 export function graph(place) {
   const overview = card(), hits = make("div"), inside = card();
   const form = passForm((pass) => (location.hash = address("graph", pass)));
-  const sought = make("input", { type: "search", name: "words", placeholder: "Find nodes, such as blk.3.attn_q or silu", "aria-label": "Find nodes" });
+  const example = "Find nodes, such as blk.3.attn_q or silu";
+  const sought = make("input", { type: "search", placeholder: example, "aria-label": "Find nodes" });
   const search = make("form", { role: "search" }, sought);
   let pass = {}, drawn = "", opened = "", asked = "";
   inside.hidden = true;
-  place.append(card(form), make("div", { class: "split left" }, overview, card(make("h2", {}, "Search"), search, hits)), inside);
+  const finding = card(make("h2", {}, "Search"), search, hits);
+  place.append(card(form), make("div", { class: "split left" }, overview, finding), inside);
 
   search.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -55,21 +57,33 @@ async function overviewOf(pass, open, form, signal) {
     const box = event.target.closest("[data-section]");
     if (box) open(box.dataset.section, box.querySelector(".backward") ? "backward" : "forward");
   });
-  const buttons = found.sections.map((section, i) =>
-    make("li", {}, `${section.title}${section.n > 1 ? ` ×${section.n}` : ""}: `,
-      ...["forward", "backward"].filter((side) => section[side]).map((side) =>
-        make("button", { click: () => open(i, side) }, `${section[side]} ${side}`))));
-  const counts = [["nodes", found.n_nodes.toLocaleString("en")], ["leaves", found.n_leaves.toLocaleString("en")], ["kinds of ops", String(found.ops.length)]];
-  return [make("h2", {}, "The graph"), facts(counts), make("div", { class: "scroll tall" }, svg), make("h3", {}, "Look inside"), make("ul", { class: "sections" }, ...buttons)];
+  const counts = { nodes: found.n_nodes, leaves: found.n_leaves, "kinds of ops": found.ops.length };
+  const told = Object.entries(counts).map(([name, n]) => [name, n.toLocaleString("en")]);
+  const buttons = found.sections.map((section, i) => buttonsOf(section, i, open));
+  return [
+    make("h2", {}, "The graph"),
+    facts(told),
+    make("div", { class: "scroll tall" }, svg),
+    make("h3", {}, "Look inside"),
+    make("ul", { class: "sections" }, ...buttons),
+  ];
+}
+
+function buttonsOf(section, i, open) {
+  const sides = ["forward", "backward"].filter((side) => section[side]);
+  const button = (side) => make("button", { click: () => open(i, side) }, `${section[side]} ${side}`);
+  return make("li", {}, `${section.title}${section.n > 1 ? ` ×${section.n}` : ""}: `, ...sides.map(button));
 }
 
 async function hitsOf(pass, words, open, signal) {
-  if (!words) return [make("p", { class: "quiet" }, "By a tensor's name, an op, or a weight that is read. Enter searches.")];
+  const hint = "By a tensor's name, an op, or a weight that is read. Enter searches.";
+  if (!words) return [make("p", { class: "quiet" }, hint)];
   const { hits, n_hits } = await ask("graph/search", { ...pass, words }, signal);
   const labels = hits.map(({ op, name, title, side }) => `${op}  ${name}  – ${title}, ${side}`);
   const more = n_hits > hits.length ? `, the first ${hits.length} of them` : "";
   const go = (i) => open(hits[i].section, hits[i].side, hits[i].node);
-  return [make("p", { class: "quiet", role: "status" }, `${n_hits} nodes${more}`), make("div", { class: "scroll tall" }, list("Nodes found", labels, go))];
+  const said = make("p", { class: "quiet", role: "status" }, `${n_hits} nodes${more}`);
+  return [said, make("div", { class: "scroll tall" }, list("Nodes found", labels, go))];
 }
 
 async function insideOf(pass, section, side, open, signal) {
@@ -92,14 +106,17 @@ async function insideOf(pass, section, side, open, signal) {
     about.replaceChildren(...(found.nodes[i] ? aboutNode(found.nodes[i]) : []));
   };
   const heading = make("h2", {}, `${found.title}, ${side}: ${found.nodes.length} nodes`);
-  const beside = make("div", {}, about, make("h3", {}, "Nodes, in the order of execution"), make("div", { class: "scroll half" }, nodes));
+  const title = make("h3", {}, "Nodes, in the order of execution");
+  const beside = make("div", {}, about, title, make("div", { class: "scroll half" }, nodes));
   return [heading, make("div", { class: "split" }, beside, drawn)];
 }
 
 function aboutNode(node) {
   const lives = node.lives ? `from node ${node.lives[0]} to ${node.lives[1] ?? "the end"}` : "in its leaf";
-  const rows = [["op", node.op], ["result", `${node.type} ${shape(node.shape)}`], ["bytes", node.bytes.toLocaleString("en")], ["lives", lives]];
-  const reads = node.reads.map((source) => make("li", {}, named(source), make("span", { class: "quiet" }, `  ${source.type} ${shape(source.shape)}`)));
+  const result = (tensor) => `${tensor.type} ${shape(tensor.shape)}`;
+  const rows = [["op", node.op], ["result", result(node)], ["bytes", node.bytes.toLocaleString("en")], ["lives", lives]];
+  const quiet = (source) => make("span", { class: "quiet" }, `  ${result(source)}`);
+  const reads = node.reads.map((source) => make("li", {}, named(source), quiet(source)));
   return [make("h3", {}, node.name || node.op), facts(rows), make("h3", {}, "reads"), make("ul", {}, ...reads)];
 }
 

@@ -62,11 +62,15 @@ async function glance(first, more, rank) {
 function folded(section, rank, again) {
   const parts = [rows(section.rows)];
   if (section.title === "LoRA" && section.table) parts.unshift(rankField(rank, again));
-  if (section.table) parts.push(make("div", { class: "scroll" }, table(section.table.columns, section.table.rows, section.table.right)));
+  if (section.table) {
+    const { columns, rows: lines, right } = section.table;
+    parts.push(make("div", { class: "scroll" }, table(columns, lines, right)));
+  }
   if (section.text) parts.push(make("pre", { class: "scroll tall" }, section.text));
   parts.push(...section.notes.map((note) => make("p", { class: "quiet" }, note)));
   const about = section.title === "metadata" ? `metadata: ${section.table.rows.length} keys` : section.title;
-  return card(make("details", { "data-title": section.title, open: section.isOpen }, make("summary", { class: "titled" }, about), ...parts));
+  const attributes = { "data-title": section.title, open: section.isOpen };
+  return card(make("details", attributes, make("summary", { class: "titled" }, about), ...parts));
 }
 
 function rankField(rank, again) {

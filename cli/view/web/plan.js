@@ -42,7 +42,8 @@ function lanesOf(found, moved, moment, pass) {
 
   function move(i) {
     const x = EDGE + ((i + 0.5) / n) * WIDTH, height = svg.viewBox.baseVal.height;
-    for (const [name, value] of Object.entries({ x1: x, x2: x, y1: EDGE - 12, y2: height - EDGE })) line.setAttribute(name, value);
+    const ends = { x1: x, x2: x, y1: EDGE - 12, y2: height - EDGE };
+    for (const [name, value] of Object.entries(ends)) line.setAttribute(name, value);
     slider.value = i;
     slider.setAttribute("aria-valuetext", `node ${i}, ${bytes(found.used[i])}`);
     told.value = `node ${i} of ${n}: ${bytes(found.used[i])} in use`;
@@ -59,9 +60,13 @@ function lanesOf(found, moved, moment, pass) {
     const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
     choose((((event.clientX - box.left) * scale - EDGE) / WIDTH) * n - 0.5);
   });
-  const hint = make("p", { class: "quiet" }, "A rectangle is a tensor: as wide as it lives, as high as it is large. Click, or move the slider with the arrow keys, to see what is alive.");
+  const how =
+    "A rectangle is a tensor: as wide as it lives, as high as it is large. Click, or move the slider " +
+    "with the arrow keys, to see what is alive.";
+  const fields = make("div", { class: "fields" }, told, peak), hint = make("p", { class: "quiet" }, how);
+  const drawn = make("div", { class: "lanes" }, svg);
   return {
-    nodes: [make("h2", {}, "Memory plan"), facts(found.facts), make("div", { class: "lanes" }, svg), slider, make("div", { class: "fields" }, told, peak), hint],
+    nodes: [make("h2", {}, "Memory plan"), facts(found.facts), drawn, slider, fields, hint],
     go: (node) => move(node == null ? found.peak : Math.max(0, Math.min(n - 1, Number(node) || 0))),
   };
 }

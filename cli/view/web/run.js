@@ -61,7 +61,8 @@ function missing({ runs }, name) {
 
 // The places of a run's parts; update() fills them, and leaves those alone that have not changed.
 function shownIn(view, name) {
-  const status = card(), charts = make("section", { class: "charts", "aria-label": "Charts" }), rest = make("div", { class: "contents" });
+  const status = card(), rest = make("div", { class: "contents" });
+  const charts = make("section", { class: "charts", "aria-label": "Charts" });
   const gradients = gradientsOf(name);
   view.replaceChildren(status, charts, gradients.place, rest);
   let told = "";
@@ -99,13 +100,15 @@ function leads(settings) {
 function restOf({ prompt, answers, about, settings }) {
   const parts = [];
   if (answers.length) {
-    const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), make("pre", {}, make("mark", {}, prompt), text)));
+    const told = (text) => make("pre", {}, make("mark", {}, prompt), text);
+    const each = answers.map(([label, text]) => make("article", {}, make("h3", {}, label), told(text)));
     parts.push(card(make("h2", {}, "Before and after"), make("div", { class: "answers" }, ...each)));
   }
   if (about.length) parts.push(card(make("h2", {}, "The run"), rows(about), ...leads(settings)));
   const pairs = Object.entries(settings);
   if (pairs.length) {
-    const each = pairs.map(([key, value]) => make("div", {}, make("span", { class: "quiet" }, key), make("code", {}, String(value))));
+    const line = ([key, value]) => [make("span", { class: "quiet" }, key), make("code", {}, String(value))];
+    const each = pairs.map((pair) => make("div", {}, ...line(pair)));
     parts.push(card(make("h2", {}, "Settings"), make("div", { class: "settings" }, ...each)));
   }
   return parts;

@@ -27,8 +27,9 @@ function numbers(found, title) {
   const heading = make("h3", {}, title);
   if (!found.finite) return [heading, make("p", { class: "fault" }, "none of its numbers is finite")];
   const low = digits(found.edges[0], 3), high = digits(found.edges[1], 3);
-  const told = `mean ${digits(found.mean, 3)}, standard deviation ${digits(found.std, 3)}, zeros ${digits(100 * found.zeros, 3)} %`;
-  const ends = make("div", { class: "under quiet" }, make("span", {}, low), make("span", {}, told), make("span", {}, high));
+  const [mean, std, zeros] = [found.mean, found.std, 100 * found.zeros].map((x) => digits(x, 3));
+  const told = `mean ${mean}, standard deviation ${std}, zeros ${zeros} %`;
+  const ends = make("div", { class: "under quiet" }, ...[low, told, high].map((text) => make("span", {}, text)));
   const of = `histogram of ${found.sampled.toLocaleString("en")} weights from ${low} to ${high}: ${told}`;
   const parts = [heading, bars(found.counts, of), ends];
   if (found.finite < found.sampled)
@@ -38,8 +39,12 @@ function numbers(found, title) {
 
 function bars(counts, title) {
   const most = Math.max(...counts);
-  const svg = svgOf("svg", { class: "bars", role: "img", "aria-label": title, preserveAspectRatio: "none", viewBox: `0 0 ${counts.length} 100` });
-  counts.forEach((n, i) => svg.append(svgOf("rect", { x: i + 0.05, width: 0.9, y: 100 - (100 * n) / most, height: (100 * n) / most })));
+  const box = { viewBox: `0 0 ${counts.length} 100`, preserveAspectRatio: "none" };
+  const svg = svgOf("svg", { class: "bars", role: "img", "aria-label": title, ...box });
+  counts.forEach((n, i) => {
+    const height = (100 * n) / most;
+    svg.append(svgOf("rect", { x: i + 0.05, width: 0.9, y: 100 - height, height }));
+  });
   return svg;
 }
 
@@ -50,10 +55,12 @@ function svgOf(tag, attributes) {
 }
 
 function update({ a, b, change, weight, alpha }, run) {
-  const rows = [["A", `${shape(a.shape)}, length ${digits(a.norm)}`], ["B", `${shape(b.shape)}, length ${digits(b.norm)}`]];
+  const factor = (part) => `${shape(part.shape)}, length ${digits(part.norm)}`;
+  const rows = [["A", factor(a)], ["B", factor(b)]];
   if (change != null) {
     rows.push(["change α/r · BA", `length ${digits(change)}, ${digits((100 * change) / weight, 3)} % of the weight's`]);
     rows.push(["α", digits(alpha)]);
   }
-  return [make("h3", {}, `Its update by the run ${run}`), facts(rows), ...numbers(a.numbers, "A"), ...numbers(b.numbers, "B")];
+  const heading = make("h3", {}, `Its update by the run ${run}`);
+  return [heading, facts(rows), ...numbers(a.numbers, "A"), ...numbers(b.numbers, "B")];
 }

@@ -11,7 +11,8 @@ export function text(place, state) {
   const attention = make("button", { type: "button" }, "Attention");
   const stop = make("button", { type: "button", disabled: true }, "Stop");
   const note = make("p", { class: "quiet", role: "status" }), result = make("section", { class: "card", hidden: true });
-  const fields = make("div", { class: "fields" }, make("label", {}, "model", model), loss, make("label", {}, "block", block), attention, stop);
+  const [ofModel, ofBlock] = [make("label", {}, "model", model), make("label", {}, "block", block)];
+  const fields = make("div", { class: "fields" }, ofModel, loss, ofBlock, attention, stop);
   const form = make("form", {}, area, fields, note);
   let running = null;
   place.append(card(make("h2", {}, "A text"), form), result);
@@ -105,7 +106,8 @@ function attended({ tokens, maps }, block) {
     nodes.forEach((node, i) => (node.style.backgroundColor = shade(row[i] ?? 0)));
     const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 5);
     const quoted = (i) => `“${tokens[i].replace("\n", "")}”`;
-    told.textContent = `${quoted(reader)} reads ` + best.map(([weight, i]) => `${quoted(i)} ${digits(100 * weight, 3)} %`).join(", ");
+    const shares = best.map(([weight, i]) => `${quoted(i)} ${digits(100 * weight, 3)} %`);
+    told.textContent = `${quoted(reader)} reads ${shares.join(", ")}`;
     map.ariaLabel = `attention of head ${head.value} of block ${block}: rows read columns`;
     paint(map, rows, reader);
   }
@@ -116,8 +118,11 @@ function attended({ tokens, maps }, block) {
   });
   choose(reader);
   const fields = make("div", { class: "fields" }, make("label", {}, "head", head));
-  const hint = make("p", { class: "quiet" }, "Choose the token that reads, with a click or the arrow keys. The colour of the others is how much it reads of them. In the map, a row reads its columns.");
-  return [make("h2", {}, `Attention in block ${block}`), fields, hint, make("div", { class: "reading" }, ...nodes), told, map];
+  const how =
+    "Choose the token that reads, with a click or the arrow keys. The colour of the others is how much " +
+    "it reads of them. In the map, a row reads its columns.";
+  const heading = make("h2", {}, `Attention in block ${block}`), hint = make("p", { class: "quiet" }, how);
+  return [heading, fields, hint, make("div", { class: "reading" }, ...nodes), told, map];
 }
 
 // Rows are the tokens that read, columns those that are read; the chosen row stands out.

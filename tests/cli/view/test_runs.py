@@ -89,6 +89,22 @@ def test_a_stranger_s_record_is_shown_as_far_as_it_can_be(ask, add_run, record):
     assert isinstance(found["prompt"], str)
 
 
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", "1e400", "-1e308", "1" + "0" * 400, "true"])
+def test_strange_numbers_end_in_a_sentence_at_worst(client, folder, loss):
+    line = '{"event": "step", "step": %d, "n_steps": 2, "loss": ' + loss + "}\n"
+    (folder / "mine.metrics.jsonl").write_text(line % 1 + line % 2)
+    answer = client.get("/api/run?name=mine")
+    assert answer.status_code in (200, 422)
+    assert answer.status_code == 200 or "make no sense" in answer.json()["error"]["message"]
+
+
+def test_halves_of_characters_are_shown(ask, add_run):
+    record = {"event": "run", "step": 0, "settings": {"x\ud800": float("nan")}}
+    add_run("mine", [record | {"about": [["model", "\udfff"]]}, step(1)])
+    found = ask("run", name="mine")
+    assert found["settings"] == {"x\ud800": "nan"} and found["about"] == [["model", "\udfff"]]
+
+
 def test_a_run_under_way_says_how_long_it_will_be(ask, add_run, folder):
     with held(folder / "mine.gguf"):
         assert holder(folder / "mine.gguf") == os.getpid()
