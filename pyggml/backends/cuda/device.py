@@ -127,7 +127,8 @@ class CudaBackend(Backend):
 
     def _constant(self, values: np.ndarray) -> Any:
         """A copy of a small array on the card."""
-        return cuda.to_device(values, stream=self.stream)
+        with self._working():
+            return cuda.to_device(values, stream=self.stream)
 
     def _elements(self, t: Tensor) -> Any:
         """The tensor's elements with the gaps between, one axis of the type that holds it."""

@@ -6,6 +6,7 @@ Under NUMBA_ENABLE_CUDASIM=1 Python threads run the kernels (`SIMULATED`); there
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -54,7 +55,7 @@ class Captured:
 
     The first time each is launched by itself: that compiles what is not compiled yet, which cannot
     be captured. The second time they are captured into a CUDA graph (1.25 µs a node, where a launch
-    from Python takes 80).
+    from Python takes 80). Calls that cannot be captured are always launched.
     """
 
     def __init__(self, calls: Iterable[Callable[[], None]], stream: Any) -> None:
@@ -63,24 +64,39 @@ class Captured:
 
     def __call__(self) -> None:
         self._times += 1
-        if self._times == 1 or SIMULATED:
-            for call in self._calls:
-                call()
-            return
+        if self._times == 2 and not SIMULATED:
+            self._graph = self._captured()
         if self._graph is None:
-            self._graph = self._capture()
-        driver.cuGraphLaunch(self._graph, self._stream.handle)
+            self._launch()
+        else:
+            driver.cuGraphLaunch(self._graph, self._stream.handle)
 
-    def _capture(self) -> Any:
+    def _launch(self) -> None:
+        for call in self._calls:
+            call()
+
+    def _captured(self) -> Any:
+        """The graph, ready to start; None if a call cannot be captured."""
         from cuda.bindings.driver import CUstreamCaptureMode
 
-        driver.cuStreamBeginCapture(self._stream.handle, CUstreamCaptureMode(_RELAXED))
+        stream = self._stream.handle
+        driver.cuStreamBeginCapture(stream, CUstreamCaptureMode(_RELAXED))
         try:
-            for call in self._calls:
-                call()
-        finally:
-            graph = driver.cuStreamEndCapture(self._stream.handle)
-        return driver.cuGraphInstantiate(graph, 0)
+            self._launch()
+            graph = driver.cuStreamEndCapture(stream)
+        except CudaAPIError:
+            with suppress(CudaAPIError):
+                driver.cuStreamEndCapture(stream)
+            return None
+        made = driver.cuGraphInstantiate(graph, 0)
+        driver.cuGraphDestroy(graph)
+        weakref.finalize(self, _destroy, made).atexit = False
+        return made
+
+
+def _destroy(graph: Any) -> None:
+    with suppress(CudaAPIError):
+        driver.cuGraphExecDestroy(graph)
 
 
 def versions() -> tuple[tuple[int, int], tuple[int, int]]:

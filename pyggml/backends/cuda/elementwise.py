@@ -16,8 +16,13 @@ def of_one(formula: Any) -> Kernel:
 
     @kernel
     def run(y, x, params):
-        for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-            y[i] = formula(x[i], *params)
+        apart = cuda.gridsize(1)
+        for i in range(cuda.grid(1), y.size, 2 * apart):
+            j = min(i + apart, y.size - 1)
+            first, second = x[i], x[j]  # two loads under way: y may be x, so none would come ahead
+            y[i] = formula(first, *params)
+            if i + apart < y.size:
+                y[j] = formula(second, *params)
 
     return Kernel(_bound(run))
 

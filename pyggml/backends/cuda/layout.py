@@ -57,8 +57,13 @@ def _conversion(of: DType, to: DType) -> Callable:
 def _copies(convert: Callable):
     @kernel
     def flat(out, x):
-        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-            out[i] = convert(x[i])
+        apart = cuda.gridsize(1)
+        for i in range(cuda.grid(1), out.size, 2 * apart):
+            j = min(i + apart, out.size - 1)
+            first, second = x[i], x[j]  # two loads under way
+            out[i] = convert(first)
+            if i + apart < out.size:
+                out[j] = convert(second)
 
     @kernel
     def strided(out, first, out_steps, x, x_steps, shape):

@@ -5,6 +5,7 @@ import pytest
 
 from pyggml.backends import CPU, write
 from pyggml.backends.cuda import device
+from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
@@ -88,6 +89,21 @@ def test_every_run_reads_new_inputs(card):
         wanted += 2 * (i + 0.5) ** 2
         program()
         np.testing.assert_allclose(program.read(node), wanted)
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator captures nothing")
+def test_what_cannot_be_captured_is_launched(card):
+    times = []
+
+    def sometimes():
+        times.append(len(times))
+        if len(times) == 2:
+            raise device.CudaAPIError(900, "this cannot be captured")
+
+    calls = device.Captured([sometimes], card.stream)
+    for _ in range(4):
+        calls()
+    assert len(times) == 5
 
 
 def test_without_memory_it_says_how_much(card, monkeypatch):
