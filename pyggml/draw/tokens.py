@@ -34,7 +34,7 @@ STYLE = f"""
 {" ".join(f".tokens .t{i} {{ background: var(--t{i}); }}" for i in range(len(LEVELS) + 1))}
 .tokens span {{ padding: 3px 0; border-radius: 3px; }}
 .tokens .masked {{ color: var(--faint); text-decoration: underline dotted; }}
-.tokens i {{ color: var(--faint); font-style: normal; }}
+.tokens i {{ font-style: normal; opacity: 0.65; }}
 .tokens .scale {{ font-size: 12px; margin: 0 0 8px; white-space: normal; }}
 .tokens .scale span {{ padding: 3px 7px; }}
 """
