@@ -14,7 +14,7 @@ from pyggml._frames import Float, Floats2, Floats3, Frame, Int, Ints2, Shorts3
 from pyggml._jit import Code, kernel
 from pyggml._simd import fill
 from pyggml._tasks import Stage, launch, stage, task_code
-from pyggml.attention.amx_softmax import softmax_rows
+from pyggml.attention.amx_softmax import Block, softmax_rows
 from pyggml.attention.amx_tile import (
     BC,
     BR,
@@ -25,7 +25,6 @@ from pyggml.attention.amx_tile import (
     add_to_queries,
     key_window,
     load_rows,
-    pair_row,
     pairs_array,
     scores,
     transpose_tile,
@@ -41,11 +40,12 @@ from pyggml.attention.softmax import (
 )
 from pyggml.call import Call
 from pyggml.dtypes import F32
-from pyggml.gemm.amx.rows import LANES, LINE
+from pyggml.gemm.amx.rows import LANES, LINE, put_pairs
 from pyggml.gemm.amx.tiles import SIDE, STEP, configure, release
+from pyggml.gemm.panels import rounded_up
 from pyggml.scratch import Array, Layout, Scratch, per_thread
 
-PAD = LINE // 2  # numbers between rows of bfloat16
+PAD = LINE // 2  # numbers between rows of bfloat16: rows a power of two apart meet in few sets
 
 # -- packing keys and values ----------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def _load(f, thread, head, first):
     """LANES rows from `first` on, as (hi, hi, lo) or rounded."""
     rows = f.rows[thread]
     lo = np.int64(PARTS - 1 if f.parts == PARTS else 0)
-    wide = (f.x.shape[2] + STEP - 1) // STEP * STEP
+    wide = rounded_up(f.x.shape[2], STEP)
     load_rows(rows, f.x, first, head, f.n_used, wide, np.int64(1), lo, f.spare[thread])
     return rows, wide
 
@@ -83,12 +83,10 @@ def _load(f, thread, head, first):
 def pairs_task(f, task, thread):
     head, first, seen = _is_seen(f, task)
     if seen:
-        panels = f.packed[head]
-        step = np.int64(2 * panels.shape[1])
         for t in range(first, first + BC, LANES):
             rows, wide = _load(f, thread, head, t)
             for i in range(0, LANES, 2):
-                pair_row(panels, rows[i], rows[i + 1], t + i, wide, step)
+                put_pairs(f.packed[head], t + i, rows[i], rows[i + 1], wide)
 
 
 @task_code(Packing)
@@ -149,12 +147,12 @@ def _forward_task(f, task, thread):
         fill(o_tile[i], ZERO)
     fill(m, MASKED)
     fill(norm, ZERO)
-    low, high = group_ranges(starts, stops, span, first, SIDE)
+    start, stop = group_ranges(starts, stops, span, first, SIDE)
     configure()
-    for key in range(low // BC * BC, high, BC):
-        window = key_window(low, high, key)
+    for key in range(start // BC * BC, stop, BC):
+        block = Block(span, first, key, key_window(start, stop, key))
         scores(s, rows, f.k_transposed[key_head], key, PARTS * wide // STEP, starts, stops)
-        softmax_rows(p, s, o_tile, m, norm, span, first, key, BC, window, f.scale)
+        softmax_rows(p, s, o_tile, m, norm, block, f.scale)
         add_to_queries(o_tile, p, f.v_pairs[key_head], key, starts, stops)
     release()
     divide_tile(f.o, f.lse, o_tile, m, norm, head, first, n)

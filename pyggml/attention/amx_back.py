@@ -21,7 +21,7 @@ from pyggml.attention.amx import (
     takes,
     transposed_task,
 )
-from pyggml.attention.amx_softmax import softmax_rows_back
+from pyggml.attention.amx_softmax import Block, softmax_rows_back
 from pyggml.attention.amx_tile import (
     BC,
     BR,
@@ -102,7 +102,7 @@ def _load_tile(f, head, first, n_rows, thread):
 @kernel
 def _backward_tile(f, task, head, first, thread):
     """dq of a tile's queries, and what they add to dk and dv."""
-    key_head, span = head // (f.q.shape[1] // f.k_pairs.shape[0]), f.span
+    key_head = head // (f.q.shape[1] // f.k_pairs.shape[0])
     n = min(BR, f.q.shape[0] - first)
     n_groups = (n + SIDE - 1) // SIDE
     starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
@@ -114,14 +114,13 @@ def _backward_tile(f, task, head, first, thread):
     n_steps = dq_tile.shape[1] // STEP
     for i in range(n_groups * SIDE):
         fill(dq_tile[i], ZERO)
-    low, high = group_ranges(starts, stops, span, first, SIDE)
-    for key in range(low // BC * BC, high, BC):
-        window = key_window(low, high, key)
+    start, stop = group_ranges(starts, stops, f.span, first, SIDE)
+    for key in range(start // BC * BC, stop, BC):
+        window = key_window(start, stop, key)
+        block = Block(f.span, first, key, window)
         scores(s, q_rows, f.k_transposed[key_head], key, PARTS * n_steps, starts, stops)
         scores(dp, do_rows, f.v_transposed[key_head], key, n_steps, starts, stops)
-        softmax_rows_back(
-            ds, p_pairs, ds_pairs, s, dp, f.lse[head], delta, span, first, key, BC, window, f.scale
-        )
+        softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, f.lse[head], delta, block, f.scale)
         add_to_queries(dq_tile, ds, f.k_pairs[key_head], key, starts, stops)
         columns_of(columns, ds_pairs, window, s.shape[0])
         add_to_keys(f.dk_sums[task], columns, f.q_pairs[thread], key, window, starts, stops)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -17,7 +17,7 @@ from llvmlite import ir
 from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml._llvm import F32, I32, I64, at, broadcast, declared, every, fma, load, store, total
 from pyggml._simd import exp32
-from pyggml.attention.amx_tile import LDP, LDS
+from pyggml.attention.amx_tile import BC, LDP, LDS
 from pyggml.attention.softmax import MASKED, ZERO, seen
 from pyggml.gemm.amx.rows import LANES, narrow
 from pyggml.gemm.amx.tiles import SIDE
@@ -37,7 +37,7 @@ _SERIES = (
     5.0000001201e-1,
 )  # fmt: skip
 _LOWEST = -87.3  # e^x is 0 below
-_WHOLE = 1.5 * 2.0**23  # added to a small number, it leaves the nearest integer in the lowest bits
+_TO_INTEGER = 1.5 * 2.0**23  # a small number plus this has the nearest integer in its lowest bits
 
 
 def _floats(value: float) -> Any:
@@ -46,8 +46,8 @@ def _floats(value: float) -> Any:
 
 def _exp(b: Any, x: Any) -> Any:
     """e^x for x up to about 0, at most 2 ulp; NaN stays NaN."""
-    moved = fma(b, x, _floats(_LOG2_E), _floats(_WHOLE))
-    n = b.fsub(moved, _floats(_WHOLE))
+    moved = fma(b, x, _floats(_LOG2_E), _floats(_TO_INTEGER))
+    n = b.fsub(moved, _floats(_TO_INTEGER))
     r = fma(b, n, _floats(-_LN2_LOW), fma(b, n, _floats(-_LN2_HIGH), x))
     p = _floats(_SERIES[0])
     for factor in _SERIES[1:]:
@@ -122,31 +122,40 @@ def row_exponentials(
     return types.float32(*(types.intp,) * 5, types.float32, types.float32), _code(body)
 
 
-@kernel
-def _seen_of(span, query, key, n_keys, window):
-    """The first column that a query sees, counted from the window's, and how many it sees."""
-    start, stop = seen(span, query, key, n_keys)
-    return np.int64(start - window[0]), np.int64(max(stop - start, 0))
+class Block(NamedTuple):
+    """What a tile of scores holds: queries `first` … and the BC keys `key` …. `span` says which of
+    them count; the columns outside `window` are not read."""
+
+    span: Any
+    first: int
+    key: int
+    window: tuple[int, int]
 
 
 @kernel
-def softmax_rows(p, s, o, m, norm, span, first, key, n_keys, window, scale):
-    """P = e^(scale·S − m) as rows of bfloat16, 0 for keys that are not seen inside the columns
-    `window`.
+def _seen_of(block, i):
+    """The first column that row i's query sees, counted from the window's, and how many it sees."""
+    start, stop = seen(block.span, block.first + i, block.key, BC)
+    return np.int64(start - block.window[0]), np.int64(max(stop - start, 0))
+
+
+@kernel
+def softmax_rows(p, s, o, m, norm, block, scale):
+    """P = e^(scale·S − m) as rows of bfloat16, 0 for keys that are not seen.
 
     m holds each row's maximum so far, norm its sum; o and norm are rescaled where a maximum rises.
     """
-    n = np.int64(window[1] - window[0])
+    left, n = block.window[0], np.int64(block.window[1] - block.window[0])
     for i in range(0, s.shape[0], SIDE):  # maxima ahead of what waits for them
         for j in range(i, i + SIDE):
-            start, count = _seen_of(span, first + j, key, n_keys, window)
-            top = row_top(s[j].ctypes.data + 4 * window[0], n, start, count, scale)
+            start, count = _seen_of(block, j)
+            top = row_top(s[j, left:].ctypes.data, n, start, count, scale)
             if top > m[j]:
                 raise_maximum(o[j], m, norm, j, top)
         for j in range(i, i + SIDE):
-            start, count = _seen_of(span, first + j, key, n_keys, window)
-            to, scores = p[j].ctypes.data + 2 * window[0], s[j].ctypes.data + 4 * window[0]
-            norm[j] += row_exponentials(to, scores, n, start, count, scale, m[j])
+            start, count = _seen_of(block, j)
+            to, of = p[j, left:].ctypes.data, s[j, left:].ctypes.data
+            norm[j] += row_exponentials(to, of, n, start, count, scale, m[j])
 
 
 @kernel
@@ -200,23 +209,22 @@ def _gradients(
 
 
 @kernel
-def softmax_rows_back(
-    ds, p_pairs, ds_pairs, s, dp, lse, delta, span, first, key, n_keys, window, scale
-):
-    """P = e^(scale·S − lse) and dS = P·(dP − δ), 0 for keys not seen, in the columns `window`.
+def softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, lse, delta, block, scale):
+    """P = e^(scale·S − lse) and dS = P·(dP − δ), 0 for keys that are not seen.
 
-    ds: rows of bfloat16; p_pairs, ds_pairs: P and dS, two rows to a row of pairs. lse is that of
-    all queries of one head, delta that of the tile's rows.
+    ds: rows of bfloat16; p_pairs, ds_pairs: P and dS, two rows to a row of pairs, which begins with
+    the window's first column. lse is that of all queries of a head, delta that of the tile's rows.
     """
-    n, left = np.int64(window[1] - window[0]), window[0]
+    left, n = block.window[0], np.int64(block.window[1] - block.window[0])
     for i in range(0, s.shape[0], 2):
-        start, count = _seen_of(span, first + i, key, n_keys, window)
-        below, its_count = _seen_of(span, first + i + 1, key, n_keys, window)
+        start, count = _seen_of(block, i)
+        below, its_count = _seen_of(block, i + 1)
+        query = block.first + i
         _gradients(
-            s[i].ctypes.data + 4 * left, dp[i].ctypes.data + 4 * left,
-            ds[i].ctypes.data + 2 * left, p_pairs[i // 2].ctypes.data,
-            ds_pairs[i // 2].ctypes.data, n, (start, count, below, its_count),
-            (_lse_of(lse, first + i), delta[i], _lse_of(lse, first + i + 1), delta[i + 1]), scale,
+            s[i, left:].ctypes.data, dp[i, left:].ctypes.data, ds[i, left:].ctypes.data,
+            p_pairs[i // 2].ctypes.data, ds_pairs[i // 2].ctypes.data, n,
+            (start, count, below, its_count),
+            (_lse_of(lse, query), delta[i], _lse_of(lse, query + 1), delta[i + 1]), scale,
         )  # fmt: skip
 
 

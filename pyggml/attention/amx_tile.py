@@ -4,13 +4,13 @@ A tile of scores has BR queries and BC keys; its queries come in groups of SIDE.
 bfloat16 (pyggml.gemm.amx). The first one of a product lies in rows, the second in panels of SIDE
 columns:
 
-    pack_pairs        X:  columns are features, and the depth are tokens
-    pack_transposed   Xᵀ: columns are tokens, and the depth are features
+    in pairs     X:  columns are features, and k counts tokens
+    transposed   Xᵀ: columns are tokens, and k counts features
 
 Scores enter an exponential, which makes relative errors of absolute ones. So their operands are
-split: x = hi + lo, both bfloat16, and q·k = hi·hi + lo·hi + hi·lo is one product of three times the
-depth, with rows (hi, lo, hi) and columns (hi, hi, lo). It is off by 2^−16 of what is summed, not by
-2^−8.
+split: x = hi + lo, both bfloat16. Then q·k = hi·hi + lo·hi + hi·lo is one product of three times as
+many features, with rows (hi, lo, hi) and columns (hi, hi, lo). It is off by 2^−16 of what is
+summed, not by 2^−8.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from pyggml.attention.softmax import ZERO, columns_in, groups_that_see
 from pyggml.gemm.amx.rows import (
     LANES,
     LINE,
-    pair_rows,
     panel_bytes,
+    put_columns,
+    put_pairs,
     round_padded,
     split_row,
     transpose,
 )
-from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product
+from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, micro_product, rows_of
 from pyggml.gemm.microkernel import fetch
 from pyggml.scratch import Array
 from pyggml.sizes import round_up
@@ -39,8 +40,7 @@ N_GROUPS = BR // SIDE
 LDS = BC + LINE // 4  # floats from row to row of scores
 LDP = BC + LINE // 2  # the same of their bfloat16
 PARTS = 3  # of a split number
-_AHEAD = 6  # rows
-_NEW, _ADDING = np.int64(0), np.int64(1)
+_AHEAD = 6  # rows that are fetched before they are read
 NOTHING, HI = np.uint16(0), 0
 
 # -- sizes ----------------------------------------------------------------------------------------
@@ -97,25 +97,14 @@ def load_rows(rows, x, first, head, n_used, wide, hi, lo, spare):
 @kernel
 def pair_tile(panels, rows, wide):
     """panels (width / SIDE, …) = an even number of rows of bfloat16, two to a row of pairs."""
-    step = np.int64(2 * panels.shape[1])
     for i in range(0, rows.shape[0], 2):
-        pair_row(panels, rows[i], rows[i + 1], i, wide, step)
+        put_pairs(panels, i, rows[i], rows[i + 1], wide)
 
 
 @kernel
-def pair_row(panels, one, other, i, wide, step):
-    """Rows i and i + 1 of the depth."""
-    to = panels.ctypes.data + i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
-    pair_rows(to, one.ctypes.data, other.ctypes.data, wide, step)
-
-
-@kernel
-def transpose_tile(panel, rows, j, depth):
-    """Columns j … j + LANES of a panel, `depth` numbers deep, = rows (LANES, ld) of bfloat16."""
-    to = panel.ctypes.data + j // LANES * TILE_BYTES
-    ld = rows.shape[1] // 2
-    for s in range(depth // STEP):
-        transpose(to + s * 2 * TILE_BYTES, LANES, rows.ctypes.data + s * LINE, ld)
+def transpose_tile(panel, rows, j, n_features):
+    """Columns j … j + LANES of a panel = rows (LANES, ld) of bfloat16."""
+    put_columns(panel.ctypes.data, j, rows, n_features // STEP)
 
 
 @kernel
@@ -134,11 +123,11 @@ def columns_of(to, pairs, window, n_rows):
 def scores(s, rows, packed, key, n_steps, starts, stops):
     """s = rows · packed for keys `key` … `key + BC`, in the squares that a group sees any of."""
     for j in range(0, BC, SIDE):
-        b = packed[(key + j) // SIDE].ctypes.data
+        panel = packed[(key + j) // SIDE].ctypes.data
         for g in range(starts.shape[0]):
             if starts[g] < key + j + SIDE and stops[g] > key + j:
-                a, c = rows[g * SIDE].ctypes.data, s[g * SIDE, j:].ctypes.data
-                micro_product(a, 2 * rows.shape[1], b, c, 4 * s.shape[1], n_steps, _NEW)
+                to, of = rows_of(s[g * SIDE :, j:]), rows_of(rows[g * SIDE :])
+                micro_product(to, of, panel, n_steps, False)
 
 
 @kernel
@@ -149,11 +138,10 @@ def add_to_queries(total, weights, packed, key, starts, stops):
             start = max(starts[g] - key, 0) // STEP
             stop = (min(stops[g] - key, BC) + STEP - 1) // STEP
             if start < stop:
-                a = weights[g * SIDE, start * STEP :].ctypes.data
-                b = packed[p].ctypes.data + (key // STEP + start) * 2 * TILE_BYTES
-                c = total[g * SIDE, p * SIDE :].ctypes.data
-                lda, ldc = 2 * weights.shape[1], 4 * total.shape[1]
-                micro_product(a, lda, b, c, ldc, np.int64(stop - start), _ADDING)
+                to = rows_of(total[g * SIDE :, p * SIDE :])
+                of = rows_of(weights[g * SIDE :, start * STEP :])
+                panel = packed[p].ctypes.data + (key // STEP + start) * 2 * TILE_BYTES
+                micro_product(to, of, panel, stop - start, True)
 
 
 @kernel
@@ -163,11 +151,10 @@ def add_to_keys(total, weights, packed, key, window, starts, stops):
         for j in range(window[0], window[1], SIDE):
             start, stop = groups_that_see(starts, stops, key + j, key + j + SIDE)
             if start < stop:
-                a = weights[j, start * SIDE :].ctypes.data
-                b = packed[p].ctypes.data + start * 2 * TILE_BYTES
-                c = total[key + j, p * SIDE :].ctypes.data
-                lda, ldc = 2 * weights.shape[1], 4 * total.shape[1]
-                micro_product(a, lda, b, c, ldc, np.int64(stop - start), _ADDING)
+                to = rows_of(total[key + j :, p * SIDE :])
+                of = rows_of(weights[j:, start * SIDE :])
+                panel = packed[p].ctypes.data + start * 2 * TILE_BYTES
+                micro_product(to, of, panel, stop - start, True)
 
 
 @kernel

@@ -34,19 +34,28 @@ from pyggml.dtypes import F32, DType
 from pyggml.gemm.amx.rows import (
     LANES,
     LINE,
+    leading,
     matrix,
     pack_group,
     packed_size,
-    pair_rows,
     panel_bytes,
-    transpose,
-    unpack_rounded,
-    whole,
+    put_columns,
+    put_pairs,
+    unpack_rows,
 )
-from pyggml.gemm.amx.tiles import SIDE, STEP, TILE_BYTES, configure, micro_product, release
+from pyggml.gemm.amx.tiles import (
+    SIDE,
+    STEP,
+    TILE_BYTES,
+    Rows,
+    configure,
+    micro_product,
+    release,
+    rows_of,
+)
 from pyggml.gemm.frames import BlockMatrix, block_matrix, columns_from, rows_from
 from pyggml.gemm.microkernel import call_block, fetch
-from pyggml.gemm.panels import split
+from pyggml.gemm.panels import rounded_up, split
 from pyggml.quants import UNPACK
 from pyggml.scratch import Array, Scratch, per_thread
 from pyggml.sizes import round_up
@@ -56,7 +65,6 @@ PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every
 # A block's panels, for logits and gradient, stay in the second cache; the more rows it has, the
 # less often o is met.
 FEWEST_ROWS, MOST_ROWS, BLOCK_BYTES = 128, 256, 1 << 20
-_NEW, _ADDING = np.int64(0), np.int64(1)
 
 
 class HeadTiles(Frame):
@@ -100,32 +108,24 @@ def _pack_task(f, task, thread):
 def _unpack_block(f, v, n, thread):
     """n rows of W from row v on, as panels; zeros up to the next whole panel."""
     w, rows, numbers = rows_from(f.w, v), f.rows[thread], f.numbers[thread]
-    transposed, panel = f.transposed[thread].ctypes.data, 2 * f.transposed.shape[2]
-    pairs, step = f.pairs[thread].ctypes.data, np.int64(2 * f.pairs.shape[2])
-    ld = rows.shape[1] // 2
-    for first in range(0, whole(n, SIDE), LANES):
-        to = transposed + first // SIDE * panel + first % SIDE // LANES * TILE_BYTES
+    for first in range(0, rounded_up(n, SIDE), LANES):
+        panel = f.transposed[thread, first // SIDE].ctypes.data
         for k0 in range(0, f.k, PIECE):
             here, k = columns_from(w, k0), min(PIECE, f.k - k0)
-            for i in range(LANES):
-                if first + i < n:
-                    unpack_rounded(rows[i], here, first + i, k, f.rounds, numbers, LANES)
-                else:
-                    fill(rows[i], np.uint16(0))
-            for s in range((k + STEP - 1) // STEP):
-                there = to + (k0 // STEP + s) * 2 * TILE_BYTES
-                transpose(there, LANES, rows.ctypes.data + s * LINE, ld)
-            for i in range(first, first + LANES if f.gradient else first, 2):
-                row = i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
-                one, other = rows[i - first].ctypes.data, rows[i - first + 1].ctypes.data
-                pair_rows(pairs + k0 // SIDE * step + row, one, other, whole(k, SIDE), step)
+            unpack_rows(rows, here, first, n, k, f.rounds, numbers)
+            to = panel + k0 // STEP * 2 * TILE_BYTES
+            put_columns(to, first % SIDE, rows, (k + STEP - 1) // STEP)
+            if f.gradient:
+                panels, wide = f.pairs[thread, k0 // SIDE :], rounded_up(k, SIDE)
+                for i in range(0, LANES, 2):
+                    put_pairs(panels, first + i, rows[i], rows[i + 1], wide)
 
 
 @kernel
 def _take_softmax(f, part, group, v, n, thread):
     """From logits to exponentials: P, the norms, and what a rising maximum does to norm and o."""
     s, p, m, norm, o = f.s[thread], f.p[thread], f.m[part], f.norm[part], f.o[part]
-    columns, first, start = whole(n, SIDE), group * SIDE, np.int64(0)
+    columns, first, start = rounded_up(n, SIDE), group * SIDE, np.int64(0)
     for i in range(SIDE):  # maxima ahead of what waits for them
         top = row_top(s[i].ctypes.data, columns, start, n, np.float32(1))
         if top > m[first + i]:
@@ -142,20 +142,18 @@ def _take_softmax(f, part, group, v, n, thread):
 def _meet_group(f, part, group, v, n, thread):
     """A group of positions meets the block of n rows from v on."""
     s, p, o = f.s[thread], f.p[thread], f.o[part, group * SIDE :]
-    lda, lds = 2 * (whole(f.k, STEP) + LINE // 2), 4 * s.shape[1]
-    a = f.packed_h.ctypes.data + group * SIDE * lda
+    lda = 2 * leading(f.k)
+    h = Rows(f.packed_h.ctypes.data + group * SIDE * lda, lda)
     for j in range(0, n, SIDE):
         b = f.transposed[thread, j // SIDE].ctypes.data
-        micro_product(a, lda, b, s[0, j:].ctypes.data, lds, (f.k + STEP - 1) // STEP, _NEW)
+        micro_product(rows_of(s[:, j:]), h, b, (f.k + STEP - 1) // STEP, False)
     _take_softmax(f, part, group, v, n, thread)
     if f.gradient:
-        steps, ldo, ldp = (n + STEP - 1) // STEP, 4 * o.shape[1], 2 * p.shape[1]
         for j in range(0, f.k, SIDE):
-            c = o[0, j:].ctypes.data
+            to, b = rows_of(o[:, j:]), f.pairs[thread, j // SIDE].ctypes.data
             for i in range(SIDE):  # the square that comes next
-                fetch(c + i * ldo + 4 * SIDE, 4 * SIDE)
-            b = f.pairs[thread, j // SIDE].ctypes.data
-            micro_product(p.ctypes.data, ldp, b, c, ldo, steps, _ADDING)
+                fetch(to.address + i * to.stride + 4 * SIDE, 4 * SIDE)
+            micro_product(to, rows_of(p), b, (n + STEP - 1) // STEP, True)
 
 
 @task_code(HeadTiles)

@@ -62,9 +62,7 @@ def nmse(found, wanted):
 @exact
 def _square(a, b, c, k, accumulate):
     tiles.configure()
-    tiles.micro_product(
-        a.ctypes.data, a.strides[0], b.ctypes.data, c.ctypes.data, c.strides[0], k, accumulate
-    )
+    tiles.micro_product(tiles.rows_of(c), tiles.rows_of(a), b.ctypes.data, k, accumulate)
     tiles.release()
 
 
@@ -89,7 +87,7 @@ def as_the_manual_says(a, b, c):
     return c
 
 
-@pytest.mark.parametrize("accumulate", [0, 1])
+@pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_the_micro_kernel_does_what_the_manual_says(steps, accumulate, rng):
     a, b = normal(rng, SIDE, steps * STEP), normal(rng, steps * STEP, SIDE)

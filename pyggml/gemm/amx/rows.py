@@ -22,13 +22,14 @@ from pyggml.gemm.bfloat16 import cvtneps2bf16, make_round, to_bf16
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import BlockMatrix, block_matrix
 from pyggml.gemm.microkernel import call_block, fetch, make_transpose
+from pyggml.gemm.panels import rounded_up
 from pyggml.quants import UNPACK
 from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import FloatsOut, emit_blocks
 from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
-LANES = 16  # rows of a tile, 32-bit slots of its rows
+LANES = 16  # rows of a tile, and 32-bit slots of its rows
 
 round_row, _ = make_round(LANES, CHOSEN.tiles)
 transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 slots
@@ -80,27 +81,40 @@ def matrix(w: np.ndarray, kind: DType, row: int) -> tuple[BlockMatrix, bool]:
 
 
 @kernel
-def whole(n, multiple):
-    """The smallest multiple that is n or more."""
-    return (n + multiple - 1) // multiple * multiple
-
-
-@kernel
-def unpack_rounded(row, w, i, n, rounds, numbers, ahead):
+def _unpack_row(row, w, i, n, rounds, numbers, ahead):
     """The first n numbers of W's row i as bfloat16, with zeros up to the next whole step; the same
-    of the row `ahead` is fetched. rounds, as `matrix` says; numbers: room for n floats."""
+    of the row `ahead` is fetched."""
     here, n_blocks = w.address + i * w.row_bytes, n // w.block
     fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
     if rounds:
         call_block(w.unpack, row.ctypes.data, here, n_blocks)
         return
-    padded = whole(n, STEP)
+    padded = rounded_up(n, STEP)
     call_block(w.unpack, numbers.ctypes.data, here, n_blocks)
     fill(numbers[n:padded], np.float32(0))
     round_row(row.ctypes.data, numbers.ctypes.data, padded)
 
 
+@kernel
+def unpack_rows(rows, w, first, n_rows, n, rounds, numbers):
+    """Rows `first` … of W as bfloat16, n numbers of each; zeros from row n_rows on.
+
+    rounds, as `matrix` says; numbers: room for n floats.
+    """
+    for i in range(rows.shape[0]):
+        if first + i < n_rows:
+            _unpack_row(rows[i], w, first + i, n, rounds, numbers, rows.shape[0])
+        else:
+            fill(rows[i], np.uint16(0))
+
+
 # -- activations ----------------------------------------------------------------------------------
+
+
+@kernel
+def leading(k):
+    """Numbers from row to row of A, packed: whole steps and a line."""
+    return rounded_up(k, STEP) + LINE // 2
 
 
 @kernel
@@ -118,9 +132,9 @@ def round_padded(to, x, spare):
 
 @kernel
 def pack_group(packed, a, lda, m, k, group, spare):
-    """A group of SIDE rows of A (m, k), `lda` numbers apart, as `packed` holds them: rows of whole
-    steps, a line apart. Rows past the last are zeros."""
-    ld = whole(k, STEP) + LINE // 2
+    """Pack a group of SIDE rows of A (m, k), which lie `lda` numbers apart. Rows past the last are
+    zeros."""
+    ld = leading(k)
     for i in range(group * SIDE, (group + 1) * SIDE):
         row = packed[i * ld : (i + 1) * ld]
         if i < m:
@@ -130,33 +144,46 @@ def pack_group(packed, a, lda, m, k, group, spare):
 
 
 @intrinsic
-def split_row(typing: Any, high: Any, again: Any, low: Any, of: Any, n: Any) -> Any:
-    """n floats, in whole vectors, as two rows of bfloat16, high + low; `high` is written twice."""
+def split_row(typing: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> Any:
+    """n floats, in whole vectors, as two rows of bfloat16, hi + lo; `hi` is also written to
+    `again`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        high, again, low, of, n = arguments
+        hi, again, lo, of, n = arguments
         floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
         with cgutils.for_range_slice(builder, I64(0), n, I64(LANES)) as (i, _):
             x, slot = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
             rounded = narrow(builder, x)
             bits = builder.shl(builder.zext(rounded, words), every(words, 16))
             rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
-            for value, to in ((rounded, high), (rounded, again), (rest, low)):
+            for value, to in ((rounded, hi), (rounded, again), (rest, lo)):
                 store(builder, value, at(builder, to, slot))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 5), codegen
 
 
-# -- pairs ----------------------------------------------------------------------------------------
+# -- panels ---------------------------------------------------------------------------------------
+
+
+@kernel
+def put_columns(panel, j, rows, n_steps):
+    """Columns j … j + LANES of a panel, n_steps of k = rows (LANES, ld); panel: its address."""
+    to, ld = panel + j // LANES * TILE_BYTES, rows.shape[1] // 2
+    for i in range(n_steps):
+        transpose(to + i * 2 * TILE_BYTES, LANES, rows.ctypes.data + i * LINE, ld)
+
+
+@kernel
+def put_pairs(panels, i, one, other, n):
+    """Rows i and i + 1 of panels (…, panel) = n numbers of two rows of bfloat16, whole panels."""
+    to = panels.ctypes.data + i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
+    _pair_rows(to, one.ctypes.data, other.ctypes.data, n, panels.strides[0])
 
 
 @intrinsic
-def pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> Any:
-    """n columns of two rows of bfloat16, in whole panels, to a row of pairs of B's tiles.
-
-    to: the row in the first of them; panel: bytes from one panel of SIDE columns to the next.
-    """
+def _pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> Any:
+    """n columns of two rows as a row of pairs in panels, `panel` bytes apart; addresses."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, one, other, n, panel = arguments

@@ -1,11 +1,12 @@
 """The tile instructions, and the microkernel that is made of them.
 
-configure      ready the tiles of this thread: every task must, since threads come and go
-release        let go of them: what a thread's switch stores is small again
-micro_product  C[SIDE, SIDE] (+)= A[SIDE, k·STEP] · B[k·STEP, SIDE]
+configure      make the tiles of this thread usable; every task does, as threads come and go
+release        give them up, so that switching between threads stores little again
+micro_product  C (SIDE, SIDE) (+)= A (SIDE, k · STEP) · B (k · STEP, SIDE)
 
 A tile of A is 16 rows of 32 bfloat16. A tile of B is 16 rows of 16 pairs: two numbers of k beside
-each other, 16 columns. A tile of C is 16 × 16 float32. Both factors are bfloat16, sums are float32.
+each other, 16 columns. A tile of C is 16 × 16 float32. A panel of B is its tiles without gaps: of
+each step of k, that of the left 16 columns, then that of the right ones.
 
 Where the CPU has no tiles, plain vector code does what the instructions do: that tests everything
 but the instructions.
@@ -14,13 +15,12 @@ but the instructions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from pyggml._isa import CHOSEN
-from pyggml._jit import cgutils, intrinsic, types
+from pyggml._jit import cgutils, intrinsic, kernel, types
 from pyggml._llvm import F32, I8, I32, I64, broadcast, declared, every, fma
 
 TILE_BYTES = 1024  # 16 rows of 64 bytes
@@ -30,21 +30,38 @@ SIDE = 32  # rows and columns of C: 2 × 2 tiles
 # Palette 1. Of each of the 8 tiles: bytes of a row (uint16, from byte 16), rows (from byte 48).
 CONFIGURATION = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
 
-# One step of k: (tile of A or B, register it is loaded to) or (sums, register of A, of B). While
-# the core's other hyperthread is busy there seem to be hardly any spare registers to rename tiles
-# to: with eight live a step takes 124 ns, with these six 75, though B's first tile is loaded twice.
+# Step i of k, in order: (tile of A or B, the register it is loaded to), or (sums, registers of A
+# and B). b1 is loaded a step before it is used, the first one before the loop.
+#
+# Measured on Sapphire Rapids, operands in the first cache: while the core's other hyperthread is
+# idle, a step takes 33 to 36 ns in any order. While it is busy, the time depends on how many
+# registers are used: eight 125 ns, these seven 90, six 90 with one more load. Each load and each
+# product seems to take a spare register until it retires, and few are left then.
 _ORDER: tuple[tuple[str, int] | tuple[int, int, int], ...] = (
-    ("a0", 4), ("b0", 5), (0, 4, 5), ("b1", 5), (1, 4, 5), ("a1", 4), (3, 4, 5), ("b0", 5),
-    (2, 4, 5),
+    ("a0", 4), ("b0", 5), (1, 4, 6), (0, 4, 5), ("a1", 4), (3, 4, 6), ("b1", 6), (2, 4, 5),
 )  # fmt: skip
-_AHEAD = 2  # steps that A is fetched before it is loaded: six tiles let the CPU see less far
+_AHEAD = 1  # steps that A is fetched before it is loaded
+
+
+class Rows(NamedTuple):
+    """Where a matrix lies: the address of its first number, and the bytes from row to row."""
+
+    address: int
+    stride: int
+
+
+@kernel
+def rows_of(x):
+    """Where a matrix lies whose rows have no gaps."""
+    return Rows(x.ctypes.data, x.strides[0])
+
 
 _BYTE = I8.as_pointer()
 _ROW = ir.VectorType(I32, 16)
 _SUMS = ir.VectorType(F32, 16)
 
 
-def _place(b: Any, base: Any, offset: Any) -> Any:
+def _pointer(b: Any, base: Any, offset: Any) -> Any:
     """Pointer to the byte `offset` after an address."""
     return b.inttoptr(b.add(base, offset), _BYTE)
 
@@ -183,81 +200,89 @@ def release(typing: Any) -> Any:
     return types.void(), codegen
 
 
-# -- the microkernel -----------------------------------------------------------------------------
+# -- the microkernel ------------------------------------------------------------------------------
 
 
 def _corners(b: Any, c: Any, ldc: Any) -> list[Any]:
     """Where the four tiles of C lie."""
     return [
-        _place(b, c, b.add(_times(b, ldc, 16 * i), ir.Constant(I64, 64 * j)))
+        _pointer(b, c, b.add(_times(b, ldc, 16 * i), ir.Constant(I64, 64 * j)))
         for i in (0, 1) for j in (0, 1)
     ]  # fmt: skip
 
 
-def _fetch(b: Any, pointer: Any, to_write: bool) -> None:
+def _emit_fetch(b: Any, address: Any, to_write: bool) -> None:
     """Have this line, which need not exist, brought into the first cache."""
     code = declared(b, "llvm.prefetch.p0i8", ir.VoidType(), [_BYTE, I32, I32, I32])
-    b.call(code, [pointer, *(ir.Constant(I32, int(n)) for n in (to_write, 3, 1))])
+    rest = (ir.Constant(I32, int(n)) for n in (to_write, 3, 1))
+    b.call(code, [b.inttoptr(address, _BYTE), *rest])
 
 
-def _emit_step(
-    b: Any, tiles: _Tiles, i: Any, a: Any, lda: Any, panel: Any, lines: Sequence
-) -> None:
-    """Step i of k; between its instructions the lines are fetched."""
-    below, a_at = b.add(a, _times(b, lda, 16)), _times(b, i, 2 * STEP)
-    b_at, line = _times(b, i, 2 * TILE_BYTES), ir.Constant(I64, 64)
-    operands = {
-        "a0": (_place(b, a, a_at), lda),
-        "a1": (_place(b, below, a_at), lda),
-        "b0": (_place(b, panel, b_at), line),
-        "b1": (_place(b, panel, b.add(b_at, ir.Constant(I64, TILE_BYTES))), line),
-    }
-    each = -(-len(lines) // len(_ORDER))
+class _Operands:
+    """A's rows and B's panel."""
+
+    def __init__(self, builder: Any, a: Any, lda: Any, panel: Any) -> None:
+        self.b, self._a, self._lda, self._panel = builder, a, lda, panel
+
+    def load(self, tiles: _Tiles, name: str, register: int, step: Any) -> None:
+        """Load one of the tiles a0, a1, b0 and b1 of a step."""
+        side, number = name[0], int(name[1])
+        if side == "a":
+            row = self.b.add(self._a, _times(self.b, self._lda, 16 * number))
+            tiles.load(register, _pointer(self.b, row, _times(self.b, step, 2 * STEP)), self._lda)
+        else:
+            start = self.b.add(_times(self.b, step, 2 * TILE_BYTES), I64(number * TILE_BYTES))
+            tiles.load(register, _pointer(self.b, self._panel, start), I64(64))
+
+    def lines(self, step: Any) -> list[Any]:
+        """The addresses of A's lines of a step."""
+        start = self.b.add(self._a, _times(self.b, step, 2 * STEP))
+        return [self.b.add(start, _times(self.b, self._lda, row)) for row in range(SIDE)]
+
+
+def _emit_step(b: Any, tiles: _Tiles, i: Any, last: Any, operands: _Operands, c_row: Any) -> None:
+    """Step i of k. On the way, a row of C and A's lines of a later step are fetched."""
+    following = b.add(i, I64(1))
+    following = b.select(b.icmp_signed("<", i, last), following, last)
+    fetched: list[tuple[Any, bool]] = []
+    if CHOSEN.tiles:
+        fetched += [(c_row, True), (b.add(c_row, I64(64)), True)]
+        fetched += [(line, False) for line in operands.lines(b.add(i, I64(_AHEAD)))]
+    each = -(-len(fetched) // len(_ORDER))
     for turn, (what, *registers) in enumerate(_ORDER):
         if isinstance(what, str):
-            tiles.load(registers[0], *operands[what])
+            operands.load(tiles, what, registers[0], following if what == "b1" else i)
         else:
             tiles.multiply(what, *registers)
-        for address, to_write in lines[turn * each : (turn + 1) * each]:
-            _fetch(b, b.inttoptr(address, _BYTE), to_write)
-
-
-def _lines(b: Any, i: Any, a: Any, lda: Any, c: Any, ldc: Any) -> list[tuple[Any, bool]]:
-    """What step i fetches: a row of C, and A's lines of a later step."""
-    row = b.add(c, b.mul(b.and_(i, ir.Constant(I64, SIDE - 1)), ldc))
-    ahead = b.add(a, _times(b, b.add(i, ir.Constant(I64, _AHEAD)), 2 * STEP))
-    rows = (b.add(ahead, _times(b, lda, m)) for m in range(SIDE))
-    second = b.add(row, ir.Constant(I64, 64))
-    return [(row, True), (second, True), *((place, False) for place in rows)]
+        for address, to_write in fetched[turn * each : (turn + 1) * each]:
+            _emit_fetch(b, address, to_write)
 
 
 @intrinsic
-def micro_product(
-    typing: Any, a: Any, lda: Any, b: Any, c: Any, ldc: Any, k: Any, accumulate: Any
-) -> Any:
-    """C (+)= A · B; addresses, lda and ldc in bytes, k in steps. C is overwritten unless accumulate
-    is not 0.
-
-    a: rows of bfloat16; b: (k, 2) tiles without gaps, of the left and the right 16 columns.
-    """
+def micro_product(typing: Any, c: Any, a: Any, panel: Any, k: Any, accumulate: Any) -> Any:
+    """C (+)= A · B, of float32 and bfloat16. c and a are Rows, the panel is an address, k counts
+    steps, one or more. C is overwritten unless `accumulate`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, lda, b, c, ldc, k, accumulate = arguments
+        c, a, panel, k, accumulate = arguments
+        (c, ldc), (a, lda) = (cgutils.unpack_tuple(builder, x) for x in (c, a))
         tiles = _Registers(builder) if CHOSEN.tiles else _Emulated(builder)
-        corners = _corners(builder, c, ldc)
-        with builder.if_else(builder.icmp_signed("!=", accumulate, I64(0))) as (old, new):
+        operands, corners = _Operands(builder, a, lda, panel), _corners(builder, c, ldc)
+        with builder.if_else(accumulate) as (old, new):
             with old:
                 for tile, corner in enumerate(corners):
                     tiles.load(tile, corner, ldc)
             with new:
                 for tile in range(4):
                     tiles.zero(tile)
+        operands.load(tiles, "b1", 6, I64(0))
+        last = builder.sub(k, I64(1))
         with cgutils.for_range(builder, k) as loop:
-            i = loop.index
-            lines = _lines(builder, i, a, lda, c, ldc) if CHOSEN.tiles else ()
-            _emit_step(builder, tiles, i, a, lda, b, lines)
+            row = builder.and_(loop.index, ir.Constant(I64, SIDE - 1))
+            c_row = builder.add(c, builder.mul(row, ldc))
+            _emit_step(builder, tiles, loop.index, last, operands, c_row)
         for tile, corner in enumerate(corners):
             tiles.store(tile, corner, ldc)
         return context.get_dummy_value()
 
-    return types.void(*(types.intp,) * 7), codegen
+    return types.void(c, a, types.intp, types.intp, types.boolean), codegen
