@@ -9,23 +9,40 @@ exact. Types with a decoder (pyggml.quants.layout) are multiplied so; others are
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial, reduce
+from functools import reduce
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 
 from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, kernel, types
-from pyggml._llvm import I32, I64, at, broadcast, by_quads, every, fma, load, total
+from pyggml._llvm import (
+    I8,
+    I32,
+    I64,
+    at,
+    broadcast,
+    by_quads,
+    every,
+    fma,
+    load,
+    prefetch,
+    store,
+    total,
+)
 from pyggml.dtypes import DType, dtype
 from pyggml.gemm.activations import BLOCK_SLOTS
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import LAYOUTS
-from pyggml.quants.vectors import F32X8, F32X16, VectorBlock, emit_blocks
+from pyggml.quants.vectors import F32X8, F32X16, VectorBlock
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
+# Rows that are multiplied at once: what x brings is loaded once for all, and a thread reads several
+# streams, which takes more from memory than one. Rows ahead are fetched: the CPU itself does not
+# look beyond a page.
+TOGETHER, AHEAD = 4, 8
 _CHAINS = 4  # independent sums of a row, so that none waits for another
 _EIGHT_INTS = ir.VectorType(I32, BLOCK_SLOTS)
 
@@ -36,7 +53,7 @@ def step(kind: DType) -> int:
 
 
 def kind_of_rows(kind: DType, depth: int) -> int:
-    """The number of a type in row_dot; -1 if row_dot cannot take rows of it."""
+    """The number of a type in row_dots; -1 if that cannot take rows of it."""
     known = kind.name in LAYOUTS and depth % step(kind) == 0 and depth <= LONGEST
     return list(LAYOUTS).index(kind.name) if known else -1
 
@@ -138,42 +155,75 @@ class _IntDot(_Dot):
         return eight
 
 
+class _Rows(NamedTuple):
+    """Up to TOGETHER rows: n of them, at least one."""
+
+    address: Any
+    stride: Any  # bytes from row to row
+    n: Any
+
+
 @intrinsic(prefer_literal=True)
-def row_dot(typing: Any, kind: Any, row: Any, x: Any, sums: Any, depth: Any) -> Any:
-    """Σ w x of a row of type `kind`, a constant; addresses of the row, x and x's group sums."""
+def row_dots(
+    typing: Any, kind: Any, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, sums: Any,
+    depth: Any,
+) -> Any:  # fmt: skip
+    """Σ w x of up to TOGETHER rows of type `kind`, a constant; addresses of TOGETHER results, the
+    first row, x and x's group sums."""
     name = list(LAYOUTS)[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sizes = 4 * GROUP, 4
-        return _emit_row(builder, arguments[1:], dtype(name), _FloatDot, F32X16, sizes)
+        _, to, row, stride, n_rows, *bases, depth = arguments
+        rows, sizes = _Rows(row, stride, n_rows), (4 * GROUP, 4)
+        _emit_rows(builder, to, rows, bases, depth, dtype(name), _FloatDot, F32X16, sizes)
+        return context.get_dummy_value()
 
-    return types.float32(kind, *(types.intp,) * 4), codegen
+    return types.void(kind, *(types.intp,) * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
-def row_dot_ints(
-    typing: Any, kind: Any, row: Any, x: Any, starts: Any, scales: Any, totals: Any, depth: Any
-) -> Any:
+def row_dots_ints(
+    typing: Any, kind: Any, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, starts: Any,
+    scales: Any, totals: Any, depth: Any,
+) -> Any:  # fmt: skip
     """The same with x as pyggml.gemm.activations leaves it; addresses."""
     name = list(LAYOUTS)[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sizes = GROUP, GROUP, 4, 4
-        return _emit_row(builder, arguments[1:], dtype(name), _IntDot, F32X8, sizes)
+        _, to, row, stride, n_rows, *bases, depth = arguments
+        rows, sizes = _Rows(row, stride, n_rows), (GROUP, GROUP, 4, 4)
+        _emit_rows(builder, to, rows, bases, depth, dtype(name), _IntDot, F32X8, sizes)
+        return context.get_dummy_value()
 
-    return types.float32(kind, *(types.intp,) * 6), codegen
+    return types.void(kind, *(types.intp,) * 9), codegen
 
 
-def _emit_row(
-    builder: Any, addresses: list[Any], kind: DType, dot: Any, vector: Any, sizes: tuple[int, ...]
-) -> Any:  # fmt: skip
-    """The loop over a row's blocks; sizes: bytes that GROUP weights meet in each array of x."""
-    *bases, depth = addresses
+def _emit_rows(
+    b: Any, to: Any, rows: _Rows, bases: list[Any], depth: Any, kind: DType, dot: Any,
+    vector: Any, sizes: tuple[int, ...],
+) -> None:  # fmt: skip
+    """The loop over the rows' blocks; sizes: bytes that GROUP weights meet in each array of x.
+
+    Every row has chains of its own. Where there are fewer rows, the last one is taken again.
+    """
     n = step(kind)
-    steps = n // kind.block * kind.block_bytes, *(n // GROUP * size for size in sizes)
-    chains = [cgutils.alloca_once(builder, vector) for _ in range(_CHAINS)]
-    for chain in chains:
-        builder.store(every(vector, 0.0), chain)
-    n_steps = builder.udiv(depth, ir.Constant(I64, n))
-    emit_blocks(builder, LAYOUTS[kind.name], n_steps, bases, steps, partial(dot, chains))
-    return total(builder, reduce(builder.fadd, [builder.load(chain) for chain in chains]))
+    row_step, steps = n // kind.block * kind.block_bytes, [n // GROUP * size for size in sizes]
+    chains = [[cgutils.alloca_once(b, vector) for _ in range(_CHAINS)] for _ in range(TOGETHER)]
+    for chain in (one for mine in chains for one in mine):
+        b.store(every(vector, 0.0), chain)
+    last = b.sub(rows.n, I64(1))
+    numbers = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(TOGETHER)]
+    starts = [b.add(rows.address, b.mul(rows.stride, i)) for i in numbers]
+    ahead = b.mul(rows.stride, I64(AHEAD))
+    with cgutils.for_range(b, b.udiv(depth, I64(n))) as loop:
+        here = [
+            b.add(base, b.mul(loop.index, I64(size)))
+            for base, size in zip(bases, steps, strict=True)
+        ]
+        for start, mine in zip(starts, chains, strict=True):
+            block = b.add(start, b.mul(loop.index, I64(row_step)))
+            for line in range(0, row_step, 64):
+                prefetch(b, b.inttoptr(b.add(b.add(block, ahead), I64(line)), I8.as_pointer()))
+            LAYOUTS[kind.name](dot(mine, b, block, *here))
+    for i, mine in enumerate(chains):
+        store(b, total(b, reduce(b.fadd, [b.load(chain) for chain in mine])), at(b, to, I64(i)))

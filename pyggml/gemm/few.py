@@ -15,7 +15,14 @@ from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.gemm import int8
 from pyggml.gemm.activations import BLOCK_SLOTS, quantize
-from pyggml.gemm.dots import group_sums, kind_of_rows, row_dot, row_dot_ints
+from pyggml.gemm.dots import (
+    AHEAD,
+    TOGETHER,
+    group_sums,
+    kind_of_rows,
+    row_dots,
+    row_dots_ints,
+)
 from pyggml.gemm.frames import Product, block_matrix
 from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.path import Operands, Path, Problem, flat
@@ -25,8 +32,7 @@ from pyggml.scratch import Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
-FEW_ROWS = 64  # weight rows of one task
-AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
+FEW_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
 _TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` writes for each block of a token
 
@@ -47,7 +53,7 @@ def _few_tasks(kind: int, ints: bool) -> Code:
     """
 
     def task_of_few(f, task, thread):
-        x, depth = f.a, f.k
+        x, depth, stride = f.a, f.k, f.w.row_bytes
         first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
         found, n = f.found[thread, : last - first], depth // GROUP
         at = f.token[thread].ctypes.data
@@ -58,15 +64,20 @@ def _few_tasks(kind: int, ints: bool) -> Code:
                 quantize(at, starts, scales, scales + 4 * n, token.ctypes.data, n)
             elif kind >= 0:
                 group_sums(f.token[thread], token)
-            for i in range(last - first):
-                here = f.w.address + (first + i) * f.w.row_bytes
-                fetch(here + AHEAD, f.w.row_bytes)
+            for i in range(0, last - first, TOGETHER):
+                here, n_rows = f.w.address + (first + i) * stride, min(TOGETHER, last - first - i)
+                to = f.found[thread, i:].ctypes.data
                 if ints:
-                    found[i] = row_dot_ints(kind, here, at, starts, scales, scales + 4 * n, depth)
+                    row_dots_ints(
+                        kind, to, here, stride, n_rows, at, starts, scales, scales + 4 * n, depth
+                    )
                 elif kind >= 0:
-                    found[i] = row_dot(kind, here, token.ctypes.data, at, depth)
+                    row_dots(kind, to, here, stride, n_rows, token.ctypes.data, at, depth)
                 else:
-                    found[i] = _unpacked_dot(f.w, here, token, f.piece[thread])
+                    fetch(here + AHEAD * stride, TOGETHER * stride)
+                    for j in range(i, i + n_rows):
+                        address = f.w.address + (first + j) * stride
+                        found[j] = _unpacked_dot(f.w, address, token, f.piece[thread])
             _put_few(f, t, first, found)
 
     return task_code(FewProduct)(task_of_few)
