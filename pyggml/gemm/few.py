@@ -16,7 +16,6 @@ from pyggml.call import Call
 from pyggml.gemm import int8
 from pyggml.gemm.activations import BLOCK_SLOTS, quantize
 from pyggml.gemm.dots import (
-    AHEAD,
     TOGETHER,
     group_sums,
     kind_of_rows,
@@ -33,6 +32,7 @@ from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
 FEW_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
+AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
 _TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` writes for each block of a token
 
@@ -67,6 +67,8 @@ def _few_tasks(kind: int, ints: bool) -> Code:
             for i in range(0, last - first, TOGETHER):
                 here, n_rows = f.w.address + (first + i) * stride, min(TOGETHER, last - first - i)
                 to = f.found[thread, i:].ctypes.data
+                if kind < 0 or TOGETHER == 1:
+                    fetch(here + AHEAD, n_rows * stride)
                 if ints:
                     row_dots_ints(
                         kind, to, here, stride, n_rows, at, starts, scales, scales + 4 * n, depth
@@ -74,10 +76,9 @@ def _few_tasks(kind: int, ints: bool) -> Code:
                 elif kind >= 0:
                     row_dots(kind, to, here, stride, n_rows, token.ctypes.data, at, depth)
                 else:
-                    fetch(here + AHEAD * stride, TOGETHER * stride)
-                    for j in range(i, i + n_rows):
-                        address = f.w.address + (first + j) * stride
-                        found[j] = _unpacked_dot(f.w, address, token, f.piece[thread])
+                    for j in range(n_rows):
+                        row = here + j * stride
+                        found[i + j] = _unpacked_dot(f.w, row, token, f.piece[thread])
             _put_few(f, t, first, found)
 
     return task_code(FewProduct)(task_of_few)
