@@ -1,0 +1,202 @@
+"""A GPU through WebGPU as a backend: storage buffers, and dispatches that are encoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from pyggml.backends.base import Backend
+from pyggml.backends.webgpu.kernel import Kernel, Site
+from pyggml.backends.webgpu.shader import WORD, Dispatch, Shaders, View
+from pyggml.backends.webgpu.table import kernels
+from pyggml.call import Call
+from pyggml.dtypes import F32, I32
+from pyggml.errors import DeviceError
+from pyggml.sizes import round_up
+from pyggml.tensors import Tensor
+
+_LINE = 64  # bytes
+_KINDS = {F32: "f32", I32: "i32"}
+_USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What `Tensor.data` holds: a buffer, and the tensor's first byte in it."""
+
+    buffer: Any
+    offset: int
+
+
+class WebGPUBackend(Backend):
+    """One adapter of this machine; all arithmetic is float32.
+
+    limit    the most bytes of one binding, if less than the device's
+    """
+
+    name = "webgpu"
+
+    def __init__(self, adapter: Any, limit: int | None = None) -> None:
+        limits = {name: adapter.limits[name] for name in _LIMITS}
+        with self._working():
+            self._device = adapter.request_device_sync(required_limits=limits)
+        most = int(limits["max-storage-buffer-binding-size"])
+        self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
+        self._shaders, self._kernels = Shaders(self._device, self.limit), kernels()
+
+    def unsupported(self, node: Tensor) -> str | None:
+        assert node.op is not None
+        found = self._kernels.get(node.op.name)
+        if found is None:
+            return "no kernel is declared"
+        for i, t in enumerate((*node.src, node, *node.saved)):
+            if t.n_bytes > self.limit and i not in found.tiled:
+                return f"{t!r} takes {t.n_bytes:,} bytes, a binding at most {self.limit:,}"
+            if t.dtype not in _KINDS and i not in found.tiled:
+                return f"{t.dtype} has no kernel here"
+        return found.lacks(node)
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def alloc(self, n_bytes: int) -> Any:
+        """A storage buffer."""
+        size = round_up(max(n_bytes, _LINE), _LINE)
+        if size > self._most_bytes:
+            raise DeviceError(
+                f"{self.name}: a buffer of {size:,} bytes is wanted, the device's largest has "
+                f"{self._most_bytes:,}"
+            )
+        with self._working(size):
+            return self._device.create_buffer(size=size, usage=_USAGE)
+
+    def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
+        tensor.data = Place(arena, offset)
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        if not tensor.n_elements:
+            return np.empty(tensor.shape, tensor.dtype.numpy)
+        return np.array(_seen(tensor, self._bytes(tensor)), order="C")
+
+    def write(self, tensor: Tensor, values: np.ndarray) -> None:
+        if not tensor.n_elements:
+            return
+        place, start = self._place(tensor)
+        if tensor.is_contiguous and start % WORD == 0 and tensor.n_bytes % WORD == 0:
+            spanned = np.empty(tensor.n_bytes, np.uint8)
+            first = 0
+        else:  # what lies in the gaps, or in the same words, stays
+            first = start % WORD
+            spanned = self._range(
+                place.buffer, start - first, round_up(first + _span(tensor), WORD)
+            )
+        _seen(tensor, spanned[first:])[...] = values
+        with self._working():
+            self._device.queue.write_buffer(place.buffer, start - first, spanned)
+
+    def _place(self, t: Tensor) -> tuple[Place, int]:
+        """The memory of a tensor's root, and where the tensor begins in its buffer."""
+        place = t.root.data
+        assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
+        return place, place.offset + t.offset
+
+    def _bytes(self, t: Tensor) -> np.ndarray:
+        """From the tensor's first element to its last."""
+        place, start = self._place(t)
+        first = start % WORD
+        n = round_up(first + _span(t), WORD)
+        return self._range(place.buffer, start - first, n)[first : first + _span(t)]
+
+    def _range(self, buffer: Any, start: int, n: int) -> np.ndarray:
+        with self._working():
+            found = self._device.queue.read_buffer(buffer, start, n)
+        return np.array(np.frombuffer(found, np.uint8))
+
+    def _view(self, t: Tensor) -> View:
+        place, start = self._place(t)
+        return View(place.buffer, start, _span(t), _KINDS.get(t.dtype, "u8"))
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def bind(
+        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+    ) -> Call:
+        memory = View(arena, scratch or 0, self.scratch(node), "f32", True)
+        site = Site(
+            node,
+            self._view(node).written(),
+            tuple(self._view(s) for s in node.src),
+            tuple(self._view(s).written() for s in node.saved),
+            memory,
+            self._shaders,
+        )
+        with self._working():
+            return Call(self._run, tuple(self._kernel(node).bind(site)))
+
+    def scratch(self, node: Tensor) -> int:
+        return self._kernel(node).scratch(node, self.limit)
+
+    def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """One submission of all."""
+        every = tuple(d for call in calls for d in call.arguments[0])
+        return [Call(self._run, every)] if every else []
+
+    def _run(self, dispatches: Sequence[Dispatch]) -> None:
+        with self._working():
+            encoder = self._device.create_command_encoder()
+            working = encoder.begin_compute_pass()
+            for each in dispatches:
+                working.set_pipeline(each.pipeline)
+                working.set_bind_group(0, each.bindings)
+                working.dispatch_workgroups(*each.groups)
+            working.end()
+            self._device.queue.submit([encoder.finish()])
+
+    def _kernel(self, node: Tensor) -> Kernel:
+        assert node.op is not None
+        return self._kernels[node.op.name]
+
+    @contextmanager
+    def _working(self, n_bytes: int = 0) -> Iterator[None]:
+        """What the device refuses becomes a DeviceError. n_bytes: what is asked of its memory."""
+        try:
+            yield
+        except wgpu.GPUOutOfMemoryError as error:
+            wanted = f": {n_bytes:,} bytes are wanted" if n_bytes else ""
+            raise DeviceError(f"{self.name} is out of memory{wanted}") from error
+        except (wgpu.GPUError, RuntimeError) as error:
+            said = " ".join(str(error).split())[:300]
+            raise DeviceError(f"{self.name} has failed: {said}") from error
+
+
+_LIMITS = (
+    "max-storage-buffer-binding-size",
+    "max-buffer-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "min-storage-buffer-offset-alignment",
+)
+
+
+def _span(t: Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    if t.is_contiguous:
+        return t.n_bytes
+    if not t.n_elements:
+        return 0
+    whole = t.dtype.row_bytes(t.shape[-1]) if t.dtype.quantised else t.dtype.block_bytes
+    last = len(t.shape) - 1 if t.dtype.quantised else len(t.shape)
+    steps = zip(t.shape[:last], t.strides[:last], strict=True)
+    return whole + sum((n - 1) * step for n, step in steps)
+
+
+def _seen(t: Tensor, spanned: np.ndarray) -> np.ndarray:
+    """The tensor's array in those bytes on the host: rows of quantised types as bytes."""
+    shape, strides = t.shape, t.strides
+    if t.dtype.quantised:
+        shape, strides = (*shape[:-1], t.dtype.row_bytes(shape[-1])), (*strides[:-1], 1)
+    return np.ndarray(shape, t.dtype.numpy, spanned, 0, strides)

@@ -1,0 +1,146 @@
+"""The output layer and the loss in one: the logits of some rows at a time, and their gradient.
+
+The (rows × vocabulary) matrix never exists as a whole. A target that is no token makes the loss NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml.backends.webgpu.kernel import Kernel, Site
+from pyggml.backends.webgpu.norm import with_sums
+from pyggml.backends.webgpu.products import Factor, Product, multiplied
+from pyggml.backends.webgpu.shader import Dispatch, View
+from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.weights import TYPES
+from pyggml.dtypes import F32
+from pyggml.sizes import round_up
+from pyggml.tensors import Tensor
+
+_LINE = 64
+_LOGITS_BYTES = 128 << 20  # of all logits that exist at once, if a binding may be so large
+
+_SOFTMAX = """
+var<workgroup> tops: array<f32, 256>;
+fn highest(me: u32, mine: f32) -> f32 {
+    tops[me] = mine;
+    workgroupBarrier();
+    for (var n = 128u; n > 0u; n = n / 2u) {
+        if (me < n) { tops[me] = max(tops[me], tops[me + n]); }
+        workgroupBarrier();
+    }
+    return tops[0];
+}
+fn capped(z: f32) -> f32 { return select(z, CAP * tanh(z / max(CAP, 1e-30)), CAP > 0.0); }
+""" + with_sums("""
+    if (group >= ROWS) { return; }
+    let start = group * N;
+    let row = FIRST + group;
+    let weight = weights_at(row);
+    let target_ = targets_at(row);
+    var mine = -3e38;
+    for (var j = me; j < N; j += 256u) { mine = max(mine, capped(z_at(start + j))); }
+    let top = highest(me, mine);
+    var sum = 0.0;
+    for (var j = me; j < N; j += 256u) { sum += exp(capped(z_at(start + j)) - top); }
+    let total = summed(me, sum);
+    let known = target_ >= 0 && u32(target_) < N;
+    if (me == 0u) {
+        var loss = 0.0;
+        var right = 0.0;
+        if (weight != 0.0) {
+            loss = bitcast<f32>(0x7fc00000u + P[0].x * 0u);
+            if (known) {
+                let logit = capped(z_at(start + u32(target_)));
+                loss = weight * (log(total) + top - logit);
+                right = select(0.0, 1.0, logit == top);
+            }
+        }
+        put_losses(row, loss);
+        put_right(row, right);
+    }
+    workgroupBarrier();
+    if (GRADIENT) {
+        for (var j = me; j < N; j += 256u) {
+            let logit = capped(z_at(start + j));
+            let of_cap = logit / max(CAP, 1e-30);
+            let slope = select(1.0, 1.0 - of_cap * of_cap, CAP > 0.0);
+            let p = exp(logit - top) / total;
+            let share = weight * slope * (p - select(0.0, 1.0, i32(j) == target_));
+            put_z(start + j, select(0.0, share, weight != 0.0));
+        }
+    }
+""")
+_TOTAL = with_sums("""
+    var mine = 0.0;
+    for (var i = me; i < N; i += 256u) { mine += x_at(i); }
+    let total = summed(me, mine);
+    if (me == 0u) { put_y(0u, total); }
+""")
+
+
+def _chunk(node: Tensor, limit: int) -> int:
+    """Rows whose logits exist at once."""
+    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
+    return max(min(n_rows, min(limit, _LOGITS_BYTES) // (F32.block_bytes * n_vocab)), 1)
+
+
+def _scratch(node: Tensor, limit: int) -> int:
+    """Logits of a chunk, and two numbers of each row."""
+    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
+    logits = round_up(F32.block_bytes * _chunk(node, limit) * n_vocab, _LINE)
+    return logits + 2 * round_up(F32.block_bytes * n_rows, _LINE)
+
+
+def _bind(site: Site) -> Sequence[Dispatch]:
+    h, w, targets, weights = site.src
+    node, limit = site.node, site.shaders.limit
+    (n_rows, k), (n_vocab, _) = node.src[0].shape, node.src[1].shape
+    chunk, row_bytes = _chunk(node, limit), round_up(F32.block_bytes * n_rows, _LINE)
+    logits = round_up(F32.block_bytes * chunk * n_vocab, _LINE)
+    start, buffer = site.scratch.start, site.scratch.buffer
+    z = View(buffer, start, F32.block_bytes * chunk * n_vocab, "f32", True)
+    losses, right = (
+        View(buffer, start + logits + i * row_bytes, F32.block_bytes * n_rows, "f32", True)
+        for i in (0, 1)
+    )
+    if node.shape:
+        losses = site.out
+    gradient, dtype = bool(node.params["gradient"]), node.src[1].dtype
+    calls: list[Dispatch] = []
+    for first in range(0, n_rows, chunk):
+        m = min(chunk, n_rows - first)
+        some, of_h = z.part(0, m * n_vocab), h.part(first * k, m * k)
+        forward = Product(m, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
+        calls += multiplied(forward, some, of_h, w, site.shaders)
+        views = {
+            "z": some,
+            "losses": losses,
+            "right": right,
+            "targets": targets,
+            "weights": weights,
+        }
+        constants = {
+            "ROWS": m, "N": n_vocab, "FIRST": first, "GRADIENT": gradient,
+            "CAP": float(node.params["softcap"]),
+        }  # fmt: skip
+        calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
+        if gradient:
+            back = Product(m, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=dtype))
+            dh = site.saved[1].part(first * k, m * k)
+            calls += multiplied(back, dh, some, w, site.shaders)
+    if not node.shape:
+        calls.append(site.shaders.dispatch(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
+    views = {"y": site.saved[0], "x": right}
+    return [*calls, site.shaders.dispatch(_TOTAL, views, 1, {"N": n_rows})]
+
+
+def _lacks(node: Tensor) -> str | None:
+    w = node.src[1]
+    if w.dtype is not F32 and w.dtype.name not in TYPES:
+        return f"{w.dtype} is unpacked by none of its shaders"
+    return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
+
+
+for _name in ("linear_cross_entropy", "linear_cross_entropy_by_row"):
+    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(1,)))
