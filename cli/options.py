@@ -76,7 +76,7 @@ _compute = click.option(
     help="how products are computed: int8, bf16, f32, which is exact, or auto, the fastest this "
     "CPU has",
 )
-DEVICE_HELP = "cpu, cuda, cuda:N or auto"
+DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
 _device = click.option(
     "--device",
     metavar="WORD",

@@ -39,9 +39,9 @@ def test_a_missing_card_is_one_sentence():
         backends_of("cuda:1")
 
 
-@pytest.mark.parametrize("word", ["gpu", "cuda:x", "cuda:-1", "cpu:0", "auto:1", ""])
+@pytest.mark.parametrize("word", ["gpu", "cuda:x", "cuda:-1", "cpu:0", "webgpu:1", "auto:1", ""])
 def test_a_word_that_names_no_device(word):
-    with pytest.raises(ConfigError, match="device is .*, wanted cpu, cuda, cuda:N or auto"):
+    with pytest.raises(ConfigError, match="device is .*, wanted cpu, cuda, cuda:N, webgpu or auto"):
         backends_of(word)
 
 

@@ -1,4 +1,4 @@
-"""GPUs through WebGPU (wgpu-py): Vulkan, Metal and Direct3D 12 with one set of shaders, in float32."""
+"""GPUs through WebGPU (wgpu-py): Vulkan, Metal or Direct3D 12, one set of shaders, float32."""
 
 from pyggml.backends.webgpu.opening import open_webgpu
 

@@ -4,8 +4,8 @@
     p = e^(z − lse),  ds = p·(do·v − δ)·(1 − (z/cap)²)·scale,  δ = do·o
 
 A workgroup has a tile of queries of a head, or of keys of a key head, and walks along the other
-side. It sums alone what it writes, so every sum has a fixed order. Tiles fit in the 16 KB of memory that
-any device gives a workgroup.
+side. It sums alone what it writes, so every sum has a fixed order. A tile has at most 1024 numbers:
+two of them fit in the 16 KB of memory that any device gives a workgroup.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ fn main(@builtin(local_invocation_index) me: u32, @builtin(workgroup_id) at: vec
 _FORWARD = (
     _SCORE
     + """
-var<workgroup> sums: array<f32, ROWS * D>;
-var<workgroup> s: array<f32, ROWS * KEYS>;
-var<workgroup> top: array<f32, ROWS>;
-var<workgroup> total: array<f32, ROWS>;
-var<workgroup> shrink: array<f32, ROWS>;
+var<workgroup> sums: array<f32, 1024>;
+var<workgroup> s: array<f32, 256>;
+var<workgroup> top: array<f32, 16>;
+var<workgroup> total: array<f32, 16>;
+var<workgroup> shrink: array<f32, 16>;
 """
     + _MAIN
     + """
@@ -148,8 +148,8 @@ fn back(query: u32, key: u32, head: u32, kv: u32) -> vec2<f32> {
 _QUERIES = (
     _BACK
     + """
-var<workgroup> sums: array<f32, ROWS * D>;
-var<workgroup> ds: array<f32, ROWS * KEYS>;
+var<workgroup> sums: array<f32, 1024>;
+var<workgroup> ds: array<f32, 256>;
 """
     + _MAIN
     + """
@@ -180,9 +180,9 @@ var<workgroup> ds: array<f32, ROWS * KEYS>;
 _KEYS_BACK = (
     _BACK
     + """
-var<workgroup> dks: array<f32, ROWS * D>;
-var<workgroup> dvs: array<f32, ROWS * D>;
-var<workgroup> ps: array<vec2<f32>, KEYS * ROWS>;
+var<workgroup> dks: array<f32, 1024>;
+var<workgroup> dvs: array<f32, 1024>;
+var<workgroup> ps: array<vec2<f32>, 256>;
 """
     + _MAIN
     + """
@@ -224,7 +224,7 @@ var<workgroup> ps: array<vec2<f32>, KEYS * ROWS>;
 def _constants(node: Tensor) -> dict[str, int | float]:
     q, k = node.src[:2]
     (t, h, d), (s, hk, _), p = q.shape, k.shape, node.params
-    rows = 16 if d <= 64 else 8 if d <= 128 else 4
+    rows = 16 if d <= 64 else 8 if d <= 128 else 4  # of 1024 numbers in all
     return {
         "T": t, "S": s, "H": h, "HK": hk, "D": d, "ROWS": rows, "KEYS": _KEYS,
         "SCALE": float(p["scale"]), "CAP": float(p["cap"]), "NONE": -3e38,

@@ -8,7 +8,7 @@ from math import prod
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, per_element
 from pyggml.backends.webgpu.table import declare
-from pyggml.tensors import MAX_AXES
+from pyggml.tensors import MAX_AXES, Tensor
 
 _NAMES = "abc"
 _BODY = """
@@ -20,38 +20,37 @@ _TANH_ARGUMENT = "1.5957691216057308 * a * (1.0 + 0.044715 * a * a)"  # 1 + tanh
 _GELU = f"(a / (1.0 + exp(-({_TANH_ARGUMENT}))))"
 
 
+_TILE = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
+
+
 def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
     """y_i = formula of a_i, b_i, c_i and the node's parameters; the last source is repeated."""
 
     def bind(site: Site) -> Sequence[Dispatch]:
-        n, named = site.node.n_elements, dict(zip(_NAMES, site.src, strict=False))
-        loads = [f"let {name} = {name}s_at(i);" for name in named]
-        last = site.node.src[-1]
-        if last.n_elements != n:
-            loads[-1] = (
-                f"let {_NAMES[len(named) - 1]} = {_NAMES[len(named) - 1]}s_at({_tile(site)});"
-            )
-        views = {"y": site.out, **{f"{name}s": view for name, view in named.items()}}
+        n, names = site.node.n_elements, _NAMES[: len(site.src)]
+        places = dict.fromkeys(names, "i")
         numbers = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
         constants = {"N": n, **{f"p_{k}": float(v) for k, v in numbers.items()}}
-        body = _BODY.format(loads=" ".join(loads), formula=formula)
+        if site.node.src[-1].n_elements != n:
+            places[names[-1]] = _TILE
+            constants |= _tile(site.node)
+        loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in places.items())
+        views = {"y": site.out, **{f"{name}s": v for name, v in zip(names, site.src, strict=True)}}
+        body = _BODY.format(loads=loads, formula=formula)
         return [site.shaders.dispatch(body, views, per_element(n), constants)]
 
     return bind
 
 
-def _tile(site: Site) -> str:
-    """Where element i takes its number in a last source that is repeated as tiles."""
-    large, small = (
-        (1,) * (MAX_AXES - len(s)) + s for s in (site.node.shape, site.node.src[-1].shape)
-    )
-    at, words = 1, []
-    for axis in reversed(range(MAX_AXES)):
-        below, step = prod(large[axis + 1 :]), prod(small[axis + 1 :])
-        if small[axis] > 1:
-            words.append(f"(i / {below}u) % {large[axis]}u % {small[axis]}u * {step}u")
-        at *= small[axis]
-    return " + ".join(words) or "0u"
+def _tile(node: Tensor) -> dict[str, int]:
+    """What _TILE names: where an element takes its number in a source that is repeated as tiles."""
+    shapes = (node.shape, node.src[-1].shape)
+    large, small = ((1,) * (MAX_AXES - len(s)) + s for s in shapes)
+    found: dict[str, int] = {}
+    for a in range(MAX_AXES):
+        found |= {f"BELOW{a}": prod(large[a + 1 :]), f"STEP{a}": prod(small[a + 1 :])}
+        found |= {f"MANY{a}": large[a], f"FEW{a}": small[a]}
+    return found
 
 
 for _name, _formula in {

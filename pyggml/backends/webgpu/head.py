@@ -1,6 +1,7 @@
 """The output layer and the loss in one: the logits of some rows at a time, and their gradient.
 
-The (rows × vocabulary) matrix never exists as a whole. A target that is no token makes the loss NaN.
+The (rows × vocabulary) matrix never exists as a whole. A target that is no token makes the loss
+NaN.
 """
 
 from __future__ import annotations

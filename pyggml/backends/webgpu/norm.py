@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch
+from pyggml.backends.webgpu.shader import MAIN, Dispatch
 from pyggml.backends.webgpu.table import declare
 
 # Sums over a workgroup of 256 threads.
@@ -21,17 +21,6 @@ fn summed(me: u32, mine: f32) -> f32 {
     let total = parts[0];
     workgroupBarrier();
     return total;
-}
-"""
-MAIN = """
-@compute @workgroup_size(256)
-fn main(
-    @builtin(local_invocation_index) me: u32,
-    @builtin(workgroup_id) at: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-) {
-    let group = at.x + at.y * groups.x + P[0].x * 0u;
-BODY
 }
 """
 _ROW = """

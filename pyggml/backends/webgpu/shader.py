@@ -11,7 +11,7 @@ device's limit of a binding.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,7 +26,6 @@ from pyggml.sizes import round_up
 THREADS = 256  # of a workgroup
 MOST_GROUPS = 65535  # along an axis
 WORD = 4  # bytes
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +88,37 @@ class Shaders:
         views: Mapping[str, View],
         groups: int | tuple[int, int, int],
         constants: Mapping[str, int | float] | None = None,
-        threads: int = THREADS,
     ) -> Dispatch:
-        """`groups` workgroups, or as many along each of three axes, which `body` reads as `at`."""
+        """`groups` workgroups, or as many along each of three axes, which `body` reads as `at`.
+
+        constants: numbers that the body names. They are no part of the shader, so that those of
+        other shapes are not compiled anew.
+        """
         windows = self._windows({n: v for n, v in views.items() if v.n_bytes})
         place = {name: i for i, w in enumerate(windows) for name in w.names}
-        offsets = [0] * round_up(len(views) or 1, 4)
-        for slot, (name, view) in enumerate(views.items()):
-            if name in place:
-                size = 1 if view.kind == "u8" else WORD
-                offsets[slot] = (view.start - windows[place[name]].start) // size
+        words = [_bits(value) for value in (constants or {}).values()]
+        for name, view in views.items():
+            size = 1 if view.kind == "u8" else WORD
+            start = windows[place[name]].start if name in place else view.start
+            words.append((view.start - start) // size)
+        words += [0] * (-len(words) % 4)
+        body = body if "fn main" in body else MAIN.replace("BODY", body)
+        accessors = (
+            _accessors(name, view, _word(len(constants or {}) + i), place.get(name))
+            for i, (name, view) in enumerate(views.items())
+        )
         text = "\n".join(
-            [
-                _bound(windows, len(offsets) // 4),
-                *(
-                    _accessors(n, v, slot, place.get(n))
-                    for slot, (n, v) in enumerate(views.items())
-                ),
-                *(_constant(name, value) for name, value in (constants or {}).items()),
-                _MAIN.format(body=body, threads=threads) if "fn main" not in body else body,
-            ]
+            [_bound(windows, len(words) // 4), *accessors, _named(body, constants or {})]
         )
         pipeline = self._compiled(text)
-        return Dispatch(pipeline, self._bindings(pipeline, windows, offsets), _grid(groups))
+        return Dispatch(pipeline, self._bindings(pipeline, windows, words), _grid(groups))
 
     def _windows(self, views: Mapping[str, View]) -> list[_Window]:
         """The ranges to bind, those that overlap joined."""
         found: list[_Window] = []
-        for name, v in sorted(views.items(), key=lambda item: (id(item[1].buffer), item[1].start)):
+        buffers = list(dict.fromkeys(id(v.buffer) for v in views.values()))
+        by_place = sorted(views.items(), key=lambda i: (buffers.index(id(i[1].buffer)), i[1].start))
+        for name, v in by_place:
             start, end = v.start // self._aligned * self._aligned, round_up(v.end, WORD)
             last = found[-1] if found else None
             if last is not None and last.buffer is v.buffer and start < last.end:
@@ -135,9 +137,9 @@ class Shaders:
                 )
         return found
 
-    def _bindings(self, pipeline: Any, windows: Sequence[_Window], offsets: Sequence[int]) -> Any:
+    def _bindings(self, pipeline: Any, windows: Sequence[_Window], words: Sequence[int]) -> Any:
         uniform = self._device.create_buffer_with_data(
-            data=np.array(offsets, np.uint32), usage=wgpu.BufferUsage.UNIFORM
+            data=np.array(words, np.uint32), usage=wgpu.BufferUsage.UNIFORM
         )
         ranges = [(uniform, 0, uniform.size)]
         ranges += [(w.buffer, w.start, w.end - w.start) for w in windows]
@@ -155,16 +157,16 @@ class Shaders:
         )
 
 
-_MAIN = """
-@compute @workgroup_size({threads})
+MAIN = """
+@compute @workgroup_size(256)
 fn main(
     @builtin(local_invocation_index) me: u32,
     @builtin(workgroup_id) at: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-) {{
+) {
     let group = at.x + at.y * groups.x + P[0].x * 0u;
-{body}
-}}
+BODY
+}
 """
 
 
@@ -176,9 +178,13 @@ def _bound(windows: Sequence[_Window], n_vectors: int) -> str:
     return "\n".join(lines)
 
 
-def _accessors(name: str, view: View, slot: int, binding: int | None) -> str:
+def _word(i: int) -> str:
+    """Word i of the uniform that every shader has: its constants, then where its tensors begin."""
+    return f"P[{i // 4}].{'xyzw'[i % 4]}"
+
+
+def _accessors(name: str, view: View, offset: str, binding: int | None) -> str:
     """The functions that read a tensor's elements, and write them if it is written."""
-    offset = f"P[{slot // 4}].{'xyzw'[slot % 4]}"
     if binding is None:  # an empty tensor, or none
         return f"fn {name}_at(i: u32) -> {view.kind} {{ return {view.kind}(0); }}"
     word = f"b{binding}[{offset} + i]"
@@ -191,19 +197,25 @@ def _accessors(name: str, view: View, slot: int, binding: int | None) -> str:
     return "\n".join(lines)
 
 
-def _constant(name: str, value: int | float) -> str:
-    if isinstance(value, bool):
-        return f"const {name} = {'true' if value else 'false'};"
-    if isinstance(value, int):
-        return f"const {name} = {value}u;"
-    return f"const {name} = {number(value)};"
+def _named(body: str, constants: Mapping[str, int | float]) -> str:
+    """The body with each constant's name replaced by the word of the uniform that holds it."""
+    words = {}
+    for i, (name, value) in enumerate(constants.items()):
+        words[name] = _word(i)
+        if isinstance(value, bool):
+            words[name] = f"({_word(i)} != 0u)"
+        elif isinstance(value, float):
+            words[name] = f"bitcast<f32>({_word(i)})"
+    if not words:
+        return body
+    return re.sub(rf"\b({'|'.join(words)})\b", lambda found: words[found[0]], body)
 
 
-def number(value: float) -> str:
-    """A float32 as WGSL writes it, exactly."""
-    if abs(value) > _LARGEST:
-        value = math.copysign(_LARGEST, value)  # WGSL has no infinity
-    return f"f32({float(np.float32(value)).hex()})"
+def _bits(value: int | float) -> int:
+    """A constant as a word: floats as float32."""
+    if isinstance(value, float):
+        return int(np.float32(value).view(np.uint32))
+    return int(value)
 
 
 def _grid(groups: int | tuple[int, int, int]) -> tuple[int, int, int]:

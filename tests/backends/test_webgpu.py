@@ -1,0 +1,218 @@
+"""The WebGPU device against the host, on whatever adapter there is: software Vulkan will do."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_llama
+
+import pyggml
+from pyggml import ops
+from pyggml.backends import CPU, backends_of
+from pyggml.backward.check import as_leaf, in_float64
+from pyggml.dtypes import DTYPES
+from pyggml.errors import DeviceError
+from pyggml.graph import Graph
+from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
+from pyggml.ops import OPS
+from pyggml.quants import quantize
+from pyggml.schedule import Devices, results
+from pyggml.tensors import leaf
+
+FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
+OPS_THERE = (
+    *("add", "mul", "sub", "div", "add1", "scale", "neg", "sqr", "relu", "sigmoid", "silu"),
+    *("swiglu", "geglu", "reglu", "swiglu_back_gate", "cont", "dup", "cpy", "fill"),
+    *("rms_norm", "rms_norm_back", "rms_norm_mul", "rms_norm_mul_back"),
+    *("rope_apply", "rope_apply_back", "mul_mat", "mul_mat_add", "out_prod", "out_prod_add"),
+    *("flash_attn_ext", "flash_attn_back", "linear_cross_entropy"),
+    *("linear_cross_entropy_by_row", "clip_norm", "opt_step_adamw", "opt_step_lion"),
+)
+pytestmark = pytest.mark.filterwarnings("ignore:webgpu leaves")
+
+
+def opened(limit=None):
+    """The device, or a skipped test that says what is missing."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
+    try:
+        import wgpu
+
+        from pyggml.backends.webgpu.device import WebGPUBackend
+
+        return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit)
+    except (ImportError, RuntimeError, DeviceError) as error:
+        pytest.skip(f"no WebGPU here: {error}")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    return opened()
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """A device whose bindings hold 16 KB: most of what the tests make is taken in parts."""
+    return opened(16 << 10)
+
+
+def test_the_package_does_not_import_wgpu():
+    code = "import sys, pyggml, pyggml.model; sys.exit('wgpu' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_wgpu_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    message = "no WebGPU device: wgpu is missing, wanted pip install 'pyggml[webgpu]'"
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        backends_of("webgpu")
+
+
+# -- ops ----------------------------------------------------------------------------------------
+
+
+def test_these_ops_have_kernels(gpu):
+    from pyggml.backends.webgpu.table import kernels
+
+    assert set(kernels()) == set(OPS_THERE) <= set(OPS)
+
+
+@pytest.mark.parametrize("name", OPS_THERE)
+def test_the_kernel_agrees_with_the_reference(name, gpu):
+    op, computed = OPS[name], 0
+    for sample in op.samples(np.random.default_rng(5)):
+        sources = [as_leaf(a) for a in sample.arrays]
+        node = op(*sources, **sample.params)
+        if gpu.unsupported(node):
+            continue
+        wanted = op.ref(*(in_float64(s).copy() for s in sources), **sample.params)
+        outputs = (node, *node.saved)
+        found = results(Graph.of(*outputs), Devices([gpu, CPU()]))
+        near(found[0], wanted, node)
+        if node.saved:
+            theirs = results(Graph.of(*outputs), Devices([CPU()]))
+            for mine, other in zip(found[1:], theirs[1:], strict=True):
+                near(mine, other, node)
+        computed += 1
+    assert computed
+
+
+def near(found, wanted, node):
+    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest, err_msg=repr(node))
+
+
+TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4"]
+
+
+@pytest.mark.parametrize("parts", ["whole", "in parts"])
+@pytest.mark.parametrize("name", TYPES)
+def test_packed_weights_multiply_as_on_the_host(name, parts, gpu, narrow):
+    device, (n, k, m) = (gpu if parts == "whole" else narrow), (150, 256, 15)
+    rng = np.random.default_rng(7)
+    w = leaf(quantize(rng.normal(size=(n, k)).astype(np.float32), name), "w", DTYPES[name])
+    x, dy = (leaf(rng.normal(size=(m, d)).astype(np.float32)) for d in (k, n))
+    there = leaf(rng.normal(size=(m, n)).astype(np.float32))
+    nodes = [
+        ops.mul_mat(w, x),
+        ops.mul_mat_add(there, w, x),
+        ops.out_prod(w, ops.transpose(dy)),
+    ]
+    for node in nodes:
+        assert device.unsupported(node) is None
+        (found,) = results(Graph.of(node), Devices([device, CPU()]))
+        (wanted,) = results(Graph.of(node), Devices([CPU()]))
+        near(found, wanted, node)
+
+
+def test_larger_tensors_than_a_binding_are_named(narrow):
+    a = leaf(np.zeros((70, 70), np.float32), "a")
+    reason = narrow.unsupported(OPS["add"](a, a))
+    assert "takes 19,600 bytes, a binding at most 16,384" in reason
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def gradients(path, backends):
+    model = pyggml.load(path, compute="f32", backends=backends)
+    adapter = attach(model, LoraConfig(rank=4, alpha=7.0))
+    rng = np.random.default_rng(1)
+    adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
+    return loss_and_grads(adapter.model, rng.integers(0, model.config.n_vocab, 33))
+
+
+MAIN = ["llama-Q4_K_M", "qwen3-Q8_0", "gemma3-F16", "gpt2-Q8_0"]
+OTHERS = sorted({p.stem for p in FIXTURES.glob("*-[FQ]*.gguf")} - set(MAIN))
+
+
+@pytest.mark.parametrize(
+    "name", [*MAIN, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+def test_gradients_of_an_adapter_are_the_host_s(name, gpu):
+    if not FIXTURES.exists():
+        pytest.skip("the fixtures lie beside the checkout, and are not here")
+    loss, found = gradients(FIXTURES / f"{name}.gguf", [gpu])
+    of_host, wanted = gradients(FIXTURES / f"{name}.gguf", [])
+    assert loss == pytest.approx(of_host, rel=1e-6)
+    for key, theirs in wanted.items():
+        error = np.linalg.norm(found[key] - theirs) / max(np.linalg.norm(theirs), 1e-30)
+        assert error < 2e-5, key
+
+
+@pytest.mark.parametrize("parts", ["whole", "in parts"])
+def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, tmp_path):
+    device = gpu if parts == "whole" else narrow
+    path = tiny_llama.write(tmp_path / "tiny.gguf", 600, n_layer=2, seed=3, tied=False)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 600, (8, 13)).astype(np.int32)
+    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+
+    def trainer(backends, **settings):
+        model = pyggml.load(path, compute="f32", backends=backends)
+        adapter = attach(model, LoraConfig(rank=3, alpha=5.0))
+        config = TrainConfig(
+            lr=0.01, grad_accum=2, warmup_steps=1, clip=0.5, weight_decay=0.1, **settings
+        )
+        return Trainer(adapter.model, adapter.parameters, corpus, config)
+
+    host, whole = trainer([]), trainer([device])
+    host.run()
+    whole.run()
+    np.testing.assert_allclose(whole.history.losses, host.history.losses, rtol=1e-5)
+    largest = np.abs(host.parameters.data).max()
+    np.testing.assert_allclose(whole.parameters.data, host.parameters.data, atol=2e-4 * largest)
+    first = trainer([device], checkpoint_dir=str(tmp_path / "points"))
+    first.run(lambda event: first.stop())
+    second = trainer([device])
+    second.resume(next((tmp_path / "points").glob("step-*.gguf")))
+    second.run()
+    assert second.parameters.data.tobytes() == whole.parameters.data.tobytes()
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_shader_that_does_not_compile_is_one_sentence(gpu):
+    from pyggml.backends.webgpu.kernel import Kernel
+
+    node = OPS["add"](*(leaf(np.ones(4, np.float32)) for _ in range(2)))
+    broken = Kernel(
+        lambda site: [site.shaders.dispatch("put_y(0u, nonsense);", {"y": site.out}, 1)]
+    )
+    before, gpu._kernels = gpu._kernels, {"add": broken}
+    try:
+        with pytest.raises(DeviceError, match="webgpu has failed: .*nonsense"):
+            results(Graph.of(node), Devices([gpu, CPU()]))
+    finally:
+        gpu._kernels = before
+    (found,) = results(Graph.of(node), Devices([gpu, CPU()]))
+    assert found.tolist() == [2, 2, 2, 2]
+
+
+def test_a_buffer_that_no_device_has_is_one_sentence(gpu):
+    with pytest.raises(DeviceError, match="a buffer of .* bytes is wanted, the device's largest"):
+        gpu.alloc(1 << 50)
