@@ -17,7 +17,10 @@ _BODY = """
 """
 _SIGMOID = "(1.0 / (1.0 + exp(-a)))"
 _TANH_ARGUMENT = "1.5957691216057308 * a * (1.0 + 0.044715 * a * a)"  # 1 + tanh(u) = 2·sigmoid(2u)
-_GELU = f"(a / (1.0 + exp(-({_TANH_ARGUMENT}))))"
+_GATE = f"(1.0 / (1.0 + exp(-({_TANH_ARGUMENT}))))"
+_GELU = f"(a * {_GATE})"
+_INNER = "1.5957691216057308 * (1.0 + 0.134145 * a * a)"
+_GELU_SLOPE = f"({_GATE} * (1.0 + a * (1.0 - {_GATE}) * {_INNER}))"
 
 
 _TILE = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
@@ -65,6 +68,8 @@ for _name, _formula in {
     "relu": "max(a, 0.0)",
     "sigmoid": _SIGMOID,
     "silu": f"a * {_SIGMOID}",
+    "gelu": _GELU,
+    "gelu_back": f"b * {_GELU_SLOPE}",
     "swiglu": f"a * {_SIGMOID} * b",
     "geglu": f"{_GELU} * b",
     "reglu": "max(a, 0.0) * b",

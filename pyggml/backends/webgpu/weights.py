@@ -170,6 +170,7 @@ class WordsBlock(Block):
 def weight_source(name: str) -> str:
     """The WGSL of `weight` for the weight type of this name, which reads bytes by `w_at(i)`."""
     block, decode = WordsBlock(), QUANTS[name].decode
+    assert not isinstance(decode, BlockCode), f"{name} has no decoder"
     decode(block)
     lines = [_HELPERS]
     for i, table in enumerate(block.tables):
