@@ -94,46 +94,46 @@ def _scratch(node: Tensor, limit: int) -> int:
 
 
 def _bind(site: Site) -> Sequence[Dispatch]:
-    h, w, targets, weights = site.src
-    node, limit = site.node, site.shaders.limit
-    (n_rows, k), (n_vocab, _) = node.src[0].shape, node.src[1].shape
-    chunk, row_bytes = _chunk(node, limit), round_up(F32.block_bytes * n_rows, _LINE)
-    logits = round_up(F32.block_bytes * chunk * n_vocab, _LINE)
+    node, made = site.node, site.shaders.dispatch
+    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
+    chunk, row_bytes = _chunk(node, site.shaders.limit), F32.block_bytes * n_rows
+    logits = F32.block_bytes * chunk * n_vocab
     start, buffer = site.scratch.start, site.scratch.buffer
-    z = View(buffer, start, F32.block_bytes * chunk * n_vocab, "f32", True)
+    z = View(buffer, start, logits, "f32", True)
+    first_row = start + round_up(logits, _LINE)
     losses, right = (
-        View(buffer, start + logits + i * row_bytes, F32.block_bytes * n_rows, "f32", True)
+        View(buffer, first_row + i * round_up(row_bytes, _LINE), row_bytes, "f32", True)
         for i in (0, 1)
     )
     if node.shape:
         losses = site.out
-    gradient, dtype = bool(node.params["gradient"]), node.src[1].dtype
-    calls: list[Dispatch] = []
-    for first in range(0, n_rows, chunk):
-        m = min(chunk, n_rows - first)
-        some, of_h = z.part(0, m * n_vocab), h.part(first * k, m * k)
-        forward = Product(m, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
-        calls += multiplied(forward, some, of_h, w, site.shaders)
-        views = {
-            "z": some,
-            "losses": losses,
-            "right": right,
-            "targets": targets,
-            "weights": weights,
-        }
-        constants = {
-            "ROWS": m, "N": n_vocab, "FIRST": first, "GRADIENT": gradient,
-            "CAP": float(node.params["softcap"]),
-        }  # fmt: skip
-        calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
-        if gradient:
-            back = Product(m, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=dtype))
-            dh = site.saved[1].part(first * k, m * k)
-            calls += multiplied(back, dh, some, w, site.shaders)
+    calls = [
+        call
+        for first in range(0, n_rows, chunk)
+        for call in _rows(site, range(first, min(first + chunk, n_rows)), z, losses, right)
+    ]
     if not node.shape:
-        calls.append(site.shaders.dispatch(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
-    views = {"y": site.saved[0], "x": right}
-    return [*calls, site.shaders.dispatch(_TOTAL, views, 1, {"N": n_rows})]
+        calls.append(made(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
+    return [*calls, made(_TOTAL, {"y": site.saved[0], "x": right}, 1, {"N": n_rows})]
+
+
+def _rows(site: Site, rows: range, z: View, losses: View, right: View) -> list[Dispatch]:
+    """The logits of some rows, their losses, and the rows' gradients."""
+    h, w, targets, weights = site.src
+    m, (n_vocab, k) = len(rows), site.node.src[1].shape
+    some, dtype = z.part(0, m * n_vocab), site.node.src[1].dtype
+    forward = Product(m, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
+    calls = multiplied(forward, some, h.part(rows.start * k, m * k), w, site.shaders)
+    views = {"z": some, "losses": losses, "right": right, "targets": targets, "weights": weights}
+    p, gradient = site.node.params, bool(site.node.params["gradient"])
+    constants = {"ROWS": m, "N": n_vocab, "FIRST": rows.start, "GRADIENT": gradient}
+    constants |= {"CAP": float(p["softcap"])}
+    calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
+    if gradient:
+        back = Product(m, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=dtype))
+        dh = site.saved[1].part(rows.start * k, m * k)
+        calls += multiplied(back, dh, some, w, site.shaders)
+    return calls
 
 
 def _lacks(node: Tensor) -> str | None:
