@@ -126,8 +126,9 @@ def _rows(site: Site, rows: range, z: View, losses: View, right: View) -> list[D
     calls = multiplied(forward, some, h.part(rows.start * k, m * k), w, site.shaders)
     views = {"z": some, "losses": losses, "right": right, "targets": targets, "weights": weights}
     p, gradient = site.node.params, bool(site.node.params["gradient"])
-    constants = {"ROWS": m, "N": n_vocab, "FIRST": rows.start, "GRADIENT": gradient}
-    constants |= {"CAP": float(p["softcap"])}
+    constants: dict[str, int | float] = {
+        "ROWS": m, "N": n_vocab, "FIRST": rows.start, "GRADIENT": gradient, "CAP": float(p["softcap"]),
+    }  # fmt: skip
     calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
     if gradient:
         back = Product(m, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=dtype))
