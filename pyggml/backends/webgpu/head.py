@@ -127,7 +127,8 @@ def _rows(site: Site, rows: range, z: View, losses: View, right: View) -> list[D
     views = {"z": some, "losses": losses, "right": right, "targets": targets, "weights": weights}
     p, gradient = site.node.params, bool(site.node.params["gradient"])
     constants: dict[str, int | float] = {
-        "ROWS": m, "N": n_vocab, "FIRST": rows.start, "GRADIENT": gradient, "CAP": float(p["softcap"]),
+        "ROWS": m, "N": n_vocab, "FIRST": rows.start, "GRADIENT": gradient,
+        "CAP": float(p["softcap"]),
     }  # fmt: skip
     calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
     if gradient:
