@@ -33,7 +33,7 @@ def started(tiny, text, tmp_path):
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)  # what it started may hold its pipes
 
 
 def points_of(folder):

@@ -5,12 +5,15 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 
 import httpx
 import pytest
 
 from pyggml.cli.serve.command import is_loopback
+
+START_SECONDS = 300  # on a busy machine, with kernels to compile
 
 
 @pytest.fixture
@@ -39,16 +42,20 @@ def process(chatty, adapters):
         )
         started.append(running)
         lines = []
+        late = threading.Timer(START_SECONDS, running.kill)  # ends the lines, and so the wait
+        late.start()
         for line in running.stdout:
             lines.append(line)
             if found := re.search(r"serving +(http://\S+)/v1", line):
+                late.cancel()
                 return running, found[1], lines
+        late.cancel()
         raise AssertionError(running.stderr.read())
 
     yield start
     for running in started:
         running.kill()
-        running.communicate()
+        running.communicate(timeout=60)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send")
