@@ -11,8 +11,9 @@ from pyggml.backends.cuda.gemm.cublas import CUBLAS
 from pyggml.backends.cuda.gemm.dots import DOTS
 from pyggml.backends.cuda.gemm.problem import Path, Problem
 from pyggml.backends.cuda.gemm.simt import SIMT
+from pyggml.backends.cuda.gemm.tensor import TENSOR
 
-PATHS: tuple[Path, ...] = (DOTS, CUBLAS, SIMT)
+PATHS: tuple[Path, ...] = (DOTS, CUBLAS, TENSOR, SIMT)
 
 
 def path_of(p: Problem) -> Path:

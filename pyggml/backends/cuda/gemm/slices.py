@@ -1,0 +1,95 @@
+"""Products with an unpacked W: A is rounded once, W is unpacked a slice of rows at a time.
+
+`Multiply` makes the call for C (m, n) (+)= A · Bᵀ of unpacked factors. The form of a factor is
+(whether k is its near axis, elements from one row or column to the next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.gemm.problem import Operands, Problem
+from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.unpack import rounded, unpacked
+from pyggml.call import Call
+from pyggml.dtypes import BF16
+from pyggml.sizes import round_up
+
+SLICE = 128 << 20  # bytes of unpacked weights that exist at once
+_ROWS = 64  # a slice has a multiple of so many rows, which keeps its columns of A aligned
+_LINE = 256
+
+Form = tuple[bool, int]
+Multiply = Callable[..., Call]  # (stream, (m, n, k), a, Form, b, Form, c, step of c, accumulate)
+
+
+def takes(p: Problem) -> bool:
+    """Whether the factors lie as they must."""
+    return p.a_is_whole and p.b.row * p.b.k == (p.k if p.b_in_rows else p.n)
+
+
+def _rows(p: Problem) -> tuple[int, int]:
+    """(rows of W, numbers of a row)."""
+    return (p.n, p.k) if p.b_in_rows else (p.k, p.n)
+
+
+def _number_size(p: Problem) -> int:
+    return 2 if p.rounds else 4
+
+
+def _slice_rows(p: Problem) -> int:
+    rows, row = _rows(p)
+    most = SLICE // (row * _number_size(p)) // _ROWS * _ROWS
+    return min(rows, max(_ROWS, most))
+
+
+def _parts(p: Problem) -> tuple[int, int]:
+    """Bytes of scratch for A in bfloat16, and for a slice of W."""
+    a = 2 * p.m * p.k if p.rounds else 0
+    is_ready = p.rounds and p.b.dtype is BF16
+    w = 0 if is_ready else _slice_rows(p) * _rows(p)[1] * _number_size(p)
+    return round_up(a, _LINE), round_up(w, _LINE)
+
+
+def scratch(p: Problem) -> int:
+    return sum(_parts(p))
+
+
+def bind(p: Problem, o: Operands, multiply: Multiply) -> Call:
+    calls, a = [], o.a
+    if p.rounds:
+        a = (o.scratch[: 2 * p.m * p.k] if o.rounded is None else o.rounded).view(np.uint16)
+        if not o.is_rounded:
+            calls.append(rounded(a, o.a, o.stream))
+    memory = o.scratch[_parts(p)[0] :]
+    for first in range(0, _rows(p)[0], _slice_rows(p)):
+        calls += _slice(p, o, multiply, a, memory, first)
+    return in_turn(*calls)
+
+
+def _slice(
+    p: Problem, o: Operands, multiply: Multiply, a: Any, memory: Any, first: int
+) -> list[Call]:
+    """Unpack rows of W from `first` on, and multiply with them."""
+    (rows, row), kind = _rows(p), p.b.dtype
+    some, n_bytes = min(_slice_rows(p), rows - first), kind.row_bytes(row)
+    w = o.b.view(np.uint8)[first * n_bytes : (first + some) * n_bytes]
+    calls = []
+    if p.rounds and kind is BF16:
+        w = w.view(np.uint16)
+    else:
+        raw, number = w, np.uint16 if p.rounds else np.float32
+        w = memory[: some * row * _number_size(p)].view(number)
+        calls.append(unpacked(w, raw, kind, o.stream))
+    if p.b_in_rows:
+        sizes, c, columns = (p.m, some, p.k), o.c[first:], a
+        form, accumulate = (True, p.k), o.accumulate
+    else:
+        sizes, c, columns = (p.m, p.n, some), o.c, a[first:]
+        form, accumulate = (False, p.n), o.accumulate or first > 0
+    of_a = (True, p.k)
+    calls.append(multiply(o.stream, sizes, columns, of_a, w, form, c, p.n, accumulate))
+    return calls
