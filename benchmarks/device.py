@@ -24,7 +24,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
+from itertools import count, product
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -136,22 +136,20 @@ def _product_seconds(
 
 
 def products(card: Card) -> None:
-    for rows in (1, 8, 128, 512, 8192):
-        for n, k in SHAPES:
-            for kind in ("Q8_0", "Q4_K", "Q6_K"):
-                for path in PATHS:
+    for kind in ("Q8_0", "Q4_K", "Q6_K"):
+        for rows in (1, 8, 128, 512, 8192):
+            for n, k in SHAPES:
+                for path, back in product(PATHS, (False, True)):
                     if path.name == "simt" and rows > 512:
                         continue
-                    for back in (False, True):
-                        taken = _product_seconds(card, path, rows, n, k, kind, back)
-                        if taken:
-                            of_weights = DTYPES[kind].row_bytes(k) * n
-                            card.say(
-                                "product", path=path.name, type=kind, rows=rows, n=n, k=k,
-                                back=back, microseconds=taken * 1e6,
-                                tflops=2 * rows * n * k / taken / 1e12,
-                                weights_gb_per_second=of_weights / taken / 1e9,
-                            )  # fmt: skip
+                    taken = _product_seconds(card, path, rows, n, k, kind, back)
+                    if taken:
+                        of_weights = DTYPES[kind].row_bytes(k) * n
+                        card.say(
+                            "product", path=path.name, type=kind, rows=rows, n=n, k=k, back=back,
+                            microseconds=taken * 1e6, tflops=2 * rows * n * k / taken / 1e12,
+                            weights_gb_per_second=of_weights / taken / 1e9,
+                        )  # fmt: skip
 
 
 # -- training steps -----------------------------------------------------------------------------

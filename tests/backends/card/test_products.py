@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cuda.driver import cuda
+from pyggml.backends.cuda.driver import SIMULATED, cuda
 from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
 from pyggml.backends.cuda.launch import in_turn
 from pyggml.dtypes import DTYPES
@@ -38,3 +38,27 @@ def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
     found = y.copy_to_host().reshape(m, n)
     allowed = ALLOWED["bf16" if problem.rounds and path.shares else "f32"]
     assert np.abs(found - wanted).max() <= allowed * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("m, n, k", [(21, 5, 40), (70, 3, 19), (7, 50, 30), (19, 16, 9)])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize(
+    "path", [p for p in PATHS if p.name not in ("dots", "tensor")], ids=lambda p: p.name
+)
+def test_a_path_agrees_with_numpy_in_float32(path, is_transposed, m, n, k):
+    if not SIMULATED:  # what is long is longer on a card
+        m, n, k = (v if v <= 16 else 64 * v for v in (m, n, k))
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32)
+    of_a, of_b = (Factor(1, m), Factor(1, n)) if is_transposed else (Factor(k, 1), Factor(k, 1))
+    problem = Problem(m, n, k, of_a, of_b)
+    if not path.takes(problem):
+        pytest.skip("not one of this path's")
+    flat = (np.ascontiguousarray(x.T if is_transposed else x).reshape(-1) for x in (a, b))
+    before = rng.standard_normal((m, n), np.float32)
+    y, *factors = (cuda.to_device(x) for x in (before.reshape(-1), *flat))
+    scratch = cuda.to_device(np.full(path.scratch(problem) + 1, 0xA5, np.uint8))[:-1]
+    path.bind(problem, Operands(y, *factors, scratch, True, cuda.default_stream()))()
+    wanted = a.astype(np.float64) @ b.T + before
+    found = y.copy_to_host().reshape(m, n)
+    assert np.abs(found - wanted).max() <= 3e-6 * np.abs(wanted).max()

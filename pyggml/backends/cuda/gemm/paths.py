@@ -12,8 +12,9 @@ from pyggml.backends.cuda.gemm.dots import DOTS
 from pyggml.backends.cuda.gemm.problem import Path, Problem
 from pyggml.backends.cuda.gemm.simt import SIMT
 from pyggml.backends.cuda.gemm.tensor import TENSOR
+from pyggml.backends.cuda.gemm.thin import NARROW, TALL
 
-PATHS: tuple[Path, ...] = (DOTS, CUBLAS, TENSOR, SIMT)
+PATHS: tuple[Path, ...] = (DOTS, NARROW, TALL, CUBLAS, TENSOR, SIMT)
 
 
 def path_of(p: Problem) -> Path:
