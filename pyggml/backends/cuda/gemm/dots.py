@@ -20,7 +20,7 @@ from pyggml.call import Call
 from pyggml.dtypes import DTYPES
 from pyggml.quants.layout import GROUP
 
-MOST = 8  # rows of A
+FEW, MOST = 2, 8  # rows of A: where cuBLAS takes longer, and where it may be absent
 WARPS = 2 if SIMULATED else 4  # of a block
 
 
@@ -81,6 +81,10 @@ def _takes(p: Problem) -> bool:
     return p.m <= MOST and p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
 
 
+def _takes_few(p: Problem) -> bool:
+    return p.m <= FEW and _takes(p)
+
+
 def _bind(p: Problem, o: Operands) -> Call:
     rows = next(n for n in (1, 2, 4, 8) if n >= p.m)
     run = _kernel(p.b.dtype.name, rows)
@@ -89,4 +93,5 @@ def _bind(p: Problem, o: Operands) -> Call:
     return launch(run, grid, WARPS * LANES, o.stream, o.c, o.a, o.b.view(np.uint8), *sizes)
 
 
+DOTS_OF_FEW = Path(name="dots of few", takes=_takes_few, bind=_bind, scratch=lambda p: 0)
 DOTS = Path(name="dots", takes=_takes, bind=_bind, scratch=lambda p: 0)

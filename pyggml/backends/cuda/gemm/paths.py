@@ -1,20 +1,24 @@
 """The table of paths: the first that takes a product computes it.
 
-Measured on an H100 (benchmarks/device.py, rows `product`): up to 8 rows of A the packed weights are
-read once, at the speed of the memory; above, cuBLAS is ahead of our own tensor-core kernel at every
-shape, which serves where nvmath-python is not installed.
+Microseconds on an H100, a Q8_0 matrix of 6144 × 2048, by rows of A (`benchmarks/device.py --rows
+product`). cuBLAS's and the tensor cores' have the unpacking in them.
+
+    rows            1       8     128     512    8192
+    dots           22     101
+    cublas         27      26      28      44     350
+    tensor         82      82      86     156    1594
+    simt          339     340     684    2163
 """
 
 from __future__ import annotations
 
 from pyggml.backends.cuda.gemm.cublas import CUBLAS
-from pyggml.backends.cuda.gemm.dots import DOTS
+from pyggml.backends.cuda.gemm.dots import DOTS, DOTS_OF_FEW
 from pyggml.backends.cuda.gemm.problem import Path, Problem
 from pyggml.backends.cuda.gemm.simt import SIMT
 from pyggml.backends.cuda.gemm.tensor import TENSOR
-from pyggml.backends.cuda.gemm.thin import NARROW, TALL
 
-PATHS: tuple[Path, ...] = (DOTS, NARROW, TALL, CUBLAS, TENSOR, SIMT)
+PATHS: tuple[Path, ...] = (DOTS_OF_FEW, CUBLAS, DOTS, TENSOR, SIMT)
 
 
 def path_of(p: Problem) -> Path:
