@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 from pyggml.cli import report
@@ -24,7 +25,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
     """
     settings = _settings(job)
     found = Recorder(trainer, job.output, job.log_to or (), settings)
-    plain = {name: v if isinstance(v, int | str) else str(v) for name, v in settings.items()}
+    plain = {name: v if _is_plain(v) else str(v) for name, v in settings.items()}
     found.metrics.add(
         {
             "event": "run",
@@ -87,6 +88,11 @@ def _joined(rows: Rows) -> Rows:
 
 def _settings(job: Job) -> dict[str, object]:
     return {name: _shown(value) for name, value in job.settled().items() if value is not None}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has it."""
+    return isinstance(value, int | str) or (isinstance(value, float) and isfinite(value))
 
 
 def _shown(value: object) -> object:

@@ -181,3 +181,15 @@ def test_what_is_no_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is no folder"):
         Runs(tmp_path / "file")
+
+
+def test_what_a_real_run_leaves(finetune, tmp_path, tiny):
+    assert finetune("--weight-decay", 0.1, "--grad-accum", 2).code == 0
+    found = Runs(tmp_path).shown("adapter")
+    assert (found["state"], found["step"]) == ("finished", 4)
+    assert found["settings"]["weight_decay"] == 0.1 and found["settings"]["model"] == str(tiny)
+    assert [label for label, _ in found["about"]][:3] == ["model", "adapter", "data"]
+    assert [label.split(",")[0] for label, _ in found["answers"]] == ["before", "after"]
+    assert found["prompt"] == "the " and found["measured"] == (1, 2, 3, 4)
+    (chart,) = Runs(tmp_path).norms("adapter", "blk.1.attn_q.weight")
+    assert [s["name"] for s in chart["series"]] == ["attn_q A", "attn_q B"]
