@@ -21,6 +21,8 @@ QUICK = {
     ),
     "cli/serve/test_refused.py": (r"test_faults_are_named\[.*",),
     "cli/view/test_pictures.py": (r"test_faults_are_sentences\[.*",),
+    "draw/test_heat.py": (r".*",),
+    "draw/test_tokens.py": (r".*",),
     "draw/test_draw.py": ("test_equal_blocks_are_one_section", r"test_lanes_.*"),
     "eager/test_steps.py": (r"test_(steps|what|fixed|a)_.*",),
     "eager/test_value.py": (r"test_(powers|numbers_mix_with_values)\[.*",),
