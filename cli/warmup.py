@@ -5,6 +5,7 @@ and writes one token, so that every kernel that these need lies compiled on the 
 from __future__ import annotations
 
 import tempfile
+from math import prod
 from pathlib import Path
 from time import perf_counter
 
@@ -17,12 +18,14 @@ from pyggml.cli.options import SETTINGS, threads_option
 from pyggml.cli.show import say, span
 from pyggml.dtypes import F32
 from pyggml.generation import Session
+from pyggml.imatrix import ImportanceMatrix, Sums
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import requantize
 
 _CTX, _N_VOCAB = 32, 64
+_BY_IMPORTANCE = ("IQ1", "IQ2", "IQ3", "Q2_K_S")  # file types that want it of some tensors
 
 
 @click.command("warmup", context_settings=SETTINGS)
@@ -42,7 +45,10 @@ def command(threads: int) -> None:
             started = perf_counter()
             plain, packed = Path(folder, f"{architecture}.gguf"), Path(folder, f"{number}.gguf")
             _write(plain, architecture)
-            requantize(plain, packed, file_type)
+            by_importance = file_type.startswith(_BY_IMPORTANCE)
+            requantize(
+                plain, packed, file_type, importance=_alike(plain) if by_importance else None
+            )
             _use(packed, threads)
             say(span(perf_counter() - started))
     say(f"ready after {span(perf_counter() - began)}")
@@ -59,6 +65,17 @@ def _write(path: Path, architecture: str) -> None:
         if name != "output.bias"
     ]
     gguf.write(path, metadata, tensors)
+
+
+def _alike(path: Path) -> ImportanceMatrix:
+    """The importance of columns, all alike, of a model's matrices."""
+    with gguf.open(path) as file:
+        shapes = {name: t.shape for name, t in file.tensors.items() if len(t.shape) > 1}
+    sums = {
+        name: Sums(np.ones((prod(s[:-2]), s[-1]), np.float32), np.ones(prod(s[:-2]), np.float32))
+        for name, s in shapes.items()
+    }
+    return ImportanceMatrix(sums, (), 1, _CTX)
 
 
 def _use(path: Path, threads: int) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import pyggml as library
+from pyggml import gguf
 from pyggml.cli.show import size
 from pyggml.lora import LoraConfig, attach
 
@@ -33,6 +34,16 @@ def test_merge_says_each_tensor_and_writes_the_sum(pyggml, tiny, adapter, tmp_pa
     assert lines[-1] == f"with {adapter}:0.5, {adapter}"
     both = library.load(tiny, [(adapter, 0.5), adapter], "f32").logits([1, 2, 3])
     assert nmse(library.load(out, compute="f32").logits([1, 2, 3]), both) < 1e-5
+
+
+def test_merge_packs_by_importance(pyggml, tiny, text, adapter, tmp_path):
+    importance, out = tmp_path / "i.gguf", tmp_path / "m.gguf"
+    measured = ("-m", tiny, "-f", text, "-o", importance, "--ctx", 16, "--chunks", 2)
+    assert pyggml("imatrix", *measured).code == 0
+    given = ("-m", tiny, "--lora", adapter, "-o", out, "--type", "q4_0", "--imatrix", importance)
+    assert pyggml("merge", *given).code == 0
+    with gguf.open(out) as file:
+        assert file.get("quantize.imatrix.chunks_count") == 2
 
 
 def test_merge_keeps_every_type_by_default(pyggml, tiny, adapter, tmp_path):
