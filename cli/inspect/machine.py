@@ -11,6 +11,7 @@ from pyggml._jit import CACHE
 from pyggml.attention import Problem as Attention
 from pyggml.attention import backward_path, forward_path
 from pyggml.backends.cuda import cards
+from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.show import plural, row, say, size
 from pyggml.dtypes import F32, dtype
 from pyggml.errors import DeviceError
@@ -32,6 +33,7 @@ def say_machine() -> None:
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
     _say_cache()
     _say_cards()
+    _say_adapter()
     say()
     say(_line("what computes, by tokens", [str(n) for n in _TOKENS]))
     for name in _WEIGHTS:
@@ -70,6 +72,13 @@ def _say_cards() -> None:
         capability = ".".join(map(str, card.capability))
         about = f"{card.name}, {size(card.n_bytes)}, compute capability {capability}"
         row("" if i else "devices", f"cuda:{card.index}: {about}")
+
+
+def _say_adapter() -> None:
+    try:
+        row("", f"webgpu: {adapter_name()}")
+    except DeviceError as error:
+        row("", str(error))
 
 
 def _product(form: Form, weight: str, n_tokens: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import DeviceError
 
@@ -17,17 +17,27 @@ def open_webgpu() -> WebGPUBackend:
 
     Raises DeviceError, one sentence that names what is missing, if there is none.
     """
+    adapter = _adapter()
+    from pyggml.backends.webgpu.device import WebGPUBackend
+
+    return WebGPUBackend(adapter)
+
+
+def adapter_name() -> str:
+    """The name of that adapter, and what drives it. Raises DeviceError if there is none."""
+    info = _adapter().info
+    return f"{info['device']} through {info['backend_type']}"
+
+
+def _adapter() -> Any:
     try:
         import wgpu
     except ImportError as error:
         raise DeviceError(f"no WebGPU device: wgpu is missing, wanted {WANTED}") from error
     try:
-        adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+        return wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except RuntimeError as error:
         said = " ".join(str(error).split())[:200]
         raise DeviceError(
             f"no WebGPU device: {said}; wanted a driver of Vulkan, Metal or Direct3D 12"
         ) from error
-    from pyggml.backends.webgpu.device import WebGPUBackend
-
-    return WebGPUBackend(adapter)
