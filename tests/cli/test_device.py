@@ -37,7 +37,7 @@ def test_another_word_is_refused(pyggml, finetune, tiny, text, command):
     more = {"finetune": ("-f", text, "-o", "x.gguf"), "generate": ("-p", "a")}
     ended = pyggml(command, "-m", tiny, "--device", "gpu", *more.get(command, ("-f", text)))
     assert ended.code == 2
-    assert "--device is 'gpu', wanted cpu, cuda, cuda:N or auto" in ended.err
+    assert "--device is 'gpu', wanted cpu, cuda, cuda:N, webgpu or auto" in ended.err
 
 
 @pytest.mark.skipif(has_card(), reason="there is a card")

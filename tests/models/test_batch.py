@@ -148,9 +148,9 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
     slots = [batch.open() for _ in texts]
     passes, run = [], Batch._pass
 
-    def spy(self, pieces):
+    def spy(self, pieces, every):
         passes.append(dict(pieces))
-        return run(self, pieces)
+        return run(self, pieces, every)
 
     monkeypatch.setattr(Batch, "_pass", spy)
     found = batch.feed(dict(zip(slots, texts, strict=True)))
@@ -166,8 +166,8 @@ def test_a_pass_that_was_broken_off_is_made_again(architecture, tiny, monkeypatc
     session.feed([1, 2, 3])
     run = Batch._pass
 
-    def broken(self, pieces):
-        run(self, pieces)
+    def broken(self, pieces, every):
+        run(self, pieces, every)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Batch, "_pass", broken)
