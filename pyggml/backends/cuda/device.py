@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,10 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
 from pyggml.backends.cuda.kernel import Compute, Faults, Kernel, Site
 from pyggml.backends.cuda.table import kernels
+from pyggml.backends.places import Place, seen, span
 from pyggml.call import Call
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.tensors import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What `Tensor.data` holds: a buffer, uint8 on the card, and the tensor's first byte in it."""
-
-    buffer: Any
-    offset: int
 
 
 class CudaBackend(Backend):
@@ -63,7 +55,7 @@ class CudaBackend(Backend):
             if fault[0]:
                 self._faults.cell.copy_to_device(np.zeros(1, np.int32), stream=self.stream)
                 raise PyggmlError(self._faults.sentence(int(fault[0])))
-        return np.array(_seen(tensor, spanned), order="C")
+        return np.array(seen(tensor, spanned), order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         with self._working():
@@ -73,7 +65,7 @@ class CudaBackend(Backend):
             else:  # what lies in the gaps stays
                 spanned = target.copy_to_host(stream=self.stream)
                 self.stream.synchronize()
-            _seen(tensor, spanned)[...] = values
+            seen(tensor, spanned)[...] = values
             if target.size:
                 target.copy_to_device(spanned, stream=self.stream)
 
@@ -82,7 +74,7 @@ class CudaBackend(Backend):
         place = t.root.data
         assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
         start = place.offset + t.offset
-        return place.buffer[start : start + _span(t)]
+        return place.buffer[start : start + span(t)]
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -152,23 +144,3 @@ class CudaBackend(Backend):
         free, total = cuda.current_context().get_memory_info()
         wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
         return f"{wanted}, {free:,} of {total:,} are free"
-
-
-def _span(t: Tensor) -> int:
-    """Bytes from a tensor's first element to its last."""
-    if t.is_contiguous:
-        return t.n_bytes
-    if not t.n_elements:
-        return 0
-    whole = t.dtype.row_bytes(t.shape[-1]) if t.dtype.quantised else t.dtype.block_bytes
-    last = len(t.shape) - 1 if t.dtype.quantised else len(t.shape)
-    steps = zip(t.shape[:last], t.strides[:last], strict=True)
-    return whole + sum((n - 1) * step for n, step in steps)
-
-
-def _seen(t: Tensor, spanned: np.ndarray) -> np.ndarray:
-    """The tensor's array in those bytes on the host: rows of quantised types as bytes."""
-    shape, strides = t.shape, t.strides
-    if t.dtype.quantised:
-        shape, strides = (*shape[:-1], t.dtype.row_bytes(shape[-1])), (*strides[:-1], 1)
-    return np.ndarray(shape, t.dtype.numpy, spanned, 0, strides)

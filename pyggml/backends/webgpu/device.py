@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import wgpu
 
 from pyggml.backends.base import Backend
+from pyggml.backends.places import Place, seen, span
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import WORD, Dispatch, Shaders, View
 from pyggml.backends.webgpu.table import kernels
@@ -23,14 +23,6 @@ from pyggml.tensors import Tensor
 _LINE = 64  # bytes
 _KINDS = {F32: "f32", I32: "i32"}
 _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What `Tensor.data` holds: a buffer, and the tensor's first byte in it."""
-
-    buffer: Any
-    offset: int
 
 
 class WebGPUBackend(Backend):
@@ -80,7 +72,7 @@ class WebGPUBackend(Backend):
     def read(self, tensor: Tensor) -> np.ndarray:
         if not tensor.n_elements:
             return np.empty(tensor.shape, tensor.dtype.numpy)
-        return np.array(_seen(tensor, self._bytes(tensor)), order="C")
+        return np.array(seen(tensor, self._bytes(tensor)), order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         if not tensor.n_elements:
@@ -91,10 +83,8 @@ class WebGPUBackend(Backend):
             first = 0
         else:  # what lies in the gaps, or in the same words, stays
             first = start % WORD
-            spanned = self._range(
-                place.buffer, start - first, round_up(first + _span(tensor), WORD)
-            )
-        _seen(tensor, spanned[first:])[...] = values
+            spanned = self._range(place.buffer, start - first, round_up(first + span(tensor), WORD))
+        seen(tensor, spanned[first:])[...] = values
         with self._working():
             self._device.queue.write_buffer(place.buffer, start - first, spanned)
 
@@ -108,8 +98,8 @@ class WebGPUBackend(Backend):
         """From the tensor's first element to its last."""
         place, start = self._place(t)
         first = start % WORD
-        n = round_up(first + _span(t), WORD)
-        return self._range(place.buffer, start - first, n)[first : first + _span(t)]
+        n = round_up(first + span(t), WORD)
+        return self._range(place.buffer, start - first, n)[first : first + span(t)]
 
     def _range(self, buffer: Any, start: int, n: int) -> np.ndarray:
         with self._working():
@@ -118,7 +108,7 @@ class WebGPUBackend(Backend):
 
     def _view(self, t: Tensor) -> View:
         place, start = self._place(t)
-        return View(place.buffer, start, _span(t), _KINDS.get(t.dtype, "u8"))
+        return View(place.buffer, start, span(t), _KINDS.get(t.dtype, "u8"))
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -180,23 +170,3 @@ _LIMITS = (
     "max-compute-workgroup-storage-size",
     "min-storage-buffer-offset-alignment",
 )
-
-
-def _span(t: Tensor) -> int:
-    """Bytes from a tensor's first element to its last."""
-    if t.is_contiguous:
-        return t.n_bytes
-    if not t.n_elements:
-        return 0
-    whole = t.dtype.row_bytes(t.shape[-1]) if t.dtype.quantised else t.dtype.block_bytes
-    last = len(t.shape) - 1 if t.dtype.quantised else len(t.shape)
-    steps = zip(t.shape[:last], t.strides[:last], strict=True)
-    return whole + sum((n - 1) * step for n, step in steps)
-
-
-def _seen(t: Tensor, spanned: np.ndarray) -> np.ndarray:
-    """The tensor's array in those bytes on the host: rows of quantised types as bytes."""
-    shape, strides = t.shape, t.strides
-    if t.dtype.quantised:
-        shape, strides = (*shape[:-1], t.dtype.row_bytes(shape[-1])), (*strides[:-1], 1)
-    return np.ndarray(shape, t.dtype.numpy, spanned, 0, strides)
