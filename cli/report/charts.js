@@ -5,6 +5,8 @@ const pyggmlCharts = (() => {
   const colour = name => style.getPropertyValue("--" + name).trim();
   const shown = new Map();  // place → {chart, plot, width}
 
+  const wholeSteps = [0, 1, 2, 3, 4, 5, 6].flatMap((n) => [1, 2, 5].map((k) => k * 10 ** n));
+
   function mixed(depth) {  // a hue between those of the first block and the last
     const [a, b] = ["shallow", "deep"].map(n => colour(n).split(" ").map(parseFloat));
     const [h, s, l] = a.map((x, i) => x + (b[i] - x) * depth);
@@ -39,7 +41,7 @@ const pyggmlCharts = (() => {
       scales: {x: {time: false}, y: chart.log ? {distr: 3} : {}},
       legend: {live: chart.series.length <= 8},
       cursor: {points: {size: 6}},
-      axes: [{...axis, values: (u, v) => v.map(short)},
+      axes: [{...axis, incrs: wholeSteps, values: (u, v) => v.map(short)},
              {...axis, size: 62, values: (u, v) => v.map(short)}],
       series: [{label: "step", value: (u, v) => short(v)}, ...chart.series.map(line)],
     };
