@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 
 def test_every_folder_of_tests_has_some():
     folders = {p.parent.relative_to(HERE).as_posix() for p in HERE.rglob("test_*.py")}
+    folders.remove("backends/card")  # collected on a card, or in a process of its own
     assert folders == {Path(file).parent.as_posix() for file in QUICK}
 
 

@@ -10,7 +10,6 @@ QUICK = {
     "attention/test_decode.py": (r"test_as_the_plain_loop_has_it\[.*",),
     "attention/test_flash.py": ("test_tiles_give_what_the_plain_path_gives",),
     "backends/test_cuda.py": (r"test_(the_package|a_missing)_.*",),
-    "backends/card/test_kernels.py": ("test_kernels_are_of_ops_that_there_are",),
     "backward/test_walk.py": (r".*",),
     "chat/test_answers.py": (r"test_(learned|all|what|a|an|the|names|bos)_.*",),
     "cli/test_finetune.py": ("test_it_says_what_it_will_do_then_does_it",),
