@@ -119,7 +119,7 @@ def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], Table]:
     rows = [(kind, f"{n:,}", size(n_bytes)) for kind, n, n_bytes in kinds[:_KINDS]]
     if len(kinds) > _KINDS:
         rest = kinds[_KINDS:]
-        n, n_bytes = (sum(row[i] for row in rest) for i in (1, 2))  # type: ignore[misc]
+        n, n_bytes = sum(row[1] for row in rest), sum(row[2] for row in rest)
         rows.append((f"and {len(rest)} kinds more", f"{n:,}", size(n_bytes)))
     return [("peak", what)], Table(("tensors", "n", "bytes"), rows, frozenset({1, 2}))
 

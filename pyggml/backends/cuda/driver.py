@@ -19,6 +19,7 @@ with suppress(ImportError):
 # numba-cuda 0.30 names it when imported, NumPy 2.5 has dropped it.
 vars(np).setdefault("row_stack", np.vstack)
 
+# Hence these imports come after the two lines above, not at the top.
 from numba import config, cuda  # noqa: E402
 from numba.cuda.cudadrv.driver import CudaAPIError, driver  # noqa: E402
 from numba.cuda.cudadrv.error import CudaSupportError  # noqa: E402

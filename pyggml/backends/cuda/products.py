@@ -13,22 +13,11 @@ from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
 from pyggml.backends.cuda.table import declare
+from pyggml.backends.factors import factor_of
 from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.quants import QUANTS
 from pyggml.tensors import Tensor
-
-
-def _factor(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Factor:
-    """Rows and columns of t, the last two axes; the earlier ones are batches."""
-    steps = [s // F32.block_bytes for s in t.strides]
-    if t.dtype is not F32:
-        steps = [t.shape[-1], 1]  # weights are counted, not bytes
-    row, k = (steps[-1], steps[-2]) if is_transposed else (steps[-2], steps[-1])
-    some = (1,) * (4 - len(t.shape)) + t.shape[:-2]
-    along = (0,) * (4 - len(t.shape)) + (*steps[:-2],)
-    repeats = tuple(many // max(few, 1) for many, few in zip(batches, some, strict=True))
-    return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)
 
 
 def _problem(node: Tensor, compute: Compute) -> Problem:
@@ -38,7 +27,7 @@ def _problem(node: Tensor, compute: Compute) -> Problem:
     outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
     m, n = node.shape[-2:]
     k = a.shape[-2] if is_transposed else a.shape[-1]
-    of_a, of_b = (_factor(t, (outer, inner), is_transposed) for t in (a, b))
+    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
     return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute))
 
 

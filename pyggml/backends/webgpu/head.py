@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyggml.backends.factors import Factor
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.norm import with_sums
-from pyggml.backends.webgpu.products import Factor, Product, multiplied
+from pyggml.backends.webgpu.products import Product, multiplied
 from pyggml.backends.webgpu.shader import Dispatch, View
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import TYPES

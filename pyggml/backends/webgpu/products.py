@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from pyggml.backends.factors import Factor, factor_of
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element
 from pyggml.backends.webgpu.table import declare
@@ -88,21 +89,6 @@ _COPY = "let i = group * 256u + me; if (i < N) { put_y(i, x_at(i)); }"
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
-    """Where the numbers of a factor lie, counted in elements from its first.
-
-    row, k   steps along C's axis and along the axis that is summed over
-    batches  steps of the two axes of batches; repeats: how many batches of C take one of these
-    """
-
-    row: int
-    k: int
-    batches: tuple[int, int] = (0, 0)
-    repeats: tuple[int, int] = (1, 1)
-    dtype: DType = F32
-
-
-@dataclass(frozen=True, slots=True)
 class Product:
     """Sizes and factors. c_row: numbers from row to row of C; c_first: C's first column."""
 
@@ -173,18 +159,6 @@ def _element_of(dtype: DType) -> str:
 # -- ops ----------------------------------------------------------------------------------------
 
 
-def _factor(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Factor:
-    """Rows and columns of t, the last two axes; the earlier ones are batches."""
-    steps = [s // F32.block_bytes for s in t.strides]
-    if t.dtype is not F32:
-        steps = [t.shape[-1], 1]
-    row, k = (steps[-1], steps[-2]) if is_transposed else (steps[-2], steps[-1])
-    some = (1,) * (4 - len(t.shape)) + t.shape[:-2]
-    along = (0,) * (4 - len(t.shape)) + (*steps[:-2],)
-    repeats = tuple(many // max(few, 1) for many, few in zip(batches, some, strict=True))
-    return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)
-
-
 def _product(node: Tensor, adds: bool) -> Product:
     assert node.op is not None
     b, a = node.src[-2:]
@@ -192,7 +166,7 @@ def _product(node: Tensor, adds: bool) -> Product:
     outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
     m, n = node.shape[-2:]
     k = a.shape[-2] if is_transposed else a.shape[-1]
-    of_a, of_b = (_factor(t, (outer, inner), is_transposed) for t in (a, b))
+    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
     return Product(m, n, k, of_a, of_b, (outer, inner), adds=adds)
 
 

@@ -28,7 +28,7 @@ def test_a_path_agrees_with_numpy(path, kind, is_back, compute):
     steps = Factor(1, row, dtype=dtype) if is_back else Factor(row, 1, dtype=dtype)
     problem = Problem(m, n, k, Factor(k, 1), steps, compute=compute)
     if not path.takes(problem):
-        pytest.skip("not one of this path's")
+        pytest.skip(f"{path.name} does not take such a product: another path serves it")
     x, before = rng.standard_normal((m, k), np.float32), rng.standard_normal((m, n), np.float32)
     arrays = (cuda.to_device(a.reshape(-1)) for a in (before, x, w.view(dtype.numpy)))
     y, *factors = arrays
@@ -52,7 +52,7 @@ def test_a_path_agrees_with_numpy_in_float32(path, is_transposed, m, n, k):
     of_a, of_b = (Factor(1, m), Factor(1, n)) if is_transposed else (Factor(k, 1), Factor(k, 1))
     problem = Problem(m, n, k, of_a, of_b)
     if not path.takes(problem):
-        pytest.skip("not one of this path's")
+        pytest.skip(f"{path.name} does not take such a product: another path serves it")
     flat = (np.ascontiguousarray(x.T if is_transposed else x).reshape(-1) for x in (a, b))
     before = rng.standard_normal((m, n), np.float32)
     y, *factors = (cuda.to_device(x) for x in (before.reshape(-1), *flat))

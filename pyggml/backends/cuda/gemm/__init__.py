@@ -1,6 +1,7 @@
 """Matrix products on the card, by the first path that takes them."""
 
 from pyggml.backends.cuda.gemm.paths import PATHS, path_of
-from pyggml.backends.cuda.gemm.problem import Factor, Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
+from pyggml.backends.factors import Factor
 
 __all__ = ["PATHS", "Factor", "Operands", "Path", "Problem", "path_of"]

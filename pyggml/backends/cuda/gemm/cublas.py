@@ -9,8 +9,9 @@ import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda
 from pyggml.backends.cuda.gemm import slices
-from pyggml.backends.cuda.gemm.problem import Factor, Operands, Path, Problem
+from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
+from pyggml.backends.factors import Factor
 from pyggml.call import Call
 from pyggml.dtypes import F32
 

@@ -13,29 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.backends.cuda.kernel import Compute
+from pyggml.backends.factors import Factor
 from pyggml.call import Call
-from pyggml.dtypes import F32, DType
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """Where the numbers of a factor lie, counted in elements from its first.
-
-    batches  steps of the two axes of batches
-    repeats  how many batches of C, along each, take one of the factor
-    row      step from row to row: of A along m, of B along n
-    k        step along the axis that is summed over; of a packed type one of the two is 1
-    """
-
-    row: int
-    k: int
-    batches: tuple[int, int] = (0, 0)
-    repeats: tuple[int, int] = (1, 1)
-    dtype: DType = F32
-
-    @property
-    def steps(self) -> tuple[int, int, int, int]:
-        return (*self.batches, self.row, self.k)
+from pyggml.dtypes import F32
 
 
 @dataclass(frozen=True, slots=True)
