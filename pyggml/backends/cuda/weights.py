@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,48 +20,24 @@ from pyggml._jit import BlockCode
 from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.driver import device
 from pyggml.backends.cuda.rare_weights import RARE
+from pyggml.backends.expressions import ExpressionBlock, Lanes
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
+from pyggml.quants.layout import GROUP, Decoder
 
 
-class Lanes(NamedTuple):
-    """n numbers: `text(lane)` is the expression of one, for a lane named by a variable or a number.
+class LaneBlock(ExpressionBlock):
+    """Expressions of Python, for a device function."""
 
-    kind is "bytes" (0 to 255, held in int32), "ints" (int32) or "floats".
-    """
+    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
+        return f"({below} if {lane} < {n} else {other})"
 
-    kind: str
-    n: int
-    text: Callable[[str], str]
-
-
-def _within(
-    lane: str, first: int, second: Callable[[str], str], other: Callable[[str], str]
-) -> str:
-    """`second(lane)` below `first`, else `other(lane - first)`."""
-    if lane.isdigit():
-        number = int(lane)
-        return second(lane) if number < first else other(str(number - first))
-    return f"({second(lane)} if {lane} < {first} else {other(f'({lane} - {first})')})"
-
-
-class LaneBlock(Block):
-    """Collects `groups`: the index of its first weight -> the expression of one, by its lane."""
-
-    size = 1  # of plain types
-
-    def __init__(self) -> None:
-        self.groups: dict[int, Callable[[str], str]] = {}
-        self._minima: Lanes | None = None
+    def moved(self, lane: str, n: int) -> str:
+        return f"({lane} - {n})"
 
     # -- reading -------------------------------------------------------------------------------
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         return Lanes("bytes", n, lambda lane: f"np.int32(raw[at + {offset} + {lane}])")
-
-    def nibbles(self, offset: int) -> Lanes:
-        both = self.bytes(offset, SUBGROUP)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
 
     def flags(self, offset: int, value: int) -> Lanes:
         def text(lane: str) -> str:
@@ -103,16 +79,6 @@ class LaneBlock(Block):
             text=lambda lane: f"((({whole.text(lane)} >> {first}) & {(1 << n) - 1}) << {to})"
         )
 
-    def either(self, a: Lanes, b: Lanes) -> Lanes:
-        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
-
-    def join(self, a: Lanes, b: Lanes) -> Lanes:
-        return Lanes(a.kind, a.n + b.n, lambda lane: _within(lane, a.n, a.text, b.text))
-
-    def minus(self, whole: Lanes, n: int) -> Lanes:
-        mask = " & 255" if whole.kind == "bytes" else ""
-        return whole._replace(text=lambda lane: f"(({whole.text(lane)} - {n}){mask})")
-
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         halves = (
             sum((v & 255) << 8 * i for i, v in enumerate(half)) for half in (table[:8], table[8:])
@@ -130,38 +96,6 @@ class LaneBlock(Block):
             )
 
         return Lanes("floats", whole.n, text)
-
-    def times(self, floats: Lanes, factor: Lanes) -> Lanes:
-        return floats._replace(text=lambda lane: f"({floats.text(lane)} * {factor.text('0')})")
-
-    def negative(self, floats: Lanes) -> Lanes:
-        return floats._replace(text=lambda lane: f"(-{floats.text(lane)})")
-
-    def lane(self, floats: Lanes, i: int) -> Lanes:
-        return Lanes("floats", 1, lambda _: floats.text(str(i)))
-
-    # -- adding weights ------------------------------------------------------------------------
-
-    def add_minimum(self, minimum: Lanes) -> None:
-        self._minima = minimum
-
-    def add_minima(self, minima: Lanes) -> None:
-        self._minima = minima
-
-    def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
-        self._put(scale.text("0"), q, i)
-
-    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int) -> None:
-        first, second = (scale.text("0") for scale in scales)
-        self._put(f"({first} if lane < {SUBGROUP} else {second})", q, i)
-
-    def _put(self, scale: str, q: Lanes, i: int) -> None:
-        minimum = f" + {self.lane(self._minima, i // GROUP).text('0')}" if self._minima else ""
-        numbers = self.floats(q)
-        self.groups[i] = lambda lane: f"{scale} * {numbers.text(lane)}{minimum}"
-
-    def add_floats(self, floats: Lanes, i: int) -> None:
-        self.groups[i] = floats.text
 
 
 @device

@@ -8,13 +8,13 @@ the expression of one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 from pyggml._jit import BlockCode
+from pyggml.backends.expressions import ExpressionBlock, Lanes
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import GROUP, SUBGROUP, Block
+from pyggml.quants.layout import GROUP
 
 TYPES = tuple(name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
 _HELPERS = """
@@ -27,47 +27,27 @@ fn half_e8m0(e: u32) -> f32 {
 """
 
 
-class Lanes(NamedTuple):
-    """n numbers: `text(lane)` is the expression of one, for a lane named by a variable or a number.
-
-    kind is "bytes" (0 to 255, as i32), "ints" (i32) or "floats".
-    """
-
-    kind: str
-    n: int
-    text: Callable[[str], str]
-
-
-def _within(lane: str, n: int, first: Callable[[str], str], other: Callable[[str], str]) -> str:
-    """`first(lane)` below n, else `other(lane - n)`."""
-    if lane.isdigit():
-        number = int(lane)
-        return first(lane) if number < n else other(str(number - n))
-    return f"select({other(f'({lane} - {n}u)')}, {first(lane)}, {lane} < {n}u)"
-
-
 def _u(lane: str) -> str:
     return f"{lane}u" if lane.isdigit() else lane
 
 
-class WordsBlock(Block):
-    """Collects `groups`: the index of its first weight -> the expression of weight `lane`."""
-
-    size = 1  # of plain types
+class WordsBlock(ExpressionBlock):
+    """Expressions of WGSL, and the tables that they name."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, str] = {}
+        super().__init__()
         self.tables: list[tuple[int, ...]] = []
-        self._minima: Lanes | None = None
+
+    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
+        return f"select({other}, {below}, {lane} < {n}u)"
+
+    def moved(self, lane: str, n: int) -> str:
+        return f"({lane} - {n}u)"
 
     # -- reading -------------------------------------------------------------------------------
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         return Lanes("bytes", n, lambda lane: f"i32(w_at(at + {offset}u + {_u(lane)}))")
-
-    def nibbles(self, offset: int) -> Lanes:
-        both = self.bytes(offset, SUBGROUP)
-        return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
 
     def flags(self, offset: int, value: int) -> Lanes:
         def text(lane: str) -> str:
@@ -110,16 +90,6 @@ class WordsBlock(Block):
             text=lambda lane: f"((({whole.text(lane)} >> {first}u) & {mask}) << {to}u)"
         )
 
-    def either(self, a: Lanes, b: Lanes) -> Lanes:
-        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
-
-    def join(self, a: Lanes, b: Lanes) -> Lanes:
-        return Lanes(a.kind, a.n + b.n, lambda lane: _within(lane, a.n, a.text, b.text))
-
-    def minus(self, whole: Lanes, n: int) -> Lanes:
-        mask = " & 255" if whole.kind == "bytes" else ""
-        return whole._replace(text=lambda lane: f"(({whole.text(lane)} - {n}){mask})")
-
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         values = tuple(v & 255 for v in table)
         if values not in self.tables:
@@ -134,37 +104,6 @@ class WordsBlock(Block):
 
         return Lanes("floats", whole.n, text)
 
-    def times(self, floats: Lanes, factor: Lanes) -> Lanes:
-        return floats._replace(text=lambda lane: f"({floats.text(lane)} * {factor.text('0')})")
-
-    def negative(self, floats: Lanes) -> Lanes:
-        return floats._replace(text=lambda lane: f"(-{floats.text(lane)})")
-
-    def lane(self, floats: Lanes, i: int) -> Lanes:
-        return Lanes("floats", 1, lambda _: floats.text(str(i)))
-
-    # -- adding weights ------------------------------------------------------------------------
-
-    def add_minimum(self, minimum: Lanes) -> None:
-        self._minima = minimum
-
-    def add_minima(self, minima: Lanes) -> None:
-        self._minima = minima
-
-    def add(self, scale: Lanes, q: Lanes, i: int = 0) -> None:
-        self._put(scale.text("0"), q, i)
-
-    def add_two(self, scales: tuple[Lanes, Lanes], q: Lanes, i: int) -> None:
-        first, second = (scale.text("0") for scale in scales)
-        self._put(f"select({second}, {first}, lane < {SUBGROUP}u)", q, i)
-
-    def _put(self, scale: str, q: Lanes, i: int) -> None:
-        minimum = f" + {self.lane(self._minima, i // GROUP).text('0')}" if self._minima else ""
-        self.groups[i] = f"{scale} * {self.floats(q).text('lane')}{minimum}"
-
-    def add_floats(self, floats: Lanes, i: int) -> None:
-        self.groups[i] = floats.text("lane")
-
 
 @cache
 def weight_source(name: str) -> str:
@@ -178,5 +117,5 @@ def weight_source(name: str) -> str:
         lines.append(f"var<private> table{i}: array<i32, {len(table)}> = array({values});")
     lines += ["fn weight(at: u32, j: u32) -> f32 {", "    let lane = j & 31u;"]
     *some, last = sorted(block.groups)
-    lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]}; }}" for i in some]
-    return "\n".join([*lines, f"    return {block.groups[last]};", "}"])
+    lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
+    return "\n".join([*lines, f"    return {block.groups[last]('lane')};", "}"])
