@@ -9,8 +9,7 @@ fixed, so that every run gives the same bits.
 from __future__ import annotations
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
-
-_ALL = 0xFFFFFFFF  # lanes of a warp
+from pyggml.backends.cuda.warp import ALL, warp_max, warp_sum
 
 
 @device
@@ -65,25 +64,23 @@ else:
     @device
     def block_sum(x, parts):
         """The sum of one number of each thread."""
-        for step in (16, 8, 4, 2, 1):
-            x += cuda.shfl_xor_sync(_ALL, x, step)
+        x = warp_sum(x)
         if cuda.blockDim.x > 32:
             x = _exchanged(x, parts)
             step = cuda.blockDim.x >> 6
             while step > 0:
-                x += cuda.shfl_xor_sync(_ALL, x, step)
+                x += cuda.shfl_xor_sync(ALL, x, step)
                 step >>= 1
         return x
 
     @device
     def block_max(x, parts):
         """The greatest of one number of each thread."""
-        for step in (16, 8, 4, 2, 1):
-            x = max(x, cuda.shfl_xor_sync(_ALL, x, step))
+        x = warp_max(x)
         if cuda.blockDim.x > 32:
             x = _exchanged(x, parts)
             step = cuda.blockDim.x >> 6
             while step > 0:
-                x = max(x, cuda.shfl_xor_sync(_ALL, x, step))
+                x = max(x, cuda.shfl_xor_sync(ALL, x, step))
                 step >>= 1
         return x

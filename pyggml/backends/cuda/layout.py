@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
+from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
 from pyggml.dtypes import BF16, DType
@@ -29,26 +31,11 @@ def bf16_to_float(bits):
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
-@device
-def float_to_bf16(x):
-    """The bits (uint16) of the bfloat nearest to x, ties to even; NaN stays NaN."""
-    u = np.float32(x).view(np.uint32)
-    if u & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
-        return np.uint16((u >> np.uint32(16)) | np.uint32(64))
-    odd = (u >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((np.uint64(u) + np.uint64(0x7FFF) + np.uint64(odd)) >> np.uint64(16))
-
-
-@device
-def _bf16_to_f16(bits):
-    return np.float16(bf16_to_float(bits))
-
-
 def _conversion(of: DType, to: DType) -> Callable:
     """What makes a number of one type one of another; F32 and F16 convert when they are stored."""
     if (of is BF16) == (to is BF16):
         return as_it_is
-    return bf16_to_float if of is BF16 else float_to_bf16
+    return bf16_to_float if of is BF16 else bf16_bits
 
 
 # -- cont, dup, cpy, concat, narrow_back --------------------------------------------------------
@@ -66,34 +53,43 @@ def _copies(convert: Callable):
                 out[j] = convert(second)
 
     @kernel
-    def strided(out, first, out_steps, x, x_steps, shape):
-        n = shape[0] * shape[1] * shape[2] * shape[3]
-        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-            out[first + place(i, shape, out_steps)] = convert(x[place(i, shape, x_steps)])
+    def gathered(out, x, steps, shape):
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = convert(x[place(i, shape, steps)])
 
-    return flat, strided
+    return flat, gathered
 
 
-_FLAT, _STRIDED = {}, {}
-for _convert in (as_it_is, bf16_to_float, float_to_bf16):
-    _FLAT[_convert], _STRIDED[_convert] = _copies(_convert)
+_FLAT, _GATHERED = {}, {}
+for _convert in (as_it_is, bf16_to_float, bf16_bits):
+    _FLAT[_convert], _GATHERED[_convert] = _copies(_convert)
+
+
+def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
+    """out, which has no gaps, = the numbers of x, which lie as those of t do."""
+    if t.is_contiguous:
+        return per_element(_FLAT[convert], out.size, stream, out, x)
+    return per_element(_GATHERED[convert], out.size, stream, out, x, steps(t), sizes(t.shape))
 
 
 def _copy(site: Site) -> Call:
     (x,) = site.node.src
     convert = _conversion(x.dtype, site.node.dtype)
-    if x.is_contiguous:
-        return per_element(_FLAT[convert], site.out.size, site.stream, site.out, *site.src)
-    return _into(site, 0, x, site.src[0], convert)
+    return copied(site.out, site.src[0], x, site.stream, convert)
 
 
-def _into(site: Site, first: int, x: Tensor, array: object, convert: Callable = as_it_is) -> Call:
+@kernel
+def _put(out, first, out_steps, x, x_steps, shape):
+    n = shape[0] * shape[1] * shape[2] * shape[3]
+    for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+        out[first + place(i, shape, out_steps)] = x[place(i, shape, x_steps)]
+
+
+def _into(site: Site, first: int, x: Tensor, array: Any) -> Call:
     """Copy x into the range of the result that begins at element `first`."""
-    out_steps = steps_of(_elements(site.node))
-    shape, run = sizes(x.shape), _STRIDED[convert]
-    return per_element(
-        run, x.n_elements, site.stream, site.out, first, out_steps, array, steps(x), shape
-    )
+    where = (first, steps_of(_elements(site.node)))
+    of_x = (array, steps(x), sizes(x.shape))
+    return per_element(_put, x.n_elements, site.stream, site.out, *where, *of_x)
 
 
 def _elements(t: Tensor) -> Shape:
@@ -122,12 +118,6 @@ def _fill(out, value):
 def filled(site: Site, value: np.float32) -> Call:
     """One value everywhere in the result."""
     return per_element(_fill, site.out.size, site.stream, site.out, value)
-
-
-def copied_flat(site: Site) -> Call:
-    """The first source, which has no gaps, as the result."""
-    run = _FLAT[as_it_is]
-    return per_element(run, site.out.size, site.stream, site.out, site.src[0])
 
 
 def _narrow_back(site: Site) -> Call:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyggml.backends.cuda.copies import copied
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.layout import copied
 from pyggml.backends.cuda.table import declare
 from pyggml.backends.factors import factor_of
 from pyggml.call import Call

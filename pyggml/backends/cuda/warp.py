@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 
 LANES = 1 if SIMULATED else 32
+ALL = 0xFFFFFFFF  # lanes, as a mask
 
 if SIMULATED:
 
@@ -21,12 +20,12 @@ else:
     def warp_sum(x):
         """The sum over the lanes of a warp, in every lane."""
         for step in (16, 8, 4, 2, 1):
-            x += cuda.shfl_xor_sync(0xFFFFFFFF, x, step)
+            x += cuda.shfl_xor_sync(ALL, x, step)
         return x
 
     @device
     def warp_max(x):
         """The greatest over the lanes of a warp, in every lane."""
         for step in (16, 8, 4, 2, 1):
-            x = max(x, np.float32(cuda.shfl_xor_sync(0xFFFFFFFF, x, step)))
+            x = max(x, cuda.shfl_xor_sync(ALL, x, step))
         return x

@@ -10,7 +10,7 @@ from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
-from pyggml.backends.cuda.layout import copied_flat, filled
+from pyggml.backends.cuda.layout import copied, filled
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
 from pyggml.tensors import Tensor
@@ -50,10 +50,14 @@ def _after(first: Callable[[Site], Call], run: Any) -> Callable[[Site], Call]:
     return bind
 
 
+def _first(site: Site) -> Call:
+    return copied(site.out, site.src[0], site.node.src[0], site.stream)
+
+
 def _zeros(site: Site) -> Call:
     return filled(site, ZERO)
 
 
-declare("acc", Kernel(_after(copied_flat, _add), _overlaps))
-declare("set", Kernel(_after(copied_flat, _set)))
+declare("acc", Kernel(_after(_first, _add), _overlaps))
+declare("set", Kernel(_after(_first, _set)))
 declare("view_back", Kernel(_after(_zeros, _add), _overlaps))
