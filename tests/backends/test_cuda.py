@@ -53,8 +53,8 @@ def dry():
     """Stands for a card while nodes are bound: arrays of the same types, on the host."""
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
     from pyggml.backends.cuda.device import CudaBackend
-    from pyggml.backends.cuda.kernel import Faults
     from pyggml.backends.cuda.table import kernels
+    from pyggml.backends.faults import Faults
 
     class Dry(CudaBackend):
         def __init__(self):

@@ -10,8 +10,9 @@ import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
-from pyggml.backends.cuda.kernel import Compute, Faults, Kernel, Site
+from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.table import kernels
+from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
 from pyggml.call import Call
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pyggml.backends.faults import Faults
 from pyggml.call import Call
 from pyggml.tensors import Tensor
 
@@ -31,7 +32,7 @@ class Site:
     fills_shared: bool  # whether this node is the first of them
     compute: Compute  # how products with weights round
     stream: Any  # all launches go here
-    faults: Faults
+    faults: Faults  # a kernel notes one by `cuda.atomic.max(cell, 0, number)`
     constant: Callable[[np.ndarray], Any]  # a small array of the host's, copied to the card
 
     @property
@@ -39,28 +40,6 @@ class Site:
         """The node's parameters in order of declaration, floats as float32."""
         values = self.node.params.values()
         return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
-
-
-class Faults:
-    """What kernels found wrong in their data: a cell on the card, and what its numbers mean.
-
-    A kernel gets the cell and a number, which it puts there by `cuda.atomic.max(cell, 0, number)`.
-    It must not read or write what is out of range itself.
-    """
-
-    def __init__(self, cell: Any) -> None:
-        self.cell = cell  # int32 (1,), 0 while nothing is wrong
-        self._sentences: list[str] = []
-
-    def number(self, sentence: str) -> int:
-        """The number of a fault."""
-        if sentence not in self._sentences:
-            self._sentences.append(sentence)
-        return self._sentences.index(sentence) + 1
-
-    def sentence(self, number: int) -> str:
-        """The fault of a number."""
-        return self._sentences[number - 1]
 
 
 def _nothing_lacks(node: Tensor) -> str | None:

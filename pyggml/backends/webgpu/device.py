@@ -10,19 +10,21 @@ import numpy as np
 import wgpu
 
 from pyggml.backends.base import Backend
+from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import WORD, Dispatch, Shaders, View
 from pyggml.backends.webgpu.table import kernels
 from pyggml.call import Call
 from pyggml.dtypes import F32, I32
-from pyggml.errors import DeviceError
+from pyggml.errors import DeviceError, PyggmlError
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
 _LINE = 64  # bytes
 _KINDS = {F32: "f32", I32: "i32"}
 _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+_STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 
 
 class WebGPUBackend(Backend):
@@ -40,6 +42,7 @@ class WebGPUBackend(Backend):
         most = int(limits["max-storage-buffer-binding-size"])
         self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
         self._shaders, self._kernels = Shaders(self._device, self.limit), kernels()
+        self._faults = Faults(self._constant(np.zeros(1, np.int32)).written())
 
     def unsupported(self, node: Tensor) -> str | None:
         assert node.op is not None
@@ -49,7 +52,7 @@ class WebGPUBackend(Backend):
         for i, t in enumerate((*node.src, node, *node.saved)):
             if t.n_bytes > self.limit and i not in found.tiled:
                 return f"{t!r} takes {t.n_bytes:,} bytes, a binding at most {self.limit:,}"
-            if t.dtype not in _KINDS and i not in found.tiled:
+            if t.dtype not in _KINDS and i not in (*found.tiled, *found.mixed):
                 return f"{t.dtype} has no kernel here"
         return found.lacks(node)
 
@@ -102,9 +105,21 @@ class WebGPUBackend(Backend):
         return self._range(place.buffer, start - first, n)[first : first + span(t)]
 
     def _range(self, buffer: Any, start: int, n: int) -> np.ndarray:
-        with self._working():
-            found = self._device.queue.read_buffer(buffer, start, n)
-        return np.array(np.frombuffer(found, np.uint8))
+        """n bytes of a buffer. Raises PyggmlError if a kernel has found a fault in its data."""
+        cell = self._faults.cell
+        with self._working(n):
+            staging = self._device.create_buffer(size=n + WORD, usage=_STAGING)
+            encoder = self._device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(buffer, start, staging, 0, n)
+            encoder.copy_buffer_to_buffer(cell.buffer, 0, staging, n, WORD)
+            self._device.queue.submit([encoder.finish()])
+            staging.map_sync("READ")
+            found = np.array(np.frombuffer(staging.read_mapped(), np.uint8))
+            staging.destroy()
+        if fault := int(found[n:].view(np.int32)[0]):
+            self._device.queue.write_buffer(cell.buffer, 0, np.zeros(1, np.int32))
+            raise PyggmlError(self._faults.sentence(fault))
+        return found[:n]
 
     def _view(self, t: Tensor) -> View:
         place, start = self._place(t)
@@ -123,6 +138,8 @@ class WebGPUBackend(Backend):
             tuple(self._view(s).written() for s in node.saved),
             memory,
             self._shaders,
+            self._faults,
+            self._constant,
         )
         with self._working():
             return Call(self._run, tuple(self._kernel(node).bind(site)))
@@ -145,6 +162,13 @@ class WebGPUBackend(Backend):
                 working.dispatch_workgroups(*each.groups)
             working.end()
             self._device.queue.submit([encoder.finish()])
+
+    def _constant(self, values: np.ndarray) -> View:
+        """A copy of a small array on the device."""
+        data = np.ascontiguousarray(values)
+        with self._working(data.nbytes):
+            buffer = self._device.create_buffer_with_data(data=data, usage=_USAGE)
+        return View(buffer, 0, data.nbytes, "f32" if data.dtype == np.float32 else "i32")
 
     def _kernel(self, node: Tensor) -> Kernel:
         assert node.op is not None

@@ -30,7 +30,11 @@ WORD = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A range of a buffer on the device. kind: "f32", "i32" or "u8", which is read as `u32`."""
+    """A range of a buffer on the device.
+
+    kind    how elements are read: "f32", "i32" or "u32"; "f16" or "bf16", which give an f32; "u16"
+            or "u8", which give a u32. Only those of 32 bits can be written.
+    """
 
     buffer: Any
     start: int  # bytes
@@ -44,8 +48,17 @@ class View:
 
     def part(self, first: int, n: int) -> View:
         """n elements from element `first` on."""
-        size = 1 if self.kind == "u8" else WORD
-        return View(self.buffer, self.start + size * first, size * n, self.kind, self.is_written)
+        start, n_bytes = self.start + self.size * first, self.size * n
+        return View(self.buffer, start, n_bytes, self.kind, self.is_written)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return WORD // _PER_WORD.get(self.kind, 1)
+
+    def of(self, kind: str) -> View:
+        """The same bytes, read as another kind of elements."""
+        return View(self.buffer, self.start, self.n_bytes, kind, self.is_written)
 
     def written(self) -> View:
         return View(self.buffer, self.start, self.n_bytes, self.kind, True)
@@ -98,9 +111,8 @@ class Shaders:
         place = {name: i for i, w in enumerate(windows) for name in w.names}
         words = [_bits(value) for value in (constants or {}).values()]
         for name, view in views.items():
-            size = 1 if view.kind == "u8" else WORD
             start = windows[place[name]].start if name in place else view.start
-            words.append((view.start - start) // size)
+            words.append((view.start - start) // view.size)
         words += [0] * (-len(words) % 4)
         body = body if "fn main" in body else MAIN.replace("BODY", body)
         accessors = (
@@ -183,14 +195,26 @@ def _word(i: int) -> str:
     return f"P[{i // 4}].{'xyzw'[i % 4]}"
 
 
+_PER_WORD = {"f16": 2, "bf16": 2, "u16": 2, "u8": 4}
+_READ_AS = {"f16": "f32", "bf16": "f32", "u16": "u32", "u8": "u32"}
+_OF_BITS = {
+    "f16": "unpack2x16float({} & 65535u).x",
+    "bf16": "bitcast<f32>({} << 16u)",
+    "u16": "{} & 65535u",
+    "u8": "{} & 255u",
+}
+
+
 def _accessors(name: str, view: View, offset: str, binding: int | None) -> str:
     """The functions that read a tensor's elements, and write them if it is written."""
+    kind, at = _READ_AS.get(view.kind, view.kind), f"({offset} + i)"
     if binding is None:  # an empty tensor, or none
-        return f"fn {name}_at(i: u32) -> {view.kind} {{ return {view.kind}(0); }}"
+        return f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}"
     word = f"b{binding}[{offset} + i]"
-    if view.kind == "u8":
-        read = f"(b{binding}[({offset} + i) >> 2u] >> (8u * (({offset} + i) & 3u))) & 255u"
-        return f"fn {name}_at(i: u32) -> u32 {{ return {read}; }}"
+    if view.kind in _PER_WORD:
+        n = _PER_WORD[view.kind]
+        bits = f"(b{binding}[{at} / {n}u] >> ({32 // n}u * ({at} % {n}u)))"
+        return f"fn {name}_at(i: u32) -> {kind} {{ return {_OF_BITS[view.kind].format(bits)}; }}"
     lines = [f"fn {name}_at(i: u32) -> {view.kind} {{ return bitcast<{view.kind}>({word}); }}"]
     if view.is_written:
         lines.append(f"fn put_{name}(i: u32, v: {view.kind}) {{ {word} = bitcast<u32>(v); }}")
@@ -215,7 +239,7 @@ def _bits(value: int | float) -> int:
     """A constant as a word: floats as float32."""
     if isinstance(value, float):
         return int(np.float32(value).view(np.uint32))
-    return int(value)
+    return int(value) & 0xFFFFFFFF
 
 
 def _grid(groups: int | tuple[int, int, int]) -> tuple[int, int, int]:
