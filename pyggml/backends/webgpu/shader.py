@@ -209,7 +209,10 @@ def _accessors(name: str, view: View, offset: str, binding: int | None) -> str:
     """The functions that read a tensor's elements, and write them if it is written."""
     kind, at = _READ_AS.get(view.kind, view.kind), f"({offset} + i)"
     if binding is None:  # an empty tensor, or none
-        return f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}"
+        return (
+            f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}\n"
+            f"fn put_{name}(i: u32, v: {kind}) {{}}"
+        )
     word = f"b{binding}[{offset} + i]"
     if view.kind in _PER_WORD:
         n = _PER_WORD[view.kind]
