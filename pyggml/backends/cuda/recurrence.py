@@ -137,7 +137,7 @@ def _forward(factors: Factors, columns: int) -> Any:
     return forward
 
 
-def bind_forward(site: Site, factors: Factors, src: tuple, sizes: tuple[int, ...]) -> Call:
+def bind_forward(site: Site, factors: Factors, src: tuple, sizes: tuple) -> Call:
     """y (T, H, dv) and, as `saved[0]`, the last state. The node's sources begin with the state and
     end with the positions; src and sizes are what `factors` reads."""
     n_heads, dv, dk = site.node.src[0].shape

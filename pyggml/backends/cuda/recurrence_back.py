@@ -270,9 +270,7 @@ class Gradient:
         floats, starts = site.scratch.view(np.float32), self._starts
         return [floats[a:b] for a, b in pairwise(starts)]
 
-    def bind(
-        self, site: Site, positions: Any, dy: Any, src: tuple[Any, ...], sizes: tuple[int, ...]
-    ) -> Call:
+    def bind(self, site: Site, positions: Any, dy: Any, src: tuple, sizes: tuple) -> Call:
         """Compute them, the gradient of v as the node's result, that of the state as `saved[0]`."""
         floats = site.scratch.view(np.float32)
         g, states = floats[: self._starts[-1]], floats[self._starts[-1] : self.n_bytes // 4]
