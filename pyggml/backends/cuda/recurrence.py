@@ -54,15 +54,40 @@ def power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+@device
+def clear(s):
+    for p in range(s.shape[0]):
+        for e in range(s.shape[1]):
+            s[p, e] = ZERO
+
+
+@device
+def along(s, p, f, role):
+    """The product of row p with a factor."""
+    total = ZERO
+    for e in range(s.shape[1]):
+        total += s[p, e] * f[role, e]
+    return lanes_sum(total)
+
+
+@device
+def early_result(s, p, f, v):
+    """(S_{t-1} + v_t (u·k_t)ᵀ) r_t of row p."""
+    total = ZERO
+    for e in range(s.shape[1]):
+        total += (s[p, e] + v * f[A, e] * f[K, e]) * f[R, e]
+    return lanes_sum(total)
+
+
 @cache
-def steps(factors: Factors, columns: int, rows_each: int) -> Any:
-    """Device functions on a thread's part of a state, s (rows_each, columns)."""
-    read, coupled, early = factors.read, factors.coupled, factors.early
+def steps(factors: Factors) -> Any:
+    """(fetch, step): device functions on a thread's part s (rows, columns) of a state."""
+    read, coupled = factors.read, factors.coupled
 
     @device
     def fetch(f, src, sizes, t, h, dk):
         """f (5, columns) = the factors of the thread's columns; 0 beyond the last."""
-        for e in range(columns):
+        for e in range(f.shape[1]):
             j = cuda.threadIdx.x + e * cuda.blockDim.x
             w, k, r, a, b = ZERO, ZERO, ZERO, ZERO, ZERO
             if j < dk:
@@ -70,39 +95,18 @@ def steps(factors: Factors, columns: int, rows_each: int) -> Any:
             f[W, e], f[K, e], f[R, e], f[A, e], f[B, e] = w, k, r, a, b
 
     @device
-    def along(s, p, f, role):
-        """The row's product with a factor."""
-        total = ZERO
-        for e in range(columns):
-            total += s[p, e] * f[role, e]
-        return lanes_sum(total)
-
-    @device
     def step(s, p, f, v):
         """S_{t-1} -> S_t of row p."""
         turned = along(s, p, f, A) if coupled else ZERO
-        for e in range(columns):
+        for e in range(s.shape[1]):
             s[p, e] = s[p, e] * f[W, e] + turned * f[B, e] + v * f[K, e]
 
-    @device
-    def early_result(s, p, f, v):
-        total = ZERO
-        for e in range(columns):
-            total += (s[p, e] + v * f[A, e] * f[K, e]) * f[R, e]
-        return lanes_sum(total)
-
-    @device
-    def clear(s):
-        for p in range(rows_each):
-            for e in range(columns):
-                s[p, e] = ZERO
-
-    return fetch, along, step, early_result if early else None, clear
+    return fetch, step
 
 
 @cache
 def _forward(factors: Factors, columns: int) -> Any:
-    fetch, along, step, early_result, clear = steps(factors, columns, 1)
+    fetch, step = steps(factors)
     value, early = factors.value, factors.early
 
     @kernel

@@ -19,7 +19,7 @@ from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.recurrence import A, B, Factors, K, R, W, power, steps
+from pyggml.backends.cuda.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
 from pyggml.backends.cuda.warp import LANES, lanes_sum
 from pyggml.call import Call
 from pyggml.tensors import Tensor
@@ -58,17 +58,15 @@ class Block:
 
 
 @cache
-def _row_back(factors: Factors, columns: int, rows_each: int) -> Any:
-    """Device functions of the gradient of one row at one token."""
+def _from_result(factors: Factors) -> Any:
     coupled, early = factors.coupled, factors.early
-    _, along, _, _, _ = steps(factors, columns, rows_each)
 
     @device
     def from_result(s, ds, p, f, g, v, d):
         """What y_t gives to r, and of an early op to k and u; returns its share of v's."""
         turned = along(s, p, f, A) if coupled else ZERO
         of_v = ZERO
-        for e in range(columns):
+        for e in range(s.shape[1]):
             if early:
                 own = d * f[A, e] * f[R, e]
                 g[R, e] += d * (s[p, e] + v * f[A, e] * f[K, e])
@@ -76,10 +74,17 @@ def _row_back(factors: Factors, columns: int, rows_each: int) -> Any:
                 g[A, e] += d * v * f[K, e] * f[R, e]
                 of_v += own * f[K, e]
             else:
-                after = s[p, e] * f[W, e] + turned * f[B, e] + v * f[K, e]
-                g[R, e] += d * after
+                g[R, e] += d * (s[p, e] * f[W, e] + turned * f[B, e] + v * f[K, e])
                 ds[p, e] += d * f[R, e]
         return of_v
+
+    return from_result
+
+
+@cache
+def _row_back(factors: Factors) -> Any:
+    coupled, early = factors.coupled, factors.early
+    from_result = _from_result(factors)
 
     @device
     def back(s, ds, p, f, g, v, d):
@@ -88,16 +93,14 @@ def _row_back(factors: Factors, columns: int, rows_each: int) -> Any:
         turned, d_turned = ZERO, ZERO
         if coupled:
             turned, d_turned = along(s, p, f, A), along(ds, p, f, B)
-        for e in range(columns):
+        for e in range(s.shape[1]):
             of_v += ds[p, e] * f[K, e]
             g[K, e] += v * ds[p, e]
             g[W, e] += s[p, e] * ds[p, e]
             if coupled:
                 g[A, e] += d_turned * s[p, e]
                 g[B, e] += turned * ds[p, e]
-                ds[p, e] = ds[p, e] * f[W, e] + d_turned * f[A, e]
-            else:
-                ds[p, e] *= f[W, e]
+            ds[p, e] = ds[p, e] * f[W, e] + d_turned * f[A, e]
             if early:
                 ds[p, e] += d * f[R, e]
         return lanes_sum(of_v)
@@ -106,77 +109,76 @@ def _row_back(factors: Factors, columns: int, rows_each: int) -> Any:
 
 
 @device
-def _put(of_all, first, s, dv, dk, rows_each, columns):
+def _put(of_all, first, s, dv, dk):
     """The thread's part of a state to memory, whose row 0 begins at `first`."""
-    for p in range(rows_each):
+    for p in range(s.shape[0]):
         i = cuda.threadIdx.y + p * cuda.blockDim.y
-        for e in range(columns):
+        for e in range(s.shape[1]):
             j = cuda.threadIdx.x + e * cuda.blockDim.x
             if i < dv and j < dk:
                 of_all[first + i * dk + j] = s[p, e]
 
 
 @device
-def _get(s, of_all, first, dv, dk, rows_each, columns):
-    for p in range(rows_each):
+def _get(s, of_all, first, dv, dk):
+    for p in range(s.shape[0]):
         i = cuda.threadIdx.y + p * cuda.blockDim.y
-        for e in range(columns):
+        for e in range(s.shape[1]):
             j = cuda.threadIdx.x + e * cuda.blockDim.x
             s[p, e] = of_all[first + i * dk + j] if i < dv and j < dk else ZERO
 
 
 @device
-def _sum_rows(g, mine, parts, t, dk, n_tokens, n_roles, columns):
+def _add_rows(parts, first, n, width, j):
+    total = ZERO
+    for i in range(first, first + n):
+        total += parts[i * width + j]
+    return total
+
+
+@device
+def _sum_rows(g, mine, parts, t, dk, n_tokens, n_roles):
     """g at token t = the sums of all threads' `mine` (5, columns) over the rows of a block."""
     n_lanes, n_rows, n_heads = cuda.blockDim.x, cuda.blockDim.y, cuda.blockDim.z
-    width, row = n_lanes * columns, cuda.threadIdx.z * n_rows + cuda.threadIdx.y
+    width, row = n_lanes * mine.shape[1], cuda.threadIdx.z * n_rows + cuda.threadIdx.y
     for role in range(n_roles):
-        for e in range(columns):
+        for e in range(mine.shape[1]):
             j = cuda.threadIdx.x + e * n_lanes
             parts[(role * n_heads * n_rows + row) * width + j] = mine[role, e]
     cuda.syncthreads()
-    all_heads, n_blocks = n_heads * cuda.gridDim.x, cuda.gridDim.x
-    for at in range(
-        row * n_lanes + cuda.threadIdx.x, n_roles * n_heads * dk, n_lanes * n_rows * n_heads
-    ):
+    n_blocks, n_threads = cuda.gridDim.x, n_lanes * n_rows * n_heads
+    for at in range(row * n_lanes + cuda.threadIdx.x, n_roles * n_heads * dk, n_threads):
         role, z, j = at // (n_heads * dk), at // dk % n_heads, at % dk
-        first, n = role * n_heads * n_rows, n_heads * n_rows
+        first = role * n_heads * n_rows
         if role == W:  # each head's own; the others are sums over the heads of the block
-            first, n = first + z * n_rows, n_rows
-        if role == W or z == 0:
-            total = ZERO
-            for i in range(first, first + n):
-                total += parts[i * width + j]
-            if role == W:
-                g[(t * all_heads + cuda.blockIdx.x * n_heads + z) * dk + j] = total
-            else:
-                before = n_tokens * (all_heads + (role - 1) * n_blocks)
-                g[(before + t * n_blocks + cuda.blockIdx.x) * dk + j] = total
+            head = (t * n_blocks + cuda.blockIdx.x) * n_heads + z
+            g[head * dk + j] = _add_rows(parts, first + z * n_rows, n_rows, width, j)
+        elif z == 0:
+            before = n_tokens * n_blocks * (n_heads + role - 1)
+            total = _add_rows(parts, first, n_heads * n_rows, width, j)
+            g[(before + t * n_blocks + cuda.blockIdx.x) * dk + j] = total
     cuda.syncthreads()
 
 
 @cache
-def _backward(factors: Factors, block: Block) -> Any:
-    columns, rows_each = block.columns, block.rows_each
-    n_parts = factors.n_roles * block.heads * block.rows * block.lanes * columns
-    fetch, _, step, _, clear = steps(factors, columns, rows_each)
-    back, value, n_roles = _row_back(factors, columns, rows_each), factors.value, factors.n_roles
+def _walk(factors: Factors) -> Any:
+    """(advance, retreat): device functions that take all rows of a thread over one token."""
+    fetch, step = steps(factors)
+    back, value = _row_back(factors), factors.value
 
     @device
     def advance(s, f, src, sizes, t, h, dv, dk):
         fetch(f, src, sizes, t, h, dk)
-        for p in range(rows_each):
+        for p in range(s.shape[0]):
             i = cuda.threadIdx.y + p * cuda.blockDim.y
             step(s, p, f, value(src, sizes, t, h, i) if i < dv else ZERO)
 
     @device
     def retreat(s, ds, f, g, gv, dy, src, sizes, t, h, n_heads, dv, dk):
-        """All rows one token back; g (5, columns) becomes the thread's share."""
+        """g (5, columns) becomes the thread's share of the factors' gradients."""
         fetch(f, src, sizes, t, h, dk)
-        for role in range(5):
-            for e in range(columns):
-                g[role, e] = ZERO
-        for p in range(rows_each):
+        clear(g)
+        for p in range(s.shape[0]):
             i = cuda.threadIdx.y + p * cuda.blockDim.y
             at, v, d = (t * n_heads + h) * dv + i, ZERO, ZERO
             if i < dv:
@@ -184,6 +186,15 @@ def _backward(factors: Factors, block: Block) -> Any:
             of_v = back(s, ds, p, f, g, v, d)
             if i < dv and cuda.threadIdx.x == 0:
                 gv[at] = of_v
+
+    return advance, retreat
+
+
+@cache
+def _backward(factors: Factors, block: Block) -> Any:
+    columns, rows_each, n_roles = block.columns, block.rows_each, factors.n_roles
+    n_parts = n_roles * block.heads * block.rows * block.lanes * columns
+    advance, retreat = _walk(factors)
 
     @kernel
     def backward(
@@ -196,29 +207,29 @@ def _backward(factors: Factors, block: Block) -> Any:
         parts = cuda.shared.array(n_parts, np.float32)
         h, n_tokens = cuda.blockIdx.x * cuda.blockDim.z + cuda.threadIdx.z, positions.size
         own, apart = h * dv * dk, n_heads * dv * dk  # of a state: the head's part, to the next one
-        _get(s, initial, own, dv, dk, rows_each, columns)
+        _get(s, initial, own, dv, dk)
         for t in range(n_tokens):
             if t % length == 0:
-                _put(states, t // length * apart + own, s, dv, dk, rows_each, columns)
+                _put(states, t // length * apart + own, s, dv, dk)
             if positions[t] == 0:
                 clear(s)
             advance(s, f, src, sizes, t, h, dv, dk)
         clear(ds)
         for mark in range(n_kept - 1, -1, -1):
             first, last = mark * length, min((mark + 1) * length, n_tokens)
-            _get(s, states, mark * apart + own, dv, dk, rows_each, columns)
+            _get(s, states, mark * apart + own, dv, dk)
             for t in range(first, last):
                 if positions[t] == 0:
                     clear(s)
-                _put(states, (n_kept + t - first) * apart + own, s, dv, dk, rows_each, columns)
+                _put(states, (n_kept + t - first) * apart + own, s, dv, dk)
                 advance(s, f, src, sizes, t, h, dv, dk)
             for t in range(last - 1, first - 1, -1):
-                _get(s, states, (n_kept + t - first) * apart + own, dv, dk, rows_each, columns)
+                _get(s, states, (n_kept + t - first) * apart + own, dv, dk)
                 retreat(s, ds, f, mine, gv, dy, src, sizes, t, h, n_heads, dv, dk)
                 if positions[t] == 0:
                     clear(ds)
-                _sum_rows(g, mine, parts, t, dk, n_tokens, n_roles, columns)
-        _put(dstate, own, ds, dv, dk, rows_each, columns)
+                _sum_rows(g, mine, parts, t, dk, n_tokens, n_roles)
+        _put(dstate, own, ds, dv, dk)
 
     return backward
 
