@@ -9,7 +9,6 @@ from pyggml.backends.cuda.kernel import Kernel
 FAMILIES = (
     "arith",
     "attention",
-    "delta_net",
     "dropout",
     "experts",
     "glu",
@@ -25,10 +24,8 @@ FAMILIES = (
     "rows",
     "softmax",
     "ssm_conv",
-    "ssm_scan",
     "unary",
     "window",
-    "wkv",
 )
 
 _KERNELS: dict[str, Kernel] = {}

@@ -7,11 +7,12 @@ NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pyggml.backends.factors import Factor
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.norm import with_sums
-from pyggml.backends.webgpu.products import Product, multiplied
+from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
 from pyggml.backends.webgpu.shader import Dispatch, View
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import TYPES
@@ -19,8 +20,9 @@ from pyggml.dtypes import F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-_LINE = 64
-_LOGITS_BYTES = 128 << 20  # of all logits that exist at once, if a binding may be so large
+_LINE = 64  # bytes
+_TILE = 128  # rows
+_LOGITS_BYTES = 256 << 20  # of all logits that exist at once, if a binding may be so large
 
 _SOFTMAX = """
 var<workgroup> tops: array<f32, 256>;
@@ -82,49 +84,80 @@ _TOTAL = with_sums("""
 
 
 def _chunk(node: Tensor, limit: int) -> int:
-    """Rows whose logits exist at once."""
+    """Rows whose logits exist at once: chunks of like sizes, whole tiles where they are large."""
     n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
-    return max(min(n_rows, min(limit, _LOGITS_BYTES) // (F32.block_bytes * n_vocab)), 1)
+    most = max(min(n_rows, min(limit, _LOGITS_BYTES) // (F32.block_bytes * n_vocab)), 1)
+    if most < _TILE:
+        return most
+    n_chunks = -(-n_rows // (most // _TILE * _TILE))
+    return min(round_up(-(-n_rows // n_chunks), _TILE), n_rows)
+
+
+def _products(node: Tensor, n_rows: int) -> tuple[Product, Product]:
+    """The logits of some rows, and the gradient of those rows."""
+    w = node.src[1]
+    n_vocab, k = w.shape
+    forward = Product(n_rows, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=w.dtype))
+    back = Product(n_rows, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=w.dtype))
+    return forward, back
+
+
+def _sizes(node: Tensor, limit: int) -> tuple[int, int, int]:
+    """Bytes of a chunk's logits, of one number of each row, and what the products need."""
+    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
+    chunk = _chunk(node, limit)
+    logits = round_up(F32.block_bytes * chunk * n_vocab, _LINE)
+    some = [p for m in (chunk, n_rows % chunk or chunk) for p in _products(node, m)]
+    return (
+        logits,
+        round_up(F32.block_bytes * n_rows, _LINE),
+        max(scratch_bytes(p, limit) for p in some),
+    )
 
 
 def _scratch(node: Tensor, limit: int) -> int:
-    """Logits of a chunk, and two numbers of each row."""
-    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
-    logits = round_up(F32.block_bytes * _chunk(node, limit) * n_vocab, _LINE)
-    return logits + 2 * round_up(F32.block_bytes * n_rows, _LINE)
+    logits, of_rows, of_products = _sizes(node, limit)
+    return logits + 2 * of_rows + of_products
 
 
 def _bind(site: Site) -> Sequence[Dispatch]:
     node, made = site.node, site.shaders.dispatch
-    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
-    chunk, row_bytes = _chunk(node, site.shaders.limit), F32.block_bytes * n_rows
-    logits = F32.block_bytes * chunk * n_vocab
-    start, buffer = site.scratch.start, site.scratch.buffer
-    z = View(buffer, start, logits, "f32", True)
-    first_row = start + round_up(logits, _LINE)
-    losses, right = (
-        View(buffer, first_row + i * round_up(row_bytes, _LINE), row_bytes, "f32", True)
-        for i in (0, 1)
+    n_rows, limit = node.src[0].shape[0], site.shaders.limit
+    chunk = _chunk(node, limit)
+    logits, of_rows, of_products = _sizes(node, limit)
+    start = site.scratch.start
+    z, losses, right, rest = (
+        replace(site.scratch, start=start + first, n_bytes=n)
+        for first, n in (
+            (0, logits),
+            (logits, F32.block_bytes * n_rows),
+            (logits + of_rows, F32.block_bytes * n_rows),
+            (logits + 2 * of_rows, of_products),
+        )
     )
     if node.shape:
         losses = site.out
     calls = [
         call
         for first in range(0, n_rows, chunk)
-        for call in _rows(site, range(first, min(first + chunk, n_rows)), z, losses, right)
+        for call in _rows(site, range(first, min(first + chunk, n_rows)), (z, losses, right), rest)
     ]
     if not node.shape:
         calls.append(made(_TOTAL, {"y": site.out, "x": losses}, 1, {"N": n_rows}))
     return [*calls, made(_TOTAL, {"y": site.saved[0], "x": right}, 1, {"N": n_rows})]
 
 
-def _rows(site: Site, rows: range, z: View, losses: View, right: View) -> list[Dispatch]:
+def _rows(
+    site: Site, rows: range, memory: tuple[View, View, View], scratch: View
+) -> list[Dispatch]:
     """The logits of some rows, their losses, and the rows' gradients."""
     h, w, targets, weights = site.src
+    z, losses, right = memory
     m, (n_vocab, k) = len(rows), site.node.src[1].shape
-    some, dtype = z.part(0, m * n_vocab), site.node.src[1].dtype
-    forward = Product(m, n_vocab, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
-    calls = multiplied(forward, some, h.part(rows.start * k, m * k), w, site.shaders)
+    some = z.part(0, m * n_vocab)
+    forward, back = _products(site.node, m)
+    h = h.part(rows.start * k, m * k)
+    calls = multiplied(forward, some, h, w, scratch, site.shaders)
     views = {"z": some, "losses": losses, "right": right, "targets": targets, "weights": weights}
     p, gradient = site.node.params, bool(site.node.params["gradient"])
     constants: dict[str, int | float] = {
@@ -133,9 +166,8 @@ def _rows(site: Site, rows: range, z: View, losses: View, right: View) -> list[D
     }  # fmt: skip
     calls.append(site.shaders.dispatch(_SOFTMAX, views, m, constants))
     if gradient:
-        back = Product(m, k, n_vocab, Factor(n_vocab, 1), Factor(1, k, dtype=dtype))
         dh = site.saved[1].part(rows.start * k, m * k)
-        calls += multiplied(back, dh, some, w, site.shaders)
+        calls += multiplied(back, dh, some, w, scratch, site.shaders)
     return calls
 
 

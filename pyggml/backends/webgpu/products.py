@@ -3,8 +3,10 @@
     C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]      mul_mat(w, x): A = x, B = w
                                                      out_prod(a, b): A = bᵀ, B = aᵀ
 
-A packed B is unpacked as it is read. One that is larger than a binding is taken some rows at a
-time: along n their products are parts of C, along k they add up.
+Packed weights are multiplied as they are read if A has few rows; else some rows of them at a time
+are unpacked to float32 first. A factor with few rows has a shader of its own; all else goes by
+tiles. A matrix B that is larger than a binding is taken some rows at a time: along n their products
+are parts of C, along k they add up.
 """
 
 from __future__ import annotations
@@ -13,79 +15,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyggml.backends.factors import Factor, factor_of
+from pyggml.backends.webgpu.few import AT_ONCE, few_source, rows_of_group
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element
+from pyggml.backends.webgpu.packed import (
+    MOST_ROWS,
+    ROWS_OF_GROUP,
+    dots_source,
+    unpack_groups,
+    unpack_source,
+)
+from pyggml.backends.webgpu.shader import QUADS, Dispatch, Shaders, View, per_element
 from pyggml.backends.webgpu.table import declare
-from pyggml.backends.webgpu.weights import TYPES, weight_source
-from pyggml.dtypes import F32, DType
+from pyggml.backends.webgpu.tiles import Side, Tile, product_source
+from pyggml.backends.webgpu.weights import TYPES
+from pyggml.dtypes import F32
+from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-TILE, SIDE, DEPTH = 64, 16, 16  # of C; threads along each side; of k at once
-_EACH = TILE // SIDE  # numbers of a thread along each side
+LARGE, SMALL = Tile(128, 64, 8), Tile(64, 64, 16, each_n=4)
+FEW = 16  # rows of a factor
+_MANY_GROUPS = 256  # keep a large card busy
+_TILES_OF_LARGE = 512  # of C, from which on large ones are faster
+_LEAST_K = 128  # of a part of a sum
+_UNPACKED_BYTES = 64 << 20  # of weights that are unpacked at once
+_SUMS_BYTES = 32 << 20  # of parts of sums
 _MOST_TILES = 65535
+_LINE = 64  # bytes
 
-_TILES = f"""
-var<workgroup> left: array<f32, {DEPTH * TILE}>;
-var<workgroup> right: array<f32, {DEPTH * TILE}>;
-@compute @workgroup_size({SIDE * SIDE})
-fn main(
-    @builtin(local_invocation_index) me: u32,
-    @builtin(workgroup_id) at: vec3<u32>,
-) {{
-    let x = me % {SIDE}u;
-    let y = me / {SIDE}u;
-    let first_n = at.x * {TILE}u + P[0].x * 0u;
-    let first_m = at.y * {TILE}u;
-    let outer = at.z / INNER;
-    let inner = at.z % INNER;
-    let a_start = outer / A_REPEAT0 * A_STEP0 + inner / A_REPEAT1 * A_STEP1;
-    let b_start = outer / B_REPEAT0 * B_STEP0 + inner / B_REPEAT1 * B_STEP1;
-    var sums: array<array<f32, {_EACH}>, {_EACH}>;
-    for (var k = 0u; k < K; k += {DEPTH}u) {{
-        for (var e = me; e < {DEPTH * TILE}u; e += {SIDE * SIDE}u) {{
-            var i = e % {TILE}u;
-            var j = e / {TILE}u;
-            if (A_K == 1u) {{ i = e / {DEPTH}u; j = e % {DEPTH}u; }}
-            let row = first_m + i;
-            var value = 0.0;
-            if (row < M && k + j < K) {{ value = a_at(a_start + row * A_ROW + (k + j) * A_K); }}
-            left[j * {TILE}u + i] = value;
-        }}
-        for (var e = me; e < {DEPTH * TILE}u; e += {SIDE * SIDE}u) {{
-            var i = e % {TILE}u;
-            var j = e / {TILE}u;
-            if (B_K == 1u) {{ i = e / {DEPTH}u; j = e % {DEPTH}u; }}
-            let row = first_n + i;
-            var value = 0.0;
-            if (row < N && k + j < K) {{ value = b_of(b_start + row * B_ROW + (k + j) * B_K); }}
-            right[j * {TILE}u + i] = value;
-        }}
-        workgroupBarrier();
-        for (var kk = 0u; kk < {DEPTH}u; kk++) {{
-            for (var i = 0u; i < {_EACH}u; i++) {{
-                let l = left[kk * {TILE}u + y + i * {SIDE}u];
-                for (var j = 0u; j < {_EACH}u; j++) {{
-                    sums[i][j] += l * right[kk * {TILE}u + x + j * {SIDE}u];
-                }}
-            }}
-        }}
-        workgroupBarrier();
-    }}
-    for (var i = 0u; i < {_EACH}u; i++) {{
-        for (var j = 0u; j < {_EACH}u; j++) {{
-            let row = first_m + y + i * {SIDE}u;
-            let column = first_n + x + j * {SIDE}u;
-            if (row < M && column < N) {{
-                let place = (at.z * M + row) * C_ROW + C_FIRST + column;
-                var value = sums[i][j];
-                if (ADDS) {{ value += c_at(place); }}
-                put_c(place, value);
-            }}
-        }}
-    }}
-}}
-"""
 _COPY = "let i = group * 256u + me; if (i < N) { put_y(i, x_at(i)); }"
+_TOTAL = """
+    let i = group * 256u + me;
+    if (i < M * N) {
+        let place = i / N * C_ROW + C_FIRST + i % N;
+        var sum = 0.0;
+        if (ADDS) { sum = c_at(place); }
+        for (var p = 0u; p < PARTS; p++) { sum += x_at(p * M * N + i); }
+        put_c(place, sum);
+    }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +69,66 @@ class Product:
     c_first: int = 0
     adds: bool = False
 
+    @property
+    def n_batches(self) -> int:
+        return self.batches[0] * self.batches[1]
 
-def multiplied(p: Product, c: View, a: View, b: View, shaders: Shaders) -> list[Dispatch]:
-    """The dispatches of a product: one, or several if B is larger than a binding."""
+    @property
+    def b_rows(self) -> tuple[int, int]:
+        """Rows of the matrix B as it lies in memory, and numbers of each."""
+        return (self.n, self.k) if self.b.k == 1 else (self.k, self.n)
+
+
+def multiplied(
+    p: Product, c: View, a: View, b: View, scratch: View, shaders: Shaders
+) -> list[Dispatch]:
+    """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
     p = replace(p, c_row=p.c_row or p.n)
-    if b.n_bytes <= shaders.limit:
-        return [_dispatch(p, c, a, b, shaders)]
-    return [
-        _dispatch(part, c, of_a, of_b, shaders) for part, of_a, of_b in _parts(p, a, b, shaders)
-    ]
+    if p.b.dtype is F32 and b.n_bytes <= shaders.limit:
+        return _dense(p, c, a, b, scratch, shaders)
+    if _is_dot(p, a):
+        return [_dots(part, c, a, some, shaders) for part, _, some in _parts(p, a, b, shaders)]
+    calls = []
+    for part, of_a, of_b in _parts(p, a, b, shaders):
+        if p.b.dtype is F32:
+            calls += _dense(part, c, of_a, of_b, scratch, shaders)
+            continue
+        n, bytes_of = part.b_rows[0] * part.b_rows[1], F32.block_bytes
+        y = View(scratch.buffer, scratch.start, round_up(bytes_of * n, 16), is_written=True)
+        name = p.b.dtype.name
+        views, groups = {"y": y.of(QUADS), "w": of_b}, unpack_groups(name, n)
+        calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
+        used = round_up(y.n_bytes, _LINE)
+        rest = replace(scratch, start=y.start + used, n_bytes=scratch.n_bytes - used)
+        dense = replace(part, b=replace(part.b, dtype=F32))
+        calls += _dense(dense, c, of_a, replace(y, is_written=False), rest, shaders)
+    return calls
+
+
+def scratch_bytes(p: Product, limit: int) -> int:
+    """Bytes that `multiplied` needs: unpacked weights, and parts of sums."""
+    n_rows, n_columns = p.b_rows
+    is_packed = p.b.dtype is not F32
+    most = min(n_rows, _rows_at_once(p, limit)) if is_packed else n_rows
+    unpacked = round_up(F32.block_bytes * most * n_columns, _LINE) if is_packed else 0
+    rest = n_rows % most or most if most else 0
+    some = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
+    return unpacked + max(_sums_bytes(part, limit) for part in some)
+
+
+def _rows_at_once(p: Product, limit: int) -> int:
+    """Rows of a matrix B that are in one binding, and unpacked in one more."""
+    n_columns = p.b_rows[1]
+    most = limit // p.b.dtype.row_bytes(n_columns)
+    if p.b.dtype is not F32:
+        most = min(most, min(limit, _UNPACKED_BYTES) // (F32.block_bytes * n_columns))
+    return max(most // 16 * 16, 1)
 
 
 def _parts(p: Product, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Product, View, View]]:
     """The product of some rows of a single matrix B at a time."""
-    n_columns = p.k if p.b.k == 1 else p.n
-    n_rows, row_bytes = (p.n if p.b.k == 1 else p.k), p.b.dtype.row_bytes(n_columns)
-    most = max(shaders.limit // row_bytes // DEPTH * DEPTH, 1)
+    n_rows, n_columns = p.b_rows
+    row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders.limit)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
         some = View(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
@@ -128,32 +139,113 @@ def _parts(p: Product, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Pro
             yield replace(p, k=rows, adds=p.adds or first > 0), here, some
 
 
-def _dispatch(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
-    packed = p.b.dtype is not F32
-    constants = {
-        "M": p.m, "N": p.n, "K": p.k, "INNER": p.batches[1], "C_ROW": p.c_row, "ADDS": p.adds,
-        "C_FIRST": p.c_first,
-    }  # fmt: skip
-    for name, f in (("A", p.a), ("B", p.b)):
-        constants |= {f"{name}_ROW": f.row, f"{name}_K": f.k}
-        for i in (0, 1):
-            constants |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
-    n_tiles = (-(-p.n // TILE), -(-p.m // TILE), p.batches[0] * p.batches[1])
-    views = {"c": c.written(), "a": a, "w" if packed else "b": b}
-    return shaders.dispatch(_element_of(p.b.dtype) + _TILES, views, n_tiles, constants)
+# -- shaders ------------------------------------------------------------------------------------
 
 
-def _element_of(dtype: DType) -> str:
-    """The WGSL of `b_of(i)`, element i of B."""
-    if dtype is F32:
-        return "fn b_of(i: u32) -> f32 { return b_at(i); }"
-    block, size = dtype.block, dtype.block_bytes
-    if block == 1:
-        block, size = 32, 32 * size  # a decoder of a plain type adds one weight, at lane 0
-    return (
-        weight_source(dtype.name)
-        + f"\nfn b_of(i: u32) -> f32 {{ return weight(i / {block}u * {size}u, i % {block}u); }}"
+def _dense(
+    p: Product, c: View, a: View, b: View, scratch: View, shaders: Shaders
+) -> list[Dispatch]:
+    if min(p.m, p.n) <= FEW:
+        return [_few(p, c, a, b, shaders)]
+    tile, n_parts = _tile_of(p, shaders.limit)
+    if n_parts == 1:
+        return [_tiles(p, tile, 1, c, a, b, shaders)]
+    sums = replace(
+        scratch, n_bytes=F32.block_bytes * n_parts * p.m * p.n, kind="f32", is_written=True
     )
+    own = replace(p, c_row=p.n, c_first=0, adds=False)
+    constants = {
+        "M": p.m, "N": p.n, "PARTS": n_parts, "C_ROW": p.c_row, "C_FIRST": p.c_first,
+        "ADDS": p.adds,
+    }  # fmt: skip
+    views = {"c": c.written(), "x": replace(sums, is_written=False)}
+    total = shaders.dispatch(_TOTAL, views, per_element(p.m * p.n), constants)
+    return [_tiles(own, tile, n_parts, sums, a, b, shaders), total]
+
+
+def _tile_of(p: Product, limit: int) -> tuple[Tile, int]:
+    """The tile, and the number of parts of the sum over k, that keep the card busy."""
+    large, small = (-(-p.m // tile.m) * -(-p.n // tile.n) * p.n_batches for tile in (LARGE, SMALL))
+    if large >= _TILES_OF_LARGE:
+        return LARGE, 1
+    if p.n_batches > 1:
+        return SMALL, 1
+    most = min(limit, _SUMS_BYTES) // (F32.block_bytes * p.m * p.n)
+    return SMALL, max(min(-(-_MANY_GROUPS // small), p.k // _LEAST_K, most), 1)
+
+
+def _sums_bytes(p: Product, limit: int) -> int:
+    if min(p.m, p.n) <= FEW:
+        return 0
+    parts = _tile_of(p, limit)[1]
+    return F32.block_bytes * parts * p.m * p.n if parts > 1 else 0
+
+
+def _steps(name: str, f: Factor) -> dict[str, int | float]:
+    """Constants of a factor."""
+    found: dict[str, int | float] = {f"{name}_ROW": f.row, f"{name}_K": f.k}
+    for i in (0, 1):
+        found |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
+    return found
+
+
+def _tiles(
+    p: Product, tile: Tile, n_parts: int, c: View, a: View, b: View, shaders: Shaders
+) -> Dispatch:
+    per_part = round_up(-(-p.k // n_parts), tile.depth)
+    constants: dict[str, int | float] = {
+        "M": p.m, "N": p.n, "K": p.k, "INNER": p.batches[1], "C_ROW": p.c_row, "ADDS": p.adds,
+        "C_FIRST": p.c_first, "PARTS": n_parts, "PER_PART": per_part,
+        **_steps("A", p.a), **_steps("B", p.b),
+    }  # fmt: skip
+    of_a, of_b = _side(p.a, p.m, p.k, a), _side(p.b, p.n, p.k, b)
+    c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
+    views = {
+        "c": c.of(QUADS) if c_in_quads else c,
+        "a": a.of(QUADS) if of_a.in_quads else a,
+        "b": b.of(QUADS) if of_b.in_quads else b,
+    }
+    views["c"] = views["c"].written()
+    groups = (-(-p.n // tile.n), -(-p.m // tile.m), p.n_batches * n_parts)
+    return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)
+
+
+def _side(f: Factor, n_rows: int, k: int, view: View) -> Side:
+    along_k = f.row != 1 or f.k == 1
+    length, other = (k, f.row) if along_k else (n_rows, f.k)
+    together = 1 in (f.row, f.k) and not any(n % 4 for n in (length, other, *f.batches))
+    return Side(along_k, together and view.has_quads)
+
+
+def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
+    many, few = ((p.a, p.m, a), (p.b, p.n, b)) if p.n <= p.m else ((p.b, p.n, b), (p.a, p.m, a))
+    steps = (p.c_row, 1) if p.n <= p.m else (1, p.c_row)
+    constants: dict[str, int | float] = {
+        "N_L": many[1], "N_F": few[1], "K": p.k, "INNER": p.batches[1], "ADDS": p.adds,
+        "C_L": steps[0], "C_F": steps[1], "C_FIRST": p.c_first, "C_BATCH": p.m * p.c_row,
+        **_steps("L", many[0]), **_steps("F", few[0]),
+    }  # fmt: skip
+    along_k = many[0].row != 1 or many[0].k == 1
+    groups = (-(-many[1] // rows_of_group(along_k)), -(-few[1] // AT_ONCE), p.n_batches)
+    views = {"c": c.written(), "l": many[2], "f": few[2]}
+    return shaders.dispatch(few_source(along_k), views, groups, constants)
+
+
+def _is_dot(p: Product, a: View) -> bool:
+    """Whether packed weights are multiplied as they are read."""
+    if p.b.dtype is F32 or p.m > MOST_ROWS or p.b.k != 1 or p.a.k != 1 or p.n_batches > 1:
+        return False
+    return a.has_quads and p.k % 4 == 0 and (p.m == 1 or p.a.row % 4 == 0)
+
+
+def _dots(p: Product, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
+    constants = {
+        "N": p.n, "K": p.k, "A_ROW": p.a.row, "C_ROW": p.c_row, "C_FIRST": p.c_first,
+        "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
+    }  # fmt: skip
+    views = {"c": c.written(), "a": a.of(QUADS), "w": w}
+    source = dots_source(p.b.dtype.name, p.m)
+    return shaders.dispatch(source, views, -(-p.n // ROWS_OF_GROUP), constants)
 
 
 # -- ops ----------------------------------------------------------------------------------------
@@ -172,18 +264,24 @@ def _product(node: Tensor, adds: bool) -> Product:
 
 def _bind(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
-    return multiplied(_product(site.node, adds=False), site.out, a, b, site.shaders)
+    p = _product(site.node, adds=False)
+    return multiplied(p, site.out, a, b, site.scratch, site.shaders)
 
 
 def _bind_added(site: Site) -> Sequence[Dispatch]:
     b, a = site.src[-2:]
-    product = multiplied(_product(site.node, adds=True), site.out, a, b, site.shaders)
+    p = _product(site.node, adds=True)
+    product = multiplied(p, site.out, a, b, site.scratch, site.shaders)
     first = site.src[0]
     if (first.buffer, first.start) == (site.out.buffer, site.out.start):
         return product
     n = site.node.n_elements
     views = {"y": site.out, "x": first}
     return [site.shaders.dispatch(_COPY, views, per_element(n), {"N": n}), *product]
+
+
+def _scratch(node: Tensor, limit: int) -> int:
+    return scratch_bytes(_product(node, adds=False), limit)
 
 
 def _lacks(node: Tensor) -> str | None:
@@ -194,12 +292,12 @@ def _lacks(node: Tensor) -> str | None:
         return f"the rows of {b!r} have gaps between them"
     if any(t.dtype is not F32 for t in (*node.src[:-2], node.src[-1], c)):
         return "a factor of another type than F32"
-    if -(-c.shape[-2] // TILE) > _MOST_TILES:
+    if -(-c.shape[-2] // SMALL.m) > _MOST_TILES:
         return f"{c.shape[-2]:,} rows"
     return None
 
 
 for _name in ("mul_mat", "out_prod"):
-    declare(_name, Kernel(_bind, lacks=_lacks, tiled=(0,)))
+    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(0,)))
 for _name in ("mul_mat_add", "out_prod_add"):
-    declare(_name, Kernel(_bind_added, lacks=_lacks, tiled=(1,)))
+    declare(_name, Kernel(_bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,)))

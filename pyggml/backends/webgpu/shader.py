@@ -2,7 +2,9 @@
 
 A body is the inside of `main`, or a whole shader. For each tensor `x` that is named there are
 `x_at(i)` and, for those that are written, `put_x(i, value)`, with i counted in elements from the
-tensor's first. `me` is the thread's number in its workgroup, `group` the workgroup's, from 0.
+tensor's first: in quads of numbers where the view has them. A tensor of bytes has `x_word(i)` too,
+the 32 bits that begin at byte i; those past its end may be anything. `me` is the thread's number in
+its workgroup, `group` the workgroup's, from 0.
 
 Tensors of one buffer whose ranges overlap are bound once: a shader may not bind one range twice and
 write to it. No more of a buffer is bound than the tensors take, so a buffer may be larger than the
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -26,14 +28,17 @@ from pyggml.sizes import round_up
 THREADS = 256  # of a workgroup
 MOST_GROUPS = 65535  # along an axis
 WORD = 4  # bytes
+QUADS = "vec4<f32>"
+_QUAD = 4 * WORD
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """A range of a buffer on the device.
 
-    kind    how elements are read: "f32", "i32" or "u32"; "f16" or "bf16", which give an f32; "u16"
-            or "u8", which give a u32. Only those of 32 bits can be written.
+    kind    how elements are read: "f32", "i32" or "u32"; QUADS, four float32 at once; "f16" or
+            "bf16", which give an f32; "u16" or "u8", which give a u32. Only those of 32 bits or
+            more can be written.
     """
 
     buffer: Any
@@ -46,22 +51,27 @@ class View:
     def end(self) -> int:
         return self.start + self.n_bytes
 
+    @property
+    def has_quads(self) -> bool:
+        """Whether its numbers can be taken four at a time."""
+        return self.start % _QUAD == 0 and self.n_bytes % _QUAD == 0
+
     def part(self, first: int, n: int) -> View:
         """n elements from element `first` on."""
         start, n_bytes = self.start + self.size * first, self.size * n
-        return View(self.buffer, start, n_bytes, self.kind, self.is_written)
+        return replace(self, start=start, n_bytes=n_bytes)
 
     @property
     def size(self) -> int:
         """Bytes of an element."""
-        return WORD // _PER_WORD.get(self.kind, 1)
+        return _QUAD if self.kind == QUADS else WORD // _PER_WORD.get(self.kind, 1)
 
     def of(self, kind: str) -> View:
         """The same bytes, read as another kind of elements."""
-        return View(self.buffer, self.start, self.n_bytes, kind, self.is_written)
+        return replace(self, kind=kind)
 
     def written(self) -> View:
-        return View(self.buffer, self.start, self.n_bytes, self.kind, True)
+        return replace(self, is_written=True)
 
 
 @dataclass(slots=True)
@@ -71,8 +81,21 @@ class _Window:
     buffer: Any
     start: int
     end: int
-    names: list[str]
+    views: dict[str, View]
     is_written: bool
+
+    @property
+    def element(self) -> str:
+        """Its WGSL type: a vector only where nothing in it is smaller."""
+        wide = self.start % _QUAD == 0
+        wide &= all(v.kind == QUADS and v.has_quads for v in self.views.values())
+        return "vec4<u32>" if wide else "u32"
+
+    def offset(self, name: str) -> int:
+        """Elements of the array before the tensor's first; bytes before its first byte."""
+        view = self.views[name]
+        size = WORD if view.kind == QUADS and self.element == "u32" else view.size
+        return (view.start - self.start) // size
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +131,16 @@ class Shaders:
         other shapes are not compiled anew.
         """
         windows = self._windows({n: v for n, v in views.items() if v.n_bytes})
-        place = {name: i for i, w in enumerate(windows) for name in w.names}
+        place = {name: i for i, w in enumerate(windows) for name in w.views}
         words = [_bits(value) for value in (constants or {}).values()]
-        for name, view in views.items():
-            start = windows[place[name]].start if name in place else view.start
-            words.append((view.start - start) // view.size)
+        words += [windows[place[n]].offset(n) if n in place else 0 for n in views]
         words += [0] * (-len(words) % 4)
         body = body if "fn main" in body else MAIN.replace("BODY", body)
-        accessors = (
-            _accessors(name, view, _word(len(constants or {}) + i), place.get(name))
-            for i, (name, view) in enumerate(views.items())
-        )
+        accessors = []
+        for i, (name, view) in enumerate(views.items()):
+            b, offset = place.get(name), _word(len(constants or {}) + i)
+            element = "u32" if b is None else windows[b].element
+            accessors.append(_accessors(name, view, offset, b, element))
         text = "\n".join(
             [_bound(windows, len(words) // 4), *accessors, _named(body, constants or {})]
         )
@@ -135,16 +157,16 @@ class Shaders:
             last = found[-1] if found else None
             if last is not None and last.buffer is v.buffer and start < last.end:
                 last.end, last.is_written = max(last.end, end), last.is_written or v.is_written
-                last.names.append(name)
+                last.views[name] = v
             else:
-                found.append(_Window(v.buffer, start, end, [name], v.is_written))
+                found.append(_Window(v.buffer, start, end, {name: v}, v.is_written))
         changed = {id(w.buffer) for w in found if w.is_written}
         for window in found:
             window.is_written = id(window.buffer) in changed  # a buffer has one use in a dispatch
             n = window.end - window.start
             if n > self.limit:
                 raise DeviceError(
-                    f"webgpu: {', '.join(window.names)} take {n:,} bytes of one buffer, wanted at "
+                    f"webgpu: {', '.join(window.views)} take {n:,} bytes of one buffer, wanted at "
                     f"most {self.limit:,}, the device's limit of a binding"
                 )
         return found
@@ -186,7 +208,8 @@ def _bound(windows: Sequence[_Window], n_vectors: int) -> str:
     lines = [f"@group(0) @binding(0) var<uniform> P: array<vec4<u32>, {n_vectors}>;"]
     for i, window in enumerate(windows):
         access = "read_write" if window.is_written else "read"
-        lines.append(f"@group(0) @binding({i + 1}) var<storage, {access}> b{i}: array<u32>;")
+        kind = f"var<storage, {access}> b{i}: array<{window.element}>"
+        lines.append(f"@group(0) @binding({i + 1}) {kind};")
     return "\n".join(lines)
 
 
@@ -203,24 +226,40 @@ _OF_BITS = {
     "u16": "{} & 65535u",
     "u8": "{} & 255u",
 }
+_WORD_OF_BYTES = """
+fn {name}_word(i: u32) -> u32 {{
+    let at = {offset} + i;
+    let shift = 8u * (at & 3u);
+    let low = {b}[at >> 2u] >> shift;
+    if (shift == 0u) {{ return low; }}
+    return low | ({b}[(at >> 2u) + 1u] << (32u - shift));
+}}
+"""
 
 
-def _accessors(name: str, view: View, offset: str, binding: int | None) -> str:
-    """The functions that read a tensor's elements, and write them if it is written."""
+def _accessors(name: str, view: View, offset: str, binding: int | None, element: str) -> str:
+    """The functions that read a tensor's elements, and write them if it is written.
+
+    element: the WGSL type of the elements of its binding
+    """
     kind, at = _READ_AS.get(view.kind, view.kind), f"({offset} + i)"
     if binding is None:  # an empty tensor, or none
-        return (
-            f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}\n"
-            f"fn put_{name}(i: u32, v: {kind}) {{}}"
-        )
-    word = f"b{binding}[{offset} + i]"
+        return f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}"
+    b, word = f"b{binding}", f"b{binding}[{offset} + i]"
     if view.kind in _PER_WORD:
         n = _PER_WORD[view.kind]
-        bits = f"(b{binding}[{at} / {n}u] >> ({32 // n}u * ({at} % {n}u)))"
-        return f"fn {name}_at(i: u32) -> {kind} {{ return {_OF_BITS[view.kind].format(bits)}; }}"
-    lines = [f"fn {name}_at(i: u32) -> {view.kind} {{ return bitcast<{view.kind}>({word}); }}"]
+        bits = f"({b}[{at} / {n}u] >> ({32 // n}u * ({at} % {n}u)))"
+        of_bits = _OF_BITS[view.kind].format(bits)
+        more = _WORD_OF_BYTES.format(name=name, offset=offset, b=b) if n == WORD else ""
+        return f"fn {name}_at(i: u32) -> {kind} {{ return {of_bits}; }}{more}"
+    read, put = f"bitcast<{kind}>({word})", f"{word} = bitcast<{element}>(v);"
+    if kind == QUADS and element == "u32":
+        words = [f"{b}[{offset} + 4u * i + {c}u]" for c in range(4)]
+        read = f"bitcast<{kind}>(vec4<u32>({', '.join(words)}))"
+        put = " ".join(f"{word} = bitcast<u32>(v[{c}]);" for c, word in enumerate(words))
+    lines = [f"fn {name}_at(i: u32) -> {kind} {{ return {read}; }}"]
     if view.is_written:
-        lines.append(f"fn put_{name}(i: u32, v: {view.kind}) {{ {word} = bitcast<u32>(v); }}")
+        lines.append(f"fn put_{name}(i: u32, v: {kind}) {{ {put} }}")
     return "\n".join(lines)
 
 

@@ -6,25 +6,7 @@ import importlib
 
 from pyggml.backends.webgpu.kernel import Kernel
 
-FAMILIES = (
-    "attention",
-    "dropout",
-    "elementwise",
-    "experts",
-    "head",
-    "layout",
-    "losses",
-    "norm",
-    "optim",
-    "order",
-    "products",
-    "reduce",
-    "rope",
-    "rope_table",
-    "rows",
-    "softmax",
-    "ssm_conv",
-)
+FAMILIES = ("attention", "elementwise", "head", "layout", "norm", "optim", "products", "rope")
 
 _KERNELS: dict[str, Kernel] = {}
 

@@ -1,0 +1,182 @@
+"""The shader of a product of float32 matrices by tiles.
+
+    C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]
+
+A workgroup computes a tile of C. It copies some columns of A and B to its memory, and each thread
+multiplies some of their rows there, in registers. The copy turns both
+so that rows are neighbours; a gap after each of their columns keeps the threads that store a column
+out of one another's banks. What is copied next is loaded before the products, so that it arrives
+while they run.
+
+The sum over k may be taken in parts, by workgroups of their own (`PER_PART` of k each): a small C
+of a long sum would leave most of a large card idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+QUAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a workgroup has: m × n numbers of C, each thread each_m × each_n of them.
+
+    depth    columns of A and B that it copies at once
+    """
+
+    m: int
+    n: int
+    depth: int
+    each_m: int = 8
+    each_n: int = 8
+
+    @property
+    def threads(self) -> int:
+        return self.m * self.n // (self.each_m * self.each_n)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How a factor is read: its its neighbours in memory follow k or the rows, in quads or not."""
+
+    along_k: bool
+    in_quads: bool
+
+
+def _quad_of(name: str, rows: str, side: Side) -> str:
+    """The WGSL of `a_quad(row, k, stop)`: four neighbours from there on, 0 where there is none."""
+    x = name.upper()
+    at = f"{name}_start + row * {x}_ROW + k * {x}_K"
+    head = f"fn {name}_quad({name}_start: u32, row: u32, k: u32, stop: u32) -> vec4<f32> {{"
+    if side.in_quads:
+        return f"""{head}
+    if (row >= {rows} || k >= stop) {{ return vec4<f32>(); }}
+    return {name}_at(({at}) >> 2u);
+}}"""
+    ones = (f"row, k + {i}u" if side.along_k else f"row + {i}u, k" for i in range(QUAD))
+    return f"""
+fn {name}_one({name}_start: u32, row: u32, k: u32, stop: u32) -> f32 {{
+    if (row >= {rows} || k >= stop) {{ return 0.0; }}
+    return {name}_at({at});
+}}
+{head}
+    return vec4({", ".join(f"{name}_one({name}_start, {one}, stop)" for one in ones)});
+}}"""
+
+
+def _places(size: int, tile: Tile, side: Side) -> Iterator[tuple[str, str]]:
+    """(row, column) of the quads that a thread copies, in the tile; the first of each quad."""
+    for i in range(size * tile.depth // QUAD // tile.threads):
+        e = f"(me + {i * tile.threads}u)"
+        if side.along_k:
+            yield f"({e} / {tile.depth // QUAD}u)", f"({e} % {tile.depth // QUAD}u * {QUAD}u)"
+        else:
+            yield f"({e} % {size // QUAD}u * {QUAD}u)", f"({e} / {size // QUAD}u)"
+
+
+def _loads(name: str, size: int, tile: Tile, side: Side) -> Iterator[str]:
+    first = {"a": "first_m", "b": "first_n"}[name]
+    for i, (row, column) in enumerate(_places(size, tile, side)):
+        yield f"{name}{i} = {name}_quad({name}_start, {first} + {row}, k + {column}, stop);"
+
+
+def _stores(name: str, size: int, tile: Tile, side: Side) -> Iterator[str]:
+    step = size // QUAD + 1
+    memory = {"a": "left", "b": "right"}[name]
+    for i, (row, column) in enumerate(_places(size, tile, side)):
+        if not side.along_k:
+            yield f"{memory}[{column} * {step}u + {row} / {QUAD}u] = {name}{i};"
+            continue
+        for c in range(QUAD):
+            place = f"({column} + {c}u) * {step}u + {row} / {QUAD}u"
+            yield f"{memory}[{place}][{row} % {QUAD}u] = {name}{i}[{c}];"
+
+
+def _bands(size: int, each: int) -> Iterator[int]:
+    """Where the bands of a tile begin, in each of which a thread has one quad of rows."""
+    yield from range(0, size, size // (each // QUAD))
+
+
+def _multiplies(tile: Tile) -> Iterator[str]:
+    """Thread (x, y) has quads y and x of the bands: row i of its own is in band i / 4."""
+    of_left, of_right = tile.m // QUAD + 1, tile.n // QUAD + 1
+    for k in range(tile.depth):
+        yield "{"
+        for i, first in enumerate(_bands(tile.m, tile.each_m)):
+            yield f"let l{i} = left[{k * of_left + first // QUAD}u + y];"
+        for j, first in enumerate(_bands(tile.n, tile.each_n)):
+            yield f"let r{j} = right[{k * of_right + first // QUAD}u + x];"
+        for i in range(tile.each_m):
+            for j in range(tile.each_n // QUAD):
+                yield f"s{i}_{j} = fma(vec4(l{i // QUAD}[{i % QUAD}]), r{j}, s{i}_{j});"
+        yield "}"
+
+
+def _puts(tile: Tile, in_quads: bool) -> Iterator[str]:
+    bands = list(_bands(tile.m, tile.each_m))
+    for i in range(tile.each_m):
+        yield f"row = first_m + {bands[i // QUAD] + i % QUAD}u + {QUAD}u * y;"
+        for j, first in enumerate(_bands(tile.n, tile.each_n)):
+            yield f"column = first_n + {first}u + {QUAD}u * x;"
+            if in_quads:
+                yield f"put_quad(at.z, row, column, s{i}_{j});"
+            else:
+                yield from (
+                    f"put_one(at.z, row, column + {c}u, s{i}_{j}[{c}]);" for c in range(QUAD)
+                )
+
+
+def _put(in_quads: bool) -> str:
+    name, kind, at = ("quad", "vec4<f32>", "(place >> 2u)") if in_quads else ("one", "f32", "place")
+    return f"""
+fn put_{name}(z: u32, row: u32, column: u32, sum: {kind}) {{
+    if (row >= M || column >= N) {{ return; }}
+    let place = (z * M + row) * C_ROW + C_FIRST + column;
+    var value = sum;
+    if (ADDS) {{ value += c_at({at}); }}
+    put_c({at}, value);
+}}"""
+
+
+@cache
+def product_source(tile: Tile, a: Side, b: Side, c_in_quads: bool) -> str:
+    """A whole shader that names a, b, c and the constants of a product."""
+    loads = [*_loads("a", tile.m, tile, a), *_loads("b", tile.n, tile, b)]
+    stores = [*_stores("a", tile.m, tile, a), *_stores("b", tile.n, tile, b)]
+    kept = [line.split(" ")[0] for line in loads]
+    sums = [f"s{i}_{j}" for i in range(tile.each_m) for j in range(tile.each_n // QUAD)]
+    wide = tile.n // tile.each_n  # threads along n
+    lines = [
+        _quad_of("a", "M", a), _quad_of("b", "N", b), _put(c_in_quads),
+        f"var<workgroup> left: array<vec4<f32>, {tile.depth * (tile.m // QUAD + 1)}>;",
+        f"var<workgroup> right: array<vec4<f32>, {tile.depth * (tile.n // QUAD + 1)}>;",
+        f"@compute @workgroup_size({tile.threads})",
+        "fn main(@builtin(local_invocation_index) me: u32, @builtin(workgroup_id) at: vec3<u32>) {",
+        f"let x = me % 8u + me / 32u % {wide // 8}u * 8u;",  # 32 threads in step: 8 by 4 of them
+        f"let y = me / 8u % 4u + me / {4 * wide}u * 4u;",
+        f"let first_n = at.x * {tile.n}u + P[0].x * 0u;",
+        f"let first_m = at.y * {tile.m}u;",
+        "let z = at.z / PARTS;",
+        "let a_start = z / INNER / A_REPEAT0 * A_STEP0 + z % INNER / A_REPEAT1 * A_STEP1;",
+        "let b_start = z / INNER / B_REPEAT0 * B_STEP0 + z % INNER / B_REPEAT1 * B_STEP1;",
+        "var k = at.z % PARTS * PER_PART;",
+        "let stop = min(k + PER_PART, K);",
+        *(f"var {name} = vec4<f32>();" for name in (*kept, *sums)),
+        *loads,
+        "while (k < stop) {",
+        *stores,
+        "workgroupBarrier();",
+        f"k += {tile.depth}u;",
+        *loads,  # zeros past the end
+        *_multiplies(tile),
+        "workgroupBarrier();",
+        "}",
+        "var row = 0u; var column = 0u;",
+        *_puts(tile, c_in_quads),
+        "}",
+    ]  # fmt: skip
+    return "\n".join(lines)
