@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 
 from pyggml.sizes import round_up
 
@@ -13,10 +14,15 @@ class Arena:
     """Hands out offsets and takes them back; `peak` is the size the arena must have.
 
     Free blocks are kept sorted by offset and merged with their neighbours. All numbers are bytes.
+
+    room: so many bytes that were given back last are not handed out yet
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 0) -> None:
         self.peak = 0
+        self._room = room
+        self._waiting: deque[tuple[int, int]] = deque()  # (start, size), and their sum
+        self._n_waiting = 0
         self._starts: list[int] = []
         self._sizes: list[int] = []
 
@@ -44,10 +50,18 @@ class Arena:
         return start
 
     def give_back(self, start: int, n_bytes: int) -> None:
-        """Make a block free again."""
+        """Make a block free again, as soon as more than `room` bytes came with and after it."""
         size = round_up(n_bytes, ALIGNMENT)
         if size == 0:
             return
+        self._waiting.append((start, size))
+        self._n_waiting += size
+        while self._n_waiting > self._room:
+            start, size = self._waiting.popleft()
+            self._n_waiting -= size
+            self._free(start, size)
+
+    def _free(self, start: int, size: int) -> None:
         i = bisect_left(self._starts, start)
         self._starts.insert(i, start)
         self._sizes.insert(i, size)

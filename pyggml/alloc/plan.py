@@ -49,7 +49,7 @@ class _Planner:
     def __init__(self, graph: Graph, backend: Backend, reuse: bool, share: bool) -> None:
         self.graph, self.backend, self.reuse = graph, backend, reuse
         self.lives = lifetimes(graph)
-        self.arena = Arena()
+        self.arena = Arena(self.backend.room)
         self.offsets: dict[Tensor, int] = {}
         self.scratch: dict[Tensor, int] = {}
         self.reused: dict[Tensor, Tensor] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.call import Call
+from pyggml.graph import Graph
 from pyggml.tensors import Tensor
 
 
@@ -18,10 +19,14 @@ class Backend(ABC):
     A buffer is the device's own handle of memory; only the device looks inside. It keeps the buffer
     of a tensor in `Tensor.data`. `is_host` says that it computes on the leaves' own memory; any
     other device has copies of them.
+
+    `room` is for devices that run nodes side by side: so many bytes of memory that is free again
+    wait before a plan gives them to another tensor, whose node must wait for their last reader.
     """
 
     name: str
     is_host: bool = False
+    room: int = 0
 
     @abstractmethod
     def unsupported(self, node: Tensor) -> str | None:
@@ -65,10 +70,11 @@ class Backend(ABC):
         """
         return 0, None
 
-    def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
+    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """The calls to start for consecutive nodes: these, or fewer with the same effect.
 
-        An example of fewer is one captured launch of all.
+        An example of fewer is one captured launch of all. `graph` has all nodes of this device, and
+        so every reader of a result.
         """
         return calls
 

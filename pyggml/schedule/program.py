@@ -110,7 +110,8 @@ def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> S
     steps = [Call(devices.begin, _leaves(made))]
     for part in made.parts:
         steps += _before(made, part)
-        steps += part.backend.joined([calls[node] for node in part.nodes if node in calls])
+        bound, graph = [calls[n] for n in part.nodes if n in calls], made.plans[part.backend].graph
+        steps += part.backend.joined(bound, graph)
         steps += _after(made, part)
     steps.append(Call(devices.end, [t for part in made.parts for t in part.changed]))
     return ScheduledProgram(made, programs, tuple(steps))

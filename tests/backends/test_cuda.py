@@ -68,7 +68,7 @@ def dry():
         def write(self, tensor, values):
             pass
 
-        def joined(self, calls):
+        def joined(self, calls, graph):
             return calls
 
         def _constant(self, values):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pyggml.backends.base import Backend
+from pyggml.backends.cuda.branches import side_by_side
 from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, Site
 from pyggml.backends.cuda.table import kernels
 from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
 from pyggml.call import Call
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
+from pyggml.graph import Graph
 from pyggml.tensors import Tensor
 
 
@@ -24,6 +26,8 @@ class CudaBackend(Backend):
 
     Raises DeviceError if there is no such card.
     """
+
+    room = 64 << 20
 
     def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
         self.name, self.index, self.compute = f"cuda:{index}", index, compute
@@ -96,7 +100,7 @@ class CudaBackend(Backend):
             self._faults,
             self._constant,
         )
-        return self._kernel(node).bind(site)
+        return BoundCall(self._kernel(node).bind(site), site)
 
     def scratch(self, node: Tensor) -> int:
         return self._kernel(node).scratch(node, self.compute)
@@ -106,9 +110,10 @@ class CudaBackend(Backend):
         n_bytes, word = shared(node, self.compute)
         return n_bytes, (word, shared)
 
-    def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """One captured graph of all."""
-        return [Call(self._run, Captured(calls, self.stream))] if calls else []
+    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
+        """One captured graph of all, its branches side by side."""
+        steps, waits = side_by_side(cast(Sequence[BoundCall], calls))
+        return [Call(self._run, Captured(steps, self.stream, waits))] if steps else []
 
     def _run(self, calls: Captured) -> None:
         with self._working():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "Captured",
     "CudaAPIError",
     "CudaSupportError",
+    "address",
     "cuda",
     "device",
     "driver",
@@ -44,6 +45,7 @@ device: Callable[[Callable], Any] = cuda.jit(device=True)
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
+_SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 
 
 def ran_out(error: BaseException) -> bool:
@@ -51,16 +53,31 @@ def ran_out(error: BaseException) -> bool:
     return int(getattr(error, "code", 0) or 0) == OUT_OF_MEMORY
 
 
+def address(array: Any) -> int:
+    """Where the first byte of an array lies on the card."""
+    if SIMULATED:
+        return int(array._ary.ctypes.data)
+    return int(array.__cuda_array_interface__["data"][0])
+
+
 class Captured:
-    """Calls that run one after the other on a stream, started at once from the second time on.
+    """Calls on a stream, started at once from the second time on.
 
     The first time each is launched by itself: that compiles what is not compiled yet, which cannot
     be captured. The second time they are captured into a CUDA graph (1.25 µs a node, where a launch
     from Python takes 80). Calls that cannot be captured are always launched.
+
+    waits: for each call, the numbers of those that end before it begins; the card may run it beside
+    all others. Without `waits` each call waits for the one before.
     """
 
-    def __init__(self, calls: Iterable[Callable[[], None]], stream: Any) -> None:
-        self._calls, self._stream = tuple(calls), stream
+    def __init__(
+        self,
+        calls: Iterable[Callable[[], None]],
+        stream: Any,
+        waits: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._calls, self._stream, self._waits = tuple(calls), stream, waits
         self._times, self._graph = 0, None
 
     def __call__(self) -> None:
@@ -76,6 +93,17 @@ class Captured:
         for call in self._calls:
             call()
 
+    def _launch_to_capture(self) -> None:
+        """Each call's nodes get edges from the last nodes of those that it waits for."""
+        if self._waits is None:
+            self._launch()
+            return
+        last: list[list[Any]] = []  # of each call
+        for call, waits in zip(self._calls, self._waits, strict=True):
+            _set_next(self._stream, [node for i in waits for node in last[i]])
+            call()
+            last.append(_next(self._stream))
+
     def _captured(self) -> Any:
         """The graph, ready to start; None if a call cannot be captured."""
         from cuda.bindings.driver import CUstreamCaptureMode
@@ -83,7 +111,7 @@ class Captured:
         stream = self._stream.handle
         driver.cuStreamBeginCapture(stream, CUstreamCaptureMode(_RELAXED))
         try:
-            self._launch()
+            self._launch_to_capture()
             graph = driver.cuStreamEndCapture(stream)
         except CudaAPIError:
             with suppress(CudaAPIError):
@@ -93,6 +121,21 @@ class Captured:
         driver.cuGraphDestroy(graph)
         weakref.finalize(self, _destroy, made).atexit = False
         return made
+
+
+def _next(stream: Any) -> list[Any]:
+    """The nodes for which the next node that is captured will wait."""
+    return list(driver.cuStreamGetCaptureInfo(stream.handle)[3])
+
+
+def _set_next(stream: Any, nodes: Sequence[Any]) -> None:
+    """Let the next node that is captured wait for these."""
+    from cuda.bindings import driver as bindings
+
+    nodes = list({int(node): node for node in nodes}.values())
+    # Bindings of CUDA 13 also take data of each edge; those of 12 have a second name for that.
+    of_edges = () if hasattr(bindings, "cuStreamUpdateCaptureDependencies_v2") else (None,)
+    driver.cuStreamUpdateCaptureDependencies(stream.handle, nodes, *of_edges, len(nodes), _SET)
 
 
 def _destroy(graph: Any) -> None:

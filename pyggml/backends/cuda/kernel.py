@@ -42,6 +42,16 @@ class Site:
         return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
 
 
+class BoundCall(Call):
+    """The call of a node, or of several that one kernel computes, with the memory of each."""
+
+    __slots__ = ("sites",)
+
+    def __init__(self, call: Call, *sites: Site) -> None:
+        super().__init__(call.kernel, *call.arguments)
+        self.sites = sites
+
+
 def _nothing_lacks(node: Tensor) -> str | None:
     return None
 

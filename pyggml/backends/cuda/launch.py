@@ -6,7 +6,7 @@ runs each thread of a block as a Python thread: there, grids are small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyggml.backends.cuda.driver import SIMULATED
@@ -54,25 +54,62 @@ def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> 
     return launch(kernel, blocks, (WARP, together), stream, *arguments)
 
 
-def in_turn(*calls: Callable[[], None]) -> Call:
+def in_turn(*calls: Call) -> Call:
     """A node's calls, one after the other."""
     return Call(_in_turn, *calls)
 
 
-def launches(call: Call) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The kernel and the arguments of each launch of a node's call."""
+def of_library(
+    function: Any, *arguments: Any, reads: Sequence[Any], writes: Sequence[Any], keeps: Any = None
+) -> Call:
+    """A call of a library that puts work on the stream, and the arrays that it reads and writes.
+
+    keeps: what else must live as long as the call
+    """
+    return Call(_of_library, function, arguments, reads, writes, keeps)
+
+
+def steps(call: Call) -> Iterator[Call]:
+    """The calls, each one launch or one call of a library, that a node's call makes in turn."""
     if call.kernel is _in_turn:
         for one in call.arguments:
-            yield from launches(one)
-    elif call.kernel is _launch:
-        kernel, _, arguments = call.arguments
-        yield kernel, arguments
+            yield from steps(one)
+    else:
+        yield call
+
+
+def launches(call: Call) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The kernel and the arguments of each launch of a node's call."""
+    for step in steps(call):
+        if step.kernel is _launch:
+            kernel, _, arguments = step.arguments
+            yield kernel, arguments
+
+
+def arrays(step: Call) -> tuple[Sequence[Any], Sequence[Any] | None]:
+    """The arrays that a step may touch, and those that it writes, None if that is not known."""
+    if step.kernel is _of_library:
+        _, _, reads, writes, _ = step.arguments
+        return (*reads, *writes), writes
+    return tuple(_arrays_in(step.arguments)), None
+
+
+def _arrays_in(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    for one in arguments:
+        if isinstance(one, tuple):
+            yield from _arrays_in(one)
+        elif hasattr(one, "__cuda_ndarray__"):
+            yield one
 
 
 def _launch(kernel: Any, configuration: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
     kernel[configuration](*arguments)
 
 
-def _in_turn(*calls: Callable[[], None]) -> None:
+def _of_library(function: Any, arguments: tuple[Any, ...], *_kept: Any) -> None:
+    function(*arguments)
+
+
+def _in_turn(*calls: Call) -> None:
     for call in calls:
         call()

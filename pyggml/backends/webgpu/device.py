@@ -18,6 +18,7 @@ from pyggml.backends.webgpu.table import kernels
 from pyggml.call import Call
 from pyggml.dtypes import F32, I32
 from pyggml.errors import DeviceError, PyggmlError
+from pyggml.graph import Graph
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
@@ -147,7 +148,7 @@ class WebGPUBackend(Backend):
     def scratch(self, node: Tensor) -> int:
         return self._kernel(node).scratch(node, self.limit)
 
-    def joined(self, calls: Sequence[Call]) -> Sequence[Call]:
+    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One submission of all."""
         every = tuple(d for call in calls for d in call.arguments[0])
         return [Call(self._run, every)] if every else []

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda
+from pyggml.backends.cuda.driver import SIMULATED, address, cuda
 from pyggml.backends.cuda.gemm import slices
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
+from pyggml.backends.cuda.launch import of_library
 from pyggml.backends.factors import Factor
 from pyggml.call import Call
 from pyggml.dtypes import F32
 
-_WORKSPACE = 32 << 20  # what NVIDIA recommends for Hopper
+_WORKSPACE = 8 << 20  # bytes; products of the sizes of a LoRA step take no more
+_AT_ONCE = 8  # products that can run side by side
 _R_32F, _R_16BF = 0, 14  # cudaDataType_t
 _N, _T = 0, 1  # cublasOperation_t
 _COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
@@ -35,18 +39,18 @@ def _library() -> Any:
 
 
 @cache
+def _handles(stream: Any) -> Iterator[tuple[int, Any]]:
+    """cuBLAS's handles of a stream, each with a workspace of its own, in turn and without end."""
+    return cycle([_handle(stream) for _ in range(_AT_ONCE)])
+
+
 def _handle(stream: Any) -> tuple[int, Any]:
-    """cuBLAS's handle of a stream, and the workspace that it holds."""
     library = _library()
     handle = library.create()
     workspace = cuda.device_array(_WORKSPACE, np.uint8)
     library.set_stream(handle, int(stream.handle))
-    library.set_workspace(handle, _address(workspace), _WORKSPACE)
+    library.set_workspace(handle, address(workspace), _WORKSPACE)
     return handle, workspace
-
-
-def _address(array: Any) -> int:
-    return int(array.__cuda_array_interface__["data"][0])
 
 
 def _lies_well(rows: int, k: int, f: Factor) -> bool:
@@ -82,18 +86,16 @@ def _multiply(
     m, n, k = sizes
     kind = _R_32F if a.dtype == np.float32 else _R_16BF
     scalars = np.array([1, accumulate], np.float32)
-    library, (handle, _) = _library(), _handle(stream)
+    library, (handle, workspace) = _library(), next(_handles(stream))
     operations = (_T if b_form[0] else _N, _N if a_form[0] else _T)
     arguments = (
-        handle, *operations, n, m, k, scalars.ctypes.data, _address(b), kind, b_form[1],
-        _address(a), kind, a_form[1], scalars.ctypes.data + 4, _address(c), _R_32F, c_step,
+        handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind, b_form[1],
+        address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), _R_32F, c_step,
         _COMPUTE_32F, _DEFAULT_ALGORITHM,
     )  # fmt: skip
-    return Call(_gemm, library.gemm_ex, arguments, (a, b, c, scalars))
-
-
-def _gemm(gemm_ex: Any, arguments: tuple[Any, ...], _kept: tuple[Any, ...]) -> None:
-    gemm_ex(*arguments)
+    return of_library(
+        library.gemm_ex, *arguments, reads=(a, b), writes=(c, workspace), keeps=scalars
+    )
 
 
 def _bind(p: Problem, o: Operands) -> Call:

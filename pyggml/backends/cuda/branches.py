@@ -1,0 +1,61 @@
+"""Branches side by side: the steps of some nodes, and for which others each of them waits.
+
+The products of q, k and v, LoRA's products beside each of them, and the unpacking of the next
+weight share no memory but what all of them read, so a card runs them at the same time. What a step
+touches is known when it is bound: a kernel reaches memory through the arrays among its arguments
+alone. Of these it writes only into what its node may change (the result, saved tensors, scratch,
+and sources that the op changes); all else is read. Memory that a plan gives to one tensor after the
+other makes steps wait that could run together; hence `CudaBackend.room`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from pyggml.backends.cuda.driver import address
+from pyggml.backends.cuda.kernel import BoundCall, Site
+from pyggml.backends.cuda.launch import arrays, steps
+from pyggml.backends.cuda.waits import Access, Range, waits
+from pyggml.call import Call
+
+
+def side_by_side(calls: Iterable[BoundCall]) -> tuple[list[Call], list[tuple[int, ...]]]:
+    """The steps of all calls, and for each the numbers of the earlier ones that it waits for."""
+    found, accesses = [], []
+    for call in calls:
+        changed = _ranges(chain.from_iterable(map(_changed, call.sites)))
+        for step in steps(call):
+            found.append(step)
+            accesses.append(_access(step, changed))
+    return found, waits(accesses)
+
+
+def _changed(site: Site) -> Iterator[Any]:
+    """The arrays that a node's kernels may write."""
+    yield site.out
+    yield from site.saved
+    yield site.scratch
+    if site.fills_shared:
+        yield site.shared
+    assert site.node.op is not None
+    for i in site.node.op.changes:
+        yield site.src[i]
+
+
+def _access(step: Call, changed: Sequence[Range]) -> Access:
+    touched, written = arrays(step)
+    if written is not None:
+        return Access(_ranges(touched), _ranges(written))
+    reads: list[Range] = []
+    writes: list[Range] = []
+    for r in _ranges(touched):
+        may_change = any(r.first < c.last and c.first < r.last for c in changed)
+        (writes if may_change else reads).append(r)
+    return Access(reads, writes)
+
+
+def _ranges(found: Iterable[Any]) -> list[Range]:
+    sizes = ((a, a.size * a.dtype.itemsize) for a in found)
+    return [Range(address(a), address(a) + n) for a, n in sizes if n]

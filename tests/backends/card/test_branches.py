@@ -1,0 +1,88 @@
+"""Nodes in any order that their waits allow, and captured side by side: the bits of a line."""
+
+import random
+
+import numpy as np
+import pytest
+
+from pyggml.backends import CPU, write
+from pyggml.backends.cuda.branches import side_by_side
+from pyggml.backends.cuda.driver import SIMULATED, Captured
+from pyggml.graph import Graph
+from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
+from pyggml.ops.layout import transpose
+from pyggml.schedule import Devices, bind, schedule
+from pyggml.tensors import leaf, zeros
+
+RNG = np.random.default_rng(9)
+
+
+def branching(total):
+    """Branches that meet, with results that take the place of sources, and a sum that changes."""
+    x, w = (leaf(RNG.standard_normal(s).astype(np.float32)) for s in ((5, 8), (8,)))
+    y = rms_norm_mul(x, w, eps=1e-6)
+    branches = [silu(scale(y, 0.5 + i)) for i in range(3)]
+    gated = swiglu(branches[0], mul(branches[1], y))
+    back = add(gated, scale(add(branches[2], gated), 0.1))
+    return Graph.of(add_inplace(total, transpose(back)), sum_rows(mul(back, y)))
+
+
+def random_order(waits, rng):
+    left, order = set(range(len(waits))), []
+    while left:
+        ready = sorted(i for i in left if not left.intersection(waits[i]))
+        order.append(rng.choice(ready))
+        left.remove(order[-1])
+    return order
+
+
+def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
+    total = zeros((8, 5))
+    graph = branching(total)
+    (program,) = bind(schedule(graph, Devices([card, CPU()])))
+    program()
+    wanted = [program.read(t) for t in graph.outputs]
+    steps, waits = side_by_side(program.programs[card].calls)
+    assert len({len(w) for w in waits}) > 1, "there are branches"
+    on_card = next(t for t in program.schedule.parts[-1].changed)
+    for seed in range(9):
+        write(total, np.zeros(total.shape, np.float32))
+        card.write(program.schedule.devices.copy_of(on_card, card), np.zeros(total.shape))
+        for i in random_order(waits, random.Random(seed)):
+            steps[i]()
+        for t, numbers in zip(graph.outputs, wanted, strict=True):
+            here = program.schedule.twins.get(t, t)
+            np.testing.assert_array_equal(card.read(here), numbers)
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator captures nothing")
+def test_a_captured_call_waits_for_what_it_is_told(card):
+    """A long call, and one that needs its result but is the first of three to be short."""
+    order, n = [], 1 << 22
+    from pyggml.backends.cuda.driver import cuda, kernel
+
+    @kernel
+    def fill(out, value, times):
+        for _ in range(times):
+            for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+                out[i] = value + out[i] * np.float32(0)
+
+    @kernel
+    def put(out, x):
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = x[i]
+
+    x, y, z = (cuda.to_device(np.zeros(n, np.float32)) for _ in range(3))
+    calls = [
+        lambda: fill[64, 256, card.stream](x, np.float32(3), 50),
+        lambda: fill[64, 256, card.stream](z, np.float32(5), 1),
+        lambda: put[64, 256, card.stream](y, x),
+    ]
+    captured = Captured(calls, card.stream, [(), (), (0,)])
+    for _ in range(3):
+        for array in (x, y, z):
+            array.copy_to_device(np.zeros(n, np.float32), stream=card.stream)
+        captured()
+        card.stream.synchronize()
+        order.append([float(a.copy_to_host()[-1]) for a in (x, y, z)])
+    assert order == [[3, 3, 5]] * 3
