@@ -25,14 +25,14 @@ def side_by_side(calls: Iterable[BoundCall]) -> tuple[list[Call], list[tuple[int
     """The steps of all calls, and for each the numbers of the earlier ones that it waits for."""
     found, accesses = [], []
     for call in calls:
-        changed = _ranges(chain.from_iterable(map(_changed, call.sites)))
+        written = ranges(chain.from_iterable(map(changed, call.sites)))
         for step in steps(call):
             found.append(step)
-            accesses.append(_access(step, changed))
+            accesses.append(_access(step, written))
     return found, waits(accesses)
 
 
-def _changed(site: Site) -> Iterator[Any]:
+def changed(site: Site) -> Iterator[Any]:
     """The arrays that a node's kernels may write."""
     yield site.out
     yield from site.saved
@@ -44,18 +44,18 @@ def _changed(site: Site) -> Iterator[Any]:
         yield site.src[i]
 
 
-def _access(step: Call, changed: Sequence[Range]) -> Access:
+def _access(step: Call, may_change: Sequence[Range]) -> Access:
     touched, written = arrays(step)
     if written is not None:
-        return Access(_ranges(touched), _ranges(written))
+        return Access(ranges(touched), ranges(written))
     reads: list[Range] = []
     writes: list[Range] = []
-    for r in _ranges(touched):
-        may_change = any(r.first < c.last and c.first < r.last for c in changed)
-        (writes if may_change else reads).append(r)
+    for r in ranges(touched):
+        (writes if any(r.meets(c) for c in may_change) else reads).append(r)
     return Access(reads, writes)
 
 
-def _ranges(found: Iterable[Any]) -> list[Range]:
+def ranges(found: Iterable[Any]) -> list[Range]:
+    """Where arrays lie; those without elements lie nowhere."""
     sizes = ((a, a.size * a.dtype.itemsize) for a in found)
     return [Range(address(a), address(a) + n) for a, n in sizes if n]

@@ -11,6 +11,7 @@ import numpy as np
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
 from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
+from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, Site
 from pyggml.backends.cuda.table import kernels
 from pyggml.backends.faults import Faults
@@ -112,7 +113,7 @@ class CudaBackend(Backend):
 
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
-        steps, waits = side_by_side(cast(Sequence[BoundCall], calls))
+        steps, waits = side_by_side(fused(cast(Sequence[BoundCall], calls), graph))
         return [Call(self._run, Captured(steps, self.stream, waits))] if steps else []
 
     def _run(self, calls: Captured) -> None:

@@ -6,8 +6,10 @@ and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
@@ -64,12 +66,12 @@ def _shared(node: Tensor, compute: Compute) -> tuple[int, str]:
     return (2 * p.m * p.k, "bf16") if shares else (0, "")
 
 
-def _product(site: Site, accumulate: bool) -> Call:
+def _product(site: Site, accumulate: bool, factor: float = 1.0) -> Call:
     p = _problem(site.node, site.compute)
     b, a = site.src[-2:]
     o = Operands(
         site.out, a, b, site.scratch, accumulate, site.stream, site.shared,
-        site.shared is not None and not site.fills_shared,
+        site.shared is not None and not site.fills_shared, factor,
     )  # fmt: skip
     return path_of(p).bind(p, o)
 
@@ -94,7 +96,34 @@ def is_in_place(node: Tensor) -> bool:
     return here.buffer is there.buffer and at == there_at
 
 
+# -- patterns -----------------------------------------------------------------------------------
+
+
+def _bind_scaled(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    """s · A · Bᵀ, as LoRA has it with s = α / r."""
+    product, scaled = sites
+    factor, shift = scaled.node.params.values()
+    p = _problem(product.node, product.compute)
+    if kept[0] or shift or p.b.dtype is not F32 or not path_of(p).scales:
+        return None
+    return _product(replace(product, out=scaled.out), accumulate=False, factor=factor)
+
+
+def _bind_summed(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    """A gradient added to its accumulator as it is made."""
+    product, total = sites
+    so_far, added = total.node.src
+    is_sum = added is product.node and so_far.shape == added.shape and is_in_place(total.node)
+    if kept[0] or not is_sum:
+        return None
+    return _product(replace(product, out=total.out), accumulate=True)
+
+
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_shared))
 for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
+for _name in ("mul_mat", "out_prod"):
+    declare_pattern(_name, "scale", bind=_bind_scaled)
+# In place: the sum lies where the accumulator does, and no factor of the product does.
+declare_pattern("out_prod", "add", bind=_bind_summed, in_place=True)

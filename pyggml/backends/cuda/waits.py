@@ -19,12 +19,22 @@ class Range(NamedTuple):
     first: int
     last: int
 
+    def meets(self, other: Range) -> bool:
+        return self.first < other.last and other.first < self.last
+
 
 class Access(NamedTuple):
     """What a step reads and writes. A range that it may do either with counts as written."""
 
     reads: Sequence[Range]
     writes: Sequence[Range]
+
+
+def conflict(a: Access, b: Access) -> bool:
+    """Whether the order of two steps matters: one of them writes what the other touches."""
+    return any(w.meets(r) for w in a.writes for r in (*b.reads, *b.writes)) or any(
+        w.meets(r) for w in b.writes for r in a.reads
+    )
 
 
 def waits(steps: Iterable[Access]) -> list[tuple[int, ...]]:

@@ -77,15 +77,15 @@ def _scratch(p: Problem) -> int:
 
 def _multiply(
     stream: Any, sizes: tuple[int, int, int], a: Any, a_form: Form, b: Any, b_form: Form,
-    c: Any, c_step: int, accumulate: bool,
+    c: Any, c_step: int, accumulate: bool, factor: float = 1.0,
 ) -> Call:  # fmt: skip
-    """C (m, n) (+)= A · Bᵀ; forms are (whether k is the near axis, step of the other axis).
+    """C (m, n) (+)= factor · A · Bᵀ; a form is (whether k is the near axis, the other one's step).
 
     cuBLAS counts columns first, so it is asked for Cᵀ = B · Aᵀ.
     """
     m, n, k = sizes
     kind = _R_32F if a.dtype == np.float32 else _R_16BF
-    scalars = np.array([1, accumulate], np.float32)
+    scalars = np.array([factor, accumulate], np.float32)
     library, (handle, workspace) = _library(), next(_handles(stream))
     operations = (_T if b_form[0] else _N, _N if a_form[0] else _T)
     arguments = (
@@ -103,7 +103,8 @@ def _bind(p: Problem, o: Operands) -> Call:
         return slices.bind(p, o, _multiply)
     sizes = p.m, p.n, p.k
     forms = _form(p.m, p.k, p.a), _form(p.n, p.k, p.b)
-    return _multiply(o.stream, sizes, o.a, forms[0], o.b, forms[1], o.c, p.n, o.accumulate)
+    factors = o.a, forms[0], o.b, forms[1]
+    return _multiply(o.stream, sizes, *factors, o.c, p.n, o.accumulate, o.factor)
 
 
 def _form(rows: int, k: int, f: Factor) -> Form:
@@ -112,4 +113,4 @@ def _form(rows: int, k: int, f: Factor) -> Form:
     return near_k, max(step, k if near_k else rows)
 
 
-CUBLAS = Path(name="cublas", takes=_takes, bind=_bind, scratch=_scratch, shares=True)
+CUBLAS = Path(name="cublas", takes=_takes, bind=_bind, scratch=_scratch, shares=True, scales=True)

@@ -62,6 +62,7 @@ class Operands:
     stream: Any
     rounded: Any = None  # memory for A in bfloat16 that several products share, or None
     is_rounded: bool = False  # whether another product has filled it
+    factor: float = 1.0  # of the product; paths that `scale` take others, with a float32 B
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ class Path:
     bind     (problem, operands) -> Call
     scratch  (problem) -> bytes
     shares   whether it reads A in bfloat16 where the problem rounds, so that products can share it
+    scales   whether it multiplies a product with a float32 B by `Operands.factor`
     """
 
     name: str
@@ -79,3 +81,4 @@ class Path:
     bind: Callable[[Problem, Operands], Call]
     scratch: Callable[[Problem], int]
     shares: bool = False
+    scales: bool = False

@@ -1,0 +1,168 @@
+"""Fusion: nodes that one kernel computes together, so that numbers stay in registers between them.
+
+A `Pattern` names the ops of such nodes, in their order, and binds a kernel to their memory. Each
+family of ops declares its own. `fused` looks for them in the calls of a program: every node of a
+pattern but the last gives a later one its result, or shares a source with it. The pattern runs in
+the place of its last node. Others may stand between its nodes, if these can move behind them: if
+they touch no memory that those change, nor change what those touch.
+
+A plan does not know of patterns. So a source that dies within one may have given its memory to a
+result of the same pattern: then the pattern is left alone, unless its kernel works `in_place`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from pyggml.backends.cuda.branches import changed, ranges
+from pyggml.backends.cuda.kernel import BoundCall, Site
+from pyggml.backends.cuda.waits import Access, conflict
+from pyggml.call import Call
+from pyggml.graph import Graph
+from pyggml.op import SEEN, has_kernel
+from pyggml.tensors import Tensor
+
+_REACH = 8  # so many calls before the last one, the first one is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Nodes that one kernel computes.
+
+    ops       their names, in the order of the graph
+    bind      (sites, kept) -> Call, or None where the kernel does not serve. kept: for each node,
+              whether others read its result; else the kernel need not write it
+    in_place  whether results may lie where sources do: the kernel reads number i of a source before
+              it writes number i of a result, and no other thread reads it
+    """
+
+    ops: tuple[str, ...]
+    bind: Callable[[Sequence[Site], Sequence[bool]], Call | None]
+    in_place: bool
+
+
+_PATTERNS: dict[str, list[Pattern]] = defaultdict(list)  # by the last op, the longest first
+
+
+def declare_pattern(
+    *ops: str,
+    bind: Callable[[Sequence[Site], Sequence[bool]], Call | None],
+    in_place: bool = False,
+) -> None:
+    """Enter a pattern. Of several that fit, the longest is taken."""
+    found = _PATTERNS[ops[-1]]
+    found.append(Pattern(ops, bind, in_place))
+    found.sort(key=lambda pattern: -len(pattern.ops))
+
+
+def fused(calls: Sequence[BoundCall], graph: Graph) -> list[BoundCall]:
+    """The calls, those of a pattern replaced by one. `graph` has all readers of their results."""
+    return _Fusion(calls, graph).run()
+
+
+class _Fusion:
+    def __init__(self, calls: Sequence[BoundCall], graph: Graph) -> None:
+        self.calls: list[BoundCall | None] = list(calls)  # None: part of a later one
+        self.readers: dict[Tensor, set[Tensor]] = defaultdict(set)
+        for node in graph.nodes:
+            if has_kernel(node) or node.op is SEEN:
+                for s in node.src:
+                    self.readers[s.root].add(node)
+        self.outputs = {t.root for t in graph.outputs}
+        self.accesses: dict[int, Access] = {}
+
+    def run(self) -> list[BoundCall]:
+        for i, call in enumerate(self.calls):
+            if call is not None:
+                for pattern in _PATTERNS.get(_name(call), ()):
+                    if self._replace(pattern, i):
+                        break
+        return [call for call in self.calls if call is not None]
+
+    def _replace(self, pattern: Pattern, last: int) -> bool:
+        places = self._places(pattern.ops, last)
+        if places is None or not all(self._can_move(i, places) for i in places[:-1]):
+            return False
+        sites = [self._call(i).sites[0] for i in places]
+        nodes = [site.node for site in sites]
+        kept = [t is nodes[-1] or self._is_read(t, nodes) for t in nodes]
+        if not _lie_apart(sites, kept, pattern.in_place):
+            return False
+        call = pattern.bind(sites, kept)
+        if call is None:
+            return False
+        for i in places:
+            self.calls[i] = None
+        self.calls[last] = BoundCall(call, *sites)
+        self.accesses.pop(last, None)
+        return True
+
+    def _call(self, i: int) -> BoundCall:
+        call = self.calls[i]
+        assert call is not None
+        return call
+
+    def _places(self, ops: Sequence[str], last: int) -> list[int] | None:
+        """Where the nodes of a pattern stand that ends here."""
+        places = [last]
+        for name in reversed(ops[:-1]):
+            members = [self._call(i).sites[0].node for i in places]
+            for i in range(places[0] - 1, max(last - _REACH, 0) - 1, -1):
+                call = self.calls[i]
+                if call is not None and _name(call) == name and _is_linked(call, members):
+                    places.insert(0, i)
+                    break
+            else:
+                return None
+        return places
+
+    def _can_move(self, i: int, places: Sequence[int]) -> bool:
+        """Whether a call can run behind all others that stand between it and the last place."""
+        between = (k for k in range(i + 1, places[-1]) if k not in places and self.calls[k])
+        return not any(conflict(self._access(i), self._access(k)) for k in between)
+
+    def _access(self, i: int) -> Access:
+        """What a call touches, as long as it is not part of another one."""
+        if i not in self.accesses:
+            self.accesses[i] = _access(self._call(i))
+        return self.accesses[i]
+
+    def _is_read(self, t: Tensor, nodes: Sequence[Tensor]) -> bool:
+        """Whether a node outside the pattern, or the caller, reads the result."""
+        return t.base is not None or t in self.outputs or not self.readers[t] <= set(nodes)
+
+
+def _name(call: BoundCall) -> str:
+    """The op of a call's node; of several nodes, none."""
+    op = call.sites[0].node.op
+    return op.name if op is not None and len(call.sites) == 1 else ""
+
+
+def _is_linked(call: BoundCall, members: Sequence[Tensor]) -> bool:
+    node = call.sites[0].node
+    near = {node, *node.saved, *(s.root for s in node.src)}
+    return any(s.root in near for t in members for s in t.src)
+
+
+def _access(call: BoundCall) -> Access:
+    read = chain.from_iterable((*site.src, site.shared) for site in call.sites)
+    written = chain.from_iterable(map(changed, call.sites))
+    return Access(ranges(a for a in read if a is not None), ranges(written))
+
+
+def _lie_apart(sites: Sequence[Site], kept: Sequence[bool], in_place: bool) -> bool:
+    """Whether no result lies where a source from outside does, but number for number."""
+    own = {t for site in sites for t in (site.node, *site.node.saved)}
+    reads = ranges(chain.from_iterable(_from_outside(site, own) for site in sites))
+    for site, is_kept in zip(sites, kept, strict=True):
+        for w in ranges(list(changed(site))[0 if is_kept else 1 :]):
+            if any(w.meets(r) and not (in_place and w == r) for r in reads):
+                return False
+    return True
+
+
+def _from_outside(site: Site, own: set[Tensor]) -> Iterator[object]:
+    return (a for s, a in zip(site.node.src, site.src, strict=True) if s.root not in own)
