@@ -1,7 +1,9 @@
 """Attention in float32, forward and backward, without a matrix of all scores.
 
-    z = cap·tanh(scale·q·k / cap)       (without a cap: scale·q·k)
-    p = e^(z − lse),  ds = p·(do·v − δ)·(1 − (z/cap)²)·scale,  δ = do·o
+    c = cap·tanh(scale·q·k / cap)       (without a cap: scale·q·k)
+    z = c + slope·mask                  (or slope·distance, see pyggml/ops/attention.py)
+    p = e^(z − lse),  ds = p·(do·v − δ)·(1 − (c/cap)²)·scale,  δ = do·o
+    a sink is a score without a value;  dsink = −Σ e^(sink − lse)·δ
 
 A workgroup has a tile of queries of a head, or of keys of a key head, and walks along the other
 side. It sums alone what it writes, so every sum has a fixed order. A tile has at most 1024 numbers:
@@ -12,21 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.kernel import Kernel, Site
+import numpy as np
+
+from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.shader import Dispatch, View, per_element
 from pyggml.backends.webgpu.table import declare
-from pyggml.dtypes import F32
+from pyggml.dtypes import F16, F32
+from pyggml.positions import alibi_slopes
 from pyggml.tensors import Tensor
 
 _WIDEST = 256  # numbers of a head
 _KEYS = 16  # that queries meet at once
+_NONE = -3e38  # stands for −inf, which shaders may do without
 
 _SCORE = """
-fn score(q: u32, k: u32) -> f32 {  // of rows that begin at elements q and k
+fn capped(q: u32, k: u32) -> f32 {  // of rows that begin at elements q and k
     var dot = 0.0;
     for (var c = 0u; c < D; c++) { dot += q_at(q + c) * k_at(k + c); }
     let z = dot * SCALE;
     return select(z, CAP * tanh(z / max(CAP, 1e-30)), CAP > 0.0);
+}
+fn biased(z: f32, query: u32, key: u32, head: u32) -> f32 {
+    if (MASKS > 0u) {
+        return max(z + slopes_at(head) * mask_at((head % MASKS * T + query) * S + key), NONE);
+    }
+    if (!SLOPED) { return z; }
+    return z + slopes_at(head) * f32(i32(key) - span_at(2u * query + 1u) + 1);
 }
 fn q_row(query: u32, head: u32) -> u32 { return (query * H + head) * D; }
 fn k_row(key: u32, head: u32) -> u32 { return (key * HK + head) * D; }
@@ -66,7 +80,10 @@ var<workgroup> shrink: array<f32, 16>;
     + """
     let kv = head / (H / HK);
     for (var e = me; e < ROWS * D; e += 128u) { sums[e] = 0.0; }
-    if (me < ROWS) { top[me] = NONE; total[me] = 0.0; }
+    if (me < ROWS) {
+        top[me] = max(sinks_at(head), NONE);
+        total[me] = select(0.0, 1.0, top[me] > NONE);
+    }
     if (me == 0u) { find_bounds(first, ROWS); }
     let range = workgroupUniformLoad(&bounds);
     for (var key = range.x; key < range.y; key += KEYS) {
@@ -74,7 +91,9 @@ var<workgroup> shrink: array<f32, 16>;
             let query = first + e / KEYS;
             let other = key + e % KEYS;
             var z = NONE;
-            if (sees(query, other)) { z = score(q_row(query, head), k_row(other, kv)); }
+            if (sees(query, other)) {
+                z = biased(capped(q_row(query, head), k_row(other, kv)), query, other, head);
+            }
             s[e] = z;
         }
         workgroupBarrier();
@@ -133,12 +152,12 @@ _BACK = (
     + """
 fn back(query: u32, key: u32, head: u32, kv: u32) -> vec2<f32> {
     if (!sees(query, key)) { return vec2<f32>(0.0, 0.0); }
-    let z = score(q_row(query, head), k_row(key, kv));
+    let z = capped(q_row(query, head), k_row(key, kv));
     var product = 0.0;
     for (var c = 0u; c < D; c++) {
         product += do_at(q_row(query, head) + c) * v_at(k_row(key, kv) + c);
     }
-    let p = exp(z - lse_at(head * T + query));
+    let p = exp(biased(z, query, key, head) - lse_at(head * T + query));
     let of_cap = z / max(CAP, 1e-30);
     let slope = select(1.0, 1.0 - of_cap * of_cap, CAP > 0.0);
     return vec2<f32>(p, p * (product - delta_at(head * T + query)) * slope * SCALE);
@@ -221,20 +240,46 @@ var<workgroup> ps: array<vec2<f32>, 256>;
 )
 
 
+_SINKS = with_sums("""
+    if (group >= H) { return; }
+    var mine = 0.0;
+    for (var t = me; t < T; t += 256u) {
+        mine -= exp(sinks_at(group) - lse_at(group * T + t)) * delta_at(group * T + t);
+    }
+    let total = summed(me, mine);
+    if (me == 0u) { put_dsinks(group, total); }
+""")
+
+
 def _constants(node: Tensor) -> dict[str, int | float]:
     q, k = node.src[:2]
     (t, h, d), (s, hk, _), p = q.shape, k.shape, node.params
     rows = 16 if d <= 64 else 8 if d <= 128 else 4  # of 1024 numbers in all
     return {
         "T": t, "S": s, "H": h, "HK": hk, "D": d, "ROWS": rows, "KEYS": _KEYS,
-        "SCALE": float(p["scale"]), "CAP": float(p["cap"]), "NONE": -3e38,
+        "SCALE": float(p["scale"]), "CAP": float(p["cap"]), "NONE": _NONE,
+        "SLOPED": bool(p["max_bias"]), "MASKS": 0,
     }  # fmt: skip
+
+
+def _extras(site: Site, first: int, c: dict[str, int | float]) -> dict[str, View]:
+    """Mask, slopes and sinks among the sources from `first` on; c gets the number of masks."""
+    p, views, n_heads = site.node.params, list(site.src[first:]), int(c["H"])
+    found, nothing = {}, np.full(n_heads, _NONE, np.float32)
+    if p["masked"]:
+        found["mask"] = views.pop(0)
+        c["MASKS"] = site.node.src[first].n_elements // int(c["T"] * c["S"])
+    slopes = site.constant(alibi_slopes(n_heads, p["max_bias"]).astype(np.float32))
+    sinks = views.pop(0) if views else site.constant(nothing)
+    return {"mask": slopes, **found, "slopes": slopes, "sinks": sinks}
 
 
 def _forward(site: Site) -> Sequence[Dispatch]:
     c = _constants(site.node)
-    views = dict(zip(("q", "k", "v", "span"), site.src, strict=True))
-    views |= {"o": site.out, "lse": site.saved[0]}
+    q, k, v, span = site.src[:4]
+    of_keys = site.node.src[1].dtype
+    views = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_keys), "span": span}
+    views |= {"o": site.out, "lse": site.saved[0], **_extras(site, 4, c)}
     tiles = -(-int(c["T"]) // int(c["ROWS"])), int(c["H"]), 1
     return [site.shaders.dispatch(_FORWARD, views, tiles, c)]
 
@@ -246,28 +291,32 @@ def _scratch(node: Tensor, limit: int) -> int:
 
 def _backward(site: Site) -> Sequence[Dispatch]:
     c, made = _constants(site.node), site.shaders.dispatch
-    q, k, v, span, o, lse, do = site.src
-    dk, dv = site.saved
+    q, k, v, span, o, lse, do = site.src[:7]
+    dk, dv, *dsinks = site.saved
+    extras = _extras(site, 7, c)
     n, rows = int(c["T"]) * int(c["H"]), int(c["ROWS"])
     of_delta = {"delta": site.scratch, "do": do, "o": o}
     delta = View(site.scratch.buffer, site.scratch.start, site.scratch.n_bytes)
     views = {"q": q, "k": k, "v": v, "span": span, "lse": lse, "do": do, "delta": delta}
+    of_sinks = {"sinks": extras["sinks"], "lse": lse, "delta": delta}
+    views |= {name: extras[name] for name in ("mask", "slopes")}
     tiles = -(-int(c["T"]) // rows), int(c["H"]), 1
     key_tiles = -(-int(c["S"]) // rows), int(c["HK"]), 1
     return [
         made(_DELTAS, of_delta, per_element(n), c),
         made(_QUERIES, {"dq": site.out, **views}, tiles, c),
         made(_KEYS_BACK, {"dk": dk, "dv": dv, **views}, key_tiles, c),
+        *(made(_SINKS, {"dsinks": t, **of_sinks}, int(c["H"]), c) for t in dsinks),
     ]
 
 
 def _lacks(node: Tensor) -> str | None:
-    p, n_plain = node.params, 7 if node.saved and len(node.saved) > 1 else 4
-    if p["masked"] or p["max_bias"] or len(node.src) > n_plain:
-        return "masks, slopes and sinks have no kernel here"
-    size = node.src[0].shape[2]
+    q, k = node.src[:2]
+    if k.dtype not in (F32, F16):
+        return f"keys of {k.dtype} are read by none of its shaders"
+    size = q.shape[2]
     return f"heads of {size} numbers, wanted {_WIDEST} at most" if size > _WIDEST else None
 
 
-declare("flash_attn_ext", Kernel(_forward, lacks=_lacks))
+declare("flash_attn_ext", Kernel(_forward, lacks=_lacks, mixed=(1, 2)))
 declare("flash_attn_back", Kernel(_backward, lacks=_lacks, scratch=_scratch))
