@@ -161,25 +161,25 @@ def _forward_task(f, task, thread):
 # -- the paths ------------------------------------------------------------------------------------
 
 
-def common_arrays(problem: Problem) -> dict[str, Array]:
-    """What both passes need of each thread, and Kᵀ."""
+def common_arrays(problem: Problem, parts: int) -> dict[str, Array]:
+    """What both passes need of each thread, and Kᵀ; `parts` of each number make the scores."""
     wide = width(problem.head_size)
     return {
         "k_transposed": transposed_array(
-            problem.n_key_heads, problem.n_keys, problem.head_size, PARTS
+            problem.n_key_heads, problem.n_keys, problem.head_size, parts
         ),
         "starts": per_thread(N_GROUPS, dtype=np.int32),
         "stops": per_thread(N_GROUPS, dtype=np.int32),
-        "q_rows": per_thread(BR, PARTS * wide + PAD, dtype=np.uint16),
+        "q_rows": per_thread(BR, parts * wide + PAD, dtype=np.uint16),
         "s": per_thread(BR, LDS),
         "spare": per_thread(wide),
-        "key_rows": per_thread(LANES, PARTS * wide + PAD, dtype=np.uint16),
+        "key_rows": per_thread(LANES, parts * wide + PAD, dtype=np.uint16),
     }
 
 
 def _forward_layout(problem: Problem) -> Layout:
     return Layout(
-        **common_arrays(problem),
+        **common_arrays(problem, PARTS),
         v_pairs=pairs_array(problem.n_key_heads, problem.n_keys, problem.head_size),
         p=per_thread(BR, LDP, dtype=np.uint16),
         o_tile=per_thread(BR, width(problem.head_size)),

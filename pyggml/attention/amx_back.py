@@ -1,7 +1,9 @@
 """The path `amx`, backward: gradients of attention on Intel's tile registers.
 
-The formulas are those of `flash`. A task takes one head, or of few heads every n-th tile of queries
-and sums dk and dv in memory of its own; a last stage adds them up.
+The formulas are those of `flash`, and as there all factors are rounded to bfloat16, those of the
+scores too: what q and k are made of, training has kept in bfloat16. A task takes one head, or of
+few heads every n-th tile of queries, and sums dk and dv in memory of its own. A last stage adds
+them up.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from pyggml.attention.amx_tile import (
     HI,
     LDP,
     LDS,
-    PARTS,
     add_to_keys,
     add_to_queries,
     columns_of,
@@ -89,7 +90,7 @@ def _load_tile(f, head, first, n_rows, thread):
     q, do, o, spare = f.q, f.do, f.o, f.spare[thread]
     n, wide = q.shape[0], f.dq_tile.shape[2]
     q_rows, do_rows = f.q_rows[thread][:n_rows], f.do_rows[thread][:n_rows]
-    load_rows(q_rows, q, first, head, n, wide, np.int64(2), np.int64(1), spare)
+    load_rows(q_rows, q, first, head, n, wide, np.int64(HI), np.int64(HI), spare)
     load_rows(do_rows, do, first, head, n, wide, np.int64(HI), np.int64(HI), spare)
     pair_tile(f.q_pairs[thread], q_rows, wide)
     pair_tile(f.do_pairs[thread], do_rows, wide)
@@ -118,7 +119,7 @@ def _backward_tile(f, task, head, first, thread):
     for key in range(start // BC * BC, stop, BC):
         window = key_window(start, stop, key)
         block = Block(f.span, first, key, window)
-        scores(s, q_rows, f.k_transposed[key_head], key, PARTS * n_steps, starts, stops)
+        scores(s, q_rows, f.k_transposed[key_head], key, n_steps, starts, stops)
         scores(dp, do_rows, f.v_transposed[key_head], key, n_steps, starts, stops)
         softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, f.lse[head], delta, block, f.scale)
         add_to_queries(dq_tile, ds, f.k_pairs[key_head], key, starts, stops)
@@ -179,7 +180,7 @@ def _backward_layout(problem: Problem) -> Layout:
     n_tasks = problem.n_heads * min(n_tiles, -(-FEWEST_TASKS // problem.n_heads))
     panels = wide // SIDE, panel_bytes(BR) // 2
     return Layout(
-        **common_arrays(problem),
+        **common_arrays(problem, 1),
         k_pairs=pairs_array(heads, keys, d),
         v_transposed=transposed_array(heads, keys, d, 1),
         dk_sums=Array((n_tasks, round_up(keys, BC), wide)),
@@ -199,7 +200,7 @@ def _backward_layout(problem: Problem) -> Layout:
 
 def _backward(problem: Problem, a: Backward, memory: Scratch) -> Call:
     packing = [
-        pack(transposed_task, a.k, memory["k_transposed"], PARTS, memory),
+        pack(transposed_task, a.k, memory["k_transposed"], 1, memory),
         pack(pairs_task, a.k, memory["k_pairs"], 1, memory),
         pack(transposed_task, a.v, memory["v_transposed"], 1, memory),
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pyggml._isa import CHOSEN
 from pyggml.dtypes import F32
-from pyggml.gemm import few, int8, product, reference, several, strided, thin
+from pyggml.gemm import few, int8, low_rank, product, reference, several, strided, thin
 from pyggml.gemm.amx import product as tiles
 from pyggml.gemm.path import Path, Problem
 
@@ -21,6 +21,7 @@ PATHS: tuple[Path, ...] = (
     several.INT8,
     thin.DOTS,
     thin.OUTER,
+    low_rank.LOW_RANK,
     strided.STRIDED,
     *_MANY,
     int8.INT8,

@@ -17,7 +17,7 @@ from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.dtypes import F32
-from pyggml.gemm.microkernel import make_dot_tile, make_tile_product
+from pyggml.gemm.microkernel import fetch, make_dot_tile, make_tile_product
 from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.gemm.tile import THIN_TILE
 from pyggml.scratch import Array, Layout, per_thread
@@ -81,6 +81,8 @@ def _rows_task(f, task, thread):
         whole = k // LANES * LANES
         for t in range(task * ROWS_OF_TASK, last, MR):
             n = min(MR, last - t)
+            for i in range(t + MR, min(t + 2 * MR, last)):
+                fetch(x.ctypes.data + (i * x_step + k0) * 4, 4 * k)
             for r in range(0, n_thin, MR):
                 a = packed[r * depth + k0 :]
                 for i in range(0, n, MR if n == MR else 1):
@@ -112,27 +114,28 @@ def _outer_task(f, task, thread):
     first = task * OUTER_COLUMNS
     n = min(OUTER_COLUMNS, n_columns - first)
     whole = n // PANEL * PANEL
-    for r in range(0, n_thin, MR):
-        group = packed[r * depth : (r + MR) * depth]
-        fill(sums[: MR * OUTER_COLUMNS], np.float32(0))
-        for t in range(0, depth, OUTER_DEPTH):
-            k = min(OUTER_DEPTH, depth - t)
-            a, b = group.ctypes.data + t * MR * 4, x.ctypes.data + (t * x_step + first) * 4
+    fill(sums, np.float32(0))
+    for t in range(0, depth, OUTER_DEPTH):
+        k = min(OUTER_DEPTH, depth - t)
+        for i in range(t + OUTER_DEPTH, min(t + 2 * OUTER_DEPTH, depth)):
+            fetch(x.ctypes.data + (i * x_step + first) * 4, 4 * n)
+        for r in range(0, n_thin, MR):
+            group, to = packed[r * depth + t * MR :], sums[r * OUTER_COLUMNS :]
+            b = x.ctypes.data + (t * x_step + first) * 4
             for j in range(0, whole, PANEL):
-                thin_product(a, b + j * 4, x_step, sums.ctypes.data + j * 4, OUTER_COLUMNS, k, 1)
-            for i in range(t, t + k):
+                c_tile = to.ctypes.data + j * 4
+                thin_product(group.ctypes.data, b + j * 4, x_step, c_tile, OUTER_COLUMNS, k, 1)
+            for i in range(k):
                 for j in range(whole, n):
-                    number = x[i * x_step + first + j]
+                    number = x[(t + i) * x_step + first + j]
                     for lane in range(MR):
-                        sums[lane * OUTER_COLUMNS + j] += group[i * MR + lane] * number
-        for i in range(min(MR, n_thin - r)):
-            row = sums[i * OUTER_COLUMNS : i * OUTER_COLUMNS + n]
-            start = first * n_thin + r + i if transposed else (r + i) * n_columns + first
-            step = n_thin if transposed else 1
-            for j in range(n):
-                c[start + j * step] = row[j] + (
-                    c[start + j * step] if accumulate else np.float32(0)
-                )
+                        to[lane * OUTER_COLUMNS + j] += group[i * MR + lane] * number
+    for i in range(n_thin):
+        row = sums[i * OUTER_COLUMNS : i * OUTER_COLUMNS + n]
+        start = first * n_thin + i if transposed else i * n_columns + first
+        step = n_thin if transposed else 1
+        for j in range(n):
+            c[start + j * step] = row[j] + (c[start + j * step] if accumulate else np.float32(0))
 
 
 # -- the paths ------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ def _outer_task(f, task, thread):
 
 def _layout(n_thin: int, depth: int) -> Layout:
     packed = round_up(n_thin, MR) * depth
-    return Layout(packed=Array((packed,)), sums=per_thread(max(MR * MR, MR * OUTER_COLUMNS)))
+    return Layout(packed=Array((packed,)), sums=per_thread(round_up(n_thin, MR) * OUTER_COLUMNS))
 
 
 def _takes_weight(p: Problem) -> bool:

@@ -100,7 +100,7 @@ def check(q, k, v, do, span):
     assert nmse(o, o_exact) < 1e-5
     np.testing.assert_allclose(lse, lse_exact, rtol=1e-5, atol=1e-4)
     for found, wanted in zip(grads, grads_exact, strict=True):
-        assert nmse(found, wanted) < 3e-5
+        assert nmse(found, wanted) < 6e-5
 
 
 def inputs(rng, n_queries, n_keys, heads, key_heads, d):

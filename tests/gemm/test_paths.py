@@ -58,6 +58,8 @@ SERVED = {
     "few tokens backward": (weight("out_prod", "Q4_K", "f32", m=1, n=256, k=64), "f32"),
     "an adapter's A": (weight("mul_mat", "F32", "int8", n=WIDEST), "thin"),
     "an adapter's B, backward": (weight("out_prod", "F32", "int8", n=8), "thin"),
+    "an adapter's B": (weight("mul_mat", "F32", "int8", m=18, n=1030, k=8), "low rank"),
+    "an adapter's A, backward": (weight("out_prod", "F32", "int8", m=18, n=1030, k=7), "low rank"),
     "few tokens and A": (weight("mul_mat", "F32", "int8", m=1, n=8), "few"),
     "wider than an adapter": (weight("mul_mat", "F32", "int8", n=WIDEST + 1), "f32"),
     "an adapter's gradient": (strided(8, 64, 40, b_in_columns=True), "thin outer"),
