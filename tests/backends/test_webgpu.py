@@ -130,6 +130,42 @@ def test_packed_weights_multiply_as_on_the_host(name, parts, gpu, narrow):
         near(found, wanted, node)
 
 
+ATTENTION = [  # queries, keys, heads, key heads, numbers of a head, cap
+    (70, 70, 4, 2, 64, 0.0),
+    (40, 150, 2, 1, 128, 3.0),
+    (35, 66, 2, 2, 200, 0.0),
+    (20, 50, 2, 1, 6, 0.0),
+]
+
+
+@pytest.mark.parametrize("size", ATTENTION, ids=str)
+def test_attention_by_tiles_is_that_of_the_host(size, gpu):
+    t, s, h, hk, d, cap = size
+    rng = np.random.default_rng(3)
+    q, k, v, do = (
+        leaf(rng.normal(size=shape).astype(np.float32))
+        for shape in ((t, h, d), (s, hk, d), (s, hk, d), (t, h, d))
+    )
+    stop = np.minimum(np.arange(t) + s - t + 1, s)
+    start = np.maximum(stop - 33, 0)
+    start[3] = stop[3]  # sees no key
+    span = leaf(np.stack([start, stop], axis=1).astype(np.int32))
+    p = {"scale": d**-0.5, "cap": cap, "max_bias": 0.0, "masked": False, "longest": 0}
+
+    def both(node):
+        assert gpu.unsupported(node) is None
+        graph = Graph.of(node, *node.saved)
+        found, wanted = (results(graph, Devices(some)) for some in ([gpu, CPU()], [CPU()]))
+        for mine, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(
+                mine, other, rtol=1e-5, atol=2e-6 * np.abs(other[other < 1e29]).max()
+            )
+        return wanted
+
+    o, lse = both(OPS["flash_attn_ext"](q, k, v, span, **p))
+    both(OPS["flash_attn_back"](q, k, v, span, leaf(o), leaf(lse), do, **p))
+
+
 def test_larger_tensors_than_a_binding_are_named(narrow):
     a = leaf(np.zeros((70, 70), np.float32), "a")
     reason = narrow.unsupported(OPS["add"](a, a))

@@ -6,16 +6,34 @@
     a sink is a score without a value;  dsink = −Σ e^(sink − lse)·δ
 
 A workgroup has a tile of queries of a head, or of keys of a key head, and walks along the other
-side. It sums alone what it writes, so every sum has a fixed order. A tile has at most 1024 numbers:
-two of them fit in the 16 KB of memory that any device gives a workgroup.
+side (attention_tiles). It sums alone what it writes, so every sum has a fixed order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
+from pyggml.backends.webgpu.attention_tiles import (
+    COLUMNS,
+    MAIN,
+    MEMORY,
+    QUAD,
+    ROWS,
+    THREADS,
+    add_columns,
+    as_quads,
+    bands_of,
+    columns_at_once,
+    dots,
+    put_rows,
+    quad_functions,
+    set_weights,
+    sums_of,
+)
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.shader import Dispatch, View, per_element
@@ -25,117 +43,64 @@ from pyggml.positions import alibi_slopes
 from pyggml.tensors import Tensor
 
 _WIDEST = 256  # numbers of a head
-_KEYS = 16  # that queries meet at once
 _NONE = -3e38  # stands for −inf, which shaders may do without
 
-_SCORE = """
-fn capped(q: u32, k: u32) -> f32 {  // of rows that begin at elements q and k
-    var dot = 0.0;
-    for (var c = 0u; c < D; c++) { dot += q_at(q + c) * k_at(k + c); }
-    let z = dot * SCALE;
-    return select(z, CAP * tanh(z / max(CAP, 1e-30)), CAP > 0.0);
-}
-fn biased(z: f32, query: u32, key: u32, head: u32) -> f32 {
-    if (MASKS > 0u) {
-        return max(z + slopes_at(head) * mask_at((head % MASKS * T + query) * S + key), NONE);
-    }
-    if (!SLOPED) { return z; }
-    return z + slopes_at(head) * f32(i32(key) - span_at(2u * query + 1u) + 1);
-}
-fn q_row(query: u32, head: u32) -> u32 { return (query * H + head) * D; }
-fn k_row(key: u32, head: u32) -> u32 { return (key * HK + head) * D; }
-fn sees(query: u32, key: u32) -> bool {
-    if (query >= T || key >= S) { return false; }
+_SCORES = f"""
+fn sees(query: u32, key: u32) -> bool {{
+    if (query >= T || key >= S) {{ return false; }}
     return span_at(2u * query) <= i32(key) && i32(key) < span_at(2u * query + 1u);
-}
-var<workgroup> bounds: vec2<u32>;  // of the keys that some query of a tile sees
-fn find_bounds(first: u32, count: u32) {
-    var start = S;
-    var stop = 0u;
-    for (var i = first; i < min(first + count, T); i++) {
+}}
+fn capped(dots: vec4<f32>) -> vec4<f32> {{
+    if (CAP > 0.0) {{ return CAP * tanh(dots * SCALE / CAP); }}
+    return dots * SCALE;
+}}
+fn bias(query: u32, key: u32, head: u32) -> f32 {{
+    if (!sees(query, key)) {{ return NONE; }}
+    if (MASKS > 0u) {{
+        return max(slopes_at(head) * mask_at((head % MASKS * T + query) * S + key), NONE);
+    }}
+    if (!SLOPED) {{ return 0.0; }}
+    return slopes_at(head) * f32(i32(key) - span_at(2u * query + 1u) + 1);
+}}
+// z of four pairs of a query and a key, NONE at most where the query doesn't see the key
+fn scores(c: vec4<f32>, query: vec4<u32>, key: vec4<u32>, head: u32) -> vec4<f32> {{
+    let biases = vec4({", ".join(f"bias(query[{i}], key[{i}], head)" for i in range(QUAD))});
+    return select(c + biases, vec4(NONE), biases <= vec4(NONE));
+}}
+fn chances(z: vec4<f32>, lse: vec4<f32>) -> vec4<f32> {{
+    return select(vec4(0.0), exp(z - lse), z > vec4(NONE));
+}}
+var<workgroup> low: atomic<u32>;
+var<workgroup> high: atomic<u32>;
+var<workgroup> bounds: vec2<u32>;  // of the keys that some query of a range sees
+fn find_bounds(me: u32, first: u32, count: u32) {{
+    if (me == 0u) {{
+        atomicStore(&low, S);
+        atomicStore(&high, 0u);
+    }}
+    workgroupBarrier();
+    for (var i = first + me; i < min(first + count, T); i += {THREADS}u) {{
         let a = span_at(2u * i);
-        let b = span_at(2u * i + 1u);
-        if (a < b) { start = min(start, u32(max(a, 0))); stop = max(stop, u32(max(b, 0))); }
-    }
-    bounds = vec2<u32>(start, min(stop, S));
+        let b = min(span_at(2u * i + 1u), i32(S));
+        if (a < b) {{
+            atomicMin(&low, u32(max(a, 0)));
+            atomicMax(&high, u32(max(b, 0)));
+        }}
+    }}
+    workgroupBarrier();
+    if (me == 0u) {{ bounds = vec2(atomicLoad(&low), atomicLoad(&high)); }}
+}}
+"""
+_SLOPES = """
+// ds of four pairs, of their p and do·v
+fn slopes(c: vec4<f32>, p: vec4<f32>, product: vec4<f32>, delta: vec4<f32>) -> vec4<f32> {
+    let of_cap = select(0.0, 1.0 / max(CAP, 1e-30), CAP > 0.0) * c;
+    return p * (product - delta) * (1.0 - of_cap * of_cap) * SCALE;
 }
 """
-_MAIN = """
-@compute @workgroup_size(128)
-fn main(@builtin(local_invocation_index) me: u32, @builtin(workgroup_id) at: vec3<u32>) {
-    let first = at.x * ROWS + P[0].x * 0u;
-    let head = at.y;
-"""
-
-_FORWARD = (
-    _SCORE
-    + """
-var<workgroup> sums: array<f32, 1024>;
-var<workgroup> s: array<f32, 256>;
-var<workgroup> top: array<f32, 16>;
-var<workgroup> total: array<f32, 16>;
-var<workgroup> shrink: array<f32, 16>;
-"""
-    + _MAIN
-    + """
-    let kv = head / (H / HK);
-    for (var e = me; e < ROWS * D; e += 128u) { sums[e] = 0.0; }
-    if (me < ROWS) {
-        top[me] = max(sinks_at(head), NONE);
-        total[me] = select(0.0, 1.0, top[me] > NONE);
-    }
-    if (me == 0u) { find_bounds(first, ROWS); }
-    let range = workgroupUniformLoad(&bounds);
-    for (var key = range.x; key < range.y; key += KEYS) {
-        for (var e = me; e < ROWS * KEYS; e += 128u) {
-            let query = first + e / KEYS;
-            let other = key + e % KEYS;
-            var z = NONE;
-            if (sees(query, other)) {
-                z = biased(capped(q_row(query, head), k_row(other, kv)), query, other, head);
-            }
-            s[e] = z;
-        }
-        workgroupBarrier();
-        if (me < ROWS) {
-            var highest = top[me];
-            for (var j = 0u; j < KEYS; j++) { highest = max(highest, s[me * KEYS + j]); }
-            shrink[me] = exp(top[me] - highest);
-            var sum = total[me] * shrink[me];
-            for (var j = 0u; j < KEYS; j++) {
-                let z = s[me * KEYS + j];
-                let p = select(0.0, exp(z - highest), z > NONE);
-                s[me * KEYS + j] = p;
-                sum += p;
-            }
-            top[me] = highest;
-            total[me] = sum;
-        }
-        workgroupBarrier();
-        for (var e = me; e < ROWS * D; e += 128u) {
-            let i = e / D;
-            var value = sums[e] * shrink[i];
-            for (var j = 0u; j < min(KEYS, S - key); j++) {
-                value += s[i * KEYS + j] * v_at(k_row(key + j, kv) + e % D);
-            }
-            sums[e] = value;
-        }
-        workgroupBarrier();
-    }
-    for (var e = me; e < ROWS * D; e += 128u) {
-        let i = e / D;
-        if (first + i < T) {
-            let sum = total[i];
-            put_o(q_row(first + i, head) + e % D, select(0.0, sums[e] / sum, sum > 0.0));
-        }
-    }
-    if (me < ROWS && first + me < T) {
-        let sum = total[me];
-        put_lse(head * T + first + me, select(1e30, top[me] + log(sum), sum > 0.0));
-    }
-}
-"""
-)
+_FOUR = "vec4(0u, 1u, 2u, 3u)"
+_QUERY_ROWS = "first:(r * H + head) * D"
+_KEY_COLUMNS = "key:(r * HK + kv) * D"
 
 _DELTAS = """
     let e = group * 256u + me;
@@ -146,98 +111,135 @@ _DELTAS = """
         put_delta(e, total);
     }
 """
-# (p, ds) of a query and a key that it sees
-_BACK = (
-    _SCORE
-    + """
-fn back(query: u32, key: u32, head: u32, kv: u32) -> vec2<f32> {
-    if (!sees(query, key)) { return vec2<f32>(0.0, 0.0); }
-    let z = capped(q_row(query, head), k_row(key, kv));
-    var product = 0.0;
-    for (var c = 0u; c < D; c++) {
-        product += do_at(q_row(query, head) + c) * v_at(k_row(key, kv) + c);
-    }
-    let p = exp(biased(z, query, key, head) - lse_at(head * T + query));
-    let of_cap = z / max(CAP, 1e-30);
-    let slope = select(1.0, 1.0 - of_cap * of_cap, CAP > 0.0);
-    return vec2<f32>(p, p * (product - delta_at(head * T + query)) * slope * SCALE);
-}
-"""
-)
-_QUERIES = (
-    _BACK
-    + """
-var<workgroup> sums: array<f32, 1024>;
-var<workgroup> ds: array<f32, 256>;
-"""
-    + _MAIN
-    + """
+
+
+def _all_x(value: str, together: str) -> str:
+    """`together` of `value`, a vector of the thread's rows, over all x, as `found`."""
+    others = "\n".join(
+        f"found = {together.format('found', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
+    )
+    return f"""
+mine[x * 8u + y] = {value};
+workgroupBarrier();
+var found = mine[y];
+{others}
+workgroupBarrier();"""
+
+
+@cache
+def _forward_source(n_bands: int) -> str:
+    every = range(QUAD)
+    shrink = " ".join(f"o{i}_{b} *= shrink[{i}];" for i in every for b in range(n_bands))
+    scored = "\n".join(
+        f"let z{j} = scores(capped(s{j}), queries, vec4(key + {QUAD}u * x + {j}u), head);"
+        for j in every
+    )
+    chances = "\n".join(f"let p{j} = chances(z{j}, top);" for j in every)
+    rows = ("q", _QUERY_ROWS, "T")
+    return f"""{_SCORES}{MEMORY}{MAIN}
     let kv = head / (H / HK);
-    for (var e = me; e < ROWS * D; e += 128u) { sums[e] = 0.0; }
-    if (me == 0u) { find_bounds(first, ROWS); }
+    let queries = vec4(first + {QUAD}u * y) + {_FOUR};
+    {sums_of("o", n_bands)}
+    var top = vec4(max(sinks_at(head), NONE));
+    var total = select(vec4(0.0), vec4(1.0), top > vec4(NONE));
+    find_bounds(me, first, {ROWS}u);
     let range = workgroupUniformLoad(&bounds);
-    for (var key = range.x; key < range.y; key += KEYS) {
-        for (var e = me; e < ROWS * KEYS; e += 128u) {
-            ds[e] = back(first + e / KEYS, key + e % KEYS, head, kv).y;
-        }
-        workgroupBarrier();
-        for (var e = me; e < ROWS * D; e += 128u) {
-            var value = sums[e];
-            for (var j = 0u; j < min(KEYS, S - key); j++) {
-                value += ds[e / D * KEYS + j] * k_at(k_row(key + j, kv) + e % D);
-            }
-            sums[e] = value;
-        }
-        workgroupBarrier();
-    }
-    for (var e = me; e < ROWS * D; e += 128u) {
-        if (first + e / D < T) { put_dq(q_row(first + e / D, head) + e % D, sums[e]); }
-    }
-}
+    for (var key = range.x; key < range.y; key += {COLUMNS}u) {{
+        {dots("s", rows, ("k", _KEY_COLUMNS, "range.y"))}
+        {scored}
+        let before = top;
+        {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, found); }}
+        let shrink = exp(before - top);
+        {chances}
+        {set_weights([f"p{j}" for j in every])}
+        {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + found; }}
+        {shrink}
+        {add_columns("o", n_bands, ("v", _KEY_COLUMNS, "range.y"))}
+    }}
+    let share = select(vec4(0.0), 1.0 / total, total > vec4(0.0));
+    {put_rows("o", "o", n_bands, _QUERY_ROWS, "T", [f"share[{i}]" for i in every])}
+    if (x == 0u) {{
+        for (var i = 0u; i < {QUAD}u; i++) {{
+            let lse = select(1e30, top[i] + log(total[i]), total[i] > 0.0);
+            if (queries[i] < T) {{ put_lse(head * T + queries[i], lse); }}
+        }}
+    }}
+}}
 """
-)
-_KEYS_BACK = (
-    _BACK
-    + """
-var<workgroup> dks: array<f32, 1024>;
-var<workgroup> dvs: array<f32, 1024>;
-var<workgroup> ps: array<vec2<f32>, 256>;
+
+
+@cache
+def _queries_source(n_bands: int) -> str:
+    """dq."""
+    every = range(QUAD)
+    slopes = [
+        f"""let c{j} = capped(s{j});
+    let p{j} = chances(scores(c{j}, queries, vec4(key + {QUAD}u * x + {j}u), head), lse);
+    let ds{j} = slopes(c{j}, p{j}, g{j}, delta);"""
+        for j in every
+    ]
+    of_rows = ", ".join(f"{{0}}_at(head * T + min(queries[{i}], T - 1u))" for i in every)
+    return f"""{_SCORES}{_SLOPES}{MEMORY}{MAIN}
+    let kv = head / (H / HK);
+    let queries = vec4(first + {QUAD}u * y) + {_FOUR};
+    let lse = vec4({of_rows.format("lse")});
+    let delta = vec4({of_rows.format("delta")});
+    {sums_of("o", n_bands)}
+    find_bounds(me, first, {ROWS}u);
+    let range = workgroupUniformLoad(&bounds);
+    for (var key = range.x; key < range.y; key += {COLUMNS}u) {{
+        {dots("s", ("q", _QUERY_ROWS, "T"), ("k", _KEY_COLUMNS, "range.y"))}
+        {dots("g", ("do", _QUERY_ROWS, "T"), ("v", _KEY_COLUMNS, "range.y"))}
+        {chr(10).join(slopes)}
+        {set_weights([f"ds{j}" for j in every])}
+        workgroupBarrier();
+        {add_columns("o", n_bands, ("k", _KEY_COLUMNS, "range.y"))}
+    }}
+    {put_rows("o", "dq", n_bands, _QUERY_ROWS, "T")}
+}}
 """
-    + _MAIN
-    + """
-    for (var e = me; e < ROWS * D; e += 128u) { dks[e] = 0.0; dvs[e] = 0.0; }
-    for (var query = 0u; query < T; query += KEYS) {
-        if (me == 0u) { find_bounds(query, KEYS); }
+
+
+@cache
+def _keys_source(n_bands: int) -> str:
+    """dk and dv, over all queries' heads of the key head."""
+    every, key_rows, query_columns = (
+        range(QUAD),
+        "first:(r * HK + head) * D",
+        "query:(r * H + h) * D",
+    )
+    slopes = [
+        f"""let q{j} = min(query + {QUAD}u * x + {j}u, T - 1u);
+    let c{j} = capped(s{j});
+    let z{j} = scores(c{j}, vec4(query + {QUAD}u * x + {j}u), keys, h);
+    let p{j} = chances(z{j}, vec4(lse_at(h * T + q{j})));
+    let ds{j} = slopes(c{j}, p{j}, g{j}, vec4(delta_at(h * T + q{j})));"""
+        for j in every
+    ]
+    return f"""{_SCORES}{_SLOPES}{MEMORY}{MAIN}
+    let keys = vec4(first + {QUAD}u * y) + {_FOUR};
+    {sums_of("dk", n_bands)}
+    {sums_of("dv", n_bands)}
+    for (var query = 0u; query < T; query += {COLUMNS}u) {{
+        find_bounds(me, query, {COLUMNS}u);
         let range = workgroupUniformLoad(&bounds);
-        if (range.x >= first + ROWS || range.y <= first) { continue; }
-        for (var h = head * (H / HK); h < (head + 1u) * (H / HK); h++) {
-            for (var e = me; e < KEYS * ROWS; e += 128u) {
-                ps[e] = back(query + e / ROWS, first + e % ROWS, h, head);
-            }
+        if (range.x >= first + {ROWS}u || range.y <= first) {{ continue; }}
+        for (var h = head * (H / HK); h < (head + 1u) * (H / HK); h++) {{
+            {dots("s", ("k", key_rows, "S"), ("q", query_columns, "T"))}
+            {dots("g", ("v", key_rows, "S"), ("do", query_columns, "T"))}
+            {chr(10).join(slopes)}
+            {set_weights([f"p{j}" for j in every])}
             workgroupBarrier();
-            for (var e = me; e < ROWS * D; e += 128u) {
-                var dk = dks[e];
-                var dv = dvs[e];
-                for (var i = 0u; i < min(KEYS, T - query); i++) {
-                    let pair = ps[i * ROWS + e / D];
-                    dk += pair.y * q_at(q_row(query + i, h) + e % D);
-                    dv += pair.x * do_at(q_row(query + i, h) + e % D);
-                }
-                dks[e] = dk;
-                dvs[e] = dv;
-            }
+            {add_columns("dv", n_bands, ("do", query_columns, "T"))}
+            {set_weights([f"ds{j}" for j in every])}
             workgroupBarrier();
-        }
-    }
-    for (var e = me; e < ROWS * D; e += 128u) {
-        if (first + e / D < S) {
-            put_dk(k_row(first + e / D, head) + e % D, dks[e]);
-            put_dv(k_row(first + e / D, head) + e % D, dvs[e]);
-        }
-    }
-}
+            {add_columns("dk", n_bands, ("q", query_columns, "T"))}
+        }}
+    }}
+    {put_rows("dk", "dk", n_bands, key_rows, "S")}
+    {put_rows("dv", "dv", n_bands, key_rows, "S")}
+}}
 """
-)
 
 
 _SINKS = with_sums("""
@@ -251,37 +253,47 @@ _SINKS = with_sums("""
 """)
 
 
+# -- ops ----------------------------------------------------------------------------------------
+
+
 def _constants(node: Tensor) -> dict[str, int | float]:
     q, k = node.src[:2]
     (t, h, d), (s, hk, _), p = q.shape, k.shape, node.params
-    rows = 16 if d <= 64 else 8 if d <= 128 else 4  # of 1024 numbers in all
+    n_masks = node.src[4 if len(node.saved) == 1 else 7].n_elements // (t * s) if p["masked"] else 0
     return {
-        "T": t, "S": s, "H": h, "HK": hk, "D": d, "ROWS": rows, "KEYS": _KEYS,
-        "SCALE": float(p["scale"]), "CAP": float(p["cap"]), "NONE": _NONE,
-        "SLOPED": bool(p["max_bias"]), "MASKS": 0,
+        "T": t, "S": s, "H": h, "HK": hk, "D": d, "D4": -(-d // QUAD),
+        "AT_ONCE": columns_at_once(d), "SCALE": float(p["scale"]), "CAP": float(p["cap"]),
+        "NONE": _NONE, "SLOPED": bool(p["max_bias"]), "MASKS": n_masks,
     }  # fmt: skip
 
 
-def _extras(site: Site, first: int, c: dict[str, int | float]) -> dict[str, View]:
-    """Mask, slopes and sinks among the sources from `first` on; c gets the number of masks."""
-    p, views, n_heads = site.node.params, list(site.src[first:]), int(c["H"])
-    found, nothing = {}, np.full(n_heads, _NONE, np.float32)
-    if p["masked"]:
-        found["mask"] = views.pop(0)
-        c["MASKS"] = site.node.src[first].n_elements // int(c["T"] * c["S"])
+def _extras(site: Site, first: int) -> dict[str, View]:
+    """Mask, slopes and sinks among the sources from `first` on."""
+    p, views, n_heads = site.node.params, list(site.src[first:]), site.node.src[0].shape[1]
     slopes = site.constant(alibi_slopes(n_heads, p["max_bias"]).astype(np.float32))
-    sinks = views.pop(0) if views else site.constant(nothing)
-    return {"mask": slopes, **found, "slopes": slopes, "sinks": sinks}
+    mask = views.pop(0) if p["masked"] else slopes
+    nothing = np.full(n_heads, _NONE, np.float32)
+    return {"mask": mask, "slopes": slopes, "sinks": views[0] if views else site.constant(nothing)}
+
+
+def _tiles(
+    site: Site, source: str, heads: dict[str, View], others: dict[str, View], n_rows: int, n: int
+) -> Dispatch:
+    """heads: tensors of rows of a head's numbers; n: heads of the result."""
+    constants = _constants(site.node)
+    d = int(constants["D"])
+    quads = {name: as_quads(view, d) for name, view in heads.items()}
+    functions = "\n".join(quad_functions(name, view) for name, view in quads.items())
+    groups = -(-n_rows // ROWS), n, 1
+    return site.shaders.dispatch(functions + source, {**quads, **others}, groups, constants)
 
 
 def _forward(site: Site) -> Sequence[Dispatch]:
-    c = _constants(site.node)
     q, k, v, span = site.src[:4]
-    of_keys = site.node.src[1].dtype
-    views = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_keys), "span": span}
-    views |= {"o": site.out, "lse": site.saved[0], **_extras(site, 4, c)}
-    tiles = -(-int(c["T"]) // int(c["ROWS"])), int(c["H"]), 1
-    return [site.shaders.dispatch(_FORWARD, views, tiles, c)]
+    (t, h, d), of_keys = site.node.shape, site.node.src[1].dtype
+    heads = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_keys), "o": site.out}
+    others = {"span": span, "lse": site.saved[0], **_extras(site, 4)}
+    return [_tiles(site, _forward_source(bands_of(d)), heads, others, t, h)]
 
 
 def _scratch(node: Tensor, limit: int) -> int:
@@ -290,23 +302,21 @@ def _scratch(node: Tensor, limit: int) -> int:
 
 
 def _backward(site: Site) -> Sequence[Dispatch]:
-    c, made = _constants(site.node), site.shaders.dispatch
     q, k, v, span, o, lse, do = site.src[:7]
     dk, dv, *dsinks = site.saved
-    extras = _extras(site, 7, c)
-    n, rows = int(c["T"]) * int(c["H"]), int(c["ROWS"])
-    of_delta = {"delta": site.scratch, "do": do, "o": o}
-    delta = View(site.scratch.buffer, site.scratch.start, site.scratch.n_bytes)
-    views = {"q": q, "k": k, "v": v, "span": span, "lse": lse, "do": do, "delta": delta}
-    of_sinks = {"sinks": extras["sinks"], "lse": lse, "delta": delta}
-    views |= {name: extras[name] for name in ("mask", "slopes")}
-    tiles = -(-int(c["T"]) // rows), int(c["H"]), 1
-    key_tiles = -(-int(c["S"]) // rows), int(c["HK"]), 1
+    (t, h, d), (s, hk, _) = (x.shape for x in site.node.src[:2])
+    n_bands, constants, made = bands_of(d), _constants(site.node), site.shaders.dispatch
+    delta = replace(site.scratch, is_written=False)
+    extras = _extras(site, 7)
+    of_sinks = {"sinks": extras.pop("sinks"), "lse": lse, "delta": delta}
+    heads = {"q": q, "k": k, "v": v, "do": do}
+    others = {"span": span, "lse": lse, "delta": delta, **extras}
+    of_keys = {**heads, "dk": dk, "dv": dv}
     return [
-        made(_DELTAS, of_delta, per_element(n), c),
-        made(_QUERIES, {"dq": site.out, **views}, tiles, c),
-        made(_KEYS_BACK, {"dk": dk, "dv": dv, **views}, key_tiles, c),
-        *(made(_SINKS, {"dsinks": t, **of_sinks}, int(c["H"]), c) for t in dsinks),
+        made(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
+        _tiles(site, _queries_source(n_bands), {**heads, "dq": site.out}, others, t, h),
+        _tiles(site, _keys_source(n_bands), of_keys, others, s, hk),
+        *(made(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
     ]
 
 
