@@ -55,6 +55,7 @@ LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 JIT_FILES = {f"pyggml/_jit/{p.name}" for p in (ROOT / "pyggml/_jit").glob("*.py")}
 USES_NUMBA = {*JIT_FILES, "pyggml/_frames.py", "pyggml/_isa.py", "pyggml/threads.py"}
 USES_NUMBA |= {"pyggml/backends/cuda/driver.py", "pyggml/backends/cuda/ptx.py"}
+USES_NUMBA |= {"pyggml/backends/cuda/cubins.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_frames.py",
     "pyggml/_isa.py",

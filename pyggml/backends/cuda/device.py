@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
-from pyggml.backends.cuda.driver import Captured, CudaAPIError, cuda, ran_out
+from pyggml.backends.cuda.driver import Captured, cuda, is_failure, ran_out
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, Site
 from pyggml.backends.cuda.table import kernels
@@ -142,7 +142,9 @@ class CudaBackend(Backend):
         try:
             with cuda.gpus[self.index]:
                 yield
-        except CudaAPIError as error:
+        except Exception as error:
+            if not is_failure(error):
+                raise
             if not ran_out(error):
                 raise DeviceLostError(f"{self.name} has failed: {error}") from error
             raise DeviceError(f"{self.name} is out of memory: {self._wanted(n_bytes)}") from error

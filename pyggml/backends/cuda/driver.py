@@ -1,4 +1,4 @@
-"""Numba's CUDA, the only file that imports it: the decorators of kernels, and captured graphs.
+"""Numba's CUDA, imported here before all else: the decorators of kernels, and captured graphs.
 
 Under NUMBA_ENABLE_CUDASIM=1 Python threads run the kernels (`SIMULATED`); there is no capture then.
 """
@@ -33,6 +33,7 @@ __all__ = [
     "cuda",
     "device",
     "driver",
+    "is_failure",
     "kernel",
     "ran_out",
     "versions",
@@ -40,17 +41,44 @@ __all__ = [
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-kernel: Callable[[Callable], Any] = cuda.jit
 device: Callable[[Callable], Any] = cuda.jit(device=True)
 
-OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+def kernel(function: Callable) -> Any:
+    """A kernel, compiled when it is first launched and kept on disk (cubins.py)."""
+    made = cuda.jit(function)
+    if not SIMULATED:
+        with suppress(ImportError):  # another version of numba-cuda may lack what that needs
+            from pyggml.backends.cuda.cubins import Cubins
+
+            made._cache = Cubins(function)
+    return made
+
+
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
 
 
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether the card, its driver or a library of NVIDIA's refused something.
+
+    Launches raise CUDAError of cuda.core, products an error of nvmath's own.
+    """
+    return isinstance(error, CudaAPIError) or _package(error) in ("cuda", "nvmath")
+
+
 def ran_out(error: BaseException) -> bool:
     """Whether there was not enough memory on the card."""
-    return int(getattr(error, "code", 0) or 0) == OUT_OF_MEMORY
+    if isinstance(error, CudaAPIError):
+        return int(error.code or 0) == OUT_OF_MEMORY
+    return "OUT_OF_MEMORY" in str(error) or "ALLOC_FAILED" in str(error)
+
+
+def _package(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def address(array: Any) -> int:

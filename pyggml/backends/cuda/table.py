@@ -9,6 +9,7 @@ from pyggml.backends.cuda.kernel import Kernel
 FAMILIES = (
     "arith",
     "attention",
+    "delta_net",
     "dropout",
     "experts",
     "glu",
@@ -24,8 +25,10 @@ FAMILIES = (
     "rows",
     "softmax",
     "ssm_conv",
+    "ssm_scan",
     "unary",
     "window",
+    "wkv",
 )
 
 _KERNELS: dict[str, Kernel] = {}

@@ -7,6 +7,17 @@ from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 LANES = 1 if SIMULATED else 32
 ALL = 0xFFFFFFFF  # lanes, as a mask
 
+
+@device
+def lanes_sum(x):
+    """The sum over the threads of a block's row, a power of two up to a warp, in each of them."""
+    step = cuda.blockDim.x >> 1
+    while step > 0:
+        x += cuda.shfl_xor_sync(ALL, x, step)
+        step >>= 1
+    return x
+
+
 if SIMULATED:
 
     def warp_sum(x):

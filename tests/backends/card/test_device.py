@@ -5,7 +5,7 @@ import pytest
 
 from pyggml.backends import CPU, write
 from pyggml.backends.cuda import device
-from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.driver import SIMULATED, CudaAPIError
 from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
@@ -98,7 +98,7 @@ def test_what_cannot_be_captured_is_launched(card):
     def sometimes():
         times.append(len(times))
         if len(times) == 2:
-            raise device.CudaAPIError(900, "this cannot be captured")
+            raise CudaAPIError(900, "this cannot be captured")
 
     calls = device.Captured([sometimes], card.stream)
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_what_cannot_be_captured_is_launched(card):
 
 
 def test_without_memory_it_says_how_much(card, monkeypatch):
-    class OutOfMemory(device.CudaAPIError):
+    class OutOfMemory(CudaAPIError):
         code = 2
 
         def __init__(self):

@@ -1,0 +1,108 @@
+"""Compiled kernels of cards on disk: found again, told apart, made anew where one is not whole."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+
+from pyggml.backends.cuda import cubins, driver
+from pyggml.backends.cuda.cubins import Cubins, described
+
+DIGESTS = """
+import hashlib, json
+from pyggml.backends.cuda.cubins import described
+from pyggml.backends.cuda.unary import _silu_back
+from pyggml.backends.cuda.unpack import _kernel as unpacks
+from pyggml.backends.cuda.weights import four_of
+found = [unpacks(*of) for of in (("Q4_K", 256, 144, True), ("Q6_K", 256, 210, True))]
+texts = [json.dumps(described(k)) for k in (*found, _silu_back, four_of("IQ2_XS"))]
+print([hashlib.sha256(t.encode()).hexdigest() for t in texts])
+"""
+
+
+def test_a_kernel_is_described_alike_in_every_process(monkeypatch):
+    found = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        done = subprocess.run([sys.executable, "-c", DIGESTS], capture_output=True, text=True)
+        assert not done.returncode, done.stderr
+        found.append(done.stdout)
+    assert found[0] == found[1]
+    assert len(set(found[0].split(","))) == 4
+
+
+def scaling(by):
+    def kernel(y, x):
+        y[0] = by * x[0]
+
+    return kernel
+
+
+def test_what_a_kernel_closes_over_is_in_its_description():
+    def with_helper(helper):
+        def kernel(y):
+            y[0] = helper(y[0])
+
+        return kernel
+
+    same, other = described(scaling(2.0)), described(scaling(3.0))
+    assert json.dumps(same) == json.dumps(described(scaling(2.0))) != json.dumps(other)
+    assert described(scaling(2)) != same, "2 and 2.0 make different code"
+    helpers = [driver.device(scaling(by)) for by in (2.0, 3.0, 2.0)]
+    first, second, third = (described(with_helper(h)) for h in helpers)
+    assert first == third != second
+    with pytest.raises(TypeError, match="no plain value"):
+        described(scaling(object()))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A function's store on a card of this capability, whose kernels are (name, code, types)."""
+    monkeypatch.setattr(cubins, "_folder", lambda: tmp_path / "kept")
+    card = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(cubins, "get_current_device", lambda: card)
+    monkeypatch.setattr(cubins, "kernel_of", lambda *found: found)
+    return SimpleNamespace(card=card, folder=tmp_path / "kept")
+
+
+def compiled(name, code):
+    library = SimpleNamespace(get_cubin=lambda: SimpleNamespace(code=code))
+    return SimpleNamespace(
+        entry_name=name, library=library, cooperative=False, launch_config_sensitive=False
+    )
+
+
+def test_a_kernel_that_was_kept_is_found(store):
+    kept = Cubins(scaling(2.0))
+    assert kept.load_overload(("float32",), None) is None
+    kept.save_overload(("float32",), compiled("scaled", b"code\n\0more"))
+    again = Cubins(scaling(2.0))
+    assert again.load_overload(("float32",), None) == ("scaled", b"code\n\0more", ("float32",))
+    assert again.load_overload(("float64",), None) is None, "of other types"
+    assert Cubins(scaling(3.0)).load_overload(("float32",), None) is None
+    store.card.compute_capability = (8, 0)
+    assert again.load_overload(("float32",), None) is None, "of another card"
+
+
+@pytest.mark.parametrize(
+    "spoilt", [b"", b"{}\n", b"[1]\ncode", b"no json\ncode", b'{"sha256": 1}', None]
+)
+def test_a_file_that_is_not_whole_is_made_anew(store, spoilt):
+    kept = Cubins(scaling(2.0))
+    kept.save_overload((), compiled("scaled", b"code"))
+    (file,) = store.folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-1] if spoilt is None else spoilt)
+    assert kept.load_overload((), None) is None
+    kept.save_overload((), compiled("scaled", b"code"))
+    assert kept.load_overload((), None) == ("scaled", b"code", ())
+
+
+def test_a_disk_that_takes_nothing_is_no_fault(store):
+    store.folder.write_text("a file where the folder should be")
+    kept = Cubins(scaling(2.0))
+    kept.save_overload((), compiled("scaled", b"code"))
+    assert kept.load_overload((), None) is None
