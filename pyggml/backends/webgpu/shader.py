@@ -244,7 +244,10 @@ def _accessors(name: str, view: View, offset: str, binding: int | None, element:
     """
     kind, at = _READ_AS.get(view.kind, view.kind), f"({offset} + i)"
     if binding is None:  # an empty tensor, or none
-        return f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}"
+        return (
+            f"fn {name}_at(i: u32) -> {kind} {{ return {kind}(0); }}\n"
+            f"fn put_{name}(i: u32, v: {kind}) {{}}"
+        )
     b, word = f"b{binding}", f"b{binding}[{offset} + i]"
     if view.kind in _PER_WORD:
         n = _PER_WORD[view.kind]

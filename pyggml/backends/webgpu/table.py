@@ -6,7 +6,25 @@ import importlib
 
 from pyggml.backends.webgpu.kernel import Kernel
 
-FAMILIES = ("attention", "elementwise", "head", "layout", "norm", "optim", "products", "rope")
+FAMILIES = (
+    "attention",
+    "dropout",
+    "elementwise",
+    "experts",
+    "head",
+    "layout",
+    "losses",
+    "norm",
+    "optim",
+    "order",
+    "products",
+    "reduce",
+    "rope",
+    "rope_table",
+    "rows",
+    "softmax",
+    "ssm_conv",
+)
 
 _KERNELS: dict[str, Kernel] = {}
 
