@@ -1,4 +1,7 @@
-"""Element by element: one number of the result from one number of each source, by a formula."""
+"""Element by element: one number of the result from one number of each source, by a formula.
+
+A thread takes four neighbours at a time where all arrays can be moved so.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyggml.backends.cuda.driver import cuda, kernel
+from pyggml.backends.cuda.fours import in_fours, load_four, store_four
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.call import Call
@@ -16,15 +20,19 @@ def of_one(formula: Any) -> Kernel:
 
     @kernel
     def run(y, x, params):
-        apart = cuda.gridsize(1)
-        for i in range(cuda.grid(1), y.size, 2 * apart):
-            j = min(i + apart, y.size - 1)
-            first, second = x[i], x[j]  # two loads under way: y may be x, so none would come ahead
-            y[i] = formula(first, *params)
-            if i + apart < y.size:
-                y[j] = formula(second, *params)
+        for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+            y[i] = formula(x[i], *params)
 
-    return Kernel(_bound(run))
+    @kernel
+    def run_fours(y, x, params):
+        for four in range(cuda.grid(1), y.size // 4, cuda.gridsize(1)):
+            a, b, c, d = load_four(x, 4 * four)
+            store_four(
+                y, 4 * four, formula(a, *params), formula(b, *params), formula(c, *params),
+                formula(d, *params),
+            )  # fmt: skip
+
+    return Kernel(_bound(run, run_fours))
 
 
 def of_two(formula: Any) -> Kernel:
@@ -35,7 +43,16 @@ def of_two(formula: Any) -> Kernel:
         for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
             y[i] = formula(a[i], b[i], *params)
 
-    return Kernel(_bound(run))
+    @kernel
+    def run_fours(y, a, b, params):
+        for four in range(cuda.grid(1), y.size // 4, cuda.gridsize(1)):
+            p, q = load_four(a, 4 * four), load_four(b, 4 * four)
+            store_four(
+                y, 4 * four, formula(p[0], q[0], *params), formula(p[1], q[1], *params),
+                formula(p[2], q[2], *params), formula(p[3], q[3], *params),
+            )  # fmt: skip
+
+    return Kernel(_bound(run, run_fours))
 
 
 def of_three(formula: Any) -> Kernel:
@@ -46,12 +63,24 @@ def of_three(formula: Any) -> Kernel:
         for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
             y[i] = formula(a[i], b[i], c[i], *params)
 
-    return Kernel(_bound(run))
+    @kernel
+    def run_fours(y, a, b, c, params):
+        for four in range(cuda.grid(1), y.size // 4, cuda.gridsize(1)):
+            i = 4 * four
+            p, q, r = load_four(a, i), load_four(b, i), load_four(c, i)
+            store_four(
+                y, i, formula(p[0], q[0], r[0], *params), formula(p[1], q[1], r[1], *params),
+                formula(p[2], q[2], r[2], *params), formula(p[3], q[3], r[3], *params),
+            )  # fmt: skip
+
+    return Kernel(_bound(run, run_fours))
 
 
-def _bound(run: Any) -> Callable[[Site], Call]:
+def _bound(run: Any, run_fours: Any) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
-        n = site.node.n_elements
-        return per_element(run, n, site.stream, site.out, *site.src, site.scalars)
+        arrays, n = (site.out, *site.src), site.node.n_elements
+        if all(s.n_elements == n for s in site.node.src) and in_fours(*arrays):
+            return per_element(run_fours, n // 4, site.stream, *arrays, site.scalars)
+        return per_element(run, n, site.stream, *arrays, site.scalars)
 
     return bind

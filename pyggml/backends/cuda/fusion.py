@@ -19,7 +19,7 @@ from itertools import chain
 
 from pyggml.backends.cuda.branches import changed, ranges
 from pyggml.backends.cuda.kernel import BoundCall, Site
-from pyggml.backends.cuda.waits import Access, conflict
+from pyggml.backends.cuda.waits import Access, Range, conflict
 from pyggml.call import Call
 from pyggml.graph import Graph
 from pyggml.op import SEEN, has_kernel
@@ -154,13 +154,18 @@ def _access(call: BoundCall) -> Access:
 
 
 def _lie_apart(sites: Sequence[Site], kept: Sequence[bool], in_place: bool) -> bool:
-    """Whether no result lies where a source from outside does, but number for number."""
+    """Whether no two nodes write to the same place, nor any where a source from outside lies; in
+    place, number for number, a result may."""
     own = {t for site in sites for t in (site.node, *site.node.saved)}
     reads = ranges(chain.from_iterable(_from_outside(site, own) for site in sites))
+    before: list[Range] = []
     for site, is_kept in zip(sites, kept, strict=True):
-        for w in ranges(list(changed(site))[0 if is_kept else 1 :]):
-            if any(w.meets(r) and not (in_place and w == r) for r in reads):
+        writes = ranges(list(changed(site))[0 if is_kept else 1 :])
+        for w in writes:
+            meets_read = any(w.meets(r) and not (in_place and w == r) for r in reads)
+            if meets_read or any(w.meets(other) for other in before):
                 return False
+        before += writes
     return True
 
 

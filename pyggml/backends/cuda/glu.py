@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pyggml.backends.cuda import formulas as f
-from pyggml.backends.cuda.driver import device
+from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.elementwise import of_three, of_two
 from pyggml.backends.cuda.formulas import ONE, sigmoid
+from pyggml.backends.cuda.fours import in_fours, load_four, store_four
+from pyggml.backends.cuda.fusion import declare_pattern
+from pyggml.backends.cuda.kernel import Site
+from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
+from pyggml.call import Call
 
 
 @device
@@ -71,6 +78,36 @@ for _name, _formula in {
     "swiglu_clamp": _swiglu_clipped,
 }.items():
     declare(_name, of_two(_formula))
+
+# -- both gradients of swiglu -------------------------------------------------------------------
+
+
+@kernel
+def _swiglu_back(d_gate, d_up, gate, up, dy):
+    for four in range(cuda.grid(1), dy.size // 4, cuda.gridsize(1)):
+        i = 4 * four
+        g, u, d = load_four(gate, i), load_four(up, i), load_four(dy, i)
+        store_four(
+            d_gate, i, _swiglu_back_gate(g[0], u[0], d[0]), _swiglu_back_gate(g[1], u[1], d[1]),
+            _swiglu_back_gate(g[2], u[2], d[2]), _swiglu_back_gate(g[3], u[3], d[3]),
+        )  # fmt: skip
+        store_four(
+            d_up, i, _swiglu(g[0], d[0]), _swiglu(g[1], d[1]), _swiglu(g[2], d[2]),
+            _swiglu(g[3], d[3]),
+        )  # fmt: skip
+
+
+def _bind_swiglu_back(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    """The gradient of up is silu(gate)·dy, which is swiglu again."""
+    of_gate, of_up = sites
+    gate, _, dy = of_gate.node.src
+    arrays = of_gate.out, of_up.out, *of_gate.src
+    if not all(kept) or list(of_up.node.src) != [gate, dy] or not in_fours(*arrays):
+        return None
+    return per_element(_swiglu_back, dy.n_elements // 4, of_up.stream, *arrays)
+
+
+declare_pattern("swiglu_back_gate", "swiglu", bind=_bind_swiglu_back, in_place=True)
 
 for _name, _formula in {
     "swiglu_back_gate": _swiglu_back_gate,

@@ -54,6 +54,13 @@ def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> 
     return launch(kernel, blocks, (WARP, together), stream, *arguments)
 
 
+def threads_of_row(n: int) -> int:
+    """The threads that per_rows gives a row of n elements, if n is more than 128; else a warp's."""
+    if SIMULATED:
+        return _SIMULATED_THREADS
+    return WARP if n <= _SHORT else THREADS
+
+
 def in_turn(*calls: Call) -> Call:
     """A node's calls, one after the other."""
     return Call(_in_turn, *calls)

@@ -10,6 +10,13 @@ import numpy as np
 from pyggml.backends.cuda.axes import place, sizes, steps, steps_of, tile_place
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ZERO
+from pyggml.backends.cuda.fours import (
+    in_fours,
+    load_four,
+    load_four_bf16,
+    put_four_bf16,
+    store_four,
+)
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.ptx import bf16_bits
@@ -65,8 +72,37 @@ for _convert in (as_it_is, bf16_to_float, bf16_bits):
     _FLAT[_convert], _GATHERED[_convert] = _copies(_convert)
 
 
+@kernel
+def _four_by_four(out, x):
+    for four in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
+        store_four(out, 4 * four, *load_four(x, 4 * four))
+
+
+@kernel
+def _fours_to_bf16(out, x):
+    for four in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
+        put_four_bf16(out, 4 * four, *load_four(x, 4 * four))
+
+
+@kernel
+def _fours_of_bf16(out, x):
+    for four in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
+        store_four(out, 4 * four, *load_four_bf16(x, 4 * four))
+
+
+# By the types of source and result; bfloat16 is uint16.
+_FOURS = {
+    (np.float32, np.float32): _four_by_four,
+    (np.float32, np.uint16): _fours_to_bf16,
+    (np.uint16, np.float32): _fours_of_bf16,
+}
+
+
 def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
     """out, which has no gaps, = the numbers of x, which lie as those of t do."""
+    types = x.dtype.type, out.dtype.type
+    if t.is_contiguous and types in _FOURS and in_fours(out, x):
+        return per_element(_FOURS[types], out.size // 4, stream, out, x)
     if t.is_contiguous:
         return per_element(_FLAT[convert], out.size, stream, out, x)
     return per_element(_GATHERED[convert], out.size, stream, out, x, steps(t), sizes(t.shape))

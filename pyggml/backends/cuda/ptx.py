@@ -25,6 +25,7 @@ if TENSOR_CORES:
 
     _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
     _FLOAT = ir.FloatType()
+    _TWO_WORDS: Any = types.Tuple([types.uint32] * 2)
     _FOUR_WORDS: Any = types.Tuple([types.uint32] * 4)
     _FOUR_FLOATS: Any = types.Tuple([types.float32] * 4)
 
@@ -90,6 +91,18 @@ if TENSOR_CORES:
         return _FOUR_WORDS(raw, types.int64), emit
 
     @intrinsic
+    def load_pair(typing, raw, at):
+        """The 8 bytes at `at` as two uint32."""
+
+        def emit(context, builder, signature, arguments):
+            pointer = _pointer(context, builder, raw, arguments, ir.VectorType(_WORD, 2))
+            vector = builder.load(pointer)
+            vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(2)]
+            return context.make_tuple(builder, signature.return_type, vector_of)
+
+        return _TWO_WORDS(raw, types.int64), emit
+
+    @intrinsic
     def store_words(typing, raw, at, a, b, c, d):
         """Four uint32 to the 16 bytes at `at`."""
 
@@ -139,6 +152,15 @@ if TENSOR_CORES:
             return builder.bitcast(arguments[0], _FLOAT)
 
         return types.float32(types.uint32), emit
+
+    @intrinsic
+    def bits_of(typing, x):
+        """The bits of a float32, as uint32."""
+
+        def emit(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], _WORD)
+
+        return types.uint32(types.float32), emit
 
     @intrinsic
     def two_bf16(typing, first, second):

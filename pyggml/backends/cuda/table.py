@@ -17,6 +17,8 @@ FAMILIES = (
     "layout",
     "losses",
     "norm",
+    "norm_mul",
+    "norm_rope",
     "optim",
     "order",
     "products",

@@ -1,0 +1,111 @@
+"""RMS norm of heads and their rotation in one kernel, as Qwen 3 has them, and the gradients of both.
+
+A warp has a head of 128 features, a lane four neighbours of it. The other feature of a pair (j and
+j + 64) is with the lane 16 further, or 16 before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pyggml.backends.cuda.blocks import first_row, rows_apart
+from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.formulas import ONE
+from pyggml.backends.cuda.fours import in_fours, load_four, store_four
+from pyggml.backends.cuda.fusion import declare_pattern
+from pyggml.backends.cuda.kernel import Site
+from pyggml.backends.cuda.launch import per_rows
+from pyggml.backends.cuda.warp import ALL, warp_sum
+from pyggml.call import Call
+from pyggml.tensors import Tensor
+
+_HEAD, _PAIRS = 128, 64
+_SIZE = np.float32(_HEAD)
+
+
+@device
+def _turned(v, table, head, n_heads, n_tokens, sign):
+    """The lane's four features of a head, turned; sign −1 turns back."""
+    lane = cuda.threadIdx.x
+    at = 2 * (head // n_heads % n_tokens) * _PAIRS + (4 * lane & (_PAIRS - 1))
+    cos, sin = load_four(table, at), load_four(table, at + _PAIRS)
+    s = -sign if lane < 16 else sign
+    return (
+        v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
+        v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),
+        v[2] * cos[2] + s * sin[2] * cuda.shfl_xor_sync(ALL, v[2], 16),
+        v[3] * cos[3] + s * sin[3] * cuda.shfl_xor_sync(ALL, v[3], 16),
+    )
+
+
+@device
+def _dot(p, q):
+    return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
+
+
+@kernel
+def _norm_turn(out, x, w, table, n_heads, n_tokens, eps):
+    weight = load_four(w, 4 * cuda.threadIdx.x)
+    for head in range(first_row(), x.size // _HEAD, rows_apart()):
+        at = head * _HEAD + 4 * cuda.threadIdx.x
+        p = load_four(x, at)
+        r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+        v = (
+            p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
+        )  # fmt: skip
+        v = _turned(v, table, head, n_heads, n_tokens, ONE)
+        store_four(out, at, v[0], v[1], v[2], v[3])
+
+
+@kernel
+def _turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
+    weight = load_four(w, 4 * cuda.threadIdx.x)
+    for head in range(first_row(), x.size // _HEAD, rows_apart()):
+        at = head * _HEAD + 4 * cuda.threadIdx.x
+        p, v = load_four(x, at), load_four(dy, at)
+        v = _turned(v, table, head, n_heads, n_tokens, -ONE)
+        v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
+        r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+        b = r * r * r * _dot(p, v) / _SIZE
+        store_four(
+            dx, at, r * v[0] - b * p[0], r * v[1] - b * p[1], r * v[2] - b * p[2],
+            r * v[3] - b * p[3],
+        )  # fmt: skip
+
+
+def _serves(norm: Site, rope: Site, kept: Sequence[bool]) -> bool:
+    of_rope, table = rope.node.params, rope.node.src[1]
+    whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == _PAIRS
+    arrays = norm.out, *norm.src, rope.out, *rope.src
+    is_head = rope.node.shape[-1] == norm.node.shape[-1] == _HEAD
+    return not (SIMULATED or kept[0]) and whole and is_head and in_fours(*arrays)
+
+
+def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
+    return x.shape[-2], table.shape[0]
+
+
+def _bind_forward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    norm, rope = sites
+    if rope.node.src[0] is not norm.node or not _serves(norm, rope, kept):
+        return None
+    arrays = rope.out, *norm.src, rope.src[1]
+    n_rows, of_table = rope.node.n_elements // _HEAD, _sizes(*rope.node.src)
+    return per_rows(_norm_turn, n_rows, _HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
+
+
+def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    rope, back = sites
+    if back.node.src[2] is not rope.node or not _serves(back, rope, kept):
+        return None
+    (x, w, _), (dy, table) = back.src, rope.src
+    n_rows, of_table = back.node.n_elements // _HEAD, _sizes(*rope.node.src)
+    arrays = back.out, x, w, dy, table
+    return per_rows(_turn_norm_back, n_rows, _HEAD, back.stream, *arrays, *of_table, *back.scalars)
+
+
+declare_pattern("rms_norm_mul", "rope_apply", bind=_bind_forward, in_place=True)
+declare_pattern("rope_apply_back", "rms_norm_mul_back", bind=_bind_backward, in_place=True)
