@@ -69,7 +69,7 @@ def norm_gradient_and_residual():
 def rotated(head=128, neox="neox"):
     """The norm of heads, turned, and the gradient of both."""
     x, w, dy = numbers(5, 3, head), numbers(head), numbers(5, 3, head)
-    table = rope_table(leaf(np.array([0, 1, 5, 2, 9], np.int32)), head, mode=neox)
+    table = rope_table(leaf(np.array([0, 1, 5, 2, 9], np.int32)), n_dims=head, mode=neox)
     turned = rope_apply(rms_norm_mul(x, w, eps=1e-3), table, neox)
     return Graph.of(turned, rms_norm_mul_back(x, w, rope_apply_back(dy, table, neox), eps=1e-3)), []
 
