@@ -1,4 +1,4 @@
-"""RMS norm of heads and their rotation in one kernel, as Qwen 3 has them, and the gradients of both.
+"""RMS norm of heads and their rotation in one kernel, as Qwen 3 has them; and their gradients.
 
 A warp has a head of 128 features, a lane four neighbours of it. The other feature of a pair (j and
 j + 64) is with the lane 16 further, or 16 before.
