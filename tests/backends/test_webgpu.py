@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from pyggml import ops
 from pyggml.backends import CPU, backends_of
 from pyggml.backward.check import as_leaf, in_float64
 from pyggml.dtypes import BF16, DTYPES, F16, F32
-from pyggml.errors import DeviceError, PyggmlError
+from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
 from pyggml.ops import OPS
@@ -344,3 +346,53 @@ def test_a_shader_that_does_not_compile_is_one_sentence(gpu):
 def test_a_buffer_that_no_device_has_is_one_sentence(gpu):
     with pytest.raises(DeviceError, match="a buffer of .* bytes is wanted, the device's largest"):
         gpu.alloc(1 << 50)
+
+
+def test_memory_that_has_run_out_is_one_sentence(gpu, monkeypatch):
+    import wgpu
+
+    def full(**_):
+        raise wgpu.GPUOutOfMemoryError("not enough memory left")
+
+    monkeypatch.setattr(gpu._device, "create_buffer", full)
+    with pytest.raises(DeviceError, match="^webgpu is out of memory: 4,096 bytes are wanted$"):
+        gpu.alloc(4096)
+
+
+def test_a_device_with_low_limits_is_refused_by_name():
+    from pyggml.backends.webgpu.device import _LIMITS, WebGPUBackend
+
+    class Small:
+        info: ClassVar = {"device": "Pocket GPU"}
+        limits: ClassVar = {**_LIMITS, "max-storage-buffers-per-shader-stage": 4}
+
+    message = (
+        "webgpu: Pocket GPU cannot be used: max-storage-buffers-per-shader-stage is 4, wanted 12"
+    )
+    with pytest.raises(DeviceError, match=re.escape(message)):
+        WebGPUBackend(Small())
+
+
+def test_a_lost_device_ends_the_run_and_leaves_the_checkpoint(tmp_path):
+    device = opened()  # its own, since it is destroyed
+    path = tiny_llama.write(tmp_path / "tiny.gguf", 60, n_layer=1, seed=3, tied=True)
+    tokens = np.random.default_rng(0).integers(0, 60, (6, 9)).astype(np.int32)
+    folder = tmp_path / "points"
+
+    def trainer(backends):
+        adapter = attach(pyggml.load(path, backends=backends), LoraConfig(rank=2, alpha=5.0))
+        config = TrainConfig(lr=0.01, checkpoint_dir=str(folder), checkpoint_every=1)
+        corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+        return Trainer(adapter.model, adapter.parameters, corpus, config)
+
+    whole = trainer([])
+    whole.run()
+    shutil.rmtree(folder)
+    lost = trainer([device])
+    with pytest.raises(DeviceLostError, match="^webgpu has failed: Parent device is lost$"):
+        lost.run(lambda event: event.step == 2 and device._device.destroy())
+    resumed = trainer([])
+    resumed.resume(max(folder.glob("step-*.gguf")))
+    assert resumed.progress.step in (1, 2)
+    resumed.run()
+    np.testing.assert_allclose(resumed.history.losses, whole.history.losses, rtol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +18,13 @@ from pyggml.backends.webgpu.shader import WORD, Dispatch, Shaders, View
 from pyggml.backends.webgpu.table import kernels
 from pyggml.call import Call
 from pyggml.dtypes import F32, I32
-from pyggml.errors import DeviceError, PyggmlError
+from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
 _LINE = 64  # bytes
+MOST_BINDINGS = 12  # of an op's tensors: the gradient of attention with a mask
 _KINDS = {F32: "f32", I32: "i32"}
 _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 _STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
@@ -32,12 +34,21 @@ class WebGPUBackend(Backend):
     """One adapter of this machine; all arithmetic is float32.
 
     limit    the most bytes of one binding, if less than the device's
+
+    Raises DeviceError, which names the adapter and what it lacks, if its limits are too low.
     """
 
     name = "webgpu"
 
     def __init__(self, adapter: Any, limit: int | None = None) -> None:
-        limits = {name: adapter.limits[name] for name in _LIMITS}
+        limits = {name: int(adapter.limits[name]) for name in _LIMITS}
+        low = [
+            f"{name} is {limits[name]:,}, wanted {least:,}"
+            for name, least in _LIMITS.items()
+            if limits[name] < least
+        ]
+        if low:
+            raise DeviceError(f"webgpu: {adapter.info['device']} cannot be used: {'; '.join(low)}")
         with self._working():
             self._device = adapter.request_device_sync(required_limits=limits)
         most = int(limits["max-storage-buffer-binding-size"])
@@ -184,14 +195,25 @@ class WebGPUBackend(Backend):
             wanted = f": {n_bytes:,} bytes are wanted" if n_bytes else ""
             raise DeviceError(f"{self.name} is out of memory{wanted}") from error
         except (wgpu.GPUError, RuntimeError) as error:
-            said = " ".join(str(error).split())[:300]
+            said = _said(error)
+            if "lost" in said:
+                raise DeviceLostError(f"{self.name} has failed: {said}") from error
             raise DeviceError(f"{self.name} has failed: {said}") from error
 
 
-_LIMITS = (
-    "max-storage-buffer-binding-size",
-    "max-buffer-size",
-    "max-storage-buffers-per-shader-stage",
-    "max-compute-workgroup-storage-size",
-    "min-storage-buffer-offset-alignment",
-)
+def _said(error: Exception) -> str:
+    """What wgpu says, without the names of its functions and the drawing of a shader's line."""
+    said = " ".join(str(error).split()).partition(" ┌─")[0]
+    return re.sub(r"^Validation Error Caused by: (In \w+ )?", "", said)[:300]
+
+
+# What a device is asked for, and the least that the kernels need: a binding for each tensor of an
+# op, and what WebGPU promises everywhere.
+_LIMITS = {
+    "max-storage-buffer-binding-size": 1 << 27,
+    "max-buffer-size": 1 << 28,
+    "max-storage-buffers-per-shader-stage": MOST_BINDINGS,
+    "max-compute-workgroup-storage-size": 1 << 14,
+    "max-compute-invocations-per-workgroup": 256,
+    "min-storage-buffer-offset-alignment": 0,
+}
