@@ -1,8 +1,6 @@
 """The WebGPU device against the host, on whatever adapter there is: software Vulkan will do."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import tiny_llama
 
-import pyggml
 from pyggml import ops
 from pyggml.backends import CPU, backends_of
 from pyggml.backward.check import as_leaf, in_float64
 from pyggml.dtypes import BF16, DTYPES, F16, F32
-from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
+from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
-from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
 from pyggml.ops import OPS
 from pyggml.quants import quantize
 from pyggml.schedule import Devices, results
@@ -40,30 +35,6 @@ WITHOUT_A_KERNEL = {
 # fmt: on
 OPS_THERE = sorted(n for n, op in OPS.items() if not op.is_view and n not in WITHOUT_A_KERNEL)
 pytestmark = pytest.mark.filterwarnings("ignore:webgpu leaves")
-
-
-def opened(limit=None):
-    """The device, or a skipped test that says what is missing."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
-    try:
-        import wgpu
-
-        from pyggml.backends.webgpu.device import WebGPUBackend
-
-        return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit)
-    except (ImportError, RuntimeError, DeviceError) as error:
-        pytest.skip(f"no WebGPU here: {error}")
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    return opened()
-
-
-@pytest.fixture(scope="module")
-def narrow():
-    """A device whose bindings hold 16 KB: most of what the tests make is taken in parts."""
-    return opened(16 << 10)
 
 
 def test_the_package_does_not_import_wgpu():
@@ -264,65 +235,6 @@ def test_larger_tensors_than_a_binding_are_named(narrow):
     assert "takes 19,600 bytes, a binding at most 16,384" in reason
 
 
-# -- models -------------------------------------------------------------------------------------
-
-
-def gradients(path, backends):
-    model = pyggml.load(path, compute="f32", backends=backends)
-    adapter = attach(model, LoraConfig(rank=4, alpha=7.0))
-    rng = np.random.default_rng(1)
-    adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
-    return loss_and_grads(adapter.model, rng.integers(0, model.config.n_vocab, 33))
-
-
-MAIN = ["llama-Q4_K_M", "qwen3-Q8_0", "gemma3-F16", "gpt2-Q8_0"]
-OTHERS = sorted({p.stem for p in FIXTURES.glob("*-[FQ]*.gguf")} - set(MAIN))
-
-
-@pytest.mark.parametrize(
-    "name", [*MAIN, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
-def test_gradients_of_an_adapter_are_the_host_s(name, gpu):
-    if not FIXTURES.exists():
-        pytest.skip("the fixtures lie beside the checkout, and are not here")
-    loss, found = gradients(FIXTURES / f"{name}.gguf", [gpu])
-    of_host, wanted = gradients(FIXTURES / f"{name}.gguf", [])
-    assert loss == pytest.approx(of_host, rel=1e-6)
-    for key, theirs in wanted.items():
-        error = np.linalg.norm(found[key] - theirs) / max(np.linalg.norm(theirs), 1e-30)
-        assert error < 2e-5, key
-
-
-@pytest.mark.parametrize("parts", ["whole", "in parts"])
-def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, tmp_path):
-    device = gpu if parts == "whole" else narrow
-    path = tiny_llama.write(tmp_path / "tiny.gguf", 600, n_layer=2, seed=3, tied=False)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 600, (8, 13)).astype(np.int32)
-    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
-
-    def trainer(backends, **settings):
-        model = pyggml.load(path, compute="f32", backends=backends)
-        adapter = attach(model, LoraConfig(rank=3, alpha=5.0))
-        config = TrainConfig(
-            lr=0.01, grad_accum=2, warmup_steps=1, clip=0.5, weight_decay=0.1, **settings
-        )
-        return Trainer(adapter.model, adapter.parameters, corpus, config)
-
-    host, whole = trainer([]), trainer([device])
-    host.run()
-    whole.run()
-    np.testing.assert_allclose(whole.history.losses, host.history.losses, rtol=1e-5)
-    largest = np.abs(host.parameters.data).max()
-    np.testing.assert_allclose(whole.parameters.data, host.parameters.data, atol=2e-4 * largest)
-    first = trainer([device], checkpoint_dir=str(tmp_path / "points"))
-    first.run(lambda event: first.stop())
-    second = trainer([device])
-    second.resume(next((tmp_path / "points").glob("step-*.gguf")))
-    second.run()
-    assert second.parameters.data.tobytes() == whole.parameters.data.tobytes()
-
-
 # -- what goes wrong ------------------------------------------------------------------------------
 
 
@@ -371,28 +283,3 @@ def test_a_device_with_low_limits_is_refused_by_name():
     )
     with pytest.raises(DeviceError, match=re.escape(message)):
         WebGPUBackend(Small())
-
-
-def test_a_lost_device_ends_the_run_and_leaves_the_checkpoint(tmp_path):
-    device = opened()  # its own, since it is destroyed
-    path = tiny_llama.write(tmp_path / "tiny.gguf", 60, n_layer=1, seed=3, tied=True)
-    tokens = np.random.default_rng(0).integers(0, 60, (6, 9)).astype(np.int32)
-    folder = tmp_path / "points"
-
-    def trainer(backends):
-        adapter = attach(pyggml.load(path, backends=backends), LoraConfig(rank=2, alpha=5.0))
-        config = TrainConfig(lr=0.01, checkpoint_dir=str(folder), checkpoint_every=1)
-        corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
-        return Trainer(adapter.model, adapter.parameters, corpus, config)
-
-    whole = trainer([])
-    whole.run()
-    shutil.rmtree(folder)
-    lost = trainer([device])
-    with pytest.raises(DeviceLostError, match="^webgpu has failed: Parent device is lost$"):
-        lost.run(lambda event: event.step == 2 and device._device.destroy())
-    resumed = trainer([])
-    resumed.resume(max(folder.glob("step-*.gguf")))
-    assert resumed.progress.step in (1, 2)
-    resumed.run()
-    np.testing.assert_allclose(resumed.history.losses, whole.history.losses, rtol=1e-4)

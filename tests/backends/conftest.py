@@ -1,0 +1,37 @@
+"""The WebGPU device of this machine, which may be software Vulkan; shared: shaders compile once."""
+
+import os
+
+import pytest
+
+from pyggml.errors import DeviceError
+
+
+def opened(limit=None):
+    """The device, or a skipped test that says what is missing."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
+    try:
+        import wgpu
+
+        from pyggml.backends.webgpu.device import WebGPUBackend
+
+        return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit)
+    except (ImportError, RuntimeError, DeviceError) as error:
+        pytest.skip(f"no WebGPU here: {error}")
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    return opened()
+
+
+@pytest.fixture(scope="session")
+def narrow():
+    """A device whose bindings hold 16 KB: most of what the tests make is taken in parts."""
+    return opened(16 << 10)
+
+
+@pytest.fixture
+def own_gpu():
+    """One that the test may destroy."""
+    return opened()

@@ -1,0 +1,157 @@
+"""Whole models on the WebGPU device: gradients, runs, generation; nothing is left to the CPU."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_llama
+
+import pyggml
+from pyggml.errors import DeviceLostError
+from pyggml.generation import Session
+from pyggml.lora import Corpus, Dataset, LoraConfig, TrainConfig, Trainer, attach, loss_and_grads
+
+from measures import nmse
+from peers import PEERS
+from peers.files import GOLDEN
+from peers.peer import LORA_RANK, LORA_SCALE
+from peers.trial import wide_modules
+
+FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
+# Whose recurrences have no kernel there.
+RECURRENT = ("falcon-mamba", "mamba", "mamba2", "qwen35", "qwen35moe", "qwen3next")
+some_is_left = pytest.mark.filterwarnings("ignore:webgpu leaves (gated_delta|ssm_scan)")
+
+
+def gradients(path, backends):
+    model = pyggml.load(path, compute="f32", backends=backends)
+    adapter = attach(model, LoraConfig(rank=4, alpha=7.0))
+    rng = np.random.default_rng(1)
+    adapter.parameters.data[:] += 0.05 * rng.normal(size=adapter.parameters.data.size)
+    return loss_and_grads(adapter.model, rng.integers(0, model.config.n_vocab, 33))
+
+
+MAIN = ["llama-Q4_K_M", "qwen3-Q8_0", "gemma3-F16", "gpt2-Q8_0"]
+OTHERS = sorted({p.stem for p in FIXTURES.glob("*-[FQ]*.gguf")} - set(MAIN))
+
+
+def slow(names):
+    """The recurrent ones may leave ops to the CPU; a warning fails a test otherwise."""
+    return [
+        pytest.param(
+            name, marks=[pytest.mark.slow, *[some_is_left] * (name.split("-F")[0] in RECURRENT)]
+        )
+        for name in names
+    ]
+
+
+@pytest.fixture
+def fixture(name):
+    if not FIXTURES.exists():
+        pytest.skip("the fixtures lie beside the checkout, and are not here")
+    return FIXTURES / f"{name}.gguf"
+
+
+def far(found, wanted):
+    """The largest distance of an array from that of the same name, relative to its length."""
+    assert found.keys() == wanted.keys()
+    lengths = {name: max(np.linalg.norm(theirs), 1e-30) for name, theirs in wanted.items()}
+    return max(np.linalg.norm(found[n] - wanted[n]) / length for n, length in lengths.items())
+
+
+@pytest.mark.parametrize("name", [*MAIN, *slow(OTHERS)])
+def test_gradients_of_an_adapter_are_the_host_s(name, fixture, gpu, record_property):
+    loss, found = gradients(fixture, [gpu])
+    of_host, wanted = gradients(fixture, [])
+    assert loss == pytest.approx(of_host, rel=1e-6)
+    record_property("far", far(found, wanted))
+    assert far(found, wanted) < 2e-5
+
+
+@pytest.mark.parametrize("name", [*MAIN, *slow(OTHERS)])
+def test_generation_with_a_cache_of_halves(name, fixture, gpu, record_property):
+    there, host = pyggml.load(fixture, backends=[gpu]), pyggml.load(fixture, compute="f32")
+    tokens = np.random.default_rng(2).integers(0, host.config.n_vocab, 12)
+    session, wanted = Session(there, 16), host.logits(tokens)
+    for n in (7, 1, 3, 1):
+        found = session.feed(tokens[session.n_past : session.n_past + n])
+        error = nmse(found, wanted[session.n_past - 1])
+        record_property("nmse", error)
+        assert error < 1e-5
+
+
+@pytest.mark.parametrize("name", slow(PEERS))
+def test_golden_logits_and_gradients(name, gpu, record_property):
+    """As tests/models/test_peers.py on the CPU, whose bounds are met."""
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        values = dict(arrays)
+    model = pyggml.load(GOLDEN / f"{name}.gguf", compute="f32", backends=[gpu])
+    error = nmse(model.logits(values["tokens"]), values["logits"])
+    record_property("nmse", error)
+    assert error < 1e-10
+    modules = wide_modules(model, LORA_RANK)
+    config = LoraConfig(rank=LORA_RANK, alpha=LORA_RANK * LORA_SCALE, modules=modules)
+    adapter = attach(model, config)
+    for pair in adapter.pairs.values():
+        for t in (pair.a, pair.b):
+            t.data[:] = values[f"lora/{t.name}"]
+    loss, found = loss_and_grads(adapter.model, values["tokens"])
+    assert loss == pytest.approx(float(values["lora_loss"]), rel=1e-6)
+    wanted = {k.removeprefix("grad/"): v for k, v in values.items() if k.startswith("grad/")}
+    record_property("far", far(found, wanted))
+    assert far(found, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("parts", ["whole", "in parts"])
+def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, tmp_path):
+    device = gpu if parts == "whole" else narrow
+    path = tiny_llama.write(tmp_path / "tiny.gguf", 600, n_layer=2, seed=3, tied=False)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 600, (8, 13)).astype(np.int32)
+    corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+
+    def trainer(backends, **settings):
+        model = pyggml.load(path, compute="f32", backends=backends)
+        adapter = attach(model, LoraConfig(rank=3, alpha=5.0, dropout=0.2))
+        config = TrainConfig(
+            lr=0.01, grad_accum=2, warmup_steps=1, clip=0.5, weight_decay=0.1, **settings
+        )
+        return Trainer(adapter.model, adapter.parameters, corpus, config)
+
+    host, whole = trainer([]), trainer([device])
+    host.run()
+    whole.run()
+    np.testing.assert_allclose(whole.history.losses, host.history.losses, rtol=1e-5)
+    largest = np.abs(host.parameters.data).max()
+    np.testing.assert_allclose(whole.parameters.data, host.parameters.data, atol=2e-4 * largest)
+    first = trainer([device], checkpoint_dir=str(tmp_path / "points"))
+    first.run(lambda event: first.stop())
+    second = trainer([device])
+    second.resume(next((tmp_path / "points").glob("step-*.gguf")))
+    second.run()
+    assert second.parameters.data.tobytes() == whole.parameters.data.tobytes()
+
+
+def test_a_lost_device_ends_the_run_and_leaves_the_checkpoint(own_gpu, tmp_path):
+    path = tiny_llama.write(tmp_path / "tiny.gguf", 60, n_layer=1, seed=3, tied=True)
+    tokens = np.random.default_rng(0).integers(0, 60, (6, 9)).astype(np.int32)
+    folder = tmp_path / "points"
+
+    def trainer(backends):
+        adapter = attach(pyggml.load(path, backends=backends), LoraConfig(rank=2, alpha=5.0))
+        config = TrainConfig(lr=0.01, checkpoint_dir=str(folder), checkpoint_every=1)
+        corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
+        return Trainer(adapter.model, adapter.parameters, corpus, config)
+
+    whole = trainer([])
+    whole.run()
+    shutil.rmtree(folder)
+    lost = trainer([own_gpu])
+    with pytest.raises(DeviceLostError, match="^webgpu has failed: Parent device is lost$"):
+        lost.run(lambda event: event.step == 2 and own_gpu._device.destroy())
+    resumed = trainer([])
+    resumed.resume(max(folder.glob("step-*.gguf")))
+    assert resumed.progress.step in (1, 2)
+    resumed.run()
+    np.testing.assert_allclose(resumed.history.losses, whole.history.losses, rtol=1e-4)
