@@ -48,7 +48,7 @@ class ThinProduct(Frame):
     n_other: Int  # rows of C in `rows`, numbers of its rows in `outer`
     accumulate: Bool
     transposed: Bool  # `outer` makes (K, R)
-    sums: Floats2  # of each thread: a row of MR sums for each row of a tile
+    sums: Floats2  # of each thread: of a tile in `rows`, (R, OUTER_COLUMNS) in `outer`
 
 
 @task_code(ThinProduct)
