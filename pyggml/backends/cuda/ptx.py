@@ -79,6 +79,17 @@ if TENSOR_CORES:
         return types.uint32(raw, types.int64), emit
 
     @intrinsic
+    def load_byte(typing, raw, at):
+        """The byte at `at` as uint32."""
+
+        def emit(context, builder, signature, arguments):
+            return builder.zext(
+                builder.load(_pointer(context, builder, raw, arguments, _BYTE)), _WORD
+            )
+
+        return types.uint32(raw, types.int64), emit
+
+    @intrinsic
     def load_words(typing, raw, at):
         """The 16 bytes at `at` as four uint32."""
 
@@ -263,6 +274,9 @@ else:
     def load_half(raw, at):
         return np.frombuffer(_bytes(raw, at, 2), np.float16)[0].astype(np.float32)
 
+    def load_byte(raw, at):
+        return np.uint32(raw[at])
+
     def load_short(raw, at):
         return np.frombuffer(_bytes(raw, at, 2), np.uint16)[0].astype(np.uint32)
 
@@ -285,6 +299,18 @@ def put_four_bf16(out, i, a, b, c, d):
     _put_four_bf16(out, i, a, b, c, d)
 
 
+@device
+def put_eight_bf16(out, i, a, b, c, d, e, f, g, h):
+    """The same of eight."""
+    _put_eight_bf16(out, i, a, b, c, d, e, f, g, h)
+
+
+@device
+def put_eight(out, i, a, b, c, d, e, f, g, h):
+    """out[i …] = eight floats; out (float32) and i are aligned to four."""
+    _put_eight(out, i, a, b, c, d, e, f, g, h)
+
+
 if TENSOR_CORES:
 
     @device
@@ -294,6 +320,16 @@ if TENSOR_CORES:
     @device
     def _put_four_bf16(out, i, a, b, c, d):
         store_pair(out, 2 * i, two_bf16(a, b), two_bf16(c, d))
+
+    @device
+    def _put_eight_bf16(out, i, a, b, c, d, e, f, g, h):
+        words = two_bf16(a, b), two_bf16(c, d), two_bf16(e, f), two_bf16(g, h)
+        store_words(out, 2 * i, words[0], words[1], words[2], words[3])
+
+    @device
+    def _put_eight(out, i, a, b, c, d, e, f, g, h):
+        store_words(out, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+        store_words(out, 4 * i + 16, bits_of(e), bits_of(f), bits_of(g), bits_of(h))
 else:
 
     def _bf16_bits(x):
@@ -305,3 +341,11 @@ else:
     def _put_four_bf16(out, i, a, b, c, d):
         for k, x in enumerate((a, b, c, d)):
             out[i + k] = _bf16_bits(x)
+
+    def _put_eight_bf16(out, i, *eight):
+        for k, x in enumerate(eight):
+            out[i + k] = _bf16_bits(x)
+
+    def _put_eight(out, i, *eight):
+        for k, x in enumerate(eight):
+            out[i + k] = x

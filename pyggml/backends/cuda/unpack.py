@@ -1,4 +1,7 @@
-"""Blocks of any weight type unpacked to bfloat16 or float32, and float32 rounded to bfloat16."""
+"""Blocks of any weight type unpacked to bfloat16 or float32, and float32 rounded to bfloat16.
+
+Results may lie in wider rows: row r of n numbers begins at r · (n + gap).
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,23 @@ import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.ptx import as_float, bf16_bits, put_four_bf16
-from pyggml.backends.cuda.weights import four_of, weight_of
+from pyggml.backends.cuda.ptx import (
+    as_float,
+    bf16_bits,
+    put_eight,
+    put_eight_bf16,
+    put_four_bf16,
+)
+from pyggml.backends.cuda.weights import eights_of, weight_of
 from pyggml.call import Call
 from pyggml.dtypes import DType
+from pyggml.quants.layout import GROUP
 
 
-@cache
-def _kernel(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
-    """Four weights a thread, or one of a plain type."""
-    put, put_four = (_put_bf16, put_four_bf16) if rounds else (_put, _put_four)
-    if block == 1:
-        weight = weight_of(name)
-
-        @kernel
-        def unpack_plain(out, raw):
-            for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-                put(out, i, weight(raw, i * block_bytes, 0))
-
-        return unpack_plain
-    four = four_of(name)
-
-    @kernel
-    def unpack(out, raw):
-        for group in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
-            i = 4 * group
-            b = i // block
-            first, second, third, fourth = four(raw, b * block_bytes, i - b * block)
-            put_four(out, i, first, second, third, fourth)
-
-    return unpack
+@device
+def _wide(i, row, gap):
+    """Where number i of rows of `row` numbers lies in rows that are wider by `gap`."""
+    return i if gap == 0 else i + np.int64(np.uint32(i) // np.uint32(row)) * gap
 
 
 @device
@@ -51,39 +41,71 @@ def _put(out, i, x):
     out[i] = x
 
 
-@device
-def _put_four(out, i, a, b, c, d):
-    out[i], out[i + 1], out[i + 2], out[i + 3] = a, b, c, d
+@cache
+def _one_kernel(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
+    """A weight a thread."""
+    put, weight = _put_bf16 if rounds else _put, weight_of(name)
+
+    @kernel
+    def unpack(out, raw, n, row, gap):
+        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+            b = i // block
+            put(out, _wide(i, row, gap), weight(raw, b * block_bytes, i - b * block))
+
+    return unpack
 
 
-def unpacked(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
+@cache
+def _eights_kernel(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
+    """Of a block, a thread takes eight neighbours in each group of 32; None for a rare type."""
+    eights = eights_of(name, put_eight_bf16 if rounds else put_eight)
+    if eights is None:
+        return None
+    pieces = GROUP // 8
+
+    @kernel
+    def unpack(out, raw, n, row, gap):
+        for i in range(cuda.grid(1), n // block * pieces, cuda.gridsize(1)):
+            b = i // pieces
+            eights(out, _wide(b * block, row, gap), raw, b * block_bytes, i % pieces * 8)
+
+    return unpack
+
+
+def unpacked(out: Any, raw: Any, dtype: DType, stream: Any, row: int = 1, gap: int = 0) -> Call:
     """A call that unpacks the blocks of raw (bytes) to out, of float32 or, as uint16, bfloat16."""
-    run = _kernel(dtype.name, dtype.block, dtype.block_bytes, out.dtype != np.float32)
-    n = out.size if dtype.block == 1 else out.size // 4
-    return per_element(run, n, stream, out, raw)
+    n = raw.size // dtype.block_bytes * dtype.block
+    kind = dtype.name, dtype.block, dtype.block_bytes, out.dtype != np.float32
+    in_eights = dtype.block > 1 and gap % 8 == 0 and _is_aligned(out, 16)
+    run = _eights_kernel(*kind) if in_eights else None
+    if run is None:
+        return per_element(_one_kernel(*kind), n, stream, out, raw, n, row, gap)
+    return per_element(run, n // dtype.block * (GROUP // 8), stream, out, raw, n, row, gap)
 
 
 @kernel
-def _round(out, x):
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = bf16_bits(x[i])
+def _round(out, x, row, gap):
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        out[_wide(i, row, gap)] = bf16_bits(x[i])
 
 
 if not SIMULATED:
     from pyggml.backends.cuda.ptx import load_words
 
     @kernel
-    def _round_fours(out, x):
-        for group in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
+    def _round_fours(out, x, row, gap):
+        for group in range(cuda.grid(1), x.size // 4, cuda.gridsize(1)):
             a, b, c, d = load_words(x, 16 * group)
-            put_four_bf16(out, 4 * group, as_float(a), as_float(b), as_float(c), as_float(d))
+            at = _wide(4 * group, row, gap)
+            put_four_bf16(out, at, as_float(a), as_float(b), as_float(c), as_float(d))
 
 
-def rounded(out: Any, x: Any, stream: Any) -> Call:
+def rounded(out: Any, x: Any, stream: Any, row: int = 4, gap: int = 0) -> Call:
     """A call that rounds float32 x to bfloat16 in out (uint16)."""
-    if SIMULATED or out.size % 4 or not (_is_aligned(x, 16) and _is_aligned(out, 8)):
-        return per_element(_round, out.size, stream, out, x)
-    return per_element(_round_fours, out.size // 4, stream, out, x)
+    in_fours = x.size % 4 == row % 4 == gap % 4 == 0 and _is_aligned(x, 16) and _is_aligned(out, 8)
+    if SIMULATED or not in_fours:
+        return per_element(_round, x.size, stream, out, x, row, gap)
+    return per_element(_round_fours, x.size // 4, stream, out, x, row, gap)
 
 
 def _is_aligned(array: Any, n_bytes: int) -> bool:
