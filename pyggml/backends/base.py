@@ -32,6 +32,13 @@ class Backend(ABC):
     def unsupported(self, node: Tensor) -> str | None:
         """None if this device can run the node, else the reason in a few words."""
 
+    def rewritten(self, graph: Graph) -> Graph:
+        """A graph with the same outputs, at the same positions, that suits this device better.
+
+        It may have ops of the device's own. The nodes that it leaves out are computed nowhere.
+        """
+        return graph
+
     @abstractmethod
     def alloc(self, n_bytes: int) -> Any:
         """A buffer of n_bytes, aligned to 64 bytes; its contents are undefined."""

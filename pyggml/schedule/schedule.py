@@ -58,6 +58,9 @@ def schedule(graph: Graph, devices: Devices) -> Schedule:
 
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """
+    whole = graph
+    for backend in devices.backends:
+        graph = backend.rewritten(graph)
     assignment = assign(graph, devices.backends)
     devices.say_fallbacks(assignment.fallbacks)
     used = {b for b in assignment.backends.values() if b is not None}
@@ -66,7 +69,9 @@ def schedule(graph: Graph, devices: Devices) -> Schedule:
     else:
         found = split(graph, assignment, devices)
     plans = {backend: plan(part, backend) for backend, part in found.graphs.items()}
-    return Schedule(graph, devices, found.parts, plans, found.twins, assignment.fallbacks)
+    renewed = zip(whole.outputs, graph.outputs, strict=True)
+    twins = {**found.twins, **{t: found.twins.get(new, new) for t, new in renewed if t is not new}}
+    return Schedule(whole, devices, found.parts, plans, twins, assignment.fallbacks)
 
 
 def _whole(graph: Graph, host: Backend) -> Split:

@@ -12,7 +12,9 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
 from pyggml.backends.cuda.driver import Captured, cuda, is_failure, ran_out
 from pyggml.backends.cuda.fusion import fused
-from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, Site
+from pyggml.backends.cuda.gemm.cublas import has_cublas
+from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
+from pyggml.backends.cuda.lora import with_wide_products
 from pyggml.backends.cuda.table import kernels
 from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
@@ -38,9 +40,13 @@ class CudaBackend(Backend):
             self._faults = Faults(cuda.to_device(np.zeros(1, np.int32)))
 
     def unsupported(self, node: Tensor) -> str | None:
-        assert node.op is not None
-        found = self._kernels.get(node.op.name)
+        found = self._known(node)
         return "no kernel is declared" if found is None else found.lacks(node)
+
+    def rewritten(self, graph: Graph) -> Graph:
+        """LoRA's products joined with those that they adapt, where these round to bfloat16."""
+        joins = self.compute == "bf16" and has_cublas()
+        return with_wide_products(graph) if joins else graph
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -120,9 +126,15 @@ class CudaBackend(Backend):
         with self._working():
             calls()
 
-    def _kernel(self, node: Tensor) -> Kernel:
+    def _known(self, node: Tensor) -> Kernel | None:
         assert node.op is not None
-        return self._kernels[node.op.name]
+        own = node.op.kernel if isinstance(node.op, OwnOp) else None
+        return own or self._kernels.get(node.op.name)
+
+    def _kernel(self, node: Tensor) -> Kernel:
+        found = self._known(node)
+        assert found is not None
+        return found
 
     def _constant(self, values: np.ndarray) -> Any:
         """A copy of a small array on the card."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from pyggml.backends.faults import Faults
 from pyggml.call import Call
+from pyggml.op import Op
 from pyggml.tensors import Tensor
 
 Compute = Literal["f32", "bf16"]
@@ -79,3 +80,10 @@ class Kernel:
     lacks: Callable[[Tensor], str | None] = _nothing_lacks
     scratch: Callable[[Tensor, Compute], int] = _no_scratch
     shared: Callable[[Tensor, Compute], tuple[int, str]] = _nothing_shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnOp(Op):
+    """An op that no other device has; it comes with its kernel."""
+
+    kernel: Kernel

@@ -2,8 +2,8 @@
 
     weight_of    weight(raw, at, j): weight j of the block at byte `at` of raw (uint8), float32
     four_of      four(raw, at, j): weights j to j + 3, for j a multiple of 4
-    eights_of    eights(out, i, raw, at, lane): of each group of 32 the eight weights from `lane` on,
-                 a multiple of 8, to out from element i on
+    eights_of    eights(out, i, raw, at, lane): of each group of 32 the eight weights from `lane`
+                 on, a multiple of 8, to out from element i on
 
 The types with a decoder (pyggml.quants.layout) get theirs from it: `LaneBlock` runs the decoder and
 writes down, for each group of 32 weights, the expression of one of them. The others stand in
@@ -104,8 +104,8 @@ class LaneBlock(ExpressionBlock):
 
 
 class EightLanes(LaneBlock):
-    """Expressions of eight neighbours, lanes "lane+0" to "lane+7". What they share has a name: it is
-    computed in `lines`, which come first.
+    """Expressions of eight neighbours, lanes "lane+0" to "lane+7". What they share has a name, and
+    is computed in `lines`, which come first.
 
     Neighbours lie on one side of every bound that a decoder asks for.
     """
@@ -127,9 +127,15 @@ class EightLanes(LaneBlock):
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"({below} if {lane.partition('+')[0]} < {n} else {other})"
 
-    def moved(self, lane: str, n: int) -> str:
+    def within(
+        self, lane: str, n: int, below: Callable[[str], str], other: Callable[[str], str]
+    ) -> str:
+        """Both sides load something, of which one is chosen: so neither may lie outside."""
+        if lane.isdigit():
+            return super().within(lane, n, below, other)
         first, _, i = lane.partition("+")
-        return f"{first}-{n}+{i}"
+        inside = f"({first} & {n - 1})+{i}"
+        return self.chosen(lane, n, below(inside), other(inside))
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         size = gcd(4, self._block_bytes, offset)  # bytes of a load

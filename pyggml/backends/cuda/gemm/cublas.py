@@ -38,6 +38,11 @@ def _library() -> Any:
     return cublas
 
 
+def has_cublas() -> bool:
+    """Whether cuBLAS can be used."""
+    return _library() is not None
+
+
 @cache
 def _handles(stream: Any) -> Iterator[tuple[int, Any]]:
     """cuBLAS's handles of a stream, each with a workspace of its own, in turn and without end."""
@@ -62,7 +67,7 @@ def _lies_well(rows: int, k: int, f: Factor) -> bool:
 
 
 def _takes(p: Problem) -> bool:
-    if _library() is None or not p.is_single or max(p.m, p.n, p.k, p.a.row, p.a.k) > _MOST:
+    if not has_cublas() or not p.is_single or max(p.m, p.n, p.k, p.a.row, p.a.k) > _MOST:
         return False
     if min(p.m, p.n, p.k) == 0:
         return False
@@ -75,7 +80,7 @@ def _scratch(p: Problem) -> int:
     return 0 if p.b.dtype is F32 else slices.scratch(p)
 
 
-def _multiply(
+def multiply(
     stream: Any, sizes: tuple[int, int, int], a: Any, a_form: Form, b: Any, b_form: Form,
     c: Any, c_step: int, accumulate: bool, factor: float = 1.0,
 ) -> Call:  # fmt: skip
@@ -100,11 +105,11 @@ def _multiply(
 
 def _bind(p: Problem, o: Operands) -> Call:
     if p.b.dtype is not F32:
-        return slices.bind(p, o, _multiply)
+        return slices.bind(p, o, multiply)
     sizes = p.m, p.n, p.k
     forms = _form(p.m, p.k, p.a), _form(p.n, p.k, p.b)
     factors = o.a, forms[0], o.b, forms[1]
-    return _multiply(o.stream, sizes, *factors, o.c, p.n, o.accumulate, o.factor)
+    return multiply(o.stream, sizes, *factors, o.c, p.n, o.accumulate, o.factor)
 
 
 def _form(rows: int, k: int, f: Factor) -> Form:

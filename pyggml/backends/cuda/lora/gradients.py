@@ -1,0 +1,52 @@
+"""Gradients of LoRA's factors: sums over all rows of a wide matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.backends.cuda.gemm.cublas import multiply
+from pyggml.backends.cuda.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.lora.wide import columns
+from pyggml.backends.cuda.unpack import rounded
+from pyggml.call import Call
+from pyggml.tensors import Tensor
+
+
+def _x_bytes(node: Tensor) -> int:
+    return 2 * node.src[1].n_elements
+
+
+def _scratch_of_a(node: Tensor, compute: Compute) -> int:
+    return _x_bytes(node)
+
+
+def _shared_of_a(node: Tensor, compute: Compute) -> tuple[int, str]:
+    """x in bfloat16."""
+    return _x_bytes(node), "bf16"
+
+
+def _of_a(site: Site) -> Call:
+    """dA = vᵀ·x, v the further columns of D."""
+    (rank, k), (m, width) = site.node.shape, site.node.src[0].shape
+    memory = site.scratch if site.shared is None else site.shared
+    x, calls = memory[: 2 * m * k].view(np.uint16), []
+    if site.shared is None or site.fills_shared:
+        calls.append(rounded(x, site.src[1], site.stream))
+    v = site.src[0][width - columns(rank) :]
+    of_v, of_x = (False, width), (False, k)
+    product = multiply(site.stream, (rank, k, m), v, of_v, x, of_x, site.out, k, False)
+    return in_turn(*calls, product)
+
+
+def _of_b(site: Site) -> Call:
+    """dB = dyᵀ·u, dy the first columns of D."""
+    (n, rank), (m, width) = site.node.shape, site.node.src[1].shape
+    n_columns, u = site.node.src[0].shape[1], site.src[0][site.node.params["first"] :]
+    of_d, of_u = (False, width), (False, n_columns)
+    sizes = (n, rank, m)
+    return multiply(site.stream, sizes, site.src[1], of_d, u, of_u, site.out, rank, False)
+
+
+OF_A = Kernel(_of_a, scratch=_scratch_of_a, shared=_shared_of_a)
+OF_B = Kernel(_of_b)

@@ -1,0 +1,142 @@
+"""Wide rows: a float32 matrix rounded to bfloat16, and beside it its product with thin factors.
+
+Both need every number once, so one kernel reads the matrix once. A block takes 16 rows, its warps
+share their columns. Columns are multiplied in another order than they lie in, the same for both
+factors: so a lane's four numbers are neighbours.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.driver import cuda, kernel
+from pyggml.backends.cuda.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.launch import in_turn, launch, per_element
+from pyggml.backends.cuda.ptx import bf16_bits
+from pyggml.call import Call
+from pyggml.sizes import round_up
+from pyggml.tensors import Tensor
+
+_ROWS = 16  # of a block
+MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
+_TILE = 8  # columns of a tensor core's result
+_STEPS = 4  # of 16 numbers, whose loads are under way at the same time
+
+
+def columns(rank: int) -> int:
+    """Columns of a thin factor, which are zeros from `rank` on."""
+    return round_up(rank, _TILE)
+
+
+@kernel
+def _place(out, x, n_rows, n, first, rank, out_steps, x_steps, scale):
+    """out (n_rows, n) = scale · x (n_rows, rank) in bfloat16 from column `first` on, zeros beside."""
+    for e in range(cuda.grid(1), n_rows * n, cuda.gridsize(1)):
+        i, j = e // n, e % n
+        inside = first <= j and j < first + rank
+        number = x[i * x_steps[0] + (j - first) * x_steps[1]] if inside else np.float32(0)
+        out[i * out_steps[0] + j * out_steps[1]] = bf16_bits(scale * number)
+
+
+def placed(
+    out: Any, x: Any, sizes: tuple[int, int, int, int], out_steps: tuple[int, int],
+    x_steps: tuple[int, int], stream: Any, scale: float = 1.0,
+) -> Call:  # fmt: skip
+    """A call of `_place`; sizes: n_rows, n, first, rank."""
+    n = sizes[0] * sizes[1]
+    return per_element(_place, n, stream, out, x, *sizes, out_steps, x_steps, np.float32(scale))
+
+
+@cache
+def _kernel(n_tiles: int, n_warps: int, keeps: bool) -> Any:
+    n = n_tiles * _TILE
+    of_parts, of_sums, of_words = (n_warps, _ROWS * n), (n_tiles, 4), (_STEPS, 4)
+
+    @kernel
+    def widen(out, kept, x, factor, m, k):
+        parts = cuda.shared.array(of_parts, np.float32)
+        sums = cuda.local.array(of_sums, np.float32)
+        words = cuda.local.array(of_words, np.uint32)
+        lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        group, mine = lane >> 2, lane & 3
+        first = np.int64(cuda.blockIdx.x) * _ROWS
+        for tile in range(n_tiles):
+            for e in range(4):
+                sums[tile, e] = np.float32(0)
+        for start in range(16 * _STEPS * warp, k, 16 * _STEPS * n_warps):
+            for step in range(_STEPS):
+                column = start + 16 * step + 4 * mine
+                for half in range(2):
+                    row = first + group + 8 * half
+                    words[step, half] = words[step, 2 + half] = np.uint32(0)
+                    if row < m and column < k:
+                        a, b, c, d = ptx.load_words(x, 4 * (row * k + column))
+                        words[step, half] = ptx.two_bf16(ptx.as_float(a), ptx.as_float(b))
+                        words[step, 2 + half] = ptx.two_bf16(ptx.as_float(c), ptx.as_float(d))
+            for step in range(_STEPS):
+                column = start + 16 * step + 4 * mine
+                left = (words[step, 0], words[step, 1], words[step, 2], words[step, 3])
+                for tile in range(n_tiles):
+                    at, b0, b1 = 2 * (np.int64(tile * _TILE + group) * k + column), 0, 0
+                    if column < k:
+                        b0, b1 = ptx.load_word(factor, at), ptx.load_word(factor, at + 4)
+                    of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
+                    of = ptx.multiply_tile(of, left, np.uint32(b0), np.uint32(b1))
+                    sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+            for step in range(_STEPS):
+                column = start + 16 * step + 4 * mine
+                for half in range(2):
+                    row = first + group + 8 * half
+                    if row < m and column < k:
+                        at = 2 * (row * (k + n) + column)
+                        ptx.store_pair(out, at, words[step, half], words[step, 2 + half])
+        for tile in range(n_tiles):
+            for e in range(4):
+                row, column = group + 8 * (e >> 1), tile * _TILE + 2 * mine + (e & 1)
+                parts[warp, row * n + column] = sums[tile, e]
+        cuda.syncthreads()
+        for e in range(cuda.threadIdx.x, _ROWS * n, cuda.blockDim.x):
+            row, column, total = first + e // n, e % n, np.float32(0)
+            for other in range(n_warps):
+                total += parts[other, e]
+            if row < m:
+                out[row * (k + n) + k + column] = bf16_bits(total)
+                if keeps:
+                    kept[row * n + column] = bf16_bits(total)
+
+    return widen
+
+
+def _columns_of(node: Tensor) -> int:
+    return node.shape[1] - node.src[0].shape[1]
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    """All thin factors in bfloat16, (columns, K)."""
+    return 2 * _columns_of(node) * node.src[0].shape[1]
+
+
+def _bind(site: Site, factors_in_rows: bool) -> Call:
+    """factors_in_rows: whether a thin factor is (r, K), not (K, r)."""
+    (m, k), n, at = site.node.src[0].shape, _columns_of(site.node), 0
+    stacked, calls = site.scratch[: 2 * n * k].view(np.uint16), []
+    sources = zip(site.src[1:], site.node.src[1:], site.node.params["scales"], strict=True)
+    for factor, t, scale in sources:
+        rank = t.shape[0] if factors_in_rows else t.shape[1]
+        steps = (1, k) if factors_in_rows else (rank, 1)
+        sizes = (k, columns(rank), 0, rank)
+        calls.append(placed(stacked[at * k :], factor, sizes, (1, k), steps, site.stream, scale))
+        at += columns(rank)
+    n_warps = 8 if n <= MOST_COLUMNS // 2 else 4
+    kept = site.saved[0] if site.saved else site.out
+    run = _kernel(n // _TILE, n_warps, bool(site.saved))
+    of = site.out, kept, site.src[0], stacked, m, k
+    return in_turn(*calls, launch(run, -(-m // _ROWS), 32 * n_warps, site.stream, *of))
+
+
+ROWS = Kernel(lambda site: _bind(site, True), scratch=_scratch)
+GRADIENT = Kernel(lambda site: _bind(site, False), scratch=_scratch)

@@ -1,0 +1,89 @@
+"""LoRA's products in bfloat16, joined with those that they adapt, against the host's in float32."""
+
+import numpy as np
+import pytest
+from test_run import GOLDEN, TOKENS
+
+import pyggml
+from pyggml.backends import CPU
+from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.gemm.cublas import has_cublas
+from pyggml.backends.cuda.lora import ops
+from pyggml.dtypes import DTYPES
+from pyggml.graph import Graph
+from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.quants import dequantize, quantize
+from pyggml.schedule import Devices, results
+from pyggml.tensors import leaf
+
+pytestmark = pytest.mark.skipif(
+    SIMULATED or not has_cublas(), reason="wide products take tensor cores and cuBLAS"
+)
+ALLOWED = 1e-2  # error of a norm: bfloat16 has 8 bits
+
+
+def floats(found):
+    return (found.astype(np.uint32) << 16).view(np.float32)
+
+
+def close(found, wanted, allowed=ALLOWED):
+    assert np.linalg.norm(found - wanted) <= allowed * np.linalg.norm(wanted)
+
+
+@pytest.fixture(scope="module")
+def rounding():
+    """The card, with products in bfloat16."""
+    return pyggml.backends.cuda.open_cuda(0, "bf16")
+
+
+@pytest.mark.parametrize("m, k, n", [(37, 96, 64), (160, 1280, 48)])
+@pytest.mark.parametrize("ranks", [(4, 8), (16,), (8, 8, 8)])
+def test_each_op_agrees_with_numpy(rounding, m, k, n, ranks):
+    rng = np.random.default_rng(1)
+    x, dy, c = (rng.standard_normal(s, np.float32) for s in ((m, k), (m, n), (m, k)))
+    factors = [rng.standard_normal((r, k), np.float32) for r in ranks]
+    b = rng.standard_normal((n, ranks[-1]), np.float32)
+    raw = quantize(rng.standard_normal((n, k), np.float32), "Q8_0")
+    w, a = dequantize(raw, "Q8_0"), factors[-1]
+    scales, first = [0.5, 2.0, 3.0][: len(ranks)], sum(-(-r // 8) * 8 for r in ranks[:-1])
+
+    of_x, packed = leaf(x), leaf(raw, dtype=DTYPES["Q8_0"])
+    wide = ops.wide_rows(of_x, [leaf(f) for f in factors], scales)
+    y = ops.wide_product(packed, wide, leaf(b), first)
+    d = ops.wide_gradient(leaf(dy), leaf(b), 2.0)
+    dx, added = (ops.wide_back(to, packed, d, leaf(a)) for to in (None, leaf(c)))
+    da = ops.gradient_of_a(d, of_x, ranks[-1])
+    db = ops.gradient_of_b(wide.saved[0], d, first, ranks[-1])
+    nodes = wide, wide.saved[0], y, d, dx, added, da, db
+    found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
+
+    u, v = x @ a.T * scales[-1], dy @ b * 2
+    close(floats(found[0])[:, :k], x)
+    close(floats(found[0])[:, k + first :][:, : ranks[-1]], u)
+    np.testing.assert_array_equal(found[1], found[0][:, k:])
+    close(found[2], x @ w.T + u @ b.T)
+    close(floats(found[3])[:, n : n + ranks[-1]], v)
+    close(found[4], dy @ w + v @ a)
+    close(found[5], c + dy @ w + v @ a)
+    close(found[6], v.T @ x)
+    close(found[7], dy.T @ u)
+
+
+def adapted(path, alpha, *backends):
+    adapter = attach(pyggml.load(path, compute="f32", backends=backends), LoraConfig(rank=4, alpha=alpha))
+    rng = np.random.default_rng(3)
+    adapter.parameters.data[:] = rng.normal(0, 0.1, adapter.parameters.data.size)
+    return adapter.model
+
+
+@pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16", "lfm2-Q4_K_M"])
+@pytest.mark.parametrize("alpha", [4.0, 6.0])
+def test_gradients_of_a_model(rounding, name, alpha):
+    path = GOLDEN / f"{name}.gguf"
+    wanted_loss, wanted = loss_and_grads(adapted(path, alpha), TOKENS)
+    model = adapted(path, alpha, rounding)
+    for _ in range(2):  # the second run is captured
+        loss, gradients = loss_and_grads(model, TOKENS)
+        assert loss == pytest.approx(wanted_loss, rel=2e-3)
+        for key, g in gradients.items():
+            close(g, wanted[key], 6e-2)
