@@ -68,12 +68,18 @@ def _clipped_back_up(gate, up, dy, alpha, limit, shift):
     return dy * g * sigmoid(alpha * g) * np.float32(abs(up) < limit)
 
 
-for _name, _formula in {
+# Of two numbers, and of three, which have no parameters.
+OF_TWO = {
     "swiglu": _swiglu,
     "reglu": _reglu,
     "geglu": _geglu,
     "geglu_quick": _geglu_quick,
     "geglu_erf": _geglu_erf,
+}
+OF_THREE = {"swiglu_back_gate": _swiglu_back_gate}
+
+for _name, _formula in {
+    **OF_TWO,
     "swiglu_oai": _swiglu_clipped,
     "swiglu_clamp": _swiglu_clipped,
 }.items():
@@ -110,7 +116,7 @@ def _bind_swiglu_back(sites: Sequence[Site], kept: Sequence[bool]) -> Call | Non
 declare_pattern("swiglu_back_gate", "swiglu", bind=_bind_swiglu_back, in_place=True)
 
 for _name, _formula in {
-    "swiglu_back_gate": _swiglu_back_gate,
+    **OF_THREE,
     "swiglu_clipped_back_gate": _clipped_back_gate,
     "swiglu_clipped_back_up": _clipped_back_up,
 }.items():

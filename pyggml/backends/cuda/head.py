@@ -1,12 +1,15 @@
 """The output layer and the loss in one: the logits of some rows at a time, and their gradient.
 
-The (rows × vocabulary) matrix never exists as a whole. Rows of weight 0 have gradients of 0; they
-cost as much as others here.
+The (rows × vocabulary) matrix never exists as a whole. The matrix of the layer is unpacked once for
+all rows if that does not take too much memory. Rows of weight 0 have gradients of 0; they cost as
+much as others here.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,18 @@ from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_row
 from pyggml.backends.cuda.losses import summed, target_fault
+from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.unpack import unpacked
 from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.dtypes import BF16, F32, DType
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-LOGITS_BYTES = 640 << 20  # of all logits that exist at once: 1024 rows of 150,000 tokens
-_LINE = 64
-_ZERO, _ONE = np.float32(0), np.float32(1)
+LOGITS_BYTES = 480 << 20  # of all logits that exist at once: 800 rows of 150,000 tokens
+WEIGHTS_BYTES = 1 << 30  # of a matrix that is unpacked once for all of them
+_ROWS, _LINE, _EACH = 64, 64, 4
+_ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @device
@@ -33,52 +39,98 @@ def _capped(z, cap):
     return cap * math.tanh(z / cap) if cap > _ZERO else z
 
 
-@kernel
-def _softmax_rows(z, losses, right, targets, weights, n, cap, gradient, fault, number):
-    """The losses of rows of logits, and whether the target of a counting row is on top.
+@device
+def _found(z, start, n, cap, parts):
+    """(maximum, Σ e^(z − maximum)) of a row; each thread has four numbers under way."""
+    top, total, apart = _LOWEST, _ZERO, cuda.blockDim.x
+    four = cuda.local.array(_EACH, np.float32)
+    for j in range(cuda.threadIdx.x, n, _EACH * apart):
+        highest = top
+        for e in range(_EACH):
+            at = j + e * apart
+            four[e] = _capped(z[start + at], cap) if at < n else _LOWEST
+        for e in range(_EACH):
+            highest = max(highest, four[e])
+        base = highest if highest > _LOWEST else _ZERO
+        total *= math.exp(top - base)
+        for e in range(_EACH):
+            total += math.exp(four[e] - base)
+        top = highest
+    highest = block_max(top, parts)
+    base = highest if highest > _LOWEST else _ZERO
+    return highest, block_sum(total * math.exp(top - base), parts)
 
-    With `gradient`, z becomes weight · (softmax z − onehot) · slope, the cap's slope or 1.
-    """
+
+@device
+def _slope(logit, top, total, weight, is_target, cap):
+    """weight · (softmax − onehot) · the slope of the cap."""
+    slope = _ONE - (logit / cap) * (logit / cap) if cap > _ZERO else _ONE
+    p = math.exp(logit - top) / total
+    return weight * slope * (p - _ONE if is_target else p) if weight != _ZERO else _ZERO
+
+
+@kernel
+def _softmax_rows(z, losses, right, targets, weights, n, cap, fault, number, ends):
+    """The losses of rows of logits, whether the target of a counting row is on top, and each row's
+    maximum and sum (ends)."""
     parts = cuda.shared.array(THREADS, np.float32)
     for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
         start, target, weight = np.int64(i) * n, targets[i], weights[i]
-        top = np.float32(-np.inf)
-        for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
-            top = max(top, _capped(z[start + j], cap))
-        top, total = block_max(top, parts), _ZERO
-        for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
-            total += math.exp(_capped(z[start + j], cap) - top)
-        total = block_sum(total, parts)
-        known = 0 <= target < n
+        top, total = _found(z, start, n, cap, parts)
         if cuda.threadIdx.x == 0:
             losses[i] = right[i] = _ZERO
-            if known and weight != _ZERO:
+            ends[2 * i], ends[2 * i + 1] = top, total
+            if 0 <= target < n and weight != _ZERO:
                 logit = _capped(z[start + target], cap)
                 losses[i] = weight * (math.log(total) + top - logit)
                 right[i] = _ONE if logit == top else _ZERO
             elif weight != _ZERO:
                 cuda.atomic.max(fault, 0, number)
-        cuda.syncthreads()  # the target's logit has been read
-        if gradient:
-            for j in range(cuda.threadIdx.x, n, cuda.blockDim.x):
-                logit = _capped(z[start + j], cap)
-                slope = _ONE - (logit / cap) * (logit / cap) if cap > _ZERO else _ONE
-                p = math.exp(logit - top) / total
-                share = weight * slope * (p - _ONE if j == target else p)
-                z[start + j] = share if weight != _ZERO else _ZERO
+
+
+@cache
+def _gradient_kernel(rounds: bool) -> Any:
+    """z becomes its gradient. Rounded to bfloat16, a row's lies in the first half of the row: all
+    threads have read some numbers before any of them writes there."""
+
+    @kernel
+    def gradients(z, out, targets, weights, n, cap, ends):
+        four = cuda.local.array(_EACH, np.float32)
+        apart = cuda.blockDim.x
+        for i in range(cuda.blockIdx.x, targets.size, cuda.gridDim.x):
+            start, target, weight = np.int64(i) * n, targets[i], weights[i]
+            top, total = ends[2 * i], ends[2 * i + 1]
+            for first in range(0, n, _EACH * apart):
+                j = first + cuda.threadIdx.x
+                for e in range(_EACH):
+                    at = j + e * apart
+                    four[e] = _capped(z[start + at], cap) if at < n else _ZERO
+                if rounds:
+                    cuda.syncthreads()
+                for e in range(_EACH):
+                    at = j + e * apart
+                    if at < n:
+                        share = _slope(four[e], top, total, weight, at == target, cap)
+                        if rounds:
+                            out[2 * start + at] = bf16_bits(share)
+                        else:
+                            out[start + at] = share
+
+    return gradients
 
 
 def _chunk_rows(n_rows: int, n_vocab: int) -> int:
-    """Rows whose logits exist at once: equal chunks."""
+    """Rows whose logits exist at once: nearly equal chunks."""
     most = max(16, LOGITS_BYTES // (F32.block_bytes * n_vocab))
-    return -(-n_rows // -(-n_rows // most))
+    if n_rows <= most:
+        return n_rows
+    return min(most, round_up(-(-n_rows // -(-n_rows // most)), _ROWS))
 
 
-def _products(node: Tensor, n_rows: int, compute: Compute) -> tuple[Problem, Problem]:
-    """Logits z = h·wᵀ of n_rows rows, and dh = dz·w."""
-    w = node.src[1]
-    n_vocab, k = w.shape
-    by_token, by_column = Factor(k, 1, dtype=w.dtype), Factor(1, k, dtype=w.dtype)
+def _products(node: Tensor, n_rows: int, kind: DType, compute: Compute) -> tuple[Problem, Problem]:
+    """Logits z = h·wᵀ of n_rows rows, and dh = dz·w, with w of this type."""
+    n_vocab, k = node.src[1].shape
+    by_token, by_column = Factor(k, 1, dtype=kind), Factor(1, k, dtype=kind)
     logits = Problem(n_rows, n_vocab, k, Factor(k, 1), by_token, compute=compute)
     back = Problem(n_rows, k, n_vocab, Factor(n_vocab, 1), by_column, compute=compute)
     return logits, back
@@ -91,17 +143,45 @@ def _sizes(node: Tensor) -> tuple[int, int, int]:
     return n_rows, chunk, n_rows % chunk or chunk
 
 
-def _parts(node: Tensor) -> tuple[int, int]:
-    """Bytes of scratch for the logits of a chunk, and for two numbers of each row."""
+def _whole_bytes(node: Tensor, compute: Compute) -> int:
+    """Bytes of the unpacked matrix, if it is unpacked once for all chunks, else 0."""
+    (n_rows, chunk, _), w = _sizes(node), node.src[1]
+    n_bytes = BF16.block_bytes * w.n_elements
+    logits, _ = _products(node, chunk, w.dtype, compute)
+    pays = _rounds(logits) and w.dtype is not BF16
+    several = n_rows > chunk or node.params["gradient"]
+    return n_bytes if pays and several and n_bytes <= WEIGHTS_BYTES else 0
+
+
+def _kind(node: Tensor, compute: Compute) -> DType:
+    """The type of w as the products get it."""
+    return BF16 if _whole_bytes(node, compute) else node.src[1].dtype
+
+
+def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
+    """Bytes of scratch for the logits of a chunk, for four numbers of each row, and for w."""
     n_rows, chunk, _ = _sizes(node)
     size, n_vocab = F32.block_bytes, node.src[1].shape[0]
-    return round_up(size * chunk * n_vocab, _LINE), round_up(2 * size * n_rows, _LINE)
+    whole = _whole_bytes(node, compute)
+    return tuple(round_up(n, _LINE) for n in (size * chunk * n_vocab, 4 * size * n_rows, whole))
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
     _, *chunks = _sizes(node)
-    products = (p for rows in chunks for p in _products(node, rows, compute))
-    return sum(_parts(node)) + max(path_of(p).scratch(p) for p in products)
+    kind, wanted = _kind(node, compute), 0
+    for n_rows in chunks:
+        logits, back = _products(node, n_rows, kind, compute)
+        wanted = max(wanted, path_of(logits).scratch(logits))
+        if not _rounds(
+            back
+        ):  # else dz is rounded in its own memory, and w takes no more than above
+            wanted = max(wanted, path_of(back).scratch(back))
+    return sum(_parts(node, compute)) + wanted
+
+
+def _rounds(p: Problem) -> bool:
+    """Whether the product takes its left factor in bfloat16."""
+    return p.rounds and path_of(p).shares
 
 
 def _lacks(node: Tensor) -> str | None:
@@ -110,40 +190,54 @@ def _lacks(node: Tensor) -> str | None:
 
 
 def _bind(site: Site) -> Call:
-    targets, weights = site.src[2:]
     n_rows, chunk, _ = _sizes(site.node)
-    z_bytes, row_bytes = _parts(site.node)
+    z_bytes, row_bytes, w_bytes = _parts(site.node, site.compute)
     z = site.scratch[:z_bytes].view(np.float32)
     numbers = site.scratch[z_bytes : z_bytes + row_bytes].view(np.float32)
-    losses, right = numbers[:n_rows], numbers[n_rows : 2 * n_rows]
+    losses, right, ends = numbers[:n_rows], numbers[n_rows : 2 * n_rows], numbers[2 * n_rows :]
     if site.node.shape:
         losses = site.out
-    memory = site.scratch[z_bytes + row_bytes :]
-    calls = []
+    rest, w, calls = site.scratch[z_bytes + row_bytes :], site.src[1], []
+    if w_bytes:
+        w, rest = (
+            rest[: BF16.block_bytes * site.node.src[1].n_elements].view(np.uint16),
+            rest[w_bytes:],
+        )
+        packed = site.src[1].view(np.uint8)
+        calls.append(unpacked(w, packed, site.node.src[1].dtype, site.stream))
     for first in range(0, n_rows, chunk):
         some = slice(first, min(first + chunk, n_rows))
-        rows = losses[some], right[some], targets[some], weights[some]
-        calls += _chunk(site, some, z, rows, memory)
+        rows = losses[some], right[some], *(t[some] for t in site.src[2:])
+        ends_of = ends[2 * some.start : 2 * some.stop]
+        calls += _chunk(site, some, (z, w, rest), rows, ends_of)
     if not site.node.shape:
         calls.append(summed(site.out, losses, site.stream))
     return in_turn(*calls, summed(site.saved[0], right, site.stream))
 
 
-def _chunk(site: Site, some: slice, z: Any, rows: tuple[Any, ...], memory: Any) -> list[Call]:
+def _chunk(
+    site: Site, some: slice, memory: tuple[Any, Any, Any], rows: tuple[Any, ...], ends: Any
+) -> list[Call]:
     """The logits of some rows, their losses, and the rows' gradients."""
-    h, w = site.src[:2]
+    (z, w, rest), stream = memory, site.stream
     n, (n_vocab, k) = some.stop - some.start, site.node.src[1].shape
-    logits, back = _products(site.node, n, site.compute)
+    logits, back = _products(site.node, n, _kind(site.node, site.compute), site.compute)
     of_h, z = slice(some.start * k, some.stop * k), z[: n * n_vocab]
-    gradient, cap = site.node.params["gradient"], np.float32(site.node.params["softcap"])
-    arguments = (z, *rows, n_vocab, cap, gradient, *target_fault(site, n_vocab))
-    made = Operands(z, h[of_h], w, memory, False, site.stream)
+    cap = np.float32(site.node.params["softcap"])
+    made = Operands(z, site.src[0][of_h], w, rest, False, stream)
+    fault = target_fault(site, n_vocab)
     calls = [
         path_of(logits).bind(logits, made),
-        per_row(_softmax_rows, n, n_vocab, site.stream, *arguments),
+        per_row(_softmax_rows, n, n_vocab, stream, z, *rows, n_vocab, cap, *fault, ends),
     ]
-    if gradient:
-        to_h = Operands(site.saved[1][of_h], z, w, memory, False, site.stream)
+    if site.node.params["gradient"]:
+        rounds = _rounds(back)
+        dz = z.view(np.uint16) if rounds else z
+        gradients, of_rows = _gradient_kernel(rounds), (*rows[2:], n_vocab, cap, ends)
+        calls.append(per_row(gradients, n, n_vocab, stream, z, dz, *of_rows))
+        to_h = Operands(site.saved[1][of_h], z, w, rest, False, stream)
+        if rounds:
+            to_h = replace(to_h, rounded=dz, is_rounded=True, rounded_step=2 * n_vocab)
         calls.append(path_of(back).bind(back, to_h))
     return calls
 

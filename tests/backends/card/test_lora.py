@@ -1,8 +1,9 @@
 """LoRA's products in bfloat16, joined with those that they adapt, against the host's in float32."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from test_run import GOLDEN, TOKENS
 
 import pyggml
 from pyggml.backends import CPU
@@ -19,6 +20,8 @@ from pyggml.tensors import leaf
 pytestmark = pytest.mark.skipif(
     SIMULATED or not has_cublas(), reason="wide products take tensor cores and cuBLAS"
 )
+GOLDEN = Path(__file__).parents[2] / "golden/models"
+TOKENS = np.arange(17) * 7 % 48
 ALLOWED = 1e-2  # error of a norm: bfloat16 has 8 bits
 
 
@@ -70,7 +73,9 @@ def test_each_op_agrees_with_numpy(rounding, m, k, n, ranks):
 
 
 def adapted(path, alpha, *backends):
-    adapter = attach(pyggml.load(path, compute="f32", backends=backends), LoraConfig(rank=4, alpha=alpha))
+    adapter = attach(
+        pyggml.load(path, compute="f32", backends=backends), LoraConfig(rank=4, alpha=alpha)
+    )
     rng = np.random.default_rng(3)
     adapter.parameters.data[:] = rng.normal(0, 0.1, adapter.parameters.data.size)
     return adapter.model

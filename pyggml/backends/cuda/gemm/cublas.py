@@ -89,13 +89,13 @@ def multiply(
     cuBLAS counts columns first, so it is asked for Cᵀ = B · Aᵀ.
     """
     m, n, k = sizes
-    kind = _R_32F if a.dtype == np.float32 else _R_16BF
+    kind, made = (_R_32F if x.dtype == np.float32 else _R_16BF for x in (a, c))
     scalars = np.array([factor, accumulate], np.float32)
     library, (handle, workspace) = _library(), next(_handles(stream))
     operations = (_T if b_form[0] else _N, _N if a_form[0] else _T)
     arguments = (
         handle, *operations, n, m, k, scalars.ctypes.data, address(b), kind, b_form[1],
-        address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), _R_32F, c_step,
+        address(a), kind, a_form[1], scalars.ctypes.data + 4, address(c), made, c_step,
         _COMPUTE_32F, _DEFAULT_ALGORITHM,
     )  # fmt: skip
     return of_library(

@@ -61,7 +61,8 @@ class Operands:
     accumulate: bool
     stream: Any
     rounded: Any = None  # memory for A in bfloat16 that several products share, or None
-    is_rounded: bool = False  # whether another product has filled it
+    is_rounded: bool = False  # whether something else has filled it
+    rounded_step: int = 0  # from row to row there; 0: k
     factor: float = 1.0  # of the product; paths that `scale` take others, with a float32 B
 
 

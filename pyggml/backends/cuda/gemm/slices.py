@@ -40,8 +40,15 @@ def _number_size(p: Problem) -> int:
     return 2 if p.rounds else 4
 
 
+def _is_ready(p: Problem) -> bool:
+    """Whether W is multiplied as it lies in memory."""
+    return p.rounds and p.b.dtype is BF16
+
+
 def _slice_rows(p: Problem) -> int:
     rows, row = _rows(p)
+    if _is_ready(p):
+        return rows
     most = SLICE // (row * _number_size(p)) // _ROWS * _ROWS
     return min(rows, max(_ROWS, most))
 
@@ -49,8 +56,7 @@ def _slice_rows(p: Problem) -> int:
 def _parts(p: Problem) -> tuple[int, int]:
     """Bytes of scratch for A in bfloat16, and for a slice of W."""
     a = 2 * p.m * p.k if p.rounds else 0
-    is_ready = p.rounds and p.b.dtype is BF16
-    w = 0 if is_ready else _slice_rows(p) * _rows(p)[1] * _number_size(p)
+    w = 0 if _is_ready(p) else _slice_rows(p) * _rows(p)[1] * _number_size(p)
     return round_up(a, _LINE), round_up(w, _LINE)
 
 
@@ -64,7 +70,7 @@ def bind(p: Problem, o: Operands, multiply: Multiply) -> Call:
         a = (o.scratch[: 2 * p.m * p.k] if o.rounded is None else o.rounded).view(np.uint16)
         if not o.is_rounded:
             calls.append(rounded(a, o.a, o.stream))
-    memory = o.scratch[_parts(p)[0] :]
+    memory = o.scratch[_parts(p)[0] if o.rounded is None else 0 :]
     for first in range(0, _rows(p)[0], _slice_rows(p)):
         calls += _slice(p, o, multiply, a, memory, first)
     return in_turn(*calls)
@@ -78,7 +84,7 @@ def _slice(
     some, n_bytes = min(_slice_rows(p), rows - first), kind.row_bytes(row)
     w = o.b.view(np.uint8)[first * n_bytes : (first + some) * n_bytes]
     calls = []
-    if p.rounds and kind is BF16:
+    if _is_ready(p):
         w = w.view(np.uint16)
     else:
         raw, number = w, np.uint16 if p.rounds else np.float32
@@ -90,6 +96,6 @@ def _slice(
     else:
         sizes, c, columns = (p.m, p.n, some), o.c, a[first:]
         form, accumulate = (False, p.n), o.accumulate or first > 0
-    of_a = (True, p.k)
+    of_a = (True, o.rounded_step or p.k)
     calls.append(multiply(o.stream, sizes, columns, of_a, w, form, c, p.n, accumulate))
     return calls

@@ -7,14 +7,20 @@ import numpy as np
 from pyggml.backends.cuda.gemm.cublas import multiply
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.lora.operands import (
+    formula_of,
+    is_ready,
+    rounded_formula,
+    types_of,
+)
 from pyggml.backends.cuda.lora.wide import columns
-from pyggml.backends.cuda.unpack import rounded
 from pyggml.call import Call
 from pyggml.tensors import Tensor
 
 
 def _x_bytes(node: Tensor) -> int:
-    return 2 * node.src[1].n_elements
+    """Of x in bfloat16, if it is not given so."""
+    return 0 if is_ready(node.src[1:], node) else 2 * node.src[1].n_elements
 
 
 def _scratch_of_a(node: Tensor, compute: Compute) -> int:
@@ -23,16 +29,19 @@ def _scratch_of_a(node: Tensor, compute: Compute) -> int:
 
 def _shared_of_a(node: Tensor, compute: Compute) -> tuple[int, str]:
     """x in bfloat16."""
-    return _x_bytes(node), "bf16"
+    return (0 if formula_of(node) else _x_bytes(node)), "bf16"
 
 
 def _of_a(site: Site) -> Call:
     """dA = vᵀ·x, v the further columns of D."""
     (rank, k), (m, width) = site.node.shape, site.node.src[0].shape
-    memory = site.scratch if site.shared is None else site.shared
-    x, calls = memory[: 2 * m * k].view(np.uint16), []
-    if site.shared is None or site.fills_shared:
-        calls.append(rounded(x, site.src[1], site.stream))
+    operands, x, calls = site.node.src[1:], site.src[1], []
+    if not is_ready(operands, site.node):
+        memory = site.scratch if site.shared is None else site.shared
+        x = memory[: 2 * m * k].view(np.uint16)
+        if site.shared is None or site.fills_shared:
+            kind = formula_of(site.node), types_of(operands)
+            calls.append(rounded_formula(x, site.src[1:], *kind, site.stream))
     v = site.src[0][width - columns(rank) :]
     of_v, of_x = (False, width), (False, k)
     product = multiply(site.stream, (rank, k, m), v, of_v, x, of_x, site.out, k, False)

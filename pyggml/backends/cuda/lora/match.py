@@ -16,6 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from pyggml.backends.cuda.gemm.slices import SLICE
+from pyggml.backends.cuda.lora.absorb import with_formulas
 from pyggml.backends.cuda.lora.ops import (
     gradient_of_a,
     gradient_of_b,
@@ -66,7 +67,7 @@ class _Product:
 def with_wide_products(graph: Graph) -> Graph:
     """The graph with the ops of pyggml.backends.cuda.lora.ops; the same graph if there is no LoRA."""
     found = _Matcher(graph).products()
-    return _Writer(graph, found).run() if found else graph
+    return with_formulas(_Writer(graph, found).run()) if found else graph
 
 
 class _Matcher:

@@ -42,6 +42,14 @@ def wide_gradient(dy: Tensor, b: Tensor, scale: float) -> Tensor:
     return Tensor(shape, BF16, _WIDE_GRADIENT, (dy, b), {"scales": (scale,)})
 
 
+def absorbing(node: Tensor, formula: str, operands: Sequence[Tensor], at: int) -> Tensor:
+    """The node with a formula of these operands, F32 or BF16, in place of its source `at`."""
+    src = (*node.src[:at], *operands, *node.src[at + 1 :])
+    new = node.reading(src)
+    new.params = {**node.params, "formula": formula}
+    return new
+
+
 def wide_product(w: Tensor, x: Tensor, b: Tensor, first: int) -> Tensor:
     """y: W (N, K), X, B (N, r), X's further column of u's first -> (M, N)."""
     shape = x.shape[0], w.shape[0]

@@ -1,6 +1,7 @@
 """Wide rows: a float32 matrix rounded to bfloat16, and beside it its product with thin factors.
 
-Both need every number once, so one kernel reads the matrix once. A block takes 16 rows, its warps
+Both need every number once, so one kernel reads the matrix once. The matrix may be a formula of
+others (operands.py), which then never exists in float32. A block takes 16 rows, its warps
 share their columns. Columns are multiplied in another order than they lie in, the same for both
 factors: so a lane's four numbers are neighbours.
 """
@@ -16,6 +17,7 @@ from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, launch, per_element
+from pyggml.backends.cuda.lora.operands import Types, formula_of, loader_of, three, types_of
 from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.call import Call
 from pyggml.sizes import round_up
@@ -52,12 +54,13 @@ def placed(
 
 
 @cache
-def _kernel(n_tiles: int, n_warps: int, keeps: bool) -> Any:
+def _kernel(n_tiles: int, n_warps: int, keeps: bool, formula: str, types: Types) -> Any:
+    load = loader_of(formula, types)
     n = n_tiles * _TILE
     of_parts, of_sums, of_words = (n_warps, _ROWS * n), (n_tiles, 4), (_STEPS, 4)
 
     @kernel
-    def widen(out, kept, x, factor, m, k):
+    def widen(out, kept, x, y, z, factor, m, k):
         parts = cuda.shared.array(of_parts, np.float32)
         sums = cuda.local.array(of_sums, np.float32)
         words = cuda.local.array(of_words, np.uint32)
@@ -74,9 +77,9 @@ def _kernel(n_tiles: int, n_warps: int, keeps: bool) -> Any:
                     row = first + group + 8 * half
                     words[step, half] = words[step, 2 + half] = np.uint32(0)
                     if row < m and column < k:
-                        a, b, c, d = ptx.load_words(x, 4 * (row * k + column))
-                        words[step, half] = ptx.two_bf16(ptx.as_float(a), ptx.as_float(b))
-                        words[step, 2 + half] = ptx.two_bf16(ptx.as_float(c), ptx.as_float(d))
+                        a, b, c, d = load(x, y, z, row * k + column)
+                        words[step, half] = ptx.two_bf16(a, b)
+                        words[step, 2 + half] = ptx.two_bf16(c, d)
             for step in range(_STEPS):
                 column = start + 16 * step + 4 * mine
                 left = (words[step, 0], words[step, 1], words[step, 2], words[step, 3])
@@ -124,7 +127,9 @@ def _bind(site: Site, factors_in_rows: bool) -> Call:
     """factors_in_rows: whether a thin factor is (r, K), not (K, r)."""
     (m, k), n, at = site.node.src[0].shape, _columns_of(site.node), 0
     stacked, calls = site.scratch[: 2 * n * k].view(np.uint16), []
-    sources = zip(site.src[1:], site.node.src[1:], site.node.params["scales"], strict=True)
+    scales = site.node.params["scales"]
+    n_operands = len(site.src) - len(scales)
+    sources = zip(site.src[n_operands:], site.node.src[n_operands:], scales, strict=True)
     for factor, t, scale in sources:
         rank = t.shape[0] if factors_in_rows else t.shape[1]
         steps = (1, k) if factors_in_rows else (rank, 1)
@@ -133,8 +138,9 @@ def _bind(site: Site, factors_in_rows: bool) -> Call:
         at += columns(rank)
     n_warps = 8 if n <= MOST_COLUMNS // 2 else 4
     kept = site.saved[0] if site.saved else site.out
-    run = _kernel(n // _TILE, n_warps, bool(site.saved))
-    of = site.out, kept, site.src[0], stacked, m, k
+    kind = formula_of(site.node), types_of(site.node.src[:n_operands])
+    run = _kernel(n // _TILE, n_warps, bool(site.saved), *kind)
+    of = site.out, kept, *three(site.src[:n_operands]), stacked, m, k
     return in_turn(*calls, launch(run, -(-m // _ROWS), 32 * n_warps, site.stream, *of))
 
 
