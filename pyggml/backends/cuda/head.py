@@ -163,7 +163,8 @@ def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
     n_rows, chunk, _ = _sizes(node)
     size, n_vocab = F32.block_bytes, node.src[1].shape[0]
     whole = _whole_bytes(node, compute)
-    return tuple(round_up(n, _LINE) for n in (size * chunk * n_vocab, 4 * size * n_rows, whole))
+    z, numbers = size * chunk * n_vocab, 4 * size * n_rows
+    return round_up(z, _LINE), round_up(numbers, _LINE), round_up(whole, _LINE)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:

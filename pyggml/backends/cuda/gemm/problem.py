@@ -62,8 +62,8 @@ class Operands:
     stream: Any
     rounded: Any = None  # memory for A in bfloat16 that several products share, or None
     is_rounded: bool = False  # whether something else has filled it
-    rounded_step: int = 0  # from row to row there; 0: k
     factor: float = 1.0  # of the product; paths that `scale` take others, with a float32 B
+    rounded_step: int = 0  # from row to row of `rounded`; 0: k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class _Absorber:
         return new if narrow is made else new.reading((*new.src[:at], narrow, *new.src[at + 1 :]))
 
     def _narrow(self, t: Tensor) -> Tensor:
-        """The BF16 tensor of which t is a copy, or a view of one; t as it now is, if there is none."""
+        """The BF16 tensor of which t, or what t is a view of, is a copy; else t as it now is."""
         copy = t.src[0] if t.is_view and t.is_contiguous else t
         if copy.op is None or copy.op.name != "cpy" or copy.src[0].dtype is not BF16:
             return self._now(t)

@@ -6,8 +6,8 @@
                 dA = out_prod(x, v)
                 dx = out_prod_add(out_prod(A, vᵀ), W, dyᵀ), or both added to another gradient
 
-The x of dA may be another tensor than that of the product: the backward pass may have made it again.
-A product whose results have further readers stays as it is.
+The x of dA may be another tensor than that of the product: the backward pass may have made it
+again. A product whose results have further readers stays as it is.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Product:
 
 
 def with_wide_products(graph: Graph) -> Graph:
-    """The graph with the ops of pyggml.backends.cuda.lora.ops; the same graph if there is no LoRA."""
+    """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
     found = _Matcher(graph).products()
     return with_formulas(_Writer(graph, found).run()) if found else graph
 
@@ -142,8 +142,10 @@ class _Matcher:
         for thin in self._readers[others[0]]:
             if not _is(thin, "out_prod", "out_prod_add") or thin.src[-2] is not p.a:
                 return False
-            (dx, *more) = self._readers[thin] or [None]
-            if more or dx is None or not _is(dx, "out_prod_add") or dx.src[0] is not thin:
+            if len(self._readers[thin]) != 1:
+                return False
+            (dx,) = self._readers[thin]
+            if not _is(dx, "out_prod_add") or dx.src[0] is not thin:
                 return False
             if dx.src[1] is not p.w or not _is_transposed(dx.src[2], back.dy):
                 return False

@@ -1,4 +1,4 @@
-"""Operands of a formula, of which a kernel needs the value: F32 or BF16, four neighbours at a time."""
+"""Operands of a formula whose value a kernel needs: F32 or BF16, four neighbours at a time."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Products of a wide matrix: W is unpacked to bfloat16 beside the thin factor, cuBLAS multiplies."""
+"""Products of a wide matrix: W is unpacked beside the thin factor, and cuBLAS multiplies."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends.cuda.copies import copied
 from pyggml.backends.cuda.gemm.cublas import multiply
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.layout import copied
 from pyggml.backends.cuda.lora.wide import columns, placed
 from pyggml.backends.cuda.products import is_in_place
 from pyggml.backends.cuda.unpack import unpacked

@@ -36,7 +36,7 @@ def columns(rank: int) -> int:
 
 @kernel
 def _place(out, x, n_rows, n, first, rank, out_steps, x_steps, scale):
-    """out (n_rows, n) = scale · x (n_rows, rank) in bfloat16 from column `first` on, zeros beside."""
+    """out (n_rows, n) = scale · x (n_rows, rank) from column `first` on, zeros beside, in BF16."""
     for e in range(cuda.grid(1), n_rows * n, cuda.gridsize(1)):
         i, j = e // n, e % n
         inside = first <= j and j < first + rank
