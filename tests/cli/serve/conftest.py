@@ -1,6 +1,5 @@
 """A tiny model with a chat template and two adapters, behind a server on a free port."""
 
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pyggml.cli.serve.guard import Access
 from pyggml.cli.serve.limits import Limits
 from pyggml.cli.serve.page import page_routes
 from pyggml.cli.serve.service import Service
+from pyggml.cli.web.listening import listening, url_of
 from pyggml.generation import Batch, Sampling
 from pyggml.lora import LoraConfig, attach
 from pyggml.serving import Scheduler, Worker
@@ -96,10 +96,10 @@ def started(path, adapters=None, sampling=None, access=None, **limits):
         {"tiny": base, **named}, worker, encoder, sampling or Sampling(), limits, batch.n_ctx
     )
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with listening("127.0.0.1", 0) as accepting:
+        url = url_of(accepting)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, args=([listening],))
+        thread = threading.Thread(target=server.run, args=([accepting],))
         thread.start()
         try:
             with httpx.Client(base_url=url, timeout=600) as http:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from pyggml.cli.serve.command import is_loopback
+from pyggml.cli.web.listening import listening
 
 START_SECONDS = 300  # on a busy machine, with kernels to compile
 
@@ -130,6 +132,14 @@ def test_refused(pyggml, chatty, arguments, message):
 def test_a_port_in_use(pyggml, chatty, server):
     ended = pyggml("serve", "-m", chatty, "--port", server.url.rpartition(":")[2])
     assert ended.code == 2 and "in use" in ended.err
+
+
+def test_small_writes_do_not_wait_for_each_other():
+    with listening("127.0.0.1", 0) as accepting:
+        client = socket.create_connection(accepting.getsockname())
+        connection, _ = accepting.accept()
+        with client, connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_without_its_packages_it_says_what_to_install(pyggml, chatty, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import uvicorn
 from pyggml.cli.view.app import make_app
 from pyggml.cli.view.runs import Runs
 from pyggml.cli.view.source import Source
+from pyggml.cli.web.listening import listening, url_of
 from pyggml.lora.lock import held
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -48,12 +48,12 @@ def browser():
 @contextmanager
 def served(app):
     """The address of an application that runs on another thread."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listening("127.0.0.1", 0) as accepting:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, args=([listening],))
+        thread = threading.Thread(target=server.run, args=([accepting],))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+            yield url_of(accepting) + "/"
         finally:
             server.should_exit = True
             thread.join()
