@@ -79,7 +79,7 @@ def peak_flops(compute: Compute) -> float:
     return limit_flop(compute) / median(seconds(limit(compute)) for _ in range(5))
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=512)
@@ -88,9 +88,11 @@ def main() -> None:
     parser.add_argument("--compute", choices=COMPUTE_TYPES, default="auto")
     parser.add_argument("--grad-checkpointing", action="store_true")
     parser.add_argument("--in-turns", action="store_true", help="wait for a line before a step")
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    began = perf_counter()
+
+def main() -> None:
+    options, began = read_options(), perf_counter()
     model = pyggml.load(options.model, compute=options.compute)
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
     parameters, numbers = adapter.parameters, count(1)
@@ -106,8 +108,7 @@ def main() -> None:
         first = first or perf_counter() - began
 
     taken = timed(one, options.steps, options.in_turns)
-    rss = peak_rss_gb()
-    speed = options.tokens / taken
+    rss, speed = peak_rss_gb(), options.tokens / taken
     peak = peak_flops(model.backend.compute)
     result = {
         "benchmark": "step",

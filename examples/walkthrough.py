@@ -99,6 +99,11 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     value = run(program, loss, p)
     say(6, "runtime.bind", f"{len(program.calls)} kernel calls; the loss is {value:.5f}")
 
+    check_slope(program, loss, p)
+    return program, loss
+
+
+def check_slope(program: Program, loss: Tensor, p: Parameters) -> None:
     # The loss rises along a gradient as fast as the gradient is long.
     name, t = list(p.tensors.items())[-1]
     gradient, h = read(p.gradients[name]), 0.01
@@ -110,7 +115,6 @@ def differentiate(model: Model, p: Parameters, ids: np.ndarray) -> tuple[Program
     run(program, loss, p)
     slope = (ends[0] - ends[1]) / (2 * h)
     show(f"d(loss)/d({name}): length {length:.5f}, finite difference {slope:.5f}")
-    return program, loss
 
 
 def run(program: Program, loss: Tensor, parameters: Parameters) -> float:

@@ -6,10 +6,10 @@ parameters included. conftest.py marks them, and tests/test_quick.py holds this 
 
 QUICK = {
     "alloc/test_lifetime.py": (r".*",),
-    "alloc/test_plan.py": ("test_nothing_alive_overlaps", "test_sharing_memory_changes_no_number"),
+    "alloc/test_plan.py": ("test_nothing_alive_overlaps",),
     "attention/test_decode.py": (r"test_as_the_plain_loop_has_it\[.*",),
     "attention/test_flash.py": ("test_tiles_give_what_the_plain_path_gives",),
-    "backends/test_cuda.py": (r"test_(the_package|a_missing)_.*",),
+    "backends/test_cuda.py": ("test_a_missing_card_is_one_sentence",),
     "backward/test_walk.py": (r".*",),
     "chat/test_answers.py": (r"test_(learned|all|what|a|an|the|names|bos)_.*",),
     "cli/test_finetune.py": ("test_it_says_what_it_will_do_then_does_it",),
@@ -51,12 +51,12 @@ QUICK = {
     "quants/test_pack.py": (r"test_round_trip_error\[.*",),
     "runtime/test_pages.py": (r".*",),
     "schedule/test_lora_step.py": (r".*\[qwen3-F16-half\]",),
-    "schedule/test_schedule.py": (r"test_the_.*", r"test_a_(part|copy|writer)_.*"),
+    "schedule/test_schedule.py": (r"test_the_.*", r"test_a_(copy|writer)_.*"),
     "serving/test_scheduler.py": (r"test_(requests|prompts|what|time)_.*",),
     "test_architecture.py": (
-        r"test_imports_point_one_way\[.*",
-        r"test_kernels_take_nothing_that_the_cache_does_not_watch\[.*",
-        r"test_(every_pa|no_module|the_watched|the_check)_.*",
+        r"test_(imports_point_one_way|no_module_imports_itself_through_others)",
+        r"test_kernels_take_nothing_that_the_cache_does_not_watch",
+        r"test_(every_pa|the_watched|the_check)_.*",
     ),
     "test_every_op.py": (
         r"test_the_declaration_is_complete\[.*",
