@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_llama
+from tiny_models import write_llama
 
 import pyggml
 from pyggml.errors import DeviceLostError
@@ -106,7 +106,7 @@ def test_golden_logits_and_gradients(name, gpu, record_property):
 @pytest.mark.parametrize("parts", ["whole", "in parts"])
 def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, tmp_path):
     device = gpu if parts == "whole" else narrow
-    path = tiny_llama.write(tmp_path / "tiny.gguf", 600, n_layer=2, seed=3, tied=False)
+    path = write_llama(tmp_path / "tiny.gguf", 600, n_layer=2, seed=3)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 600, (8, 13)).astype(np.int32)
     corpus = Corpus(Dataset(tokens, np.zeros_like(tokens)), None)
@@ -134,7 +134,7 @@ def test_a_run_is_that_of_the_host_and_resumes_bit_for_bit(parts, gpu, narrow, t
 
 
 def test_a_lost_device_ends_the_run_and_leaves_the_checkpoint(own_gpu, tmp_path):
-    path = tiny_llama.write(tmp_path / "tiny.gguf", 60, n_layer=1, seed=3, tied=True)
+    path = write_llama(tmp_path / "tiny.gguf", 60, n_layer=1, seed=3, tied=True)
     tokens = np.random.default_rng(0).integers(0, 60, (6, 9)).astype(np.int32)
     folder = tmp_path / "points"
 

@@ -4,8 +4,7 @@ import signal
 from dataclasses import dataclass
 
 import pytest
-import tiny_llama
-from tiny_llama import TOKENS, VOCABULARY
+from tiny_models import TOKENS, VOCABULARY, write_llama
 
 from pyggml.cli import __main__ as cli
 from pyggml.lora import Trainer
@@ -18,7 +17,7 @@ def model_with(tmp_path_factory):
     def make(**changes):
         metadata = VOCABULARY | {key.replace("__", "."): v for key, v in changes.items()}
         path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-        return tiny_llama.write(path, len(TOKENS), 2, 1, attention="qokv", changes=metadata)
+        return write_llama(path, len(TOKENS), n_layer=2, seed=5, keys=metadata)
 
     return make
 

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import tiny_models
 
 import pyggml as library
 from pyggml import gguf, lens
@@ -17,8 +18,9 @@ from pyggml.cli.inspect.words import coloured
 from pyggml.dtypes import F32
 from pyggml.imatrix import ImportanceMatrix, Sums
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
-from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
+SIZES = {"embedding_length": 256, "feed_forward_length": 256}
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m"
 
 
@@ -106,10 +108,9 @@ def test_exceptions_are_rows_of_their_own(pyggml, tmp_path):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_has_a_glance(facts, tmp_path, architecture):
     """Every module that LoRA can target has its costs, and the defaults are attach's."""
-    metadata, rng = small_metadata(ARCHITECTURES[architecture]), np.random.default_rng(0)
-    specs = tensors_of(metadata, 64)
-    tensors = [(n, F32, s.shape, draw(n, s.shape, rng)) for n, s in specs.items()]
-    gguf.write(tmp_path / "m.gguf", metadata, tensors)
+    specs = tensors_of(small_metadata(ARCHITECTURES[architecture], SIZES), 64)
+    every = {name: spec.shape for name, spec in specs.items()}
+    tiny_models.write(tmp_path / "m.gguf", architecture, SIZES, tensors=every, n_vocab=64)
     found, made = facts(tmp_path / "m.gguf", "--rank", 2), library.load(tmp_path / "m.gguf")
     lora = found["lora"]
     assert lora["n_parameters"] == attach(made, LoraConfig(rank=2)).parameters.n_trained

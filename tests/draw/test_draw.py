@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from graphs import graphs
 from hypothesis import given, settings
+from tiny_models import zero_parts
 
 from pyggml.alloc import plan
 from pyggml.backward import build_backward
@@ -18,13 +19,8 @@ from pyggml.draw.layers import layered
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
 from pyggml.models import (
-    ARCHITECTURES,
     Inputs,
-    Parts,
     build_loss,
-    compose,
-    small_metadata,
-    tensors_of,
 )
 from pyggml.models.low_rank import LoraPair
 from pyggml.ops import add, mul, scale, sqr, sum_
@@ -38,13 +34,10 @@ def training_graph(architecture):
     sizes = {"block_count": 4}
     if architecture == "lfm2":  # blocks of two kinds in turn
         sizes["attention.head_count_kv"] = np.array([0, 2, 0, 2], np.int32)
-    metadata = small_metadata(ARCHITECTURES[architecture], sizes)
-    specs = tensors_of(metadata, N_VOCAB)
-    decoder = compose(metadata.get, {n: s.shape for n, s in specs.items()}, architecture)
-    parts = Parts(decoder, {n: zeros(s.shape, F32, n) for n, s in specs.items()})
+    parts = zero_parts(architecture, N_VOCAB, sizes)
     pairs = {
-        name: LoraPair(zeros((2, s.shape[1]), F32, f"{name}.a"), zeros((s.shape[0], 2)), 1.0)
-        for name, s in specs.items()
+        name: LoraPair(zeros((2, w.shape[1]), F32, f"{name}.a"), zeros((w.shape[0], 2)), 1.0)
+        for name, w in parts.weights.items()
         if name.endswith(("attn_output.weight", "ssm_out.weight", "out_proj.weight"))
     }
     targets, weights = zeros((N_TOKENS,), I32), zeros((N_TOKENS,))

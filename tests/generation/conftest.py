@@ -1,8 +1,7 @@
 """The tiny llama model of bytes, and its tokenizer."""
 
 import pytest
-import tiny_llama
-from tiny_llama import TOKENS, VOCABULARY
+from tiny_models import TOKENS, VOCABULARY, write_llama
 
 from pyggml import tokenizer
 
@@ -10,7 +9,7 @@ from pyggml import tokenizer
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    return tiny_llama.write(path, len(TOKENS), 2, 1, changes=VOCABULARY)
+    return write_llama(path, len(TOKENS), n_layer=2, seed=1, keys=VOCABULARY)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import tiny_llama
+from tiny_models import write_llama
 
 import pyggml
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
@@ -12,7 +12,7 @@ N_VOCAB = 48
 
 
 def _write(path, tied, seed):
-    return tiny_llama.write(path, N_VOCAB, n_layer=3, seed=seed, tied=tied)
+    return write_llama(path, N_VOCAB, n_layer=3, seed=seed, tied=tied)
 
 
 @pytest.fixture(scope="session")

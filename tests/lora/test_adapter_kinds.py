@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny_llama
+from tiny_models import NO_VOCABULARY, write_llama
 
 import pyggml
 from pyggml import gguf
@@ -334,8 +334,8 @@ def test_tensors_that_cannot_be_trained_are_named(shared):
 @pytest.mark.interop
 @pytest.mark.parametrize("kind", ["rslora", "patterns", "pissa"])
 def test_llama_cpp_gives_our_logits(tmp_path, kind):
-    told = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 48}  # llama.cpp wants both
-    base = tiny_llama.write(tmp_path / "base.gguf", n_vocab=48, n_layer=3, seed=1, changes=told)
+    told = NO_VOCABULARY | {"llama.vocab_size": 48}  # llama.cpp wants both
+    base = write_llama(tmp_path / "base.gguf", n_vocab=48, n_layer=3, seed=1, keys=told)
     adapter = made(base, **KINDS[kind])
     adapter.save(tmp_path / "a.gguf")
     ours, alone = adapter.model.logits(TOKENS), pyggml.load(base, compute="f32").logits(TOKENS)
@@ -346,8 +346,8 @@ def test_llama_cpp_gives_our_logits(tmp_path, kind):
 @pytest.mark.interop
 def test_llama_cpp_adds_up_adapters_as_we_do(tmp_path):
     """A merged model of two adapters, one at half its strength, gives the sum's logits."""
-    told = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 48}
-    base = tiny_llama.write(tmp_path / "base.gguf", n_vocab=48, n_layer=3, seed=1, changes=told)
+    told = NO_VOCABULARY | {"llama.vocab_size": 48}
+    base = write_llama(tmp_path / "base.gguf", n_vocab=48, n_layer=3, seed=1, keys=told)
     files = []
     for seed in (1, 2):
         made(base, seed=seed, **KINDS["rslora"]).save(tmp_path / f"{seed}.gguf")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_llama
+from tiny_models import TOKENS, VOCABULARY, write_llama
 
 import pyggml
 from pyggml.alloc import plan
@@ -23,8 +23,7 @@ TEXT = "the path to the other thing\n" * 12
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    n = len(tiny_llama.TOKENS)
-    tiny_llama.write(path, n, n_layer=2, seed=1, changes=tiny_llama.VOCABULARY)
+    write_llama(path, len(TOKENS), n_layer=2, seed=1, keys=VOCABULARY)
     return pyggml.load(path, compute="f32")
 
 

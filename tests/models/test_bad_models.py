@@ -64,7 +64,7 @@ def test_an_unknown_way_to_compute(tiny):
 
 
 def test_a_kind_that_is_no_word_is_no_adapter(tiny):
-    pyggml.load(tiny(n_embd=32, keys={"general.type": np.arange(3)}))
+    pyggml.load(tiny(sizes={"embedding_length": 32}, keys={"general.type": np.arange(3)}))
 
 
 # -- hyperparameters ----------------------------------------------------------------------------
@@ -248,13 +248,13 @@ def test_a_hundred_faults_are_cut_short(tiny):
 @pytest.mark.parametrize("kind", [F64, dtype("I8")])
 def test_a_type_that_cannot_be_unpacked(kind, tiny, tmp_path):
     name = "blk.0.ffn_down.weight"
-    path = rewritten(tiny(n_ff=256), tmp_path, {name: (kind, np.zeros)})
+    path = rewritten(tiny(sizes={"feed_forward_length": 256}), tmp_path, {name: (kind, np.zeros)})
     assert f"{name} has type {kind}, known are F32" in refusal(path)
 
 
 def test_a_vector_of_blocks(tiny, tmp_path):
     changes = {"output_norm.weight": (dtype("Q8_0"), np.zeros)}
-    text = refusal(rewritten(tiny(n_embd=32), tmp_path, changes))
+    text = refusal(rewritten(tiny(sizes={"embedding_length": 32}), tmp_path, changes))
     assert "the vector output_norm.weight has type Q8_0, wanted a float type" in text
 
 
@@ -314,7 +314,9 @@ def test_matrices_stay_mapped_and_packed(tiny, tmp_path):
         return quantize(np.ones((24, 32), np.float32), "Q8_0")
 
     name = "blk.1.ffn_up.weight"
-    path = rewritten(tiny(n_embd=32), tmp_path, {name: (dtype("Q8_0"), packed)})
+    path = rewritten(
+        tiny(sizes={"embedding_length": 32}), tmp_path, {name: (dtype("Q8_0"), packed)}
+    )
     model = pyggml.load(path)
     w = model.parts.weights[name]
     assert w.dtype is dtype("Q8_0")

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+import tiny_models
+from tiny_models import NO_VOCABULARY, scaled
 
 import pyggml
-from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.generation import Session
-from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
 from measures import nmse
 from peers.trial import llama_cpp_logits, trained
@@ -17,20 +16,15 @@ TOKENS = np.random.default_rng(0).integers(0, N_VOCAB, 24)
 
 
 @pytest.fixture
-def path(n_layer, tmp_path, rng):
+def path(n_layer, tmp_path):
     """A model with six heads, so that ALiBi's slopes are of both kinds."""
     sizes = {"block_count": n_layer, "embedding_length": N_EMBD, "feed_forward_length": 32}
     sizes |= {"attention.head_count": 6, "attention.head_count_kv": 6, "vocab_size": N_VOCAB}
     sizes |= {"rope.dimension_count": 4}
-    metadata = small_metadata(ARCHITECTURES["baichuan"], sizes)
-    tensors = []
-    for name, spec in tensors_of(metadata, N_VOCAB).items():
-        if not spec.optional:
-            x = rng.standard_normal(spec.shape) * (len(spec.shape) > 1) / spec.shape[-1] ** 0.5
-            x += len(spec.shape) == 1
-            tensors.append((name, F32, spec.shape, x.astype(np.float32)))
-    gguf.write(tmp_path / "b.gguf", metadata | {"tokenizer.ggml.model": "no_vocab"}, tensors)
-    return tmp_path / "b.gguf"
+    path = tmp_path / "b.gguf"
+    return tiny_models.write(
+        path, "baichuan", sizes, NO_VOCABULARY, n_vocab=N_VOCAB, numbers=scaled
+    )
 
 
 @pytest.mark.interop

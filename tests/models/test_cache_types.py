@@ -17,7 +17,7 @@ from pyggml.tensors import leaf, zeros
 
 from attending import arrays, problem_of, run_exactly
 
-HEADS = {"n_embd": 64, "n_head": 2, "n_kv": 1}
+HEADS = {"embedding_length": 64, "attention.head_count": 2, "attention.head_count_kv": 1}
 
 
 def in_q8_0(x):
@@ -61,7 +61,7 @@ def test_rows_are_quantised_as_ggml_does(rng):
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3"])
 def test_a_cache_of_bytes_costs_their_rounding(architecture, tiny):
     """In portions of one, a few and many; a slot beside it has another sequence."""
-    model = pyggml.load(tiny(architecture, **HEADS), compute="f32")
+    model = pyggml.load(tiny(architecture, sizes=HEADS), compute="f32")
     tokens = np.arange(40) * 7 % 11
     whole, batch = model.logits(tokens), Batch(model, 2, 44, "q8_0")
     slot, other = batch.open(), batch.open()
@@ -74,13 +74,13 @@ def test_a_cache_of_bytes_costs_their_rounding(architecture, tiny):
 
 
 def test_a_number_takes_a_little_more_than_a_byte(tiny):
-    model = pyggml.load(tiny("llama", **HEADS), compute="int8")
+    model = pyggml.load(tiny("llama", sizes=HEADS), compute="int8")
     halves, bytes_ = (Session(model, 32, kind).n_bytes for kind in ("f16", "q8_0"))
     assert bytes_ / halves == 34 / 64
 
 
 def test_a_prefix_is_copied_in_bytes(tiny):
-    model = pyggml.load(tiny("llama", **HEADS), compute="f32")
+    model = pyggml.load(tiny("llama", sizes=HEADS), compute="f32")
     text = np.arange(20) % 11
     batch = Batch(model, 2, 24, "q8_0")
     one = batch.open()

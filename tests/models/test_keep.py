@@ -101,7 +101,8 @@ def planned(path, keep, n_tokens=2048):
 
 
 def test_memory_grows_by_one_boundary_a_layer(tiny, keep_as):
-    sizes = {keep: [planned(tiny("qwen3", n_layer=n), keep) for n in (6, 10)] for keep in Keep}
+    blocks = [{"block_count": n} for n in (6, 10)]
+    sizes = {k: [planned(tiny("qwen3", sizes=b), k) for b in blocks] for k in Keep}
     growth = {keep: (large - small) / 4 for keep, (small, large) in sizes.items()}
     boundary = 2048 * 16 * 4
     assert growth[Keep.LAYERS] == boundary
@@ -120,7 +121,7 @@ def test_rounding_halves_the_inside_of_a_layer(tiny, keep_as):
     sizes = []
     for kind in (F32, BF16):
         keep_as(kind)
-        passes, _ = passes_of(tiny("qwen3", n_layer=3), Keep.COSTLY)
+        passes, _ = passes_of(tiny("qwen3", sizes={"block_count": 3}), Keep.COSTLY)
         (p,) = passes.training.plans.values()
         sizes.append(kept(p))
     q, k, v, o, gate, up = 16, 8, 8, 16, 24, 24

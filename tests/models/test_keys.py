@@ -1,14 +1,12 @@
 """Keys and tensors that files carry and no golden model has, against llama.cpp."""
 
-from zlib import crc32
-
 import numpy as np
 import pytest
+import tiny_models
+from tiny_models import NO_VOCABULARY, scaled
 
 import pyggml
-from pyggml import gguf
-from pyggml.dtypes import F32
-from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
+from pyggml.models import ARCHITECTURES
 
 from measures import nmse
 from peers.trial import llama_cpp_logits
@@ -88,24 +86,15 @@ def write(path, architecture, keys, tensors):
     sizes = {"embedding_length": N_EMBD, "feed_forward_length": 64, "vocab_size": N_VOCAB}
     sizes |= {"rope.dimension_count": 16} if "rope.dimension_count" in example else {}
     sizes |= {"attention.key_length": 16, "attention.value_length": 16} | keys
-    metadata = small_metadata(ARCHITECTURES[architecture], sizes)
-    metadata |= {"tokenizer.ggml.model": "no_vocab"}
-    sources = {}
-    for name, spec in tensors_of(metadata, N_VOCAB).items():
-        x = draw(name, spec.shape, np.random.default_rng(crc32(name.encode())))
-        x = 1 + 0.1 * x if "norm" in name else 1.2 * x / spec.shape[-1] ** 0.5
-        if not spec.optional or name == "output.weight":
-            sources[name] = x.astype(np.float32)
-    sources = {n: a for n, a in (sources | tensors).items() if a is not None}
-    metadata = {k: v for k, v in metadata.items() if v is not None}
-    gguf.write(path, metadata, [(n, F32, a.shape, a) for n, a in sources.items()])
+    return tiny_models.write(
+        path, architecture, sizes, NO_VOCABULARY, tensors, N_VOCAB, numbers=scaled
+    )
 
 
 @pytest.mark.parametrize("what", FILES)
 def test_llama_cpp_reads_them_alike(what, tmp_path):
     """What is left of gemma's is llama.cpp's table of GELUs in halves."""
-    path = tmp_path / "model.gguf"
-    write(path, *FILES[what])
+    path = write(tmp_path / "model.gguf", *FILES[what])
     found = pyggml.load(path, compute="f32").logits(TOKENS)
     limit = 1e-6 if "gemma" in FILES[what][0] else 1e-10
     assert nmse(llama_cpp_logits(path, TOKENS), found) < limit

@@ -16,6 +16,7 @@ YARN = {
     "llama.rope.scaling.factor": 4.0,
     "llama.rope.scaling.original_context_length": 8,
 }
+HEADS = {"embedding_length": 64, "attention.head_count": 2, "attention.head_count_kv": 1}
 CASES = [(name, {}) for name in ("llama", "qwen3", "gemma2", "cohere2", "bloom", "phi3", "gptneox")]
 
 
@@ -23,7 +24,7 @@ CASES = [(name, {}) for name in ("llama", "qwen3", "gemma2", "cohere2", "bloom",
 def test_in_one_layer_it_is_as_if_the_rest_had_been_fed_alone(architecture, keys, tiny):
     """There no key or value has taken anything from another token. Interleaved and split rotations,
     parts of a head, YaRN, a window, none at all, ALiBi."""
-    model = pyggml.load(tiny(architecture, keys, n_layer=1), compute="f32")
+    model = pyggml.load(tiny(architecture, keys, sizes={"block_count": 1}), compute="f32")
     batch = Batch(model, 2, 24)
     other, slot = batch.open(), batch.open()
     batch.feed({slot: TEXT, other: TEXT[:9]})
@@ -39,7 +40,7 @@ def test_in_one_layer_it_is_as_if_the_rest_had_been_fed_alone(architecture, keys
 def test_it_goes_on_for_long(tiny):
     """Shift upon shift, by halves and by bytes; one program serves all."""
     for kind, most in (("f16", 1e-3), ("q8_0", 0.05)):
-        model = pyggml.load(tiny(n_layer=1, n_embd=64, n_head=2, n_kv=1), compute="auto")
+        model = pyggml.load(tiny(sizes=HEADS), compute="auto")
         session, text = Session(model, 24, kind), []
         for token in np.arange(100) * 3 % 11:
             if session.n_past == 24:

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from tiny_models import zero_parts
 
 import pyggml
 from pyggml.alloc import plan
 from pyggml.backends import CPU, read
-from pyggml.dtypes import F32
 from pyggml.errors import ConfigError, NoGradientError, ShapeError
 from pyggml.generation import Session
 from pyggml.graph import Graph
@@ -14,14 +14,9 @@ from pyggml.lora import loss_and_grads
 from pyggml.models import (
     ARCHITECTURES,
     Inputs,
-    Parts,
     Taps,
     build,
-    compose,
-    small_metadata,
-    tensors_of,
 )
-from pyggml.tensors import zeros
 
 IDS = np.arange(1, 13)
 N_VOCAB = 11
@@ -37,21 +32,13 @@ def logits(model):
     return model.logits(IDS)
 
 
-def parts_of(architecture):
-    """A small model of zeros."""
-    metadata = small_metadata(ARCHITECTURES[architecture])
-    specs = tensors_of(metadata, N_VOCAB)
-    decoder = compose(metadata.get, {n: s.shape for n, s in specs.items()}, architecture)
-    return Parts(decoder, {n: zeros(s.shape, F32, n) for n, s in specs.items()})
-
-
 # -- names ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_names_are_unique_and_alike_in_every_architecture(architecture):
     """A name given twice is an AssertionError of Taps."""
-    parts, taps = parts_of(architecture), Taps(["*"])
+    parts, taps = zero_parts(architecture, N_VOCAB), Taps(["*"])
     build(parts, Inputs.empty(3), taps=taps)
     names = set(taps.names)
     assert {"token_embd", "output", "logits"} <= names
@@ -66,7 +53,7 @@ def test_names_are_unique_and_alike_in_every_architecture(architecture):
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_a_model_without_a_trace_has_the_same_plan(architecture):
     """Taps that name nothing change no node, so neither does their absence."""
-    parts = parts_of(architecture)
+    parts = zero_parts(architecture, N_VOCAB)
     alone, tapped = (
         plan(Graph.of(build(parts, Inputs.empty(3), taps=taps)), CPU()) for taps in (None, Taps([]))
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_llama
+from tiny_models import write_llama
 
 import pyggml
 from pyggml.backends.cuda.device import CudaBackend
@@ -47,7 +47,7 @@ class Cheap(CudaBackend):
 
 @pytest.mark.filterwarnings("ignore:.* leaves .* to cpu")
 def test_a_step_shared_with_the_host(tmp_path):
-    path = tiny_llama.write(tmp_path / "tiny.gguf", 48, 2, 1, attention="qokv")
+    path = write_llama(tmp_path / "tiny.gguf", 48, n_layer=2, seed=1)
     same(path, Cheap(0, "f32"))
 
 
