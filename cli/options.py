@@ -195,20 +195,20 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     if field.default not in (None, ()):
         notes.append(f"default: {field.default}")
     name = parameter.replace("_", "-")
-    place = {"group": field.metadata["group"], "common": field.metadata["common"]}
+    listed = {"group": field.metadata["group"], "common": field.metadata["common"]}
     if hint is bool:
         switch = f"--{name}/--no-{name}"
         about = field.metadata["help"] + "  [default: True]" * (field.default is True)
-        return GroupedOption([switch, parameter], default=None, help=about, **place)
+        return GroupedOption([switch, parameter], default=None, help=about, **listed)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     if field.metadata["repeated"]:
-        return _repeated([f"--{name}", parameter], many is not None, help=about, **place)
+        return _repeated([f"--{name}", parameter], many is not None, help=about, **listed)
     return GroupedOption(
         [f"--{name}", parameter],
         type=Patterns(get_args(many)[1]) if many else kind or Names(),
         metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
         help=about,
-        **place,
+        **listed,
     )
 
 

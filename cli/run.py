@@ -93,8 +93,8 @@ def _lost_output(error: OSError, name: str) -> int:
         silence(sys.stdout)
     if error.errno == errno.EPIPE:
         return STOPPED
-    place = error.filename or "standard output"
-    return _ended(f"{place}: {error.strerror or error}", name, FAILED)
+    where = error.filename or "standard output"
+    return _ended(f"{where}: {error.strerror or error}", name, FAILED)
 
 
 def silence(stream: TextIO) -> None:

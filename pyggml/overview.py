@@ -102,7 +102,7 @@ class Overview:
         )
 
 
-def place(name: str) -> tuple[str, Column]:
+def cell_of(name: str) -> tuple[str, Column]:
     """The layer and the column of a tensor, by its name."""
     suffix = next((s for s in _FACTORS if name.endswith(s)), "")
     factor, base = _FACTORS.get(suffix, ""), name.removesuffix(suffix)
@@ -136,16 +136,16 @@ def _length(a: np.ndarray) -> float:
 
 def overview(measures: Mapping[int, Mapping[str, Measure]]) -> Overview:
     """The overview of {step: {name of a tensor: its measures}}."""
-    found = {step: {place(n): m for n, m in each.items()} for step, each in measures.items()}
+    found = {step: {cell_of(n): m for n, m in each.items()} for step, each in measures.items()}
     return arranged(found)
 
 
 def arranged(found: Mapping[int, Mapping[tuple[str, Column], Measure]]) -> Overview:
     """The overview of {step: {(layer, column): its measures}}."""
     steps = tuple(sorted(found))
-    places = list(dict.fromkeys(p for step in steps for p in found[step]))
-    layers = _layers(dict.fromkeys(layer for layer, _ in places))
-    columns = _columns(dict.fromkeys(column for _, column in places))
+    cells = list(dict.fromkeys(p for step in steps for p in found[step]))
+    layers = _layers(dict.fromkeys(layer for layer, _ in cells))
+    columns = _columns(dict.fromkeys(column for _, column in cells))
     row = {name: i for i, name in enumerate(layers)}
     at = {column: i for i, column in enumerate(columns)}
     numbers = np.full((len(Measure._fields), len(steps), len(layers), len(columns)), np.nan)

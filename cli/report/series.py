@@ -19,7 +19,7 @@ Chart = dict[str, Any]
 Points = Mapping[int, float]  # number by step
 
 _MOST_POINTS = 1000  # of a line: more than a screen shows
-_WIDE = 30  # greatest over least number, from which on an axis may be logarithmic
+_SPREAD = 30  # greatest over least number, from which on an axis may be logarithmic
 _SMOOTH = 40  # a smooth line is the mean of one part in so many of all steps
 
 
@@ -85,7 +85,7 @@ def _chart(
     xs = sorted({x for _, _, points in kept for x in points})
     series = [{"name": n, "role": role, "y": [p.get(x) for x in xs]} for n, role, p in kept]
     ys = [y for _, _, points in kept for y in points.values()]
-    log = log and 0 < _WIDE * min(ys, default=0.0) < max(ys, default=0.0)
+    log = log and 0 < _SPREAD * min(ys, default=0.0) < max(ys, default=0.0)
     return {"title": title, "note": note, "log": log, "x": xs, "series": series}
 
 

@@ -115,10 +115,10 @@ class Routes:
 
     async def section(self, request: Request) -> Response:
         i = read_number(request.query_params, "section", 0, _MOST_INDEX)
-        side = request.query_params.get("side", "forward")
-        if side not in ("forward", "backward"):
-            raise ApiError(400, "side is unknown, wanted forward or backward", "side")
-        return await self._picture(request, partial(pictures.opened, i=i, side=side))
+        direction = request.query_params.get("direction", "forward")
+        if direction not in ("forward", "backward"):
+            raise ApiError(400, "direction is unknown, wanted forward or backward", "direction")
+        return await self._picture(request, partial(pictures.opened, i=i, direction=direction))
 
     async def search(self, request: Request) -> Response:
         words = read_text(request.query_params, "words")

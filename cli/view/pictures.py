@@ -48,10 +48,10 @@ class Picture:
     def graph(self) -> Graph:
         return self.plan.graph
 
-    def nodes(self, i: int, side: str) -> Sequence[Tensor]:
-        """The nodes of section i; side: "forward" or "backward"."""
+    def nodes(self, i: int, direction: str) -> Sequence[Tensor]:
+        """The nodes of section i; direction: "forward" or "backward"."""
         section = self.sections[i]
-        return section.forward if side == "forward" else section.backward
+        return section.forward if direction == "forward" else section.backward
 
 
 class Pictures:
@@ -109,14 +109,14 @@ def drawn(picture: Picture) -> dict[str, Any]:
     }
 
 
-def opened(picture: Picture, i: int, side: str) -> dict[str, Any]:
+def opened(picture: Picture, i: int, direction: str) -> dict[str, Any]:
     """The inside of section i and the list of its nodes. Raises ApiError if there is none."""
-    if i >= len(picture.sections) or not picture.nodes(i, side):
-        raise ApiError(404, f"the graph has no section {i} with {side} nodes")
-    nodes = picture.nodes(i, side)
+    if i >= len(picture.sections) or not picture.nodes(i, direction):
+        raise ApiError(404, f"the graph has no section {i} with {direction} nodes")
+    nodes = picture.nodes(i, direction)
     return {
         "title": picture.sections[i].title,
-        "svg": inside(nodes, side, picture.trained),
+        "svg": inside(nodes, direction, picture.trained),
         "nodes": [_node(t, picture) for t in nodes],
     }
 
@@ -145,11 +145,11 @@ def sought(picture: Picture, words: str) -> dict[str, Any]:
     found = []
     for i, section in enumerate(picture.sections):
         wanted = _in_section(words.lower(), section)
-        for side in ("forward", "backward"):
-            for j, t in enumerate(picture.nodes(i, side) if wanted else ()):
+        for direction in ("forward", "backward"):
+            for j, t in enumerate(picture.nodes(i, direction) if wanted else ()):
                 if any(wanted in name.lower() for name in _names(t)):
-                    about = {"section": i, "title": section.title, "side": side, "node": j}
-                    found.append(about | _tensor(t))
+                    about = {"section": i, "title": section.title, "direction": direction}
+                    found.append(about | {"node": j} | _tensor(t))
     return {"hits": found[:_MOST_HITS], "n_hits": len(found)}
 
 

@@ -23,7 +23,7 @@ from pyggml.draw import heat
 from pyggml.errors import ConfigError
 from pyggml.lora.lock import holder
 from pyggml.lora.record import metrics_beside, overview_of, read_records
-from pyggml.overview import Overview, findings, place
+from pyggml.overview import Overview, cell_of, findings
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
@@ -132,7 +132,7 @@ class Runs:
         o = self._read(name).overview
         if o is None:
             return []
-        layer, (module, _) = place(tensor)
+        layer, (module, _) = cell_of(tensor)
         lines = [
             (str(column), "main" if column.factor != "B" else "second", o.norms[:, i, c])
             for i, known in enumerate(o.layers)

@@ -120,8 +120,8 @@ class TokenCache:
         """
         try:
             now, about = time.time(), _about(path)
-            place = self._stamp(path)
-            known = _loaded(place)
+            stamp = self._stamp(path)
+            known = _loaded(stamp)
             if known.get("about") == about and isinstance(known.get("sha256"), str):
                 return str(known["sha256"])
             with path.open("rb") as file:
@@ -132,7 +132,7 @@ class TokenCache:
         if now - path.stat().st_mtime > _SETTLED and _about(path) == about:
             with suppress(OSError, PyggmlError):  # then the next run reads the file again
                 self.folder.mkdir(parents=True, exist_ok=True)
-                with replacing(place) as partial:
+                with replacing(stamp) as partial:
                     partial.write_text(_text({"about": about, "sha256": found}))
         return found
 

@@ -31,8 +31,8 @@ def proportion(n_right: float, n: float) -> Interval:
     """Of n_right out of n > 0."""
     p = float(n_right / n)
     z = Z * Z / n
-    middle, half = (p + z / 2) / (1 + z), sqrt(z * (p * (1 - p) + z / 4)) / (1 + z)
-    return Interval(p, max(middle - half, 0.0), min(middle + half, 1.0))
+    middle, margin = (p + z / 2) / (1 + z), sqrt(z * (p * (1 - p) + z / 4)) / (1 + z)
+    return Interval(p, max(middle - margin, 0.0), min(middle + margin, 1.0))
 
 
 def clustered_proportion(right: np.ndarray, clusters: np.ndarray) -> Interval:
@@ -45,8 +45,8 @@ def clustered_proportion(right: np.ndarray, clusters: np.ndarray) -> Interval:
 
 def mean(values: np.ndarray, clusters: np.ndarray) -> Interval:
     """Of values (n,), whose items are alike within a cluster."""
-    value, half = float(values.mean()), Z * clustered_error(values, clusters)
-    return Interval(value, value - half, value + half)
+    value, margin = float(values.mean()), Z * clustered_error(values, clusters)
+    return Interval(value, value - margin, value + margin)
 
 
 def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float:
@@ -67,6 +67,6 @@ def paired_share(ours: np.ndarray, theirs: np.ndarray) -> Interval:
     """Of the share of ours minus that of theirs, (n,) bool each, of the same items."""
     n, won, lost = len(ours), int((ours & ~theirs).sum()), int((~ours & theirs).sum())
     up, down = (won + 1) / (n + 2), (lost + 1) / (n + 2)
-    half = Z * sqrt((up + down - (up - down) ** 2) / (n + 2))
+    margin = Z * sqrt((up + down - (up - down) ** 2) / (n + 2))
     middle = up - down
-    return Interval((won - lost) / n, max(middle - half, -1.0), min(middle + half, 1.0))
+    return Interval((won - lost) / n, max(middle - margin, -1.0), min(middle + margin, 1.0))

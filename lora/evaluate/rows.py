@@ -15,11 +15,11 @@ from pyggml.lora.data.files import format_of, records
 from pyggml.lora.data.records import schema_of
 from pyggml.tokenizer import Tokenizer
 
-TEXT, ROWS, QUESTIONS = "text", "rows", "questions"
+TEXT, RECORDS, QUESTIONS = "text", "rows", "questions"
 
 
 def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, list[Row]]:
-    """TEXT, ROWS or QUESTIONS, told by the names of the first record; and the rows of the file.
+    """TEXT, RECORDS or QUESTIONS, told by the names of the first record; and the rows of the file.
 
     columns: see `pyggml.lora.data.records.schema_of`. Raises DataError as `read_rows` does.
     """
@@ -31,7 +31,7 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> tuple[str, li
     first = next((record for _, record in records(path, kind, schema)), None)
     if isinstance(first, dict) and asks.fits(first):
         return QUESTIONS, read_rows(path, asks)[1]
-    return ROWS, read_rows(path, schema)[1]
+    return RECORDS, read_rows(path, schema)[1]
 
 
 def _schema(columns: Sequence[str] | None) -> Schema:

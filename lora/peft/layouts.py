@@ -126,7 +126,7 @@ _QKV = (_Q, _K, _V)
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _SHARED = tuple(f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down"))
 _SHARED += ("mlp.shared_expert_gate",)
-_WIDE = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_FEED_FORWARD = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 _BY_NUMBER = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 _DELTA = tuple(f"linear_attn.{x}" for x in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
 _OUT = "linear_attn.out_proj"
@@ -155,7 +155,7 @@ _MAMBA = Layout(
 )
 _BLOOM = Layout(
     layers="transformer.h",
-    modules=("self_attention.query_key_value", "self_attention.dense", *_WIDE),
+    modules=("self_attention.query_key_value", "self_attention.dense", *_FEED_FORWARD),
     outer=("transformer.word_embeddings", "lm_head"),
     rows={"self_attention.query_key_value": _joined_groups},
 )
@@ -198,7 +198,7 @@ LAYOUTS: dict[str, Layout] = {
     "falcon": _BLOOM,
     "gptneox": Layout(
         layers="gpt_neox.layers",
-        modules=("attention.query_key_value", "attention.dense", *_WIDE),
+        modules=("attention.query_key_value", "attention.dense", *_FEED_FORWARD),
         outer=("gpt_neox.embed_in", "lm_head"),
         rows={"attention.query_key_value": _joined_groups},
     ),

@@ -16,9 +16,9 @@ from pyggml.tensors import Shape
 
 NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-_HALVES = ("lora_A.weight", "lora_B.weight")
-_TABLE_HALVES = ("lora_embedding_A", "lora_embedding_B")
-_TENSOR = re.compile(rf"{re.escape(PREFIX)}(.+)\.({'|'.join([*_HALVES, *_TABLE_HALVES])})")
+_FACTORS = ("lora_A.weight", "lora_B.weight")
+_TABLE_FACTORS = ("lora_embedding_A", "lora_embedding_B")
+_TENSOR = re.compile(rf"{re.escape(PREFIX)}(.+)\.({'|'.join([*_FACTORS, *_TABLE_FACTORS])})")
 _BASE = re.compile(rf"{re.escape(PREFIX)}(.+)\.base_layer\.(weight|bias)")
 _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -55,11 +55,11 @@ def read(folder: Path, most_bytes: int) -> dict[str, Found]:
             wanted = f"wanted a matrix of {', '.join(_WIDTHS)}"
             faults.append(f"{shown(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
         else:
-            table, half = found[2] in _TABLE_HALVES, found[2].removesuffix(".weight")[-1]
+            table, factor = found[2] in _TABLE_FACTORS, found[2].removesuffix(".weight")[-1]
             values = _floats(info["data"], info["dtype"]).reshape(info["shape"])
-            modules.setdefault((found[1], table), {})[half] = values
-    for (module, _), halves in modules.items():
-        faults += [f"{shown(module)} has no {half}" for half in "AB" if half not in halves]
+            modules.setdefault((found[1], table), {})[factor] = values
+    for (module, _), factors in modules.items():
+        faults += [f"{shown(module)} has no {factor}" for factor in "AB" if factor not in factors]
     if not tensors:
         faults.append("there are no tensors, wanted an A and a B of at least one module")
     if faults:
@@ -89,7 +89,7 @@ def _stored(path: Path, most_bytes: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _what(name: str) -> str:
-    """What a tensor is that is no half of an update."""
+    """What a tensor is that is no factor of an update."""
     if "lora_magnitude_vector" in name:
         return "DoRA's magnitude, for which an adapter file has no place"
     if "lora_" not in name:
@@ -111,7 +111,7 @@ def write(
 
     arrays = {}
     for module, pair in updates.items():
-        halves = _TABLE_HALVES if module in tables else _HALVES
-        for half, values in zip(halves, pair, strict=True):
-            arrays[f"{PREFIX}{module}.{half}"] = np.ascontiguousarray(values, np.float32)
+        factors = _TABLE_FACTORS if module in tables else _FACTORS
+        for factor, values in zip(factors, pair, strict=True):
+            arrays[f"{PREFIX}{module}.{factor}"] = np.ascontiguousarray(values, np.float32)
     save_file(arrays, path, {"format": "pt"})

@@ -124,11 +124,11 @@ def _measures(record: Mapping[str, Any]) -> dict[tuple[str, Column], Measure]:
         return {}
     unknown = np.full(norms.shape, np.nan)
     numbers = [unknown if t is None else t for t in tables]
-    places = [Column(*column.partition(" ")[::2]) for column in columns]
+    known = [Column(*column.partition(" ")[::2]) for column in columns]
     return {
-        (layer, place): Measure(*(float(t[i, c]) for t in numbers))
+        (layer, column): Measure(*(float(t[i, c]) for t in numbers))
         for i, layer in enumerate(layers)
-        for c, place in enumerate(places)
+        for c, column in enumerate(known)
         if record["norm"][i][c] is not None
     }
 

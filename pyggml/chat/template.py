@@ -18,7 +18,7 @@ from pyggml.errors import TemplateError
 Message = Mapping[str, Any]
 MOST_SOURCE = 1 << 18  # characters
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_DEPTH = 64  # of lists and objects in a message
+_DEEPEST = 64  # of lists and objects in a message
 
 
 class ChatTemplate:
@@ -129,8 +129,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
         raise TemplateError("a message has U+FDD0 or U+FDD1, which are no characters")
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if depth > _DEPTH:
-        raise TemplateError(f"a message has lists and objects {_DEPTH} deep, wanted fewer")
+    if depth > _DEEPEST:
+        raise TemplateError(f"a message has lists and objects {_DEEPEST} deep, wanted fewer")
     if isinstance(value, Mapping):
         return {str(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -41,6 +41,6 @@ def page(graph: Graph, plan: Plan | None = None, trained: Collection[Tensor] = (
 
 def _inside(section: Section, trained: Collection[Tensor]) -> str:
     name = f"{section.title} ×{section.n}" if section.n > 1 else section.title
-    sides = (("forward", section.forward), ("backward", section.backward))
-    drawn = "".join(f"<div>{inside(nodes, kind, trained)}</div>" for kind, nodes in sides if nodes)
+    directions = {"forward": section.forward, "backward": section.backward}
+    drawn = "".join(f"<div>{inside(t, way, trained)}</div>" for way, t in directions.items() if t)
     return f"<details><summary>{escape(name)}</summary><div class=side>{drawn}</div></details>"

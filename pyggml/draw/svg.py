@@ -63,8 +63,8 @@ def part(kind: str, index: int, elements: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {place}>{escape(words)}</text>'
+    start = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {start}>{escape(words)}</text>'
 
 
 def arrow(points: Iterable[Point], kind: str = "") -> str:
@@ -88,9 +88,9 @@ def tile(x: float, y: float, width: float, height: float, kind: str, about: str)
     )
 
 
-def tiles(places: Iterable[Point], width: float, height: float, kind: str) -> str:
+def tiles(corners: Iterable[Point], width: float, height: float, kind: str) -> str:
     """Equal rectangles by their upper left corners, as one path."""
-    ways = (f"M{x:.1f} {y:.1f}h{width:g}v{height:g}h{-width:g}z" for x, y in places)
+    ways = (f"M{x:.1f} {y:.1f}h{width:g}v{height:g}h{-width:g}z" for x, y in corners)
     return f'<path class="tiles {kind}" d="{"".join(ways)}" />'
 
 

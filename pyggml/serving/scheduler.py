@@ -20,9 +20,9 @@ from pyggml.generation.batch import check_shift
 from pyggml.generation.sampler import logprobs
 from pyggml.serving.request import Expired, Failure, Read, Request
 
-CHUNK = 512  # prompt tokens of a pass in which nobody writes
-CHUNK_BESIDE = 64  # in one in which somebody does
-CHUNK_READ = 64  # of a prompt whose own tokens are to be told: each takes a row of logits
+PREFILL = 512  # prompt tokens of a pass in which nobody writes
+PREFILL_BESIDE = 64  # in one in which somebody does
+PREFILL_READ = 64  # of a prompt whose own tokens are to be told: each takes a row of logits
 WORTH_WAITING = 32  # tokens of a prompt that another request is about to compute
 
 
@@ -158,13 +158,13 @@ class Scheduler:
     def _pieces(self) -> Mapping[_Active, np.ndarray]:
         """The tokens of a pass: one of every answer, and of the prompts equal shares of a chunk."""
         pieces = {active: active.pending for active in self._active if active.writes}
-        left = CHUNK_BESIDE if pieces else CHUNK
+        left = PREFILL_BESIDE if pieces else PREFILL
         reading = [active for active in self._active if not active.writes]
         n_told = sum(active.reads for active in reading)
         for i, active in enumerate(reading):
             share = left // (len(reading) - i)
             if active.reads:
-                share = min(share, CHUNK_READ // n_told)
+                share = min(share, PREFILL_READ // n_told)
             pieces[active] = active.pending[: max(1, share)]
             left -= len(pieces[active])
         return pieces

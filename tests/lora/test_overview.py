@@ -11,7 +11,7 @@ from pyggml.lora import TrainConfig, Trainer, train_tensors
 from pyggml.lora.record import Recorder, gradients_record, overview_of, read_records
 from pyggml.lora.reports import StepReport
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
-from pyggml.overview import Column, Flag, Measure, findings, flags, layer_flags, overview, place
+from pyggml.overview import Column, Flag, Measure, cell_of, findings, flags, layer_flags, overview
 
 
 def recorded(trainer, tmp_path):
@@ -38,7 +38,7 @@ def check(found, seen, gradients):
     for s, step in enumerate(found.steps):
         before, after, g = seen[step - 1], seen[step], gradients[step - 1]
         for name in g:
-            layer, column = place(name)
+            layer, column = cell_of(name)
             at = s, found.layers.index(layer), found.columns.index(column)
             wanted = [
                 (found.norms, np.linalg.norm(g[name])),
@@ -100,7 +100,7 @@ def test_a_run_of_many_steps_is_sampled(trainer_of, tmp_path):
     ],
 )
 def test_layers_and_modules_are_read_from_names(name, layer, column):
-    assert place(name) == (layer, column)
+    assert cell_of(name) == (layer, column)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -10,7 +10,7 @@ import pytest
 from pyggml.errors import DataError
 from pyggml.generation import Finish
 from pyggml.serving import Closed, Expired, Failure, Full, Request, Scheduler, Worker
-from pyggml.serving.scheduler import CHUNK, CHUNK_BESIDE
+from pyggml.serving.scheduler import PREFILL, PREFILL_BESIDE
 
 import chats
 
@@ -98,32 +98,32 @@ def test_a_long_prompt_stops_nobody_who_writes(batch):
     writer, told = request(4, n_tokens=100)
     scheduler.submit(writer)
     scheduler.step()
-    long, answer = request(10 * CHUNK_BESIDE, first=11)
+    long, answer = request(10 * PREFILL_BESIDE, first=11)
     scheduler.submit(long)
     for i in range(10):
         assert not answer
         scheduler.step()
         assert len(told) == i + 2, "a token in every pass"
     assert len(answer) == 1
-    assert sorted(batch.fed[1].values()) == [1, CHUNK_BESIDE]
+    assert sorted(batch.fed[1].values()) == [1, PREFILL_BESIDE]
 
 
 def test_prompts_share_a_chunk(batch):
     """A short prompt behind a long one is read in the first pass."""
     scheduler = Scheduler(batch)
-    (long, late), (short, soon) = request(5 * CHUNK), request(CHUNK // 4, first=11)
+    (long, late), (short, soon) = request(5 * PREFILL), request(PREFILL // 4, first=11)
     scheduler.submit(long)
     scheduler.submit(short)
     scheduler.step()
     assert len(soon) == 1 and not late
-    assert sum(batch.fed[0].values()) <= CHUNK
+    assert sum(batch.fed[0].values()) <= PREFILL
 
 
 def test_alone_a_prompt_gets_whole_chunks(batch):
     scheduler = Scheduler(batch)
-    scheduler.submit(request(CHUNK + 5, n_tokens=1)[0])
+    scheduler.submit(request(PREFILL + 5, n_tokens=1)[0])
     run(scheduler)
-    assert [sum(fed.values()) for fed in batch.fed] == [CHUNK, 5]
+    assert [sum(fed.values()) for fed in batch.fed] == [PREFILL, 5]
 
 
 def test_what_is_cached_is_not_fed(batch):
@@ -138,7 +138,7 @@ def test_what_is_cached_is_not_fed(batch):
 def test_who_shares_a_prompt_that_is_being_read_waits_for_it(batch):
     scheduler = Scheduler(batch)
     for _ in range(2):
-        scheduler.submit(request(2 * CHUNK)[0])
+        scheduler.submit(request(2 * PREFILL)[0])
     scheduler.submit(request(8, first=11)[0])
     scheduler.step()
     assert (scheduler.n_active, scheduler.n_waiting) == (2, 1), "the third one has the other slot"

@@ -20,7 +20,7 @@ export function graph(place) {
     location.hash = address("graph", { ...pass, words: sought.value });
   });
 
-  const open = (section, side, node) => (location.hash = address("graph", { ...pass, words: asked, section, side, node }));
+  const open = (section, direction, node) => (location.hash = address("graph", { ...pass, words: asked, section, direction, node }));
 
   return {
     async go(rest, fields) {
@@ -30,8 +30,8 @@ export function graph(place) {
       sought.value = asked;
       const same = JSON.stringify(pass);
       if (drawn !== same) fill(overview, (signal) => overviewOf(pass, open, form, signal));
-      const section = fields.get("section"), side = fields.get("side") ?? "forward";
-      const now = section == null ? "" : `${same} ${section} ${side}`;
+      const section = fields.get("section"), direction = fields.get("direction") ?? "forward";
+      const now = section == null ? "" : `${same} ${section} ${direction}`;
       if (hits.dataset.words !== `${asked} ${same}`) {
         hits.dataset.words = `${asked} ${same}`;
         fill(hits, (signal) => hitsOf(pass, asked, open, signal));
@@ -41,7 +41,7 @@ export function graph(place) {
       drawn = same;
       opened = now;
       if (isNew) {
-        await fill(inside, (signal) => insideOf(pass, section, side, open, signal));
+        await fill(inside, (signal) => insideOf(pass, section, direction, open, signal));
         inside.scrollIntoView({ block: "nearest" });
       }
       inside.querySelector('[role="listbox"]')?.show(Number(fields.get("node") ?? -1));
@@ -70,27 +70,27 @@ async function overviewOf(pass, open, form, signal) {
 }
 
 function buttonsOf(section, i, open) {
-  const sides = ["forward", "backward"].filter((side) => section[side]);
-  const button = (side) => make("button", { click: () => open(i, side) }, `${section[side]} ${side}`);
-  return make("li", {}, `${section.title}${section.n > 1 ? ` ×${section.n}` : ""}: `, ...sides.map(button));
+  const directions = ["forward", "backward"].filter((direction) => section[direction]);
+  const button = (direction) => make("button", { click: () => open(i, direction) }, `${section[direction]} ${direction}`);
+  return make("li", {}, `${section.title}${section.n > 1 ? ` ×${section.n}` : ""}: `, ...directions.map(button));
 }
 
 async function hitsOf(pass, words, open, signal) {
   const hint = "By a tensor's name, an op, or a weight that is read. Enter searches.";
   if (!words) return [make("p", { class: "quiet" }, hint)];
   const { hits, n_hits } = await ask("graph/search", { ...pass, words }, signal);
-  const labels = hits.map(({ op, name, title, side }) => `${op}  ${name}  – ${title}, ${side}`);
+  const labels = hits.map(({ op, name, title, direction }) => `${op}  ${name}  – ${title}, ${direction}`);
   const more = n_hits > hits.length ? `, the first ${hits.length} of them` : "";
-  const go = (i) => open(hits[i].section, hits[i].side, hits[i].node);
+  const go = (i) => open(hits[i].section, hits[i].direction, hits[i].node);
   const said = make("p", { class: "quiet", role: "status" }, `${n_hits} nodes${more}`);
   return [said, make("div", { class: "scroll tall" }, list("Nodes found", labels, go))];
 }
 
-async function insideOf(pass, section, side, open, signal) {
-  const found = await ask("graph/section", { ...pass, section, side }, signal);
+async function insideOf(pass, section, direction, open, signal) {
+  const found = await ask("graph/section", { ...pass, section, direction }, signal);
   const svg = picture(found.svg), about = make("div", { "aria-live": "polite" });
   const labels = found.nodes.map((node) => `${node.op}  ${node.name || weightOf(node)}`);
-  const choose = (i) => open(section, side, i);
+  const choose = (i) => open(section, direction, i);
   const nodes = list("Nodes", labels, choose);
   const drawn = make("div", { class: "scroll tall picked" }, svg);
   svg.addEventListener("click", (event) => {
@@ -105,7 +105,7 @@ async function insideOf(pass, section, side, open, signal) {
     reveal(box);
     about.replaceChildren(...(found.nodes[i] ? aboutNode(found.nodes[i]) : []));
   };
-  const heading = make("h2", {}, `${found.title}, ${side}: ${found.nodes.length} nodes`);
+  const heading = make("h2", {}, `${found.title}, ${direction}: ${found.nodes.length} nodes`);
   const title = make("h3", {}, "Nodes, in the order of execution");
   const beside = make("div", {}, about, title, make("div", { class: "scroll half" }, nodes));
   return [heading, make("div", { class: "split" }, beside, drawn)];

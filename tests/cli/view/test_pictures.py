@@ -38,7 +38,7 @@ def test_the_graph_of_logits_has_no_backward_nodes(ask):
 
 
 def test_a_section_s_nodes_are_drawn_and_told(ask, planned):
-    found = ask("graph/section", section=1, side="forward", **PASS)
+    found = ask("graph/section", section=1, direction="forward", **PASS)
     kinds = Counter(node["op"] for node in found["nodes"])
     assert kinds["flash_attn_ext"] == 1 and kinds["mul_mat_add"] == 2
     for i in range(len(found["nodes"])):
@@ -53,7 +53,7 @@ def test_what_is_sought_is_found_in_the_block_that_stands_for_it(ask):
     found = ask("graph/search", words="BLK.1.attn_q.weight", **PASS)
     assert found["n_hits"] == len(found["hits"]) > 0
     for hit in found["hits"]:
-        section = ask("graph/section", section=hit["section"], side=hit["side"], **PASS)
+        section = ask("graph/section", section=hit["section"], direction=hit["direction"], **PASS)
         node = section["nodes"][hit["node"]]
         assert {k: node[k] for k in ("op", "name", "shape")} == {
             k: hit[k] for k in ("op", "name", "shape")
@@ -93,8 +93,13 @@ def test_checkpointing_takes_less(ask):
         ("plan/moment", {"node": 10**6}, 404, "wanted one below it"),
         ("plan/moment", {}, 400, "node is ''"),
         ("graph/section", {"section": 99}, 404, "no section 99"),
-        ("graph/section", {"section": 0, "side": "backward"}, 404, "no section 0 with backward"),
-        ("graph/section", {"section": 0, "side": "up"}, 400, "wanted forward or backward"),
+        (
+            "graph/section",
+            {"section": 0, "direction": "backward"},
+            404,
+            "no section 0 with backward",
+        ),
+        ("graph/section", {"section": 0, "direction": "up"}, 400, "wanted forward or backward"),
         ("graph/search", {"words": ""}, 400, "words has 0 characters"),
         ("graph/search", {"words": "x" * 501}, 400, "words has 501 characters"),
     ],
