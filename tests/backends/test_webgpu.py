@@ -16,7 +16,7 @@ from pyggml.dtypes import BF16, DTYPES, F16, F32
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.ops import OPS
-from pyggml.quants import quantize
+from pyggml.quants import QUANTS, quantize
 from pyggml.schedule import Devices, results
 from pyggml.tensors import leaf
 
@@ -86,6 +86,7 @@ def near(found, wanted, node):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * largest, err_msg=repr(node))
 
 
+TYPES_THERE = sorted(QUANTS)
 TYPES = ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4"]
 
 
@@ -227,6 +228,24 @@ def test_wrong_ids_are_reported_once(node, sentence, gpu):
         results(Graph.of(made), devices)
     (found,) = results(Graph.of(OPS["add"](w, w)), devices)
     assert found.tolist() == [[2.0] * 8] * 4
+
+
+@pytest.mark.parametrize("name", [*TYPES_THERE])
+def test_every_weight_type_is_unpacked_as_on_the_host(name, gpu):
+    """Random bytes, with scales that are numbers."""
+    dtype, rng = DTYPES[name], np.random.default_rng(9)
+    n = max(dtype.block, 256)
+    raw = rng.integers(0, 256, (40, n // dtype.block, dtype.block_bytes), np.uint8)
+    raw &= 0xBF  # no half and no E8M0 is infinite or NaN
+    if not dtype.quantised:
+        raw = quantize(rng.normal(size=(40, n)).astype(np.float32), name).view(np.uint8)
+    table = leaf(raw.reshape(40, -1).view(dtype.numpy), "table", dtype)
+    node = ops.get_rows(table, leaf(rng.integers(0, 40, 9).astype(np.int32)))
+    if gpu.unsupported(node):
+        assert name.startswith(("IQ1", "IQ2", "IQ3"))
+        return
+    found, wanted = (results(Graph.of(node), Devices(d))[0] for d in ([gpu, CPU()], [CPU()]))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max())
 
 
 def test_larger_tensors_than_a_binding_are_named(narrow):

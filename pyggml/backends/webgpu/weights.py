@@ -1,4 +1,4 @@
-"""Four neighbouring weights of a block, for every weight type with a decoder, as a WGSL function.
+"""Four neighbouring weights of a block, for every weight type without a grid, as a WGSL function.
 
     fn weights(at: u32, j: u32) -> vec4<f32>     weights j … j + 3 of the block at byte `at` of `w`
 
@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from pyggml._jit import BlockCode
 from pyggml.backends.expressions import ExpressionBlock, Lanes
+from pyggml.backends.webgpu.rare_weights import RARE
 from pyggml.dtypes import DType
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP
 
-TYPES = tuple(name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
+_DECLARED = (name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
+TYPES = (*_DECLARED, *RARE)
 QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
 _HELPERS = """
 fn half(i: u32) -> f32 { return unpack2x16float(w_word(i)).x; }
@@ -181,6 +183,8 @@ def blocks_of(dtype: DType) -> Blocks:
 @cache
 def weight_source(name: str) -> str:
     """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`."""
+    if name in RARE:
+        return RARE[name]
     block, decode = WordsBlock(), QUANTS[name].decode
     assert not isinstance(decode, BlockCode), f"{name} has no decoder"
     decode(block)
