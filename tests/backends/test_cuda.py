@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from card_patterns import PATTERNS
 
 from pyggml.backends import CPU, backends_of
 from pyggml.backends.cuda import cards, open_cuda
@@ -100,7 +101,9 @@ def needs_compiler():
         pytest.skip("NVIDIA's compilers are not found")
 
 
-def test_every_kernel_compiles_to_ptx(dry, monkeypatch):
+@pytest.fixture
+def compiles(monkeypatch):
+    """A check that launches compile to PTX."""
     from numba.cuda import dispatcher, types
     from numba.cuda.typing.typeof import typeof
 
@@ -110,9 +113,9 @@ def test_every_kernel_compiles_to_ptx(dry, monkeypatch):
     card = type("Card", (), {"compute_capability": CAPABILITY})
     monkeypatch.setattr(dispatcher, "get_current_device", card)
     done = set()
-    for name in sorted(dry._kernels):
-        launched = list(launches_of(name, dry))
-        assert launched, f"{name}: no sample is supported"
+
+    def check(launched, name):
+        assert launched, f"{name}: nothing is launched"
         for kernel, arguments in launched:
             signature = types.void(*(typeof(a) for a in arguments))
             if (kernel, signature) not in done:
@@ -121,3 +124,26 @@ def test_every_kernel_compiles_to_ptx(dry, monkeypatch):
                     kernel.py_func, signature, device=False, abi="numba", cc=CAPABILITY
                 )
                 assert ".entry" in ptx, name
+
+    return check
+
+
+def test_every_kernel_compiles_to_ptx(dry, compiles):
+    for name in sorted(dry._kernels):
+        compiles(list(launches_of(name, dry)), name)
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+def test_patterns_compile_to_ptx(name, dry, compiles):
+    from pyggml.backends.cuda.fusion import fused
+    from pyggml.backends.cuda.launch import launches
+
+    (program,) = bind(schedule(PATTERNS[name]()[0], Devices([dry, CPU()])))
+    graph = program.schedule.plans[dry].graph
+    calls = {
+        "+".join(site.node.op.name for site in call.sites): call
+        for call in fused(program.programs[dry].calls, graph)
+    }
+    if name == "mul_mat+scale":
+        pytest.skip("cuBLAS computes it")
+    compiles(list(launches(calls[name])), name)

@@ -44,7 +44,7 @@ class Pattern:
     in_place: bool
 
 
-_PATTERNS: dict[str, list[Pattern]] = defaultdict(list)  # by the last op, the longest first
+_PATTERNS: dict[str, list[Pattern]] = defaultdict(list)  # by the last op
 
 
 def declare_pattern(
@@ -55,7 +55,6 @@ def declare_pattern(
     """Enter a pattern. Of several that fit, the longest is taken."""
     found = _PATTERNS[ops[-1]]
     found.append(Pattern(ops, bind, in_place))
-    found.sort(key=lambda pattern: -len(pattern.ops))
 
 
 def fused(calls: Sequence[BoundCall], graph: Graph) -> list[BoundCall]:
@@ -75,11 +74,11 @@ class _Fusion:
         self.accesses: dict[int, Access] = {}
 
     def run(self) -> list[BoundCall]:
-        for i, call in enumerate(self.calls):
-            if call is not None:
-                for pattern in _PATTERNS.get(_name(call), ()):
-                    if self._replace(pattern, i):
-                        break
+        lengths = {len(pattern.ops) for found in _PATTERNS.values() for pattern in found}
+        for length in sorted(lengths, reverse=True):
+            for i, call in enumerate(self.calls):
+                patterns = _PATTERNS.get(_name(call), ()) if call is not None else ()
+                any(self._replace(p, i) for p in patterns if len(p.ops) == length)
         return [call for call in self.calls if call is not None]
 
     def _replace(self, pattern: Pattern, last: int) -> bool:

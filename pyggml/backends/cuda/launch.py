@@ -19,10 +19,20 @@ _SIMULATED_THREADS, _SIMULATED_BLOCKS = 4, 2
 
 
 def launch(
-    kernel: Any, grid: Any, block: Any, stream: Any, *arguments: Any, shared_bytes: int = 0
+    kernel: Any,
+    grid: Any,
+    block: Any,
+    stream: Any,
+    *arguments: Any,
+    shared_bytes: int = 0,
+    writes: Sequence[Any] | None = None,
 ) -> Call:
-    """A call that launches the kernel on the stream. Grid and block as Numba takes them."""
-    return Call(_launch, kernel, (grid, block, stream, shared_bytes), arguments)
+    """A call that launches the kernel on the stream. Grid and block as Numba takes them.
+
+    writes: of its arguments the arrays that it writes; unless they are named, all that its node may
+    write count as such
+    """
+    return Call(_launch, kernel, (grid, block, stream, shared_bytes), arguments, writes)
 
 
 def per_element(kernel: Any, n: int, stream: Any, *arguments: Any) -> Call:
@@ -89,7 +99,7 @@ def launches(call: Call) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The kernel and the arguments of each launch of a node's call."""
     for step in steps(call):
         if step.kernel is _launch:
-            kernel, _, arguments = step.arguments
+            kernel, _, arguments, _ = step.arguments
             yield kernel, arguments
 
 
@@ -98,6 +108,9 @@ def arrays(step: Call) -> tuple[Sequence[Any], Sequence[Any] | None]:
     if step.kernel is _of_library:
         _, _, reads, writes, _ = step.arguments
         return (*reads, *writes), writes
+    if step.kernel is _launch:
+        _, _, arguments, writes = step.arguments
+        return tuple(_arrays_in(arguments)), writes
     return tuple(_arrays_in(step.arguments)), None
 
 
@@ -109,7 +122,9 @@ def _arrays_in(arguments: tuple[Any, ...]) -> Iterator[Any]:
             yield one
 
 
-def _launch(kernel: Any, configuration: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+def _launch(
+    kernel: Any, configuration: tuple[Any, ...], arguments: tuple[Any, ...], _writes: Any
+) -> None:
     kernel[configuration](*arguments)
 
 

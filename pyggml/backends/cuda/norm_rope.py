@@ -32,7 +32,7 @@ def _turned(v, table, head, n_heads, n_tokens, sign):
     lane = cuda.threadIdx.x
     at = 2 * (head // n_heads % n_tokens) * _PAIRS + (4 * lane & (_PAIRS - 1))
     cos, sin = load_four(table, at), load_four(table, at + _PAIRS)
-    s = -sign if lane < 16 else sign
+    s = sign * np.float32(2 * (lane >> 4) - 1)
     return (
         v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
         v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),

@@ -294,6 +294,6 @@ def bind(site: Site) -> Call:
     return in_turn(
         *calls,
         launch(_deltas, min(-(-delta.size // _WARPS), 4096), _WARPS * LANES, stream, *of_delta),
-        launch(of_queries, by_query, THREADS, stream, site.out, *common),
-        launch(of_keys, by_key, THREADS, stream, *site.saved[:2], *common),
+        launch(of_queries, by_query, THREADS, stream, site.out, *common, writes=[site.out]),
+        launch(of_keys, by_key, THREADS, stream, *site.saved[:2], *common, writes=site.saved[:2]),
     )

@@ -1,0 +1,71 @@
+"""Norms and rotations of heads without a card: an array stands for the lanes of a warp."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pyggml.ops import OPS
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+from pyggml.backends.cuda import norm_rope
+from pyggml.backends.cuda.driver import SIMULATED
+
+pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has other kernels")
+RNG, LANES = np.random.default_rng(4), np.arange(32)
+TOKENS, HEADS, EPS = 5, 3, np.float32(1e-3)
+
+
+@pytest.fixture(autouse=True)
+def warp(monkeypatch):
+    """A number of each lane is an array of 32 numbers."""
+
+    def store_four(y, i, *four):
+        for k, v in enumerate(four):
+            y[i + k] = v
+
+    lanes = {
+        "cuda": SimpleNamespace(
+            threadIdx=SimpleNamespace(x=LANES), shfl_xor_sync=lambda _, v, step: v[LANES ^ step]
+        ),
+        "load_four": lambda x, i: tuple(x[i + k] for k in range(4)),
+        "store_four": store_four,
+        "warp_sum": lambda v: v.sum(),
+        "first_row": lambda: 0,
+        "rows_apart": lambda: 1,
+        "_turned": norm_rope._turned.py_func,
+        "_dot": norm_rope._dot.py_func,
+    }
+    for name, value in lanes.items():
+        monkeypatch.setattr(norm_rope, name, value)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def table():
+    angles = RNG.uniform(0, 6, (TOKENS, 1, 64))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def computed(kernel, *arrays):
+    out = np.zeros(TOKENS * HEADS * 128, np.float32)
+    kernel.py_func(out, *(a.reshape(-1) for a in arrays), HEADS, TOKENS, EPS)
+    return out.reshape(TOKENS, HEADS, 128)
+
+
+def test_the_norm_of_heads_is_turned():
+    x, w, turns = normal(TOKENS, HEADS, 128), normal(128), table()
+    wanted = OPS["rope_apply"].ref(
+        OPS["rms_norm_mul"].ref(x, w, eps=EPS), turns, neox=True, offset=0
+    )
+    np.testing.assert_allclose(computed(norm_rope._norm_turn, x, w, turns), wanted, atol=1e-5)
+
+
+def test_the_gradient_is_turned_back_and_goes_through_the_norm():
+    x, w, dy, turns = normal(TOKENS, HEADS, 128), normal(128), normal(TOKENS, HEADS, 128), table()
+    back = OPS["rope_apply_back"].ref(dy, turns, neox=True, offset=0)
+    wanted = OPS["rms_norm_mul_back"].ref(x, w, back, eps=EPS)
+    found = computed(norm_rope._turn_norm_back, x, w, dy, turns)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
