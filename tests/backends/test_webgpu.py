@@ -285,7 +285,7 @@ def test_memory_that_has_run_out_is_one_sentence(gpu, monkeypatch):
     def full(**_):
         raise wgpu.GPUOutOfMemoryError("not enough memory left")
 
-    monkeypatch.setattr(gpu._device, "create_buffer", full)
+    monkeypatch.setattr(gpu.device, "create_buffer", full)
     with pytest.raises(DeviceError, match="^webgpu is out of memory: 4,096 bytes are wanted$"):
         gpu.alloc(4096)
 

@@ -149,7 +149,7 @@ def test_a_lost_device_ends_the_run_and_leaves_the_checkpoint(own_gpu, tmp_path)
     shutil.rmtree(folder)
     lost = trainer([own_gpu])
     with pytest.raises(DeviceLostError, match="^webgpu has failed: Parent device is lost$"):
-        lost.run(lambda event: event.step == 2 and own_gpu._device.destroy())
+        lost.run(lambda event: event.step == 2 and own_gpu.device.destroy())
     resumed = trainer([])
     resumed.resume(max(folder.glob("step-*.gguf")))
     assert resumed.progress.step in (1, 2)

@@ -25,6 +25,7 @@ from pyggml.tensors import Tensor
 
 _LINE = 64  # bytes
 MOST_BINDINGS = 12  # of an op's tensors: the gradient of attention with a mask
+_AT_ONCE = 256  # dispatches
 _KINDS = {F32: "f32", I32: "i32"}
 _USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 _STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
@@ -33,14 +34,17 @@ _STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 class WebGPUBackend(Backend):
     """One adapter of this machine; all arithmetic is float32.
 
-    limit    the most bytes of one binding, if less than the device's
+    limit      the most bytes of one binding, if less than the device's
+    features   further features that the device shall have
 
     Raises DeviceError, which names the adapter and what it lacks, if its limits are too low.
     """
 
     name = "webgpu"
 
-    def __init__(self, adapter: Any, limit: int | None = None) -> None:
+    def __init__(
+        self, adapter: Any, limit: int | None = None, features: Sequence[str] = ()
+    ) -> None:
         limits = {name: int(adapter.limits[name]) for name in _LIMITS}
         low = [
             f"{name} is {limits[name]:,}, wanted {least:,}"
@@ -50,10 +54,12 @@ class WebGPUBackend(Backend):
         if low:
             raise DeviceError(f"webgpu: {adapter.info['device']} cannot be used: {'; '.join(low)}")
         with self._working():
-            self._device = adapter.request_device_sync(required_limits=limits)
+            self.device = adapter.request_device_sync(
+                required_limits=limits, required_features=[*features]
+            )
         most = int(limits["max-storage-buffer-binding-size"])
         self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
-        self._shaders, self._kernels = Shaders(self._device, self.limit), kernels()
+        self.shaders, self._kernels = Shaders(self.device, self.limit), kernels()
         self._faults = Faults(self._constant(np.zeros(1, np.int32)).written())
 
     def unsupported(self, node: Tensor) -> str | None:
@@ -79,7 +85,7 @@ class WebGPUBackend(Backend):
                 f"{self._most_bytes:,}"
             )
         with self._working(size):
-            return self._device.create_buffer(size=size, usage=_USAGE)
+            return self.device.create_buffer(size=size, usage=_USAGE)
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         tensor.data = Place(arena, offset)
@@ -101,7 +107,7 @@ class WebGPUBackend(Backend):
             spanned = self._range(place.buffer, start - first, round_up(first + span(tensor), WORD))
         seen(tensor, spanned[first:])[...] = values
         with self._working():
-            self._device.queue.write_buffer(place.buffer, start - first, spanned)
+            self.device.queue.write_buffer(place.buffer, start - first, spanned)
 
     def _place(self, t: Tensor) -> tuple[Place, int]:
         """The memory of a tensor's root, and where the tensor begins in its buffer."""
@@ -120,16 +126,16 @@ class WebGPUBackend(Backend):
         """n bytes of a buffer. Raises PyggmlError if a kernel has found a fault in its data."""
         cell = self._faults.cell
         with self._working(n):
-            staging = self._device.create_buffer(size=n + WORD, usage=_STAGING)
-            encoder = self._device.create_command_encoder()
+            staging = self.device.create_buffer(size=n + WORD, usage=_STAGING)
+            encoder = self.device.create_command_encoder()
             encoder.copy_buffer_to_buffer(buffer, start, staging, 0, n)
             encoder.copy_buffer_to_buffer(cell.buffer, 0, staging, n, WORD)
-            self._device.queue.submit([encoder.finish()])
+            self.device.queue.submit([encoder.finish()])
             staging.map_sync("READ")
             found = np.array(np.frombuffer(staging.read_mapped(), np.uint8))
             staging.destroy()
         if fault := int(found[n:].view(np.int32)[0]):
-            self._device.queue.write_buffer(cell.buffer, 0, np.zeros(1, np.int32))
+            self.device.queue.write_buffer(cell.buffer, 0, np.zeros(1, np.int32))
             raise PyggmlError(self._faults.sentence(fault))
         return found[:n]
 
@@ -149,7 +155,7 @@ class WebGPUBackend(Backend):
             tuple(self._view(s) for s in node.src),
             tuple(self._view(s).written() for s in node.saved),
             memory,
-            self._shaders,
+            self.shaders,
             self._faults,
             self._constant,
         )
@@ -165,21 +171,24 @@ class WebGPUBackend(Backend):
         return [Call(self._run, every)] if every else []
 
     def _run(self, dispatches: Sequence[Dispatch]) -> None:
+        """Submit some at a time: the device computes these while the host encodes the next."""
         with self._working():
-            encoder = self._device.create_command_encoder()
-            working = encoder.begin_compute_pass()
-            for each in dispatches:
-                working.set_pipeline(each.pipeline)
-                working.set_bind_group(0, each.bindings)
-                working.dispatch_workgroups(*each.groups)
-            working.end()
-            self._device.queue.submit([encoder.finish()])
+            for first in range(0, len(dispatches), _AT_ONCE):
+                encoder = self.device.create_command_encoder()
+                working, pipeline = encoder.begin_compute_pass(), None
+                for each in dispatches[first : first + _AT_ONCE]:
+                    if each.pipeline is not pipeline:
+                        working.set_pipeline(pipeline := each.pipeline)
+                    working.set_bind_group(0, each.bindings)
+                    working.dispatch_workgroups(*each.groups)
+                working.end()
+                self.device.queue.submit([encoder.finish()])
 
     def _constant(self, values: np.ndarray) -> View:
         """A copy of a small array on the device."""
         data = np.ascontiguousarray(values)
         with self._working(data.nbytes):
-            buffer = self._device.create_buffer_with_data(data=data, usage=_USAGE)
+            buffer = self.device.create_buffer_with_data(data=data, usage=_USAGE)
         return View(buffer, 0, data.nbytes, "f32" if data.dtype == np.float32 else "i32")
 
     def _kernel(self, node: Tensor) -> Kernel:

@@ -35,7 +35,10 @@ fn highest(me: u32, mine: f32) -> f32 {
     }
     return tops[0];
 }
-fn capped(z: f32) -> f32 { return select(z, CAP * tanh(z / max(CAP, 1e-30)), CAP > 0.0); }
+fn capped(z: f32) -> f32 {
+    if (CAP > 0.0) { return CAP * tanh(z / CAP); }
+    return z;
+}
 """ + with_sums("""
     if (group >= ROWS) { return; }
     let start = group * N;

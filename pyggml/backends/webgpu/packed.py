@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from pyggml.backends.webgpu.tiles import Side, quad_function
 from pyggml.backends.webgpu.weights import QUAD, blocks_of, weight_source
 from pyggml.dtypes import DTYPES
 
@@ -50,11 +51,11 @@ fn main(
 
 
 @cache
-def dots_source(name: str, rows: int) -> str:
-    """C[m, n] (+)= Σ_k A[m, k] · W[n, k] for `rows` m; A in quads, K a multiple of 4."""
+def dots_source(name: str, rows: int, of_a: Side) -> str:
+    """C[m, n] (+)= Σ_k A[m, k] · W[n, k] for `rows` m."""
     n, n_bytes, groups = *blocks_of(DTYPES[name]), blocks_of(DTYPES[name]).groups
     every = range(rows)
-    return f"""{weight_source(name)}
+    return f"""{weight_source(name)}{quad_function("a", "M", of_a)}
 var<workgroup> parts: array<f32, {256 * rows}>;
 @compute @workgroup_size(256)
 fn main(
@@ -71,7 +72,7 @@ fn main(
         let k = block * {n}u + j;
         if (k < K) {{
             let w = weights(start + block * {n_bytes}u, j);
-            {" ".join(f"s{m} += dot(w, a_at(({m}u * A_ROW + k) / {QUAD}u));" for m in every)}
+            {" ".join(f"s{m} += dot(w, a_quad(0u, {m}u, k, K));" for m in every)}
         }}
     }}
     {" ".join(f"parts[{256 * m}u + me] = s{m};" for m in every)}

@@ -86,7 +86,7 @@ def multiplied(
     p = replace(p, c_row=p.c_row or p.n)
     if p.b.dtype is F32 and b.n_bytes <= shaders.limit:
         return _dense(p, c, a, b, scratch, shaders)
-    if _is_dot(p, a):
+    if _is_dot(p):
         return [_dots(part, c, a, some, shaders) for part, _, some in _parts(p, a, b, shaders)]
     calls = []
     for part, of_a, of_b in _parts(p, a, b, shaders):
@@ -109,6 +109,8 @@ def scratch_bytes(p: Product, limit: int) -> int:
     """Bytes that `multiplied` needs: unpacked weights, and parts of sums."""
     n_rows, n_columns = p.b_rows
     is_packed = p.b.dtype is not F32
+    if _is_dot(p):
+        return 0
     most = min(n_rows, _rows_at_once(p, limit)) if is_packed else n_rows
     unpacked = round_up(F32.block_bytes * most * n_columns, _LINE) if is_packed else 0
     rest = n_rows % most or most if most else 0
@@ -202,8 +204,8 @@ def _tiles(
     c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
     views = {
         "c": c.of(QUADS) if c_in_quads else c,
-        "a": a.of(QUADS) if of_a.in_quads else a,
-        "b": b.of(QUADS) if of_b.in_quads else b,
+        "a": _quads(a, of_a),
+        "b": _quads(b, of_b),
     }
     views["c"] = views["c"].written()
     groups = (-(-p.n // tile.n), -(-p.m // tile.m), p.n_batches * n_parts)
@@ -217,6 +219,10 @@ def _side(f: Factor, n_rows: int, k: int, view: View) -> Side:
     return Side(along_k, together and view.has_quads)
 
 
+def _quads(view: View, side: Side) -> View:
+    return view.of(QUADS) if side.in_quads else view
+
+
 def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
     many, few = ((p.a, p.m, a), (p.b, p.n, b)) if p.n <= p.m else ((p.b, p.n, b), (p.a, p.m, a))
     steps = (p.c_row, 1) if p.n <= p.m else (1, p.c_row)
@@ -225,26 +231,28 @@ def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
         "C_L": steps[0], "C_F": steps[1], "C_FIRST": p.c_first, "C_BATCH": p.m * p.c_row,
         **_steps("L", many[0]), **_steps("F", few[0]),
     }  # fmt: skip
-    along_k = many[0].row != 1 or many[0].k == 1
-    groups = (-(-many[1] // rows_of_group(along_k)), -(-few[1] // AT_ONCE), p.n_batches)
-    views = {"c": c.written(), "l": many[2], "f": few[2]}
-    return shaders.dispatch(few_source(along_k), views, groups, constants)
+    of_l, of_f = (_side(factor, n, p.k, view) for factor, n, view in (many, few))
+    if not of_l.along_k and of_f.along_k:
+        of_f = replace(of_f, in_quads=False)  # its k are taken one by one
+    groups = (-(-many[1] // rows_of_group(of_l.along_k)), -(-few[1] // AT_ONCE), p.n_batches)
+    views = {"c": c.written(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
+    return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
 
 
-def _is_dot(p: Product, a: View) -> bool:
+def _is_dot(p: Product) -> bool:
     """Whether packed weights are multiplied as they are read."""
-    if p.b.dtype is F32 or p.m > MOST_ROWS or p.b.k != 1 or p.a.k != 1 or p.n_batches > 1:
-        return False
-    return a.has_quads and p.k % 4 == 0 and (p.m == 1 or p.a.row % 4 == 0)
+    return p.b.dtype is not F32 and p.m <= MOST_ROWS and p.b.k == 1 and p.n_batches == 1
 
 
 def _dots(p: Product, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
     constants = {
-        "N": p.n, "K": p.k, "A_ROW": p.a.row, "C_ROW": p.c_row, "C_FIRST": p.c_first,
-        "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
+        "M": p.m, "N": p.n, "K": p.k, "A_ROW": p.a.row, "A_K": p.a.k, "C_ROW": p.c_row,
+        "C_FIRST": p.c_first, "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
     }  # fmt: skip
-    views = {"c": c.written(), "a": a.of(QUADS), "w": w}
-    source = dots_source(p.b.dtype.name, p.m)
+    of_a = _side(p.a, p.m, p.k, a)
+    of_a = replace(of_a, along_k=True, in_quads=of_a.along_k and of_a.in_quads)
+    views = {"c": c.written(), "a": _quads(a, of_a), "w": w}
+    source = dots_source(p.b.dtype.name, p.m, of_a)
     return shaders.dispatch(source, views, -(-p.n // ROWS_OF_GROUP), constants)
 
 

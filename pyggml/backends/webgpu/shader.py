@@ -230,9 +230,7 @@ _WORD_OF_BYTES = """
 fn {name}_word(i: u32) -> u32 {{
     let at = {offset} + i;
     let shift = 8u * (at & 3u);
-    let low = {b}[at >> 2u] >> shift;
-    if (shift == 0u) {{ return low; }}
-    return low | ({b}[(at >> 2u) + 1u] << (32u - shift));
+    return ({b}[at >> 2u] >> shift) | (({b}[(at >> 2u) + 1u] << 1u) << (31u - shift));
 }}
 """
 

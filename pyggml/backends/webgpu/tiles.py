@@ -47,11 +47,20 @@ class Side:
     in_quads: bool
 
 
-def _quad_of(name: str, rows: str, side: Side) -> str:
-    """The WGSL of `a_quad(row, k, stop)`: four neighbours from there on, 0 where there is none."""
+def factor_start(name: str) -> str:
+    """The WGSL of the first element of batch z of a factor."""
+    outer = f"z / INNER / {name}_REPEAT0 * {name}_STEP0"
+    return f"{outer} + z % INNER / {name}_REPEAT1 * {name}_STEP1"
+
+
+def quad_function(name: str, rows: str, side: Side) -> str:
+    """The WGSL of `x_quad(start, row, k, stop)`: four neighbours from there on, 0 past the end.
+
+    name: of the tensor; in capitals, of its constants. rows: the number of its rows.
+    """
     x = name.upper()
-    at = f"{name}_start + row * {x}_ROW + k * {x}_K"
-    head = f"fn {name}_quad({name}_start: u32, row: u32, k: u32, stop: u32) -> vec4<f32> {{"
+    at = f"start + row * {x}_ROW + k * {x}_K"
+    head = f"fn {name}_quad(start: u32, row: u32, k: u32, stop: u32) -> vec4<f32> {{"
     if side.in_quads:
         return f"""{head}
     if (row >= {rows} || k >= stop) {{ return vec4<f32>(); }}
@@ -59,12 +68,12 @@ def _quad_of(name: str, rows: str, side: Side) -> str:
 }}"""
     ones = (f"row, k + {i}u" if side.along_k else f"row + {i}u, k" for i in range(QUAD))
     return f"""
-fn {name}_one({name}_start: u32, row: u32, k: u32, stop: u32) -> f32 {{
+fn {name}_one(start: u32, row: u32, k: u32, stop: u32) -> f32 {{
     if (row >= {rows} || k >= stop) {{ return 0.0; }}
     return {name}_at({at});
 }}
 {head}
-    return vec4({", ".join(f"{name}_one({name}_start, {one}, stop)" for one in ones)});
+    return vec4({", ".join(f"{name}_one(start, {one}, stop)" for one in ones)});
 }}"""
 
 
@@ -151,7 +160,7 @@ def product_source(tile: Tile, a: Side, b: Side, c_in_quads: bool) -> str:
     sums = [f"s{i}_{j}" for i in range(tile.each_m) for j in range(tile.each_n // QUAD)]
     wide = tile.n // tile.each_n  # threads along n
     lines = [
-        _quad_of("a", "M", a), _quad_of("b", "N", b), _put(c_in_quads),
+        quad_function("a", "M", a), quad_function("b", "N", b), _put(c_in_quads),
         f"var<workgroup> left: array<vec4<f32>, {tile.depth * (tile.m // QUAD + 1)}>;",
         f"var<workgroup> right: array<vec4<f32>, {tile.depth * (tile.n // QUAD + 1)}>;",
         f"@compute @workgroup_size({tile.threads})",
@@ -161,8 +170,8 @@ def product_source(tile: Tile, a: Side, b: Side, c_in_quads: bool) -> str:
         f"let first_n = at.x * {tile.n}u + P[0].x * 0u;",
         f"let first_m = at.y * {tile.m}u;",
         "let z = at.z / PARTS;",
-        "let a_start = z / INNER / A_REPEAT0 * A_STEP0 + z % INNER / A_REPEAT1 * A_STEP1;",
-        "let b_start = z / INNER / B_REPEAT0 * B_STEP0 + z % INNER / B_REPEAT1 * B_STEP1;",
+        f"let a_start = {factor_start('A')};",
+        f"let b_start = {factor_start('B')};",
         "var k = at.z % PARTS * PER_PART;",
         "let stop = min(k + PER_PART, K);",
         *(f"var {name} = vec4<f32>();" for name in (*kept, *sums)),

@@ -1,0 +1,104 @@
+"""Every way that WebGPU has to multiply, held to NumPy's float64."""
+
+import os
+
+import numpy as np
+import pytest
+
+from pyggml.backends.factors import Factor
+from pyggml.dtypes import DTYPES
+from pyggml.errors import DeviceError
+from pyggml.quants import dequantize, quantize
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
+    try:
+        from pyggml.backends.webgpu import open_webgpu
+
+        return open_webgpu()
+    except DeviceError as error:
+        pytest.skip(f"no WebGPU here: {error}")
+
+
+def product(gpu, p, a, b, before=None):
+    """C of a product, whose factors lie in `a` and `b`, flat."""
+    from pyggml.backends.webgpu.products import multiplied, scratch_bytes
+    from pyggml.backends.webgpu.shader import View
+
+    c = np.zeros((p.m, p.n), np.float32) if before is None else before
+    scratch = np.full(max(scratch_bytes(p, gpu.limit), 64) // 4, np.nan, np.float32)
+    views = []
+    for array in (c, a, b, scratch):
+        buffer = gpu.alloc(array.nbytes)
+        gpu.device.queue.write_buffer(buffer, 0, array.tobytes())
+        kind = "u8" if array.dtype == np.uint8 else "f32"
+        views.append(View(buffer, 0, array.nbytes, kind, is_written=True))
+    gpu._run(multiplied(p, *views, gpu.shaders))
+    return np.array(gpu._range(views[0].buffer, 0, c.nbytes)).view(np.float32).reshape(p.m, p.n)
+
+
+def rows_of(flat, n_rows, k, f):
+    """The factor as a matrix (rows, k)."""
+    size = flat.itemsize
+    return np.lib.stride_tricks.as_strided(flat, (n_rows, k), (size * f.row, size * f.k))
+
+
+def near(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+ALONG_K, ALONG_ROWS = True, False
+SHAPES = [  # (m, n, k): multiples of 4, and none
+    (72, 96, 300),  # tiles; the sum over k in parts
+    (65, 70, 301),
+    (40, 8, 132),  # few rows of B
+    (37, 13, 77),
+    (8, 100, 52),  # of A
+    (3, 33, 21),
+]
+
+
+@pytest.mark.parametrize("b_along_k", [ALONG_K, ALONG_ROWS])
+@pytest.mark.parametrize("a_along_k", [ALONG_K, ALONG_ROWS])
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
+    from pyggml.backends.webgpu.products import Product
+
+    (m, n, k), rng = size, np.random.default_rng(1)
+    a, b = (rng.normal(size=rows * k).astype(np.float32) for rows in (m, n))
+    of_a, of_b = (
+        Factor(k, 1) if along_k else Factor(1, rows)
+        for along_k, rows in ((a_along_k, m), (b_along_k, n))
+    )
+    before = rng.normal(size=(m, n)).astype(np.float32)
+    wanted = rows_of(a.astype(float), m, k, of_a) @ rows_of(b.astype(float), n, k, of_b).T
+    near(product(gpu, Product(m, n, k, of_a, of_b), a, b), wanted)
+    near(product(gpu, Product(m, n, k, of_a, of_b, adds=True), a, b, before), before + wanted)
+
+
+def test_large_tiles_and_one_part(gpu, monkeypatch):
+    from pyggml.backends.webgpu import products
+
+    monkeypatch.setattr(products, "_TILES_OF_LARGE", 1)
+    (m, n, k), rng = (140, 100, 68), np.random.default_rng(2)
+    a, b = (rng.normal(size=(rows, k)).astype(np.float32) for rows in (m, n))
+    p = products.Product(m, n, k, Factor(k, 1), Factor(k, 1))
+    assert products._tile_of(p, gpu.limit) == (products.LARGE, 1)
+    near(product(gpu, p, a.reshape(-1), b.reshape(-1)), a.astype(float) @ b.T)
+
+
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K"])
+def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
+    from pyggml.backends.webgpu.products import Product, scratch_bytes
+
+    n, k = 20, 1278 if name == "F16" else 1280
+    rng, dtype = np.random.default_rng(4), DTYPES[name]
+    w = quantize(rng.normal(size=(n, k)).astype(np.float32), name)
+    x = rng.normal(size=(m, k)).astype(np.float32)
+    p = Product(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
+    found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
+    near(found, x.astype(float) @ dequantize(w, name).T)
+    assert scratch_bytes(p, gpu.limit) == 0
