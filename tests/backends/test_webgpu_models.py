@@ -40,7 +40,11 @@ def slow(names):
     """The recurrent ones may leave ops to the CPU; a warning fails a test otherwise."""
     return [
         pytest.param(
-            name, marks=[pytest.mark.slow, *[some_is_left] * (name.split("-F")[0] in RECURRENT)]
+            name,
+            marks=[
+                pytest.mark.slow,
+                *[some_is_left] * any(f"{name}-".startswith(f"{r}-") for r in RECURRENT),
+            ],
         )
         for name in names
     ]

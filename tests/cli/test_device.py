@@ -4,6 +4,7 @@ import pytest
 from separate_cpu import SeparateCPU
 
 from pyggml.backends.cuda import cards
+from pyggml.backends.webgpu import adapter_name
 from pyggml.errors import DeviceError, DeviceLostError
 
 
@@ -58,3 +59,21 @@ def test_a_lost_device_leaves_the_checkpoint(finetune, tmp_path, monkeypatch, ke
     wanted = f"--resume {folder} goes on from {newest}" if keeps else "no checkpoint was kept"
     assert wanted in ended.err and bool(newest) == keeps
     assert not (tmp_path / "adapter.gguf").exists()
+
+
+def test_webgpu_from_the_command_line(finetune, pyggml, tiny, tmp_path, monkeypatch):
+    """Nothing is left to the CPU, on which the adapter loads and writes the same."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # else Mesa complains
+    try:
+        adapter_name()
+    except DeviceError as error:
+        pytest.skip(f"no WebGPU here: {error}")
+    ended = finetune("--device", "webgpu", "--lora-dropout", 0.1)
+    assert ended.code == 0, ended.err
+    assert "leaves" not in ended.err
+    options = ("--lora", tmp_path / "adapter.gguf", "-p", "a", "-n", 6, "--temp", 0)
+    texts = [
+        pyggml("generate", "-m", tiny, *options, "--compute", "f32", "--device", device).out
+        for device in ("webgpu", "cpu")
+    ]
+    assert texts[0] == texts[1] != ""
