@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.alloc import Plan
+from pyggml.backends import Backend, write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
@@ -25,7 +26,7 @@ from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps, token_loss
 from pyggml.ops.dropout import DRAW
 from pyggml.runtime import compile_backwards
-from pyggml.schedule import Schedule, ScheduledProgram, bind, schedule
+from pyggml.schedule import Part, Schedule, ScheduledProgram, bind, schedule
 from pyggml.tensors import Tensor, zeros
 
 _WORD = 0xFFFFFFFF
@@ -196,10 +197,21 @@ class Passes:
     @property
     def n_bytes(self) -> int:
         """Bytes of the arenas of all devices."""
-        used = {b: None for made in self._schedules for b in made.plans}
-        return sum(
-            max(made.plans[b].n_bytes for made in self._schedules if b in made.plans) for b in used
-        )
+        return sum(max(p.n_bytes for p in plans) for plans in self.plans.values())
+
+    @property
+    def plans(self) -> dict[Backend, list[Plan]]:
+        """Each device's plans of its part of the graphs; one arena fits them all."""
+        found: dict[Backend, list[Plan]] = {}
+        for made in self._schedules:
+            for backend, plan in made.plans.items():
+                found.setdefault(backend, []).append(plan)
+        return found
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts of the graphs, each of one device."""
+        return [part for made in self._schedules for part in made.parts]
 
     @property
     def training(self) -> Schedule:

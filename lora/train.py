@@ -32,6 +32,7 @@ from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainCo
 from pyggml.lora.data import Corpus
 from pyggml.lora.learning_rate import LearningRate
 from pyggml.lora.objective import Minimised, NextToken, Objective, Sharing
+from pyggml.lora.on_devices import OnDevice, on_devices
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
@@ -110,6 +111,11 @@ class Trainer:
         n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
         taken = self.parameters.n_bytes(n_more)
         return Reserved(self.passes.n_bytes, taken, weights)
+
+    def on_devices(self, cache: int = 0) -> list[OnDevice]:
+        """What a run takes of devices that are not the host. cache: of a session, in bytes."""
+        n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
+        return on_devices(self.passes, self.parameters, n_more, cache)
 
     @property
     def passes(self) -> Passes:

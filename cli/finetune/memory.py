@@ -14,6 +14,7 @@ from pyggml.errors import ConfigError
 from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
 from pyggml.lora.fit import Planner
+from pyggml.lora.on_devices import OnDevice
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.model import Model
@@ -56,10 +57,16 @@ def spare(passes: Passes, model: Model) -> int:
 def parts(trainer: Trainer, n_prompt: int) -> Parts:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
+    elsewhere = sum(found.arena for found in trainer.on_devices())
     largest = max(t.n_bytes for t in model.parts.weights.values())
     cache, process = _cache(model, n_prompt), resident() + spare(trainer.passes, model)
     parameters = reserved.parameters + _copied(trainer.parameters)
-    return Parts(process, reserved.arena, parameters, largest, cache)
+    return Parts(process, max(reserved.arena - elsewhere, 0), parameters, largest, cache)
+
+
+def on_devices(trainer: Trainer, n_prompt: int) -> list[OnDevice]:
+    """The parts of the same run on devices that are not the host."""
+    return trainer.on_devices(_cache(trainer.model, n_prompt))
 
 
 def _copied(parameters: Parameters) -> int:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pyggml.cli.finetune.memory import Parts
 from pyggml.cli.show import plural, row, say, size, span
+from pyggml.errors import DeviceError
 from pyggml.lora import Corpus, Trainer
+from pyggml.lora.on_devices import OnDevice
 
 
-def say_plan(trainer: Trainer, parts: Parts) -> None:
-    """Print the plan. Two steps are made in memory; nothing is written to the disk."""
+def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -> None:
+    """Print the plan. Two steps are made in memory; nothing is written to the disk.
+
+    Raises DeviceError, before a step is made, if a device has too little memory free.
+    """
     _say_windows(trainer.corpus)
     weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
     row("peak", f"about {size(parts.peak)}, of which")
@@ -22,11 +29,30 @@ def say_plan(trainer: Trainer, parts: Parts) -> None:
         (parts.process, "interpreter, libraries, text, kernels and their compiler"),
     ):
         row("", f"{size(n_bytes):>8}  {what}")
+    for device in devices:
+        _say_device(device)
     left = trainer.n_steps - trainer.progress.step  # before two steps are made
     seconds = trainer.rehearse()
     row("time", f"{span(seconds)} a step: {span(seconds * left)} and the validations")
     say()
     row("dry run", "nothing was written; without --dry-run this is done")
+
+
+def _say_device(device: OnDevice) -> None:
+    """Print the parts of a device's memory; DeviceError if it has less."""
+    memory = device.backend.memory()
+    of = f" of {size(memory[0])} that are free" if memory else ""
+    row(device.backend.name, f"about {size(device.n_bytes)}{of}, of which")
+    for n_bytes, what in (
+        (device.weights, "weights"),
+        (device.parameters, "parameters, their gradients and moments"),
+        (device.arena, "arena: activations and what the backward pass keeps"),
+        (device.cache, "cache of the answers before and after"),
+        (device.own, "the driver, kernels and libraries"),
+    ):
+        row("", f"{size(n_bytes):>8}  {what}")
+    if device.lacks:
+        raise DeviceError(device.lacks)
 
 
 def _say_windows(corpus: Corpus) -> None:

@@ -59,7 +59,8 @@ def run(
         with kept_rows() as told:
             job, trainer, trained, prompt = _prepared(job, ranks)
         if job.dry_run:
-            say_plan(trainer, memory.parts(trainer, len(prompt)))
+            n_prompt = len(prompt)
+            say_plan(trainer, memory.parts(trainer, n_prompt), memory.on_devices(trainer, n_prompt))
             return 0
         if not ranks.is_first:
             return _help(trainer)

@@ -22,11 +22,13 @@ class Backend(ABC):
 
     `room` is for devices that run nodes side by side: so many bytes of memory that is free again
     wait before a plan gives them to another tensor, whose node must wait for their last reader.
+    `own` is what the device's libraries and driver take of its memory besides.
     """
 
     name: str
     is_host: bool = False
     room: int = 0
+    own: int = 0
 
     @abstractmethod
     def unsupported(self, node: Tensor) -> str | None:
@@ -84,6 +86,11 @@ class Backend(ABC):
         so every reader of a result.
         """
         return calls
+
+    def memory(self) -> tuple[int, int] | None:
+        """(bytes free now, bytes in all) of a device with memory of its own; None if it cannot
+        tell."""
+        return None
 
     def release(self, leaf: Tensor) -> Call | None:
         """A function that frees a leaf's memory until its next read; None if there is no need."""

@@ -12,7 +12,7 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
 from pyggml.backends.cuda.driver import Captured, cuda, is_failure, ran_out
 from pyggml.backends.cuda.fusion import fused
-from pyggml.backends.cuda.gemm.cublas import has_cublas
+from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
 from pyggml.backends.cuda.lora import with_wide_products
 from pyggml.backends.cuda.table import kernels
@@ -22,6 +22,8 @@ from pyggml.call import Call
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.tensors import Tensor
+
+_CONTEXT = 520 << 20  # what the driver takes for a process and its kernels (measured on an H100)
 
 
 class CudaBackend(Backend):
@@ -54,6 +56,14 @@ class CudaBackend(Backend):
         """n_bytes uint8 on the card, aligned to 256."""
         with self._working(n_bytes):
             return cuda.device_array(max(n_bytes, 1), np.uint8, stream=self.stream)
+
+    @property
+    def own(self) -> int:  # type: ignore[override]
+        return _CONTEXT + workspaces()
+
+    def memory(self) -> tuple[int, int]:
+        with self._working():
+            return cuda.current_context().get_memory_info()
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         tensor.data = Place(arena, offset)

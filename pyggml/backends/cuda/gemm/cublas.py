@@ -49,6 +49,11 @@ def _handles(stream: Any) -> Iterator[tuple[int, Any]]:
     return cycle([_handle(stream) for _ in range(_AT_ONCE)])
 
 
+def workspaces() -> int:
+    """Bytes of a stream's workspaces."""
+    return 0 if _library() is None else _AT_ONCE * _WORKSPACE
+
+
 def _handle(stream: Any) -> tuple[int, Any]:
     library = _library()
     handle = library.create()
