@@ -35,7 +35,7 @@ class OnDevice:
             return None
         return (
             f"the run needs {self.n_bytes:,} bytes of {self.backend.name}, of whose {memory[1]:,} "
-            f"bytes {memory[0]:,} are free; smaller are --batch, --ctx and --grad-checkpointing"
+            f"bytes {memory[0]:,} are free"
         )
 
 
@@ -53,7 +53,7 @@ def on_devices(
         if backend.is_host:
             continue
         leaves = {leaf for part in passes.parts if part.backend is backend for leaf in part.leaves}
-        constant = sum(t.n_bytes for t in leaves if is_constant(t))
+        constant = sum(backend.taken(t.n_bytes) for t in leaves if is_constant(t))
         inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
         arena = max(p.n_bytes for p in plans)
         held = parameters.n_bytes(n_more)

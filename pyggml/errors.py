@@ -75,7 +75,11 @@ class CheckpointError(PyggmlError):
 
 
 class DeviceError(PyggmlError):
-    """A device that is missing, too old or out of memory."""
+    """A device that is missing or too old."""
+
+
+class DeviceMemoryError(DeviceError):
+    """A device that has less memory free than is asked of it."""
 
 
 class DeviceLostError(DeviceError):

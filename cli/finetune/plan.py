@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pyggml.cli.finetune.memory import Parts
+from pyggml.cli.finetune.results import SMALLER
 from pyggml.cli.show import plural, row, say, size, span
-from pyggml.errors import DeviceError
+from pyggml.errors import DeviceMemoryError
 from pyggml.lora import Corpus, Trainer
 from pyggml.lora.on_devices import OnDevice
 
@@ -16,7 +17,7 @@ from pyggml.lora.on_devices import OnDevice
 def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -> None:
     """Print the plan. Two steps are made in memory; nothing is written to the disk.
 
-    Raises DeviceError, before a step is made, if a device has too little memory free.
+    Raises DeviceMemoryError, before a step is made, if a device has too little memory free.
     """
     _say_windows(trainer.corpus)
     weights = sum(t.n_bytes for t in trainer.model.parts.weights.values())
@@ -39,7 +40,7 @@ def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -
 
 
 def _say_device(device: OnDevice) -> None:
-    """Print the parts of a device's memory; DeviceError if it has less."""
+    """Print the parts of a device's memory; DeviceMemoryError if it has less."""
     memory = device.backend.memory()
     of = f" of {size(memory[0])} that are free" if memory else ""
     row(device.backend.name, f"about {size(device.n_bytes)}{of}, of which")
@@ -52,7 +53,7 @@ def _say_device(device: OnDevice) -> None:
     ):
         row("", f"{size(n_bytes):>8}  {what}")
     if device.lacks:
-        raise DeviceError(device.lacks)
+        raise DeviceMemoryError([device.lacks, SMALLER])
 
 
 def _say_windows(corpus: Corpus) -> None:

@@ -76,6 +76,9 @@ def _say_best(trainer: Trainer) -> None:
         row("ended", f"early: {config.patience} validations were no better")
 
 
+SMALLER = "smaller are --batch, --ctx and --grad-checkpointing"  # of what a run needs
+
+
 def save(trained: Trained, meter: Meter, path: Path) -> None:
     """Write the result. If the disk refuses, the error says where else it was saved."""
     try:

@@ -23,7 +23,7 @@ from pyggml.cli.progress import Meter, counted, display
 from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.show import kept_rows, row, say, unescaped
-from pyggml.errors import DeviceLostError, PyggmlError
+from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.gemm import FASTEST
 from pyggml.lora import (
     Corpus,
@@ -216,6 +216,8 @@ def _train(
                     left = results.kept(trainer)
                 else:
                     left = results.rescued(trained, meter, job.output)
+                if isinstance(error, DeviceMemoryError):
+                    left = [results.SMALLER, *left]
                 raise PyggmlError([*error.faults, *left], error.about) from error
         trainer.free()
         if finished:

@@ -87,6 +87,10 @@ class Backend(ABC):
         """
         return calls
 
+    def taken(self, n_bytes: int) -> int:
+        """Bytes of the device's memory that `alloc(n_bytes)` takes."""
+        return n_bytes
+
     def memory(self) -> tuple[int, int] | None:
         """(bytes free now, bytes in all) of a device with memory of its own; None if it cannot
         tell."""

@@ -19,11 +19,13 @@ from pyggml.backends.cuda.table import kernels
 from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
 from pyggml.call import Call
-from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
+from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.tensors import Tensor
 
-_CONTEXT = 520 << 20  # what the driver takes for a process and its kernels (measured on an H100)
+# What the driver takes for a process, its kernels and captured graphs: on an H100, 800 to 960 MiB.
+_CONTEXT = 880 << 20
+_PAGE = 2 << 20  # the driver gives memory in whole ones, but for small pieces
 
 
 class CudaBackend(Backend):
@@ -64,6 +66,9 @@ class CudaBackend(Backend):
     def memory(self) -> tuple[int, int]:
         with self._working():
             return cuda.current_context().get_memory_info()
+
+    def taken(self, n_bytes: int) -> int:
+        return n_bytes if n_bytes < _PAGE // 2 else -(-n_bytes // _PAGE) * _PAGE
 
     def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
         tensor.data = Place(arena, offset)
@@ -117,7 +122,8 @@ class CudaBackend(Backend):
             self._faults,
             self._constant,
         )
-        return BoundCall(self._kernel(node).bind(site), site)
+        with self._working():  # a library may take memory of its own
+            return BoundCall(self._kernel(node).bind(site), site)
 
     def scratch(self, node: Tensor) -> int:
         return self._kernel(node).scratch(node, self.compute)
@@ -157,7 +163,7 @@ class CudaBackend(Backend):
 
     @contextmanager
     def _working(self, n_bytes: int = 0) -> Iterator[None]:
-        """The card is current meanwhile; what it refuses becomes a DeviceError.
+        """The card is current meanwhile; what it refuses becomes a DeviceError of its kind.
 
         n_bytes: what is asked of its memory
         """
@@ -169,7 +175,8 @@ class CudaBackend(Backend):
                 raise
             if not ran_out(error):
                 raise DeviceLostError(f"{self.name} has failed: {error}") from error
-            raise DeviceError(f"{self.name} is out of memory: {self._wanted(n_bytes)}") from error
+            wanted = self._wanted(n_bytes)
+            raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
 
     def _wanted(self, n_bytes: int) -> str:
         free, total = cuda.current_context().get_memory_info()

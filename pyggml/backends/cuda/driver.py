@@ -6,6 +6,7 @@ Under NUMBA_ENABLE_CUDASIM=1 Python threads run the kernels (`SIMULATED`); there
 from __future__ import annotations
 
 import importlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,8 +20,10 @@ with suppress(ImportError):
 # numba-cuda 0.30 names it when imported, NumPy 2.5 has dropped it.
 vars(np).setdefault("row_stack", np.vstack)
 
-# Hence these imports come after the two lines above, not at the top.
-from numba import config, cuda  # noqa: E402
+# Hence these imports come after the lines above, not at the top.
+with warnings.catch_warnings():  # it makes a time without a unit, which NumPy 2.5 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from numba import config, cuda
 from numba.cuda.cudadrv.driver import CudaAPIError, driver  # noqa: E402
 from numba.cuda.cudadrv.error import CudaSupportError  # noqa: E402
 
@@ -40,6 +43,8 @@ __all__ = [
 ]
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
+if not SIMULATED:  # a kernel for one row has one block
+    importlib.import_module("numba.cuda.core.config").CUDA_LOW_OCCUPANCY_WARNINGS = 0
 
 device: Callable[[Callable], Any] = cuda.jit(device=True)
 

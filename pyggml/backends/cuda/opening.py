@@ -41,7 +41,8 @@ def cards() -> list[Card]:
         count = driver.get_device_count()
         runs, made_for = versions()
     except CudaSupportError as error:
-        reason = " ".join(str(error).removeprefix("Error at driver init:").split()).split(". ")[0]
+        reason = " ".join(str(error).removeprefix("Error at driver init:").split())
+        reason = reason.split(". ")[0].rstrip(".")
         raise DeviceError(f"no CUDA device: {reason}, wanted NVIDIA's driver") from error
     if runs[0] < made_for[0]:
         raise DeviceError(

@@ -1,0 +1,137 @@
+"""What a driver or a card can lack, each one sentence: fakes stand for what is not there."""
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+
+from pyggml.backends.cuda import cards, driver, open_cuda
+from pyggml.errors import DeviceError, DeviceLostError
+
+CARDS = [("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H100", (9, 0))]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Cards of these names and capabilities, and the versions of driver and compiler."""
+
+    def make(found=CARDS, runs=(13, 0), made_for=(12, 9)):
+        def card(index):
+            name, capability = found[index]
+            return SimpleNamespace(name=name, compute_capability=capability, id=index)
+
+        fake = SimpleNamespace(
+            get_device_count=lambda: len(found), get_device=card, cuDeviceTotalMem=lambda i: 80
+        )
+        monkeypatch.setattr(driver, "driver", fake)
+        monkeypatch.setattr(driver, "versions", lambda: (runs, made_for))
+        monkeypatch.setattr(driver, "SIMULATED", False)
+
+    return make
+
+
+def refused(sentence, index=None):
+    with pytest.raises(DeviceError, match=re.escape(sentence)) as error:
+        open_cuda(index)
+    assert "\n" not in str(error.value)
+
+
+def test_cards_that_can_be_used(machine):
+    machine()
+    assert [(c.index, c.name) for c in cards()] == [(0, "NVIDIA A100"), (2, "NVIDIA H100")]
+
+
+def test_a_driver_for_cuda_11(machine):
+    machine(runs=(11, 8))
+    refused(
+        "no CUDA device: the driver runs CUDA 11.8, wanted a driver for 12.9, the version of "
+        "numba-cuda's compiler"
+    )
+
+
+def test_old_cards(machine):
+    machine([("Tesla T4", (7, 5)), ("GTX 1080", (6, 1))])
+    refused(
+        "no CUDA device: found Tesla T4 (7.5), GTX 1080 (6.1), wanted one of compute capability "
+        "8.0 or later"
+    )
+    machine([])
+    refused("no CUDA device: found no card, wanted one of compute capability 8.0 or later")
+
+
+@pytest.mark.parametrize("index", [1, 3])
+def test_a_number_that_no_usable_card_has(machine, index):
+    machine()
+    names = "cuda:0 (NVIDIA A100), cuda:2 (NVIDIA H100)"
+    refused(f"cuda:{index}: no such device, found {names}", index)
+
+
+def test_no_driver(machine, monkeypatch):
+    machine()
+
+    def none():
+        raise driver.CudaSupportError("Error at driver init: \nlibcuda cannot be found. See above.")
+
+    monkeypatch.setattr(driver.driver, "get_device_count", none)
+    refused("no CUDA device: libcuda cannot be found, wanted NVIDIA's driver")
+
+
+def test_without_numba_cuda_the_extra_is_named():
+    code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.backends import backends_of"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; backends_of('cuda')"], capture_output=True, text=True
+    )
+    wanted = "no CUDA device: the package numba.cuda is missing, wanted pip install 'pyggml[cuda]'"
+    assert done.stderr.rstrip().endswith(wanted)
+
+
+# -- in the middle of a run -----------------------------------------------------------------------
+
+
+class Fails:
+    """A card on which `raised` is raised; 5 of 80 bytes are free."""
+
+    def __init__(self, monkeypatch):
+        from contextlib import nullcontext
+
+        from pyggml.backends.cuda import device
+
+        context = SimpleNamespace(get_memory_info=lambda: (5, 80))
+        fake = SimpleNamespace(gpus=[nullcontext()], current_context=lambda: context)
+        monkeypatch.setattr(device, "cuda", fake)
+        self.backend = object.__new__(device.CudaBackend)
+        self.backend.name, self.backend.index = "cuda:0", 0
+
+    def raises(self, error, n_bytes=0):
+        with self.backend._working(n_bytes):
+            raise error
+
+
+def of_package(name, text):
+    return type("CUDAError", (Exception,), {"__module__": f"{name}.core"})(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA_ERROR_OUT_OF_MEMORY: no memory", "CUBLAS_STATUS_ALLOC_FAILED"]
+)
+@pytest.mark.parametrize("package", ["cuda", "nvmath"])
+def test_no_memory_says_what_is_wanted_and_free(monkeypatch, package, text):
+    card = Fails(monkeypatch)
+    with pytest.raises(DeviceError, match="out of memory: 7 bytes are wanted, 5 of 80 are free"):
+        card.raises(of_package(package, text), 7)
+    with pytest.raises(DeviceError, match="a kernel's own memory is wanted, 5 of 80 are free"):
+        card.raises(of_package(package, text))
+
+
+def test_a_launch_that_fails_is_a_lost_device(monkeypatch):
+    with pytest.raises(DeviceLostError, match="cuda:0 has failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        Fails(monkeypatch).raises(of_package("cuda", "CUDA_ERROR_ILLEGAL_ADDRESS: far away"))
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        Fails(monkeypatch).raises(ZeroDivisionError())
