@@ -44,7 +44,7 @@ __all__ = [
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 if not SIMULATED:  # a kernel for one row has one block
-    importlib.import_module("numba.cuda.core.config").CUDA_LOW_OCCUPANCY_WARNINGS = 0
+    vars(importlib.import_module("numba.cuda.core.config"))["CUDA_LOW_OCCUPANCY_WARNINGS"] = 0
 
 device: Callable[[Callable], Any] = cuda.jit(device=True)
 
