@@ -18,8 +18,8 @@ def _own(name: str, kernel: Kernel, memory: Memory = Memory.FRESH) -> OwnOp:
     return OwnOp(name=name, grad=reason, memory=memory, kernel=kernel, **fields)
 
 
-_WIDE_ROWS = _own("wide_rows", wide.ROWS)
-_WIDE_GRADIENT = _own("wide_gradient", wide.GRADIENT)
+_WIDE_ROWS = _own("wide_rows", wide.OF_ROWS)
+_WIDE_GRADIENT = _own("wide_gradient", wide.OF_GRADIENT)
 _WIDE_PRODUCT = _own("wide_product", products.FORWARD)
 _WIDE_BACK = _own("wide_back", products.BACK)
 _WIDE_BACK_ADD = _own("wide_back_add", products.BACK_ADD, Memory.INPLACE_FIRST)

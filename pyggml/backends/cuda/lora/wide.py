@@ -1,9 +1,9 @@
 """Wide rows: a float32 matrix rounded to bfloat16, and beside it its product with thin factors.
 
 Both need every number once, so one kernel reads the matrix once. The matrix may be a formula of
-others (operands.py), which then never exists in float32. A block takes 16 rows, its warps
-share their columns. Columns are multiplied in another order than they lie in, the same for both
-factors: so a lane's four numbers are neighbours.
+others (operands.py), which then never exists in float32. A block takes 16 rows, and its warps share
+their columns; where rows are few, so do several blocks. Columns are multiplied in another order
+than they lie in, the same for both factors: so a lane's four numbers are neighbours.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pyggml.backends.cuda.launch import in_turn, launch, per_element
 from pyggml.backends.cuda.lora.operands import Types, formula_of, loader_of, three, types_of
 from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.call import Call
+from pyggml.dtypes import F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
@@ -27,6 +28,8 @@ _ROWS = 16  # of a block
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
 _TILE = 8  # columns of a tensor core's result
 _STEPS = 4  # of 16 numbers, whose loads are under way at the same time
+_BLOCKS = 264  # that fill a large card
+_LINE = 64
 
 
 def columns(rank: int) -> int:
@@ -54,13 +57,13 @@ def placed(
 
 
 @cache
-def _kernel(n_tiles: int, n_warps: int, keeps: bool, formula: str, types: Types) -> Any:
+def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types) -> Any:
     load = loader_of(formula, types)
     n = n_tiles * _TILE
     of_parts, of_sums, of_words = (n_warps, _ROWS * n), (n_tiles, 4), (_STEPS, 4)
 
     @kernel
-    def widen(out, kept, x, y, z, factor, m, k):
+    def widen(out, products, x, y, z, factor, m, k):
         parts = cuda.shared.array(of_parts, np.float32)
         sums = cuda.local.array(of_sums, np.float32)
         words = cuda.local.array(of_words, np.uint32)
@@ -70,25 +73,24 @@ def _kernel(n_tiles: int, n_warps: int, keeps: bool, formula: str, types: Types)
         for tile in range(n_tiles):
             for e in range(4):
                 sums[tile, e] = np.float32(0)
-        for start in range(16 * _STEPS * warp, k, 16 * _STEPS * n_warps):
-            for step in range(_STEPS):
-                column = start + 16 * step + 4 * mine
+        begin, apart = cuda.blockIdx.y * n_warps + warp, cuda.gridDim.y * n_warps
+        for start in range(16 * _STEPS * begin, k, 16 * _STEPS * apart):
+            for step in range(_STEPS):  # without branches, so that all loads come first
+                column = min(start + 16 * step + 4 * mine, k - 4)
+                inside = np.uint32(0xFFFFFFFF) if start + 16 * step < k else np.uint32(0)
                 for half in range(2):
-                    row = first + group + 8 * half
-                    words[step, half] = words[step, 2 + half] = np.uint32(0)
-                    if row < m and column < k:
-                        a, b, c, d = load(x, y, z, row * k + column)
-                        words[step, half] = ptx.two_bf16(a, b)
-                        words[step, 2 + half] = ptx.two_bf16(c, d)
+                    row = min(first + group + 8 * half, m - 1)
+                    a, b, c, d = load(x, y, z, row * k + column)
+                    words[step, half] = ptx.two_bf16(a, b) & inside
+                    words[step, 2 + half] = ptx.two_bf16(c, d) & inside
             for step in range(_STEPS):
-                column = start + 16 * step + 4 * mine
+                column = min(start + 16 * step + 4 * mine, k - 4)
                 left = (words[step, 0], words[step, 1], words[step, 2], words[step, 3])
                 for tile in range(n_tiles):
-                    at, b0, b1 = 2 * (np.int64(tile * _TILE + group) * k + column), 0, 0
-                    if column < k:
-                        b0, b1 = ptx.load_word(factor, at), ptx.load_word(factor, at + 4)
+                    at = 2 * (np.int64(tile * _TILE + group) * k + column)
+                    b0, b1 = ptx.load_pair(factor, at)
                     of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
-                    of = ptx.multiply_tile(of, left, np.uint32(b0), np.uint32(b1))
+                    of = ptx.multiply_tile(of, left, b0, b1)
                     sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
             for step in range(_STEPS):
                 column = start + 16 * step + 4 * mine
@@ -103,24 +105,49 @@ def _kernel(n_tiles: int, n_warps: int, keeps: bool, formula: str, types: Types)
                 parts[warp, row * n + column] = sums[tile, e]
         cuda.syncthreads()
         for e in range(cuda.threadIdx.x, _ROWS * n, cuda.blockDim.x):
-            row, column, total = first + e // n, e % n, np.float32(0)
+            total = np.float32(0)
             for other in range(n_warps):
                 total += parts[other, e]
-            if row < m:
-                out[row * (k + n) + k + column] = bf16_bits(total)
-                if keeps:
-                    kept[row * n + column] = bf16_bits(total)
+            if first + e // n < m:
+                products[cuda.blockIdx.y * m * n + first * n + e] = total
 
     return widen
+
+
+@kernel
+def _add_up(out, kept, products, m, n, k, n_parts, keeps):
+    """The further columns of out (m, k + n) from the products of all blocks; kept is a copy."""
+    for e in range(cuda.grid(1), m * n, cuda.gridsize(1)):
+        total = np.float32(0)
+        for part in range(n_parts):
+            total += products[part * m * n + e]
+        out[e // n * (k + n) + k + e % n] = bf16_bits(total)
+        if keeps:
+            kept[e] = bf16_bits(total)
 
 
 def _columns_of(node: Tensor) -> int:
     return node.shape[1] - node.src[0].shape[1]
 
 
+def _n_warps(n: int) -> int:
+    return 8 if n <= MOST_COLUMNS // 2 else 4
+
+
+def _n_parts(m: int, n: int, k: int) -> int:
+    """Blocks that share the columns of 16 rows."""
+    most = -(-k // (16 * _STEPS * _n_warps(n)))
+    return max(1, min(most, _BLOCKS // -(-m // _ROWS)))
+
+
+def _parts(node: Tensor) -> tuple[int, int]:
+    """Bytes of all thin factors in bfloat16 (columns, K), and of the products of all blocks."""
+    (m, k), n = node.src[0].shape, _columns_of(node)
+    return round_up(2 * n * k, _LINE), F32.block_bytes * _n_parts(m, n, k) * m * n
+
+
 def _scratch(node: Tensor, compute: Compute) -> int:
-    """All thin factors in bfloat16, (columns, K)."""
-    return 2 * _columns_of(node) * node.src[0].shape[1]
+    return sum(_parts(node))
 
 
 def _bind(site: Site, factors_in_rows: bool) -> Call:
@@ -133,16 +160,19 @@ def _bind(site: Site, factors_in_rows: bool) -> Call:
     for factor, t, scale in sources:
         rank = t.shape[0] if factors_in_rows else t.shape[1]
         steps = (1, k) if factors_in_rows else (rank, 1)
-        sizes = (k, columns(rank), 0, rank)
-        calls.append(placed(stacked[at * k :], factor, sizes, (1, k), steps, site.stream, scale))
+        sizes, to = (k, columns(rank), 0, rank), stacked[at * k : (at + columns(rank)) * k]
+        calls.append(placed(to, factor, sizes, (1, k), steps, site.stream, scale))
         at += columns(rank)
-    n_warps = 8 if n <= MOST_COLUMNS // 2 else 4
-    kept = site.saved[0] if site.saved else site.out
     kind = formula_of(site.node), types_of(site.node.src[:n_operands])
-    run = _kernel(n // _TILE, n_warps, bool(site.saved), *kind)
-    of = site.out, kept, *three(site.src[:n_operands]), stacked, m, k
-    return in_turn(*calls, launch(run, -(-m // _ROWS), 32 * n_warps, site.stream, *of))
+    products = site.scratch[_parts(site.node)[0] :].view(np.float32)
+    n_warps, n_parts = _n_warps(n), _n_parts(m, n, k)
+    grid, run = (-(-m // _ROWS), n_parts), _kernel(n // _TILE, n_warps, *kind)
+    of = site.out, products, *three(site.src[:n_operands]), stacked, m, k
+    kept, keeps = (*site.saved, site.out)[0], bool(site.saved)
+    calls.append(launch(run, grid, 32 * n_warps, site.stream, *of))
+    of = site.out, kept, products, m, n, k, n_parts, keeps
+    return in_turn(*calls, per_element(_add_up, m * n, site.stream, *of))
 
 
-ROWS = Kernel(lambda site: _bind(site, True), scratch=_scratch)
-GRADIENT = Kernel(lambda site: _bind(site, False), scratch=_scratch)
+OF_ROWS = Kernel(lambda site: _bind(site, True), scratch=_scratch)
+OF_GRADIENT = Kernel(lambda site: _bind(site, False), scratch=_scratch)

@@ -1,0 +1,67 @@
+"""A LoRA step's graph as a card computes it: every adapted product is found."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.backends import CPU
+from pyggml.graph import Graph
+from pyggml.lora import LoraConfig, attach
+from pyggml.lora.passes import Passes
+from pyggml.ops import scale
+from pyggml.schedule import Devices, bind, schedule
+from pyggml.tensors import leaf
+
+GOLDEN = Path(__file__).parents[1] / "golden/models"
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+
+
+def graphs(name, n_tokens=16, **settings):
+    """Training's graph, the same with wide products, and the number of adapted matrices."""
+    from pyggml.backends.cuda.lora import with_wide_products
+
+    model = pyggml.load(GOLDEN / f"{name}.gguf", compute="bf16")
+    adapter = attach(model, LoraConfig(rank=4, alpha=6.0, **settings))
+    graph = Passes(adapter.model, adapter.parameters, n_tokens).training.graph
+    return graph, with_wide_products(graph), len(adapter.parameters.tensors) // 2
+
+
+def ops_of(graph):
+    return Counter(t.op.name for t in graph.nodes)
+
+
+@pytest.mark.parametrize("name", ["llama-Q8_0", "qwen2-Q4_K_M", "qwen3-F16"])
+def test_every_adapted_product_is_joined(name):
+    graph, wide, n_adapted = graphs(name)
+    found = ops_of(wide)
+    assert found["wide_product"] == found["gradient_of_a"] == found["gradient_of_b"] == n_adapted
+    assert found["wide_gradient"] == n_adapted
+    assert not found["mul_mat_add"] and not found["out_prod_add"]
+    assert not found["swiglu"] and not found["swiglu_back_gate"]
+    assert [t.shape for t in wide.outputs] == [t.shape for t in graph.outputs]
+
+
+def test_dropout_keeps_products_apart():
+    graph, wide, _ = graphs("llama-Q8_0", dropout=0.1)
+    assert ops_of(wide) == ops_of(graph) and wide is graph
+
+
+def test_few_rows_stay_as_they_are():
+    graph, wide, _ = graphs("llama-Q8_0", n_tokens=15)
+    assert wide is graph
+
+
+class Doubling(CPU):
+    def rewritten(self, graph):
+        (y,) = graph.outputs
+        return Graph.of(scale(y.src[0], 2 * y.params["s"]))
+
+
+def test_a_schedule_reads_the_outputs_of_the_rewritten_graph():
+    y = scale(leaf(np.float32([1, 2])), 3.0)
+    (program,) = bind(schedule(Graph.of(y), Devices([Doubling()])))
+    program()
+    np.testing.assert_array_equal(program.read(y), [6, 12])
