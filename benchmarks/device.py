@@ -229,7 +229,7 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
     nodes: Counter[str] = Counter()
     for (name, *_), same in alike.items():
         node, call = same[0]
-        weight = node.src[-2].dtype.name if "mat" in name or "prod" in name else ""
+        weight = next((s.dtype.name for s in node.src if s.dtype.quantised), "")
         repeated = Captured([call] * REPEATS, card.stream)
         taken[f"{name} {weight}".strip()] += 1e6 * card.seconds(repeated, 5) / REPEATS * len(same)
         nodes[f"{name} {weight}".strip()] += len(same)
