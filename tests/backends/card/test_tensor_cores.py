@@ -1,0 +1,74 @@
+"""Kernels of tensor cores without a card: Numba's simulator, with twins of what it lacks."""
+
+import numpy as np
+import pytest
+
+from pyggml.backends import CPU
+from pyggml.backends.cuda import open_cuda
+from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.lora import ops, wide
+from pyggml.backward.check import as_leaf
+from pyggml.graph import Graph
+from pyggml.ops import OPS
+from pyggml.schedule import Devices, results
+from pyggml.tensors import leaf
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="a card has tensor cores")
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """The simulated card, with products in bfloat16."""
+    from warps import as_instructions
+
+    as_instructions(monkeypatch)
+    return open_cuda(0, "bf16")
+
+
+def close(found, wanted, allowed=1e-2):
+    assert np.linalg.norm(found - wanted) <= allowed * np.linalg.norm(wanted)
+
+
+def floats(found):
+    return (found.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_wide_rows_whose_columns_blocks_share(rounding, monkeypatch):
+    monkeypatch.setattr(wide, "_n_warps", lambda n: 1)  # threads are what costs time here
+    rng, (m, k) = np.random.default_rng(1), (19, 80)
+    x, gate = (rng.standard_normal((m, k), np.float32) for _ in range(2))
+    a, b = (rng.standard_normal((r, k), np.float32) for r in (8, 3))
+    rows = ops.wide_rows(leaf(x), [leaf(a), leaf(b)], [1.0, 2.0])
+    glu = ops.absorbing(rows, "swiglu", [leaf(gate), leaf(x)], 0)
+    nodes = rows, rows.saved[0], glu
+    plain, kept, of_glu = results(Graph.of(*nodes), Devices([rounding, CPU()]))
+    close(floats(plain)[:, :k], x, 4e-3)
+    close(floats(plain)[:, k : k + 11], np.hstack([x @ a.T, 2 * x @ b.T]))
+    assert not plain[:, k + 11 :].any()
+    np.testing.assert_array_equal(kept, plain[:, k:])
+    wanted = gate / (1 + np.exp(-gate)) * x
+    close(floats(of_glu)[:, : k + 8], np.hstack([wanted, wanted @ a.T]))
+
+
+@pytest.mark.parametrize("name", ["flash_attn_ext", "flash_attn_back"])
+def test_attention(rounding, name):
+    rng = np.random.default_rng(2)
+    n, n_heads, n_key_heads, size = 18, 1, 1, 64
+    q, k, v, do = (
+        rng.standard_normal((n, h, size), np.float32)
+        for h in (n_heads, n_key_heads, n_key_heads, n_heads)
+    )
+    first = np.where(np.arange(n) < 9, 0, 9)  # two documents
+    span = np.stack([first, np.arange(n) + 1], axis=1).astype(np.int32)
+    params = {"scale": size**-0.5, "cap": 0.0, "max_bias": 0.0, "masked": False, "longest": 0}
+    forward = OPS["flash_attn_ext"](*map(as_leaf, (q, k, v, span)), **params)
+    if name == "flash_attn_ext":
+        nodes = forward, *forward.saved
+    else:
+        o, lse = results(Graph.of(forward, *forward.saved), Devices([CPU()]))
+        node = OPS[name](*map(as_leaf, (q, k, v, span, o, lse, do)), **params)
+        nodes = node, *node.saved
+    wanted = results(Graph.of(*nodes), Devices([CPU()]))
+    found = results(Graph.of(*nodes), Devices([rounding, CPU()]))
+    for a, b in zip(found, wanted, strict=True):
+        close(a, b)

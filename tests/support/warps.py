@@ -1,0 +1,142 @@
+"""Twins in Python of instructions that Numba's simulator lacks: tensor cores, and what the lanes of
+a warp exchange. With `as_instructions(monkeypatch)` the simulator runs kernels that need them.
+
+Each thread of a block is a Python thread. The 32 lanes of a warp meet at a barrier, leave what they
+bring, and read what the others brought.
+"""
+
+import threading
+from collections import defaultdict
+
+import numpy as np
+from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
+
+from pyggml.backends.cuda import ptx
+
+LANES = 32
+
+
+class _Meeting:
+    def __init__(self):
+        self.barrier, self.brought = threading.Barrier(LANES, timeout=300), [None] * LANES
+
+
+_MEETINGS, _LOCK = defaultdict(_Meeting), threading.Lock()
+
+
+def _me():
+    return threading.current_thread().threadIdx.x
+
+
+def _exchanged(value):
+    """What each lane of the warp brings."""
+    thread = threading.current_thread()
+    block = thread.blockIdx
+    with _LOCK:
+        meeting = _MEETINGS[id(thread._manager), block.x, block.y, block.z, _me() // LANES]
+    meeting.brought[_me() % LANES] = value
+    meeting.barrier.wait()
+    found = list(meeting.brought)
+    meeting.barrier.wait()
+    return found
+
+
+def _bytes(array):
+    """The bytes of an array in a kernel."""
+    plain = getattr(array, "_item", array)
+    return getattr(plain, "_ary", plain).reshape(-1).view(np.uint8)
+
+
+def _load(n):
+    def load(array, at):
+        words = _bytes(array)[at : at + 4 * n].view(np.uint32)
+        return tuple(words) if n > 1 else words[0]
+
+    return load
+
+
+def _store(array, at, *words):
+    _bytes(array)[at : at + 4 * len(words)] = np.array(words, np.uint32).view(np.uint8)
+
+
+def _half(x):
+    """A float32 in bfloat16, ties to even."""
+    bits = int(np.float32(x).view(np.uint32))
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+def _two_bf16(first, second):
+    return np.uint32(_half(first) | _half(second) << 16)
+
+
+def _floats(word):
+    return np.array([word << 16 & 0xFFFF0000, word & 0xFFFF0000], np.uint32).view(np.float32)
+
+
+def _multiply_tile(c, a, b0, b1):
+    """mma.sync.m16n8k16: of each lane 4g + t, see pyggml.backends.cuda.ptx."""
+    left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+    for lane, (words, first, second) in enumerate(_exchanged((a, b0, b1))):
+        g, t = divmod(lane, 4)
+        for i, word in enumerate(words):
+            at = 2 * t + 8 * (i // 2)
+            left[g + 8 * (i % 2), at : at + 2] = _floats(int(word))
+        right[2 * t : 2 * t + 2, g] = _floats(int(first))
+        right[2 * t + 8 : 2 * t + 10, g] = _floats(int(second))
+    product = left @ right
+    g, t = divmod(_me() % LANES, 4)
+    mine = [product[g + 8 * (e // 2), 2 * t + e % 2] for e in range(4)]
+    return tuple(np.float32(x + y) for x, y in zip(c, mine, strict=True))
+
+
+def _load_matrices(transposed):
+    def load(shared, at):
+        places = _exchanged(int(at))
+        g, t = divmod(_me() % LANES, 4)
+        words = []
+        for i in range(4):
+            rows = [_bytes(shared)[p : p + 16].view(np.uint16) for p in places[8 * i : 8 * i + 8]]
+            two = (rows[2 * t][g], rows[2 * t + 1][g]) if transposed else rows[g][2 * t : 2 * t + 2]
+            words.append(np.uint32(int(two[0]) | int(two[1]) << 16))
+        return tuple(words)
+
+    return load
+
+
+def _copy_16(shared, to, source, at, n_bytes):
+    _bytes(shared)[to : to + 16] = 0
+    _bytes(shared)[to : to + n_bytes] = _bytes(source)[at : at + n_bytes]
+
+
+def _shfl_xor_sync(self, mask, value, step):
+    return _exchanged(value)[(_me() % LANES) ^ step]
+
+
+def _nothing():
+    pass
+
+
+def as_instructions(monkeypatch):
+    """Give the simulator the instructions, until the test ends."""
+    twins = {
+        "TENSOR_CORES": True,
+        "load_pair": _load(2),
+        "load_words": _load(4),
+        "store_pair": _store,
+        "store_words": _store,
+        "two_bf16": _two_bf16,
+        "power_of_two": lambda x: np.float32(2.0) ** np.float32(x),
+        "multiply_tile": _multiply_tile,
+        "load_matrices": _load_matrices(False),
+        "load_matrices_transposed": _load_matrices(True),
+        "copy_16": _copy_16,
+        "commit_copies": _nothing,
+        "await_copies": _nothing,
+        "await_all_but_one": _nothing,
+    }
+    for name, twin in twins.items():
+        monkeypatch.setattr(ptx, name, twin, raising=False)
+    array = FakeCUDAShared.array
+    anywhere = lambda self, shape, dtype, alignment=None: array(self, shape, dtype)  # noqa: E731
+    monkeypatch.setattr(FakeCUDAShared, "array", anywhere)
+    monkeypatch.setattr(FakeCUDAModule, "shfl_xor_sync", _shfl_xor_sync, raising=False)
