@@ -184,23 +184,29 @@ def _queries_of(span, first, count, n_queries, n_keys):
 
 
 @device
-def _slopes_by_key(s, dp, lse, delta, span, query, n_queries, n_keys, head, key, scale):
-    """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8."""
+def _load_queries(floats, seen_by, lse, delta, span, query, n_queries, n_keys, head):
+    """Of the lane's columns: (lse in powers of two, δ), and the keys that each query sees."""
     column = query + ((cuda.threadIdx.x & 3) << 1)
     for i in range(QUERIES // 8):
         for half in range(2):
-            j = column + 8 * i + half
-            start, stop, top, slope = 0, 0, ZERO, ZERO
-            if j < n_queries:
-                start, stop = seen(span, j, n_keys)
-                at = np.int64(head) * n_queries + j
-                top, slope = lse[at] * LOG2_E, delta[at]
-            for r in range(2):
-                e = 2 * r + half
-                is_seen = start <= key + 8 * r and key + 8 * r < stop
-                p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - top) if is_seen else ZERO
-                s[i, e] = p
-                dp[i, e] = p * (dp[i, e] - slope) * scale
+            j, to = column + 8 * i + half, 2 * i + half
+            last = min(j, n_queries - 1)
+            start, stop = seen(span, last, n_keys)
+            seen_by[to, 0], seen_by[to, 1] = start, stop if j < n_queries else start
+            at = np.int64(head) * n_queries + last
+            floats[to, 0], floats[to, 1] = lse[at] * LOG2_E, delta[at]
+
+
+@device
+def _slopes_by_key(s, dp, floats, seen_by, key, scale):
+    """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8."""
+    for i in range(QUERIES // 8):
+        for e in range(4):
+            of, row = 2 * i + (e & 1), key + 8 * (e >> 1)
+            is_seen = seen_by[of, 0] <= row and row < seen_by[of, 1]
+            p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - floats[of, 0]) if is_seen else ZERO
+            s[i, e] = p
+            dp[i, e] = p * (dp[i, e] - floats[of, 1]) * scale
 
 
 @cache
@@ -227,6 +233,7 @@ def _keys_kernel(head_size: int) -> Any:
     at_v, at_q, n_bytes = 2 * ROWS * head_size, 4 * ROWS * head_size, 6 * ROWS * head_size
     one = 2 * QUERIES * head_size  # bytes of a tile of queries
     of_results, of_scores = (head_size // 8, 4), (QUERIES // 8, 4)
+    of_queries = (QUERIES // 4, 2)
 
     @kernel
     def backward(
@@ -237,6 +244,8 @@ def _keys_kernel(head_size: int) -> Any:
         dp = cuda.local.array(of_scores, np.float32)
         dks = cuda.local.array(of_results, np.float32)
         dvs = cuda.local.array(of_results, np.float32)
+        floats = cuda.local.array(of_queries, np.float32)
+        seen_by = cuda.local.array(of_queries, np.int32)
         first, key_head = cuda.blockIdx.x * ROWS, cuda.blockIdx.y
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
         repeats = n_heads // n_key_heads
@@ -256,11 +265,12 @@ def _keys_kernel(head_size: int) -> Any:
                 copy_queries(tile, there, q, query + QUERIES, head, n_queries, n_heads)
                 copy_queries(tile, there + one, do, query + QUERIES, head, n_queries, n_heads)
                 ptx.commit_copies()
+                _load_queries(floats, seen_by, lse, delta, span, query, n_queries, n_keys, head)
                 ptx.await_all_but_one()
                 cuda.syncthreads()
                 scores(s, tile, 0, here)
                 scores(dp, tile, at_v, here + one)
-                _slopes_by_key(s, dp, lse, delta, span, query, n_queries, n_keys, head, key, scale)
+                _slopes_by_key(s, dp, floats, seen_by, key, scale)
                 across_rows(dvs, s, tile, here + one, QUERIES)
                 across_rows(dks, dp, tile, here, QUERIES)
                 cuda.syncthreads()
