@@ -7,10 +7,10 @@ columns:
     in pairs     X:  columns are features, and k counts tokens
     transposed   Xᵀ: columns are tokens, and k counts features
 
-Scores enter an exponential, which makes relative errors of absolute ones. So their operands are
-split: x = hi + lo, both bfloat16. Then q·k = hi·hi + lo·hi + hi·lo is one product of three times as
-many features, with rows (hi, lo, hi) and columns (hi, hi, lo). It is off by 2^−16 of what is
-summed, not by 2^−8.
+Scores enter an exponential, which makes relative errors of absolute ones. So the forward pass
+splits their operands: x = hi + lo, both bfloat16. Then q·k = hi·hi + lo·hi + hi·lo is one product
+of three times as many features, with rows (hi, lo, hi) and columns (hi, hi, lo). It is off by
+2^−16 of what is summed, not by 2^−8.
 """
 
 from __future__ import annotations
