@@ -1,6 +1,6 @@
 """What an NVIDIA card does: LoRA steps beside PEFT's, generation, products. One JSON line a row.
 
-usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,decode,peft] [--device 0]
+usage: device.py [MODEL.gguf …] [--rows machine,product,step,op,graph,decode,peft] [--device 0]
                  [--sizes 1x128,1x512,16x512] [--rank 8] [--steps 10] [--new 64] [--past 512]
                  [--peft-python PATH]
 
@@ -11,6 +11,8 @@ product   each path of products that takes them, at the shapes of Qwen3-1.7B, by
 step      a whole step of LoRA on all linear modules: tokens/s, memory, share of the bfloat16 rate
           (4 FLOP for each matrix weight and token)
 op        where the time of one step goes, each node started by itself
+graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
+          the launches at least come one after the other
 decode    tokens/s of one sequence after `past` tokens; share of the bandwidth over packed weights
 peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.py --device cuda)
 """
@@ -173,7 +175,7 @@ def matrix_weights(model: Model) -> int:
     return sum(prod(shape) for shape in shapes if len(shape) > 1)
 
 
-def steps(card: Card, file: str, size: tuple[int, int], options: Any, by_op: bool) -> None:
+def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     n_sequences, n_ctx = size
     n = n_sequences * n_ctx
     before = card.free()
@@ -202,8 +204,10 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any, by_op: boo
             step()
             taken.append(perf_counter() - began)
         fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
-        if by_op:
+        if "op" in options.rows:
             card.say("op", **fields, microseconds=time_by_op(card, passes))
+        if "graph" in options.rows:
+            card.say("graph", **fields, **time_of_graph(card, passes))
     speed = n / median(taken)
     share = 4 * matrix_weights(model) * speed / card.flops if card.flops else 0.0
     left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
@@ -234,6 +238,21 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
         taken[f"{name} {weight}".strip()] += 1e6 * card.seconds(repeated, 5) / REPEATS * len(same)
         nodes[f"{name} {weight}".strip()] += len(same)
     return {name: [round(us), nodes[name]] for name, us in taken.most_common()}
+
+
+def time_of_graph(card: Card, passes: Passes) -> dict[str, float]:
+    """The launches of a training pass in a line, and side by side as far as memory allows."""
+    found = (call.arguments[0] for call in passes.programs[0].calls if call.arguments)
+    graph = next(one for one in found if isinstance(one, Captured))
+    depths: list[int] = []
+    for waits in graph.waits() if graph.waits else ():
+        depths.append(1 + max((depths[i] for i in waits), default=0))
+    line = card.seconds(Captured(graph.calls, card.stream), 5)
+    side = card.seconds(Captured(graph.calls, card.stream, graph.waits), 5)
+    return {
+        "launches": len(graph.calls), "longest_path": max(depths),
+        "milliseconds_in_a_line": 1e3 * line, "milliseconds_side_by_side": 1e3 * side,
+    }  # fmt: skip
 
 
 def peft(options: Any, size: tuple[int, int]) -> None:
@@ -280,7 +299,7 @@ def decode(card: Card, file: str, options: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--rows", default="machine,product,step,op,decode,peft")
+    parser.add_argument("--rows", default="machine,product,step,op,graph,decode,peft")
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--sizes", default="1x128,1x512,16x512")
     parser.add_argument("--rank", type=int, default=8)
@@ -302,7 +321,7 @@ def main() -> None:
         products(card)
     for file in options.models:
         for size in sizes if "step" in options.rows else ():
-            steps(card, file, size, options, "op" in options.rows)
+            steps(card, file, size, options)
         if "decode" in options.rows:
             decode(card, file, options)
 

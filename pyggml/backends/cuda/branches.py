@@ -10,26 +10,29 @@ other makes steps wait that could run together; hence `CudaBackend.room`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from pyggml.backends.cuda.driver import address
 from pyggml.backends.cuda.kernel import BoundCall, Site
 from pyggml.backends.cuda.launch import arrays, steps
-from pyggml.backends.cuda.waits import Access, Range, waits
+from pyggml.backends.cuda.waits import Access, Range, Waits, waits
 from pyggml.call import Call
 
 
-def side_by_side(calls: Iterable[BoundCall]) -> tuple[list[Call], list[tuple[int, ...]]]:
-    """The steps of all calls, and for each the numbers of the earlier ones that it waits for."""
-    found, accesses = [], []
+def side_by_side(calls: Sequence[BoundCall]) -> tuple[list[Call], Callable[[], Waits]]:
+    """The steps of all calls; and what tells, for each, the earlier ones that it waits for."""
+    return [step for call in calls for step in steps(call)], partial(_waits, calls)
+
+
+def _waits(calls: Iterable[BoundCall]) -> Waits:
+    accesses = []
     for call in calls:
-        written = ranges(chain.from_iterable(map(changed, call.sites)))
-        for step in steps(call):
-            found.append(step)
-            accesses.append(_access(step, written))
-    return found, waits(accesses)
+        may_change = ranges(chain.from_iterable(map(changed, call.sites)))
+        accesses += [_access(step, may_change) for step in steps(call)]
+    return waits(accesses)
 
 
 def changed(site: Site) -> Iterator[Any]:

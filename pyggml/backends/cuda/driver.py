@@ -102,17 +102,17 @@ class Captured:
     be captured. The second time they are captured into a CUDA graph (1.25 µs a node, where a launch
     from Python takes 80). Calls that cannot be captured are always launched.
 
-    waits: for each call, the numbers of those that end before it begins; the card may run it beside
-    all others. Without `waits` each call waits for the one before.
+    waits: tells, for each call, the numbers of those that end before it begins; the card may run it
+    beside all others. Without `waits` each call waits for the one before.
     """
 
     def __init__(
         self,
         calls: Iterable[Callable[[], None]],
         stream: Any,
-        waits: Sequence[Sequence[int]] | None = None,
+        waits: Callable[[], Sequence[Sequence[int]]] | None = None,
     ) -> None:
-        self._calls, self._stream, self._waits = tuple(calls), stream, waits
+        self.calls, self.waits, self._stream = tuple(calls), waits, stream
         self._times, self._graph = 0, None
 
     def __call__(self) -> None:
@@ -125,16 +125,16 @@ class Captured:
             driver.cuGraphLaunch(self._graph, self._stream.handle)
 
     def _launch(self) -> None:
-        for call in self._calls:
+        for call in self.calls:
             call()
 
     def _launch_to_capture(self) -> None:
         """Each call's nodes get edges from the last nodes of those that it waits for."""
-        if self._waits is None:
+        if self.waits is None:
             self._launch()
             return
         last: list[list[Any]] = []  # of each call
-        for call, waits in zip(self._calls, self._waits, strict=True):
+        for call, waits in zip(self.calls, self.waits(), strict=True):
             _set_next(self._stream, [node for i in waits for node in last[i]])
             call()
             last.append(_next(self._stream))

@@ -37,7 +37,10 @@ def conflict(a: Access, b: Access) -> bool:
     )
 
 
-def waits(steps: Iterable[Access]) -> list[tuple[int, ...]]:
+Waits = list[tuple[int, ...]]
+
+
+def waits(steps: Iterable[Access]) -> Waits:
     """For each step the numbers of the earlier ones that it waits for.
 
     None of them is left out but those for which another of them waits in turn.

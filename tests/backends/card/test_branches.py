@@ -7,7 +7,9 @@ import pytest
 
 from pyggml.backends import CPU, write
 from pyggml.backends.cuda.branches import side_by_side
-from pyggml.backends.cuda.driver import SIMULATED, Captured
+from pyggml.backends.cuda.driver import SIMULATED, Captured, cuda, kernel
+from pyggml.backends.cuda.kernel import BoundCall, Site
+from pyggml.backends.cuda.launch import in_turn, launch
 from pyggml.graph import Graph
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
 from pyggml.ops.layout import transpose
@@ -42,7 +44,8 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
     (program,) = bind(schedule(graph, Devices([card, CPU()])))
     program()
     wanted = [program.read(t) for t in graph.outputs]
-    steps, waits = side_by_side(program.programs[card].calls)
+    steps, tell = side_by_side(program.programs[card].calls)
+    waits = tell()
     assert len({len(w) for w in waits}) > 1, "there are branches"
     on_card = next(t for t in program.schedule.parts[-1].changed)
     for seed in range(9):
@@ -55,11 +58,23 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
             np.testing.assert_array_equal(card.read(here), numbers)
 
 
+@pytest.mark.parametrize("named, waits", [(True, [(), ()]), (False, [(), (0,)])])
+def test_launches_of_a_node_that_name_what_they_write(named, waits):
+    """Two results from the same scratch, as the gradients of queries and of keys."""
+    out, saved, scratch = (cuda.to_device(np.zeros(4, np.float32)) for _ in range(3))
+    node = silu(zeros((4,)))
+    site = Site(node, out, (), (saved,), scratch, None, False, "f32", None, None, None)
+    calls = (
+        launch(None, 1, 1, None, result, scratch, writes=[result] if named else None)
+        for result in (out, saved)
+    )
+    assert side_by_side([BoundCall(in_turn(*calls), site)])[1]() == waits
+
+
 @pytest.mark.skipif(SIMULATED, reason="the simulator captures nothing")
 def test_a_captured_call_waits_for_what_it_is_told(card):
     """A long call, and one that needs its result but is the first of three to be short."""
     order, n = [], 1 << 22
-    from pyggml.backends.cuda.driver import cuda, kernel
 
     @kernel
     def fill(out, value, times):
@@ -78,7 +93,7 @@ def test_a_captured_call_waits_for_what_it_is_told(card):
         lambda: fill[64, 256, card.stream](z, np.float32(5), 1),
         lambda: put[64, 256, card.stream](y, x),
     ]
-    captured = Captured(calls, card.stream, [(), (), (0,)])
+    captured = Captured(calls, card.stream, lambda: [(), (), (0,)])
     for _ in range(3):
         for array in (x, y, z):
             array.copy_to_device(np.zeros(n, np.float32), stream=card.stream)
