@@ -204,10 +204,7 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
             step()
             taken.append(perf_counter() - began)
         fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
-        if "op" in options.rows:
-            card.say("op", **fields, microseconds=time_by_op(card, passes))
-        if "graph" in options.rows:
-            card.say("graph", **fields, **time_of_graph(card, passes))
+        look_inside(card, passes, fields, options.rows)
     speed = n / median(taken)
     share = 4 * matrix_weights(model) * speed / card.flops if card.flops else 0.0
     left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
@@ -238,6 +235,13 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
         taken[f"{name} {weight}".strip()] += 1e6 * card.seconds(repeated, 5) / REPEATS * len(same)
         nodes[f"{name} {weight}".strip()] += len(same)
     return {name: [round(us), nodes[name]] for name, us in taken.most_common()}
+
+
+def look_inside(card: Card, passes: Passes, fields: dict[str, Any], rows: list[str]) -> None:
+    if "op" in rows:
+        card.say("op", **fields, microseconds=time_by_op(card, passes))
+    if "graph" in rows:
+        card.say("graph", **fields, **time_of_graph(card, passes))
 
 
 def time_of_graph(card: Card, passes: Passes) -> dict[str, float]:
