@@ -34,8 +34,8 @@ from pyggml.backends.webgpu.attention_tiles import (
     set_weights,
     sums_of,
 )
+from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.shader import Dispatch, View, per_element
 from pyggml.backends.webgpu.table import declare
 from pyggml.dtypes import F16, F32

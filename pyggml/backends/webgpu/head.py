@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.factors import Factor
+from pyggml.backends.webgpu.group import HIGHEST, with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
 from pyggml.backends.webgpu.shader import Dispatch, View
 from pyggml.backends.webgpu.table import declare
@@ -24,22 +24,15 @@ _LINE = 64  # bytes
 _TILE = 128  # rows
 _LOGITS_BYTES = 256 << 20  # of all logits that exist at once, if a binding may be so large
 
-_SOFTMAX = """
-var<workgroup> tops: array<f32, 256>;
-fn highest(me: u32, mine: f32) -> f32 {
-    tops[me] = mine;
-    workgroupBarrier();
-    for (var n = 128u; n > 0u; n = n / 2u) {
-        if (me < n) { tops[me] = max(tops[me], tops[me + n]); }
-        workgroupBarrier();
-    }
-    return tops[0];
-}
+_SOFTMAX = (
+    HIGHEST
+    + """
 fn capped(z: f32) -> f32 {
     if (CAP > 0.0) { return CAP * tanh(z / CAP); }
     return z;
 }
-""" + with_sums("""
+"""
+    + with_sums("""
     if (group >= ROWS) { return; }
     let start = group * N;
     let row = FIRST + group;
@@ -78,6 +71,7 @@ fn capped(z: f32) -> f32 {
         }
     }
 """)
+)
 _TOTAL = with_sums("""
     var mine = 0.0;
     for (var i = me; i < N; i += 256u) { mine += x_at(i); }

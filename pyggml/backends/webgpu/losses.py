@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyggml.backends.webgpu.group import HIGHEST, with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.reduce import sum_of
 from pyggml.backends.webgpu.shader import Dispatch, View
-from pyggml.backends.webgpu.softmax import MOST
 from pyggml.backends.webgpu.table import declare
 from pyggml.dtypes import F32
 from pyggml.sizes import round_up
@@ -32,7 +31,7 @@ _ROW = """
     let weight = weights_at(group);
     if (me == 0u && !known) { put_fault(0u, i32(NO_TOKEN)); }
 """
-_FORWARD = MOST + with_sums(
+_FORWARD = HIGHEST + with_sums(
     _ROW
     + """
     if (me == 0u) {
@@ -48,7 +47,7 @@ _FORWARD = MOST + with_sums(
     }
 """
 )
-_BACK = MOST + with_sums(
+_BACK = HIGHEST + with_sums(
     _ROW
     + """
     let share = weight * d_at(0u);

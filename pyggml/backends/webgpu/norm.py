@@ -5,25 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import MAIN, Dispatch
+from pyggml.backends.webgpu.shader import Dispatch
 from pyggml.backends.webgpu.table import declare
 
-# Sums over a workgroup of 256 threads.
-SUMS = """
-var<workgroup> parts: array<f32, 256>;
-fn summed(me: u32, mine: f32) -> f32 {
-    parts[me] = mine;
-    workgroupBarrier();
-    for (var n = 128u; n > 0u; n = n / 2u) {
-        if (me < n) { parts[me] += parts[me + n]; }
-        workgroupBarrier();
-    }
-    let total = parts[0];
-    workgroupBarrier();
-    return total;
-}
-"""
 # y of rows of x and, if they are named, of w, a row that all share, and of dy.
 _RMS = """
     let r = 1.0 / sqrt(squared(me, first, 0.0) / f32(N) + p_eps);
@@ -69,11 +55,6 @@ fn squared(me: u32, first: u32, mean: f32) -> f32 {  // Σ (x − mean)² of a r
 }
 """
 _EACH = re.compile(r"EACH\((.*)\)\n")
-
-
-def with_sums(body: str) -> str:
-    """A whole shader that may call `summed(me, mine)`, whose uniform control flow is the body's."""
-    return SUMS + MAIN.replace("BODY", body)
 
 
 def _by_row(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispatch]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.shader import Dispatch, per_element
 from pyggml.backends.webgpu.table import declare
 from pyggml.tensors import Tensor

@@ -7,25 +7,13 @@ from math import prod
 
 import numpy as np
 
+from pyggml.backends.webgpu.group import HIGHEST, with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.norm import with_sums
 from pyggml.backends.webgpu.shader import Dispatch, per_element
 from pyggml.backends.webgpu.table import declare
 from pyggml.positions import alibi_slopes
 from pyggml.tensors import MAX_AXES, Shape
 
-MOST = """
-var<workgroup> tops: array<f32, 256>;
-fn highest(me: u32, mine: f32) -> f32 {  // the greatest number of a workgroup
-    tops[me] = mine;
-    workgroupBarrier();
-    for (var n = 128u; n > 0u; n = n / 2u) {
-        if (me < n) { tops[me] = max(tops[me], tops[me + n]); }
-        workgroupBarrier();
-    }
-    return tops[0];
-}
-"""
 NOTHING = -3e38  # stands for −inf, which shaders may do without
 _SCORE = """
 fn score(row: u32, j: u32) -> f32 {
@@ -38,7 +26,7 @@ fn score(row: u32, j: u32) -> f32 {
 }
 """
 _SOFT_MAX = (
-    MOST
+    HIGHEST
     + _SCORE
     + with_sums("""
     if (group >= ROWS) { return; }
