@@ -6,8 +6,9 @@ and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
@@ -109,14 +110,20 @@ def _bind_scaled(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     return _product(replace(product, out=scaled.out), accumulate=False, factor=factor)
 
 
-def _bind_summed(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
-    """A gradient added to its accumulator as it is made."""
-    product, total = sites
-    so_far, added = total.node.src
-    is_sum = added is product.node and so_far.shape == added.shape and is_in_place(total.node)
-    if kept[0] or not is_sum:
-        return None
-    return _product(replace(product, out=total.out), accumulate=True)
+def declare_summed(name: str, add: Callable[[Site], Call]) -> None:
+    """A pattern: the gradient that this op makes is added to its accumulator as it is made.
+
+    add   what binds the op's kernel so that it adds to what is there
+    """
+
+    def bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+        product, total = sites
+        so_far, added = total.node.src
+        is_sum = added is product.node and so_far.shape == added.shape and is_in_place(total.node)
+        return add(replace(product, out=total.out)) if is_sum and not kept[0] else None
+
+    # In place: the sum lies where the accumulator does, and no factor of the product does.
+    declare_pattern(name, "add", bind=bind, in_place=True)
 
 
 for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
@@ -125,5 +132,4 @@ for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
     declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
 for _name in ("mul_mat", "out_prod"):
     declare_pattern(_name, "scale", bind=_bind_scaled)
-# In place: the sum lies where the accumulator does, and no factor of the product does.
-declare_pattern("out_prod", "add", bind=_bind_summed, in_place=True)
+declare_summed("out_prod", partial(_product, accumulate=True))

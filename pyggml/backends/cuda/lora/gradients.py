@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply
@@ -14,6 +16,7 @@ from pyggml.backends.cuda.lora.operands import (
     types_of,
 )
 from pyggml.backends.cuda.lora.wide import columns
+from pyggml.backends.cuda.products import declare_summed
 from pyggml.call import Call
 from pyggml.tensors import Tensor
 
@@ -32,7 +35,7 @@ def _shared_of_a(node: Tensor, compute: Compute) -> tuple[int, str]:
     return (0 if formula_of(node) else _x_bytes(node)), "bf16"
 
 
-def _of_a(site: Site) -> Call:
+def _of_a(site: Site, accumulate: bool = False) -> Call:
     """dA = vᵀ·x, v the further columns of D."""
     (rank, k), (m, width) = site.node.shape, site.node.src[0].shape
     operands, x, calls = site.node.src[1:], site.src[1], []
@@ -44,18 +47,20 @@ def _of_a(site: Site) -> Call:
             calls.append(rounded_formula(x, site.src[1:], *kind, site.stream))
     v = site.src[0][width - columns(rank) :]
     of_v, of_x = (False, width), (False, k)
-    product = multiply(site.stream, (rank, k, m), v, of_v, x, of_x, site.out, k, False)
+    product = multiply(site.stream, (rank, k, m), v, of_v, x, of_x, site.out, k, accumulate)
     return in_turn(*calls, product)
 
 
-def _of_b(site: Site) -> Call:
+def _of_b(site: Site, accumulate: bool = False) -> Call:
     """dB = dyᵀ·u, dy the first columns of D."""
     (n, rank), (m, width) = site.node.shape, site.node.src[1].shape
     n_columns, u = site.node.src[0].shape[1], site.src[0][site.node.params["first"] :]
     of_d, of_u = (False, width), (False, n_columns)
     sizes = (n, rank, m)
-    return multiply(site.stream, sizes, site.src[1], of_d, u, of_u, site.out, rank, False)
+    return multiply(site.stream, sizes, site.src[1], of_d, u, of_u, site.out, rank, accumulate)
 
 
 OF_A = Kernel(_of_a, scratch=_scratch_of_a, shared=_shared_of_a)
 OF_B = Kernel(_of_b)
+declare_summed("gradient_of_a", partial(_of_a, accumulate=True))
+declare_summed("gradient_of_b", partial(_of_b, accumulate=True))
