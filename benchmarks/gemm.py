@@ -25,7 +25,7 @@ from pyggml.backends import CPU
 from pyggml.backends.cpu import Compute
 from pyggml.call import Call
 from pyggml.dtypes import dtype
-from pyggml.gemm.activations import BLOCK_SLOTS
+from pyggml.gemm.activations import BLOCK_WORDS
 from pyggml.gemm.int8_tile import byte_product
 from pyggml.gemm.panels import float_product, pair_product
 from pyggml.gemm.tile import BYTE_TILE, FLOAT_TILE, PAIR_TILE, Tile
@@ -34,7 +34,7 @@ from pyggml.quants import quantize
 from machine import about
 
 REPEATS = 4000
-SLOTS: dict[Compute, int] = {"f32": 128, "bf16": 128, "int8": 64}  # depth of the limit's tile
+WORDS: dict[Compute, int] = {"f32": 128, "bf16": 128, "int8": 64}  # depth of the limit's tile
 TILES: dict[Compute, Tile] = {"f32": FLOAT_TILE, "bf16": PAIR_TILE, "int8": BYTE_TILE}
 
 
@@ -42,9 +42,9 @@ TILES: dict[Compute, Tile] = {"f32": FLOAT_TILE, "bf16": PAIR_TILE, "int8": BYTE
 def _repeat(a, b, c, k, tile, n):
     a, b, c, ld = a.ctypes.data, b.ctypes.data, c.ctypes.data, tile.panel
     for _ in range(n):
-        if tile.per_slot == 4:
-            byte_product(a, a, b, b, c, ld, k // BLOCK_SLOTS, 0, 1)
-        elif tile.per_slot == 2:
+        if tile.per_word == 4:
+            byte_product(a, a, b, b, c, ld, k // BLOCK_WORDS, 0, 1)
+        elif tile.per_word == 2:
             pair_product(a, b, ld, c, ld, k, 1)
         else:
             float_product(a, b, ld, c, ld, k, 1)
@@ -65,14 +65,14 @@ def _zeros(n: int, m: int) -> np.ndarray:
 
 def limit(compute: Compute) -> Call:
     """The microkernel alone, REPEATS times on every thread; bytes with their scales."""
-    n, k, tile = threads.most(), SLOTS[compute], TILES[compute]
+    n, k, tile = threads.most(), WORDS[compute], TILES[compute]
     a, b, c = (_zeros(n, m) for m in (k * tile.mr, k * tile.panel, tile.mr * tile.panel))
     return Call(_on_every_thread, a, b, c, k, tile.shape, REPEATS)
 
 
 def limit_flop(compute: Compute) -> int:
     tile = TILES[compute]
-    per_call = 2 * tile.mr * tile.panel * SLOTS[compute] * tile.per_slot
+    per_call = 2 * tile.mr * tile.panel * WORDS[compute] * tile.per_word
     return per_call * REPEATS * threads.most()
 
 

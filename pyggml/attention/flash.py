@@ -56,7 +56,7 @@ class FlashForward(Frame):
     packed_kt: Floats3  # Kᵀ
     packed_v: Floats3
     # of each thread
-    q_tile: Floats3  # (BR, slots)
+    q_tile: Floats3  # (BR, words)
     s_tile: Floats3  # (BR, LDS)
     o_tile: Floats3  # (BR, width)
     m: Floats2

@@ -66,9 +66,9 @@ class FlashBackward(Frame):
     packed_vt: Floats3  # Vᵀ
     sums: Floats3  # rows of dK and dV, two for each task
     # of each thread
-    q_rows: Floats3  # (BR, slots)
+    q_rows: Floats3  # (BR, words)
     do_rows: Floats3
-    packed_q: Floats3  # (panels, slots)
+    packed_q: Floats3  # (panels, words)
     packed_do: Floats3
     s: Floats3  # (BR, LDS): S, then P
     dp: Floats3  # (BR, LDS): dP, then dS

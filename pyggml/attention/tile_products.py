@@ -5,7 +5,7 @@
     add_to_keys      dV += Pᵀ·dO                 dK += dSᵀ·Q
 
 Groups of MR queries, starts and stops are as in pyggml.attention.softmax, packed operands as in
-pyggml.attention.tiles. A depth counts slots, which hold one number each, or two with `pairs`.
+pyggml.attention.tiles. A depth counts words, which hold one number each, or two with `pairs`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ONE, _LDS, _ADDING, _ANEW = np.int64(1), np.int64(LDS), np.bool_(True), np.bool
 
 @kernel
 def _multiply(a, a_row, a_step, b, c, ldc, depth, pairs, adding):
-    """C (MR, PANEL) (+)= A·B; addresses, and A's slots from row to row and along the depth."""
+    """C (MR, PANEL) (+)= A·B; addresses, and A's words from row to row and along the depth."""
     if pairs:
         _pair_product(a, a_row, a_step, b, PANEL, c, ldc, depth, adding)
     else:
@@ -50,14 +50,14 @@ def scores(s, rows, packed, key, starts, stops, pairs):
 @kernel
 def add_to_queries(total, weights, packed, key, starts, stops, pairs):
     """total (queries, width) += weights · packed, from the keys `key` … `key + BC`."""
-    ldc, lda, per_slot = total.shape[1], weights.shape[1], 2 if pairs else 1
+    ldc, lda, per_word = total.shape[1], weights.shape[1], 2 if pairs else 1
     for p in range(packed.shape[0]):
         for g in range(starts.shape[0]):
-            start = max(starts[g] - key, 0) // per_slot
-            stop = (min(stops[g] - key, BC) + per_slot - 1) // per_slot
+            start = max(starts[g] - key, 0) // per_word
+            stop = (min(stops[g] - key, BC) + per_word - 1) // per_word
             if start < stop:
                 a = weights.ctypes.data + (g * MR * lda + start) * 4
-                b = packed[p].ctypes.data + (key // per_slot + start) * PANEL * 4
+                b = packed[p].ctypes.data + (key // per_word + start) * PANEL * 4
                 c = total.ctypes.data + (g * MR * ldc + p * PANEL) * 4
                 _multiply(a, lda, _ONE, b, c, ldc, stop - start, pairs, _ADDING)
 
@@ -65,12 +65,12 @@ def add_to_queries(total, weights, packed, key, starts, stops, pairs):
 @kernel
 def add_to_keys(total, weights, packed, key, window, starts, stops, pairs):
     """total[key + window] (keys, width) += weightsᵀ · packed, which holds the tile's queries."""
-    ldc, per_slot = total.shape[1], 2 if pairs else 1
+    ldc, per_word = total.shape[1], 2 if pairs else 1
     for p in range(packed.shape[0]):
         for j in range(window[0], window[1], MR):
             start, stop = groups_that_see(starts, stops, key + j, key + j + MR)
             if start < stop:
-                start, stop = start * MR // per_slot, stop * MR // per_slot
+                start, stop = start * MR // per_word, stop * MR // per_word
                 a = weights.ctypes.data + (start * LDS + j) * 4
                 b = packed[p].ctypes.data + start * PANEL * 4
                 c = total.ctypes.data + ((key + j) * ldc + p * PANEL) * 4

@@ -1,13 +1,13 @@
 """Tiles of attention for the microkernels: their sizes, and how operands are packed.
 
 A tile of scores has BR queries and BC keys (B_r and B_c of Dao et al.), with LDS floats from row to
-row. The microkernel broadcasts the slots of its first operand, rows that need no packing. The other
+row. The microkernel broadcasts the words of its first operand, rows that need no packing. The other
 operand is packed into panels of PANEL columns (pyggml.gemm.tile):
 
     pack              X:  columns are features, the depth counts tokens
     pack_transposed   Xᵀ: columns are tokens, the depth counts features
 
-Both are padded with zeros to whole panels and tiles. With `pairs` a slot holds two bfloat16,
+Both are padded with zeros to whole panels and tiles. With `pairs` a word holds two bfloat16,
 neighbours along the depth.
 """
 
@@ -49,18 +49,18 @@ def width(d: int) -> int:
 
 
 def row_slots(d: int, pairs: bool) -> int:
-    """Slots of a row of D numbers, in whole vectors."""
-    return ATTENTION_PAIRS.slots(d) if pairs else round_up(d, LANES)
+    """Words of a row of D numbers, in whole vectors."""
+    return ATTENTION_PAIRS.words(d) if pairs else round_up(d, LANES)
 
 
 def packed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
-    """X (n, n_heads, d) packed: heads, panels, slots of a panel."""
+    """X (n, n_heads, d) packed: heads, panels, words of a panel."""
     depth = round_up(n, BC)
     return Array((n_heads, width(d) // PANEL, (depth // 2 if pairs else depth) * PANEL))
 
 
 def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
-    """Xᵀ packed: heads, panels, slots of a panel."""
+    """Xᵀ packed: heads, panels, words of a panel."""
     return Array((n_heads, round_up(n, BC) // PANEL, row_slots(d, pairs) * PANEL))
 
 
@@ -84,7 +84,7 @@ def _copy_row(row, x, t, head, n_used):
 
 @kernel
 def load_rows(rows, x, first, head, n_used, pairs, spare):
-    """rows (n, slots) = rows `first` … of one head of x; zeros from row `n_used` on."""
+    """rows (n, words) = rows `first` … of one head of x; zeros from row `n_used` on."""
     for i in range(rows.shape[0]):
         if pairs and first + i < n_used:
             round_numbers(rows[i], x[first + i, head], spare)
@@ -183,7 +183,7 @@ def _launch_seen(span: np.ndarray, packings: list[Packing], stages: tuple[Stage,
 
 @kernel
 def round_along_keys(to, s, n):
-    """n rows of a tile of scores as pairs of keys, BC / 2 slots to a row."""
+    """n rows of a tile of scores as pairs of keys, BC / 2 words to a row."""
     for i in range(n):
         round_row(to[i].ctypes.data, s[i].ctypes.data, BC)
 

@@ -1,9 +1,9 @@
 """Rows of x as signed bytes for products in integers: 32 numbers x ≈ scale · q, with |q| <= 127.
 
-A block is GROUP numbers of x. `quantize` writes four arrays of 32-bit slots:
+A block is GROUP numbers of x. `quantize` writes four arrays of 32-bit words:
 
-bytes    q, four to a slot
-starts   −128 · Σ q of each slot, an integer: the first term of each sum of products. The CPU wants
+bytes    q, four to a word
+starts   −128 · Σ q of each word, an integer: the first term of each sum of products. The CPU wants
          one factor unsigned, so weights are multiplied as q + 128; this subtracts 128 · Σ q
 scales   max |x| / 127 of each block
 totals   scale · Σ q of each block: the factor of the minimum of a block of weights
@@ -38,7 +38,7 @@ from pyggml._llvm import (
 from pyggml.quants.layout import GROUP
 from pyggml.quants.vectors import F32X16
 
-BLOCK_SLOTS = GROUP // 4  # of the bytes of a block
+BLOCK_WORDS = GROUP // 4  # of the bytes of a block
 LIMIT = 127.0
 _TINY = 1e-30  # 127 / max |x| could overflow below it: such a block becomes zeros
 _BITS = ir.VectorType(I32, F32X16.count)
@@ -55,8 +55,8 @@ def quantize(
         bytes_, starts, scales, totals, x, n = arguments
         with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
             scale, sums, total = _emit_block(builder, i, bytes_, x)
-            slot = builder.mul(i, ir.Constant(I64, BLOCK_SLOTS))
-            store(builder, builder.mul(sums, every(sums.type, -128)), at(builder, starts, slot))
+            word = builder.mul(i, ir.Constant(I64, BLOCK_WORDS))
+            store(builder, builder.mul(sums, every(sums.type, -128)), at(builder, starts, word))
             builder.store(scale, at(builder, scales, i))
             builder.store(builder.fmul(scale, builder.sitofp(total, F32)), at(builder, totals, i))
         return context.get_dummy_value()
@@ -66,7 +66,7 @@ def quantize(
 
 @intrinsic
 def quantize_for_tile(typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n: Any) -> Any:
-    """n blocks of x to bytes, and to the terms of each block: scale, start and total, `step` slots
+    """n blocks of x to bytes, and to the terms of each block: scale, start and total, `step` words
     apart; addresses."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -85,7 +85,7 @@ def quantize_for_tile(typing: Any, bytes_: Any, terms: Any, step: Any, x: Any, n
 
 
 def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Block i of x to bytes. Returns its scale, Σ q of each slot, and Σ q of the block."""
+    """Block i of x to bytes. Returns its scale, Σ q of each word, and Σ q of the block."""
     first = b.mul(i, ir.Constant(I64, GROUP))
     values = [load(b, at(b, x, first, n), F32X16) for n in (0, F32X16.count)]
     name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
@@ -95,10 +95,10 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     per_scale = broadcast(b, per_scale, F32X16)
     parts = [b.trunc(rounded(b, v, per_scale), _BYTES) for v in values]
     q = b.shuffle_vector(*parts, ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)]))
-    ints = ir.VectorType(I32, BLOCK_SLOTS)
-    store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_SLOTS))))
+    ints = ir.VectorType(I32, BLOCK_WORDS)
+    store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)
-    name = f"llvm.vector.reduce.add.v{BLOCK_SLOTS}i32"
+    name = f"llvm.vector.reduce.add.v{BLOCK_WORDS}i32"
     return scale, sums, b.call(declared(b, name, I32, [ints]), [sums])
 
 

@@ -5,7 +5,7 @@ cvtneps2bf16, to_bf16          float32 to the nearest bfloat16, likewise
 make_round                     intrinsics that round rows of numbers
 
 A bfloat16 is the upper half of a float32. A pair of them, neighbours along the depth of a product,
-fills a slot of 32 bits.
+fills a word of 32 bits.
 """
 
 from __future__ import annotations

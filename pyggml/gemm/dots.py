@@ -33,7 +33,7 @@ from pyggml._llvm import (
     total,
 )
 from pyggml.dtypes import DType, dtype
-from pyggml.gemm.activations import BLOCK_SLOTS
+from pyggml.gemm.activations import BLOCK_WORDS
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import LAYOUTS
 from pyggml.quants.vectors import F32X8, F32X16, VectorBlock
@@ -43,7 +43,7 @@ LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 # memory in four streams, each fetched block by block, than in one; on AMD's Zen 4 it takes less.
 TOGETHER = 4 if CHOSEN.tiles else 1
 _CHAINS = 4  # independent sums of a row, so that none waits for another
-_EIGHT_INTS = ir.VectorType(I32, BLOCK_SLOTS)
+_EIGHT_INTS = ir.VectorType(I32, BLOCK_WORDS)
 
 
 def step(kind: DType) -> int:

@@ -14,7 +14,7 @@ from pyggml._simd import dot
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.gemm import int8
-from pyggml.gemm.activations import BLOCK_SLOTS, quantize
+from pyggml.gemm.activations import BLOCK_WORDS, quantize
 from pyggml.gemm.dots import (
     TOGETHER,
     group_sums,
@@ -34,7 +34,7 @@ FEW = 3  # tokens at most: they would fill no tile
 FEW_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
 AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
-_TOKEN_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` writes for each block of a token
+_TOKEN_WORDS = 2 * BLOCK_WORDS + 2  # that `quantize` writes for each block of a token
 
 
 class FewProduct(Product):
@@ -57,7 +57,7 @@ def _few_tasks(kind: int, ints: bool) -> Code:
         first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
         found, n = f.found[thread, : last - first], depth // GROUP
         at = f.token[thread].ctypes.data
-        starts, scales = at + 4 * BLOCK_SLOTS * n, at + 8 * BLOCK_SLOTS * n
+        starts, scales = at + 4 * BLOCK_WORDS * n, at + 8 * BLOCK_WORDS * n
         for t in range(f.m):
             token = x[t * f.lda : t * f.lda + depth]
             if ints:
@@ -112,7 +112,7 @@ _INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if na
 
 
 def _layout(p: Problem) -> Layout:
-    token = round_up(p.k, GROUP) // GROUP * _TOKEN_SLOTS
+    token = round_up(p.k, GROUP) // GROUP * _TOKEN_WORDS
     return Layout(found=per_thread(FEW_ROWS), piece=per_thread(PIECE), token=per_thread(token))
 
 

@@ -5,8 +5,8 @@ the whole error: NMSE 3e-5 for normal numbers; 4e-5 for Q6_K, whose groups of 16
 scale in pairs. Backward, a sum runs over rows of W, whose scales differ. So 32 weights of a column
 are rounded to bytes anew, as dy is: 6e-5. Tasks are cut as in pyggml.gemm.product.
 
-Packed x holds for each group of MR rows, of B = K / 32 blocks: slots (8 B, MR) of four bytes, then
-terms (B, 3, MR): scales, starts, totals. Packed W is panels (SLOTS, PANEL) of bytes, and panels
+Packed x holds for each group of MR rows, of B = K / 32 blocks: words (8 B, MR) of four bytes, then
+terms (B, 3, MR): scales, starts, totals. Packed W is panels (WORDS, PANEL) of bytes, and panels
 (2 · BLOCKS, PANEL) of terms: scales, minima.
 """
 
@@ -19,7 +19,7 @@ from pyggml._jit import BlockCode, block_code, kernel
 from pyggml._simd import fill
 from pyggml._tasks import task_code
 from pyggml.call import Call
-from pyggml.gemm.activations import BLOCK_SLOTS, quantize_for_tile
+from pyggml.gemm.activations import BLOCK_WORDS, quantize_for_tile
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import (
     BACKWARD_COLUMNS,
@@ -41,8 +41,8 @@ from pyggml.gemm.int8_tile import (
     LANES,
     MR,
     PANEL,
-    ROW_SLOTS,
-    SLOTS,
+    ROW_WORDS,
+    WORDS,
     byte_product,
     quantize_columns,
     unpack_bytes,
@@ -71,8 +71,8 @@ class Int8Product(TiledProduct):
 
 @kernel
 def _group(packed, depth, group):
-    """The bytes (slots, MR) of a group of rows, and its terms (B, 3, MR)."""
-    n_bytes, n_terms = depth // GROUP * MR * BLOCK_SLOTS, depth // GROUP * MR * A_TERMS
+    """The bytes (words, MR) of a group of rows, and its terms (B, 3, MR)."""
+    n_bytes, n_terms = depth // GROUP * MR * BLOCK_WORDS, depth // GROUP * MR * A_TERMS
     mine = packed[group * (n_bytes + n_terms) :]
     return mine[:n_bytes], mine[n_bytes : n_bytes + n_terms]
 
@@ -86,7 +86,7 @@ def _pack_task(f, task, thread):
         n = min(FORWARD_DEPTH, f.k - k0) // GROUP
         terms_here = terms[k0 // GROUP * A_TERMS * MR :]
         for i in range(MR):
-            row = rows[i * SLOTS : (i + 1) * SLOTS]
+            row = rows[i * WORDS : (i + 1) * WORDS]
             if task * MR + i < f.m:
                 of = a[(task * MR + i) * f.lda + k0 :].ctypes.data
                 fetch(of + 4 * f.lda, 4 * n * GROUP)  # the next row's
@@ -95,14 +95,14 @@ def _pack_task(f, task, thread):
                 fill(row, np.float32(0))
                 for term in range(A_TERMS * n):
                     terms_here[term * MR + i] = np.float32(0)
-        interleave_rows(numbers[k0 // 4 * MR :], rows, SLOTS, n * BLOCK_SLOTS, MR)
+        interleave_rows(numbers[k0 // 4 * MR :], rows, WORDS, n * BLOCK_WORDS, MR)
 
 
 # -- panels of W ----------------------------------------------------------------------------------
 
 
 def _unpacker(kind: int) -> BlockCode:
-    """The function that unpacks blocks of one type to a row of ROW_SLOTS."""
+    """The function that unpacks blocks of one type to a row of ROW_WORDS."""
 
     def unpack(dst, src, n_blocks):
         unpack_bytes(kind, dst, src, n_blocks)
@@ -118,18 +118,18 @@ def _unpack_rows(panels, terms, rows, weight, n_rows, k):
     """Panels of k numbers of n_rows rows of W. LANES rows at a time are unpacked and transposed."""
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
-            row = rows[i * ROW_SLOTS : (i + 1) * ROW_SLOTS]
+            row = rows[i * ROW_WORDS : (i + 1) * ROW_WORDS]
             if first + i < n_rows:
                 unpack_row(row.ctypes.data, weight, first + i, k, LANES)
             else:
                 fill(row, np.float32(0))
         of, panel, column = rows.ctypes.data, first // PANEL, first % PANEL
-        to = panels.ctypes.data + (panel * SLOTS * PANEL + column) * 4
+        to = panels.ctypes.data + (panel * WORDS * PANEL + column) * 4
         for j in range(0, k // 4, LANES):
-            transpose(to + j * PANEL * 4, PANEL, of + j * 4, ROW_SLOTS)
+            transpose(to + j * PANEL * 4, PANEL, of + j * 4, ROW_WORDS)
         to = terms.ctypes.data + (panel * 2 * BLOCKS * PANEL + column) * 4
         for j in range(0, 2 * BLOCKS, LANES):
-            transpose(to + j * PANEL * 4, PANEL, of + (SLOTS + j) * 4, ROW_SLOTS)
+            transpose(to + j * PANEL * 4, PANEL, of + (WORDS + j) * 4, ROW_WORDS)
 
 
 @kernel
@@ -142,7 +142,7 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
         a = numbers[k0 // 4 * MR :].ctypes.data
         a_terms_at = a_terms[k0 // GROUP * A_TERMS * MR :].ctypes.data
         for column in range(0, n_columns, PANEL):
-            b, b_terms = panels + column * SLOTS * 4, terms + column * 2 * BLOCKS * 4
+            b, b_terms = panels + column * WORDS * 4, terms + column * 2 * BLOCKS * 4
             start = g * MR * f.n + first + column
             n_rows, n = min(MR, f.m - g * MR), min(PANEL, n_columns - column)
             inside = n_rows == MR and n == PANEL
@@ -175,7 +175,7 @@ def _unpack_columns(panels, terms, rows, weight, n_rows, n_columns):
             unpack_row(row.ctypes.data, weight, first + i, n_columns, GROUP)
         for column in range(0, n_columns, LANES):
             panel, j = column // PANEL * PANEL, column % PANEL
-            to = panels[panel * SLOTS + first // 4 * PANEL + j :].ctypes.data
+            to = panels[panel * WORDS + first // 4 * PANEL + j :].ctypes.data
             scales = terms[panel * 2 * BLOCKS + first // GROUP * PANEL + j :].ctypes.data
             quantize_columns(to, scales, rows[column:].ctypes.data, BACKWARD_COLUMNS)
 
@@ -206,13 +206,13 @@ def takes(p: Problem) -> bool:
 
 
 def _layout(p: Problem) -> Layout:
-    packed = round_up(p.m, MR) * (p.k // GROUP) * (BLOCK_SLOTS + A_TERMS)
-    to_pack, to_unpack = BYTE_TILE.padded_mr * SLOTS, LANES * ROW_SLOTS
+    packed = round_up(p.m, MR) * (p.k // GROUP) * (BLOCK_WORDS + A_TERMS)
+    to_pack, to_unpack = BYTE_TILE.padded_mr * WORDS, LANES * ROW_WORDS
     n_columns = max(FORWARD_COLUMNS, BACKWARD_COLUMNS)
     return Layout(
         packed_a=Array((packed,)),
         rows=per_thread(max(to_pack, to_unpack, GROUP * BACKWARD_COLUMNS)),
-        panels=per_thread(n_columns * SLOTS),
+        panels=per_thread(n_columns * WORDS),
         terms=per_thread(n_columns * 2 * BLOCKS),
         edge=per_thread(MR * PANEL),
     )

@@ -31,7 +31,7 @@ from pyggml._llvm import (
     store,
 )
 from pyggml.dtypes import dtype
-from pyggml.gemm.activations import BLOCK_SLOTS, largest, rounded, scale_of
+from pyggml.gemm.activations import BLOCK_WORDS, largest, rounded, scale_of
 from pyggml.gemm.dots import step
 from pyggml.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
@@ -48,8 +48,8 @@ _COLUMNS = range(0, PANEL, LANES)
 # W, backward in as many rows.
 FORWARD_DEPTH, BACKWARD_DEPTH = 1024, 512
 BLOCKS = FORWARD_DEPTH // GROUP  # of a pass; backward uses half of them
-SLOTS = BLOCKS * BLOCK_SLOTS  # of their bytes
-ROW_SLOTS = SLOTS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
+WORDS = BLOCKS * BLOCK_WORDS  # of their bytes
+ROW_WORDS = WORDS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
 
 _NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
@@ -63,8 +63,8 @@ class _Bytes(VectorBlock):
 
     def add(self, scale: Any, q: Any, i: int = 0) -> None:
         unsigned = self.b.xor(q, every(q.type, -128))
-        slots = self.b.bitcast(unsigned, ir.VectorType(I32, BLOCK_SLOTS))
-        store(self.b, slots, at(self.b, self._q, ir.Constant(I64, i // 4)))
+        words = self.b.bitcast(unsigned, ir.VectorType(I32, BLOCK_WORDS))
+        store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
         self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
 
     def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
@@ -94,17 +94,17 @@ class _Bytes(VectorBlock):
 
 @intrinsic(prefer_literal=True)
 def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
-    """n blocks of type KINDS[kind], a constant, to a row of ROW_SLOTS; pointers."""
+    """n blocks of type KINDS[kind], a constant, to a row of ROW_WORDS; pointers."""
     name = KINDS[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, to, source, n = arguments
         source, q = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
         scales, minima = (
-            builder.add(q, ir.Constant(I64, 4 * slot)) for slot in (SLOTS, SLOTS + BLOCKS)
+            builder.add(q, ir.Constant(I64, 4 * word)) for word in (WORDS, WORDS + BLOCKS)
         )
         many = step(dtype(name))
-        sizes = dtype(name).block_bytes, many, many // BLOCK_SLOTS, many // BLOCK_SLOTS
+        sizes = dtype(name).block_bytes, many, many // BLOCK_WORDS, many // BLOCK_WORDS
         bases = source, q, scales, minima
         emit_blocks(builder, LAYOUTS[name], n, bases, sizes, _Bytes)
         return context.get_dummy_value()
@@ -114,7 +114,7 @@ def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
 
 @intrinsic
 def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
-    """LANES columns of GROUP rows of floats to BLOCK_SLOTS vectors of bytes q + 128, PANEL slots
+    """LANES columns of GROUP rows of floats to BLOCK_WORDS vectors of bytes q + 128, PANEL words
     apart, and to the columns' scales; addresses, row_step in floats."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -123,13 +123,13 @@ def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any
         values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
         scale, per_scale = scale_of(builder, largest(builder, values))
         store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
-        for slot in range(BLOCK_SLOTS):
-            slots = every(_INTS, 0)
-            for n, v in enumerate(values[4 * slot : 4 * slot + 4]):
+        for word in range(BLOCK_WORDS):
+            words = every(_INTS, 0)
+            for n, v in enumerate(values[4 * word : 4 * word + 4]):
                 q = builder.add(rounded(builder, v, per_scale), every(_INTS, 128))
                 byte = builder.and_(q, every(_INTS, 255))
-                slots = builder.or_(slots, builder.shl(byte, every(_INTS, 8 * n)))
-            store(builder, slots, at(builder, to, ir.Constant(I64, slot * PANEL)))
+                words = builder.or_(words, builder.shl(byte, every(_INTS, 8 * n)))
+            store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL)))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 4), codegen
@@ -143,9 +143,9 @@ def byte_product(
     """C (MR, PANEL) (+)= Σ over n blocks of scale_a · scale_b · (start + Σ a·b), and of
     total · minimum unless `minima` is 0.
 
-    a        (n · BLOCK_SLOTS, MR) slots of signed bytes
+    a        (n · BLOCK_WORDS, MR) words of signed bytes
     a_terms  (n, 3, MR): scale, start (int32) and total of each block of a row
-    b        (n · BLOCK_SLOTS, PANEL) slots of unsigned bytes
+    b        (n · BLOCK_WORDS, PANEL) words of unsigned bytes
     b_terms  (2, BLOCKS, PANEL): scales, then minima
     c        rows ldc floats apart, overwritten unless accumulate is not 0
 
@@ -212,15 +212,15 @@ def _emit_products(
 
 def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:
     """start + Σ a·b of block i, for each row of the tile its vectors."""
-    a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_SLOTS * n)) for n in (MR, PANEL))
+    a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_WORDS * n)) for n in (MR, PANEL))
     starts = _of_rows(builder, i, a_terms, 1)
     sums = [builder.bitcast(start, _INTS) for start in starts for _ in _COLUMNS]
-    for k in range(BLOCK_SLOTS):
-        slots = [at(builder, b, b_at, k * PANEL + j) for j in _COLUMNS]
-        columns = [load(builder, slot, _INTS) for slot in slots]
+    for k in range(BLOCK_WORDS):
+        words = [at(builder, b, b_at, k * PANEL + j) for j in _COLUMNS]
+        columns = [load(builder, word, _INTS) for word in words]
         for m in range(MR):
-            slot = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
-            x = broadcast(builder, builder.load(slot), _INTS)
+            word = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
+            x = broadcast(builder, builder.load(word), _INTS)
             for j, column in enumerate(columns, m * NV):
                 sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
     return sums

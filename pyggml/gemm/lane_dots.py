@@ -4,7 +4,7 @@ A block of the rows is decoded into registers (pyggml.quants.lanes) and meets ea
 Every sum of a row and a token stays in its lane, so that a token's products are the same whatever
 tokens are beside it.
 
-Packed x holds for each block of GROUP numbers: the bytes of every token, BLOCK_SLOTS slots; then,
+Packed x holds for each block of GROUP numbers: the bytes of every token, BLOCK_WORDS words; then,
 for one term after the other, that of every token: scale, total, and the starts of the block, of its
 first and of its second SUBGROUP (pyggml.gemm.activations).
 """
@@ -20,7 +20,7 @@ from pyggml._isa import CHOSEN
 from pyggml._jit import cgutils, intrinsic, types
 from pyggml._llvm import I64, at, broadcast, by_quads, every, fma, store
 from pyggml.dtypes import dtype
-from pyggml.gemm.activations import BLOCK_SLOTS
+from pyggml.gemm.activations import BLOCK_WORDS
 from pyggml.quants.lanes import BYTES, CHUNK, FLOATS, INTS, LANES, LaneBlock, Lanes
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
@@ -28,8 +28,8 @@ from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 KINDS = [name for name in INTEGER_TYPES if dtype(name).block_bytes >= CHUNK]
 TOGETHER = 8 if CHOSEN.lanes == 16 else 4  # tokens whose sums leave registers for a block of rows
 SCALE, TOTAL, START, FIRST, SECOND = range(5)  # terms
-TOKEN_SLOTS = BLOCK_SLOTS + 5  # of a block of a token: bytes and terms
-_HALF = SUBGROUP // 4  # slots
+TOKEN_WORDS = BLOCK_WORDS + 5  # of a block of a token: bytes and terms
+_HALF = SUBGROUP // 4  # words
 
 
 class _LaneDots(LaneBlock):
@@ -57,12 +57,12 @@ class _LaneDots(LaneBlock):
         self._add_products(scales[1], q[_HALF:], i, _HALF, SECOND)
 
     def _add_products(self, scale: Lanes, q: Lanes, i: int, first: int, start: int) -> None:
-        """Sums += scale · x's scale · Σ q x over slots of a block of x, from slot `first` on."""
+        """Sums += scale · x's scale · Σ q x over words of a block of x, from word `first` on."""
         unsigned = [self.b.bitcast(self.b.xor(v, every(BYTES, -128)), INTS) for v in q]
         for t in range(len(self._sums)):
             whole = self.b.bitcast(self._term(start, i, t), INTS)
-            for slot, weights in enumerate(unsigned, t * BLOCK_SLOTS + first):
-                x = self._each_lane(i, slot, INTS)
+            for word, weights in enumerate(unsigned, t * BLOCK_WORDS + first):
+                x = self._each_lane(i, word, INTS)
                 whole = by_quads(self.b, weights, x, whole, CHOSEN.vnni)
             products = self.b.fmul(self.b.sitofp(whole, FLOATS), scale[0])
             self._add(t, products, self._term(SCALE, i, t))
@@ -73,12 +73,12 @@ class _LaneDots(LaneBlock):
     def _term(self, which: int, i: int, t: int) -> Any:
         """A term of token t in the block with weight i, in every lane."""
         n = len(self._sums)
-        return self._each_lane(i, n * (BLOCK_SLOTS + which) + t, FLOATS)
+        return self._each_lane(i, n * (BLOCK_WORDS + which) + t, FLOATS)
 
-    def _each_lane(self, i: int, slot: int, kind: Any) -> Any:
-        """A slot of the packed block with weight i, in every lane."""
-        here = at(self.b, self._x, ir.Constant(I64, i // GROUP * len(self._sums) * TOKEN_SLOTS))
-        pointer = self.b.gep(here, [ir.Constant(I64, slot)])
+    def _each_lane(self, i: int, word: int, kind: Any) -> Any:
+        """A word of the packed block with weight i, in every lane."""
+        here = at(self.b, self._x, ir.Constant(I64, i // GROUP * len(self._sums) * TOKEN_WORDS))
+        pointer = self.b.gep(here, [ir.Constant(I64, word)])
         value = self.b.load(self.b.bitcast(pointer, kind.element.as_pointer()))
         return broadcast(self.b, value, kind)
 
@@ -102,7 +102,7 @@ def lane_dots(
             builder.store(every(FLOATS, 0.0), each)
         many = max(weights.block, GROUP)
         n_blocks = builder.udiv(depth, ir.Constant(I64, many))
-        x_bytes = many // GROUP * n * TOKEN_SLOTS * 4
+        x_bytes = many // GROUP * n * TOKEN_WORDS * 4
         block = partial(_LaneDots, sums, weights.block_bytes)
         with cgutils.for_range(builder, n_blocks) as loop:
             here = builder.mul(loop.index, ir.Constant(I64, weights.block_bytes))

@@ -2,7 +2,7 @@
 
 make_tile_product      C (mr, panel) (+)= Σ_k a (k, mr) ⊗ b (k, panel), for a declared tile
 make_strided_product   the same with a as it lies
-make_dot_tile          out (mr, mr) = x (mr, k) · a (mr, k)ᵀ: neither side needs packing
+make_dot_tile          out (mr, mr) = x (mr, k) · a (mr, k)ᵀ: neither operand needs packing
 make_transpose         a lanes × lanes block of float32
 call_block             calls a `block_code` function through its address
 fetch                  has bytes brought near that are read soon
@@ -38,8 +38,8 @@ from pyggml.gemm.tile import Tile
 def make_tile_product(tile: Tile) -> Any:
     """The microkernel of a tile: (a, b, ldb, c, ldc, k, accumulate) -> None.
 
-    a is (k, mr) without gaps, b is (k, panel) with rows ldb slots apart, c is (mr, panel) with rows
-    ldc floats apart; a, b, c are addresses, k counts slots. C is overwritten unless accumulate is
+    a is (k, mr) without gaps, b is (k, panel) with rows ldb words apart, c is (mr, panel) with rows
+    ldc floats apart; a, b, c are addresses, k counts words. C is overwritten unless accumulate is
     not 0.
     """
 
@@ -51,8 +51,8 @@ def make_tile_product(tile: Tile) -> Any:
 
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             a, *others = arguments
-            side = a, ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
-            _emit_tile_product(builder, side, others, tile)
+            operand = a, ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
+            _emit_tile_product(builder, operand, others, tile)
             return context.get_dummy_value()
 
         return signature, codegen
@@ -79,11 +79,11 @@ def make_strided_product(tile: Tile) -> Any:
     return strided_product
 
 
-def _emit_tile_product(builder: Any, side: Any, others: Any, tile: Tile) -> None:
-    """side is a and its steps from row to row and along k."""
+def _emit_tile_product(builder: Any, operand: Any, others: Any, tile: Tile) -> None:
+    """operand is a and its steps from row to row and along k."""
     b, ldb, c, ldc, k, accumulate = others
     vector = ir.VectorType(F32, tile.lanes)
-    sums = _emit_depth_loop(builder, side, b, ldb, k, tile)
+    sums = _emit_depth_loop(builder, operand, b, ldb, k, tile)
     summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
     done = builder.append_basic_block("done")
     wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
@@ -103,10 +103,10 @@ def _emit_tile_product(builder: Any, side: Any, others: Any, tile: Tile) -> None
 
 
 def _emit_depth_loop(
-    builder: Any, side: Any, b: Any, ldb: Any, k: Any, tile: Tile
+    builder: Any, operand: Any, b: Any, ldb: Any, k: Any, tile: Tile
 ) -> list[list[Any]]:
     """The loop over k with all sums in registers; returns them."""
-    (a, row_step, a_step), (mr, nv) = side, (tile.mr, tile.nv)
+    (a, row_step, a_step), (mr, nv) = operand, (tile.mr, tile.nv)
     vector, entry = ir.VectorType(F32, tile.lanes), builder.block
     loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
     zero = ir.Constant(I64, 0)
@@ -123,8 +123,8 @@ def _emit_depth_loop(
     a_start = builder.mul(step, a_step)
     news = []
     for i in range(mr):
-        slot = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
-        scalar = broadcast(builder, builder.load(at(builder, a, slot)), vector)
+        word = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
+        scalar = broadcast(builder, builder.load(at(builder, a, word)), vector)
         news.append([tile.inner(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
     following = builder.add(step, ir.Constant(I64, 1))
     step.add_incoming(following, loop)

@@ -1,6 +1,6 @@
 """Packing the operands of a product, and multiplying them by a microkernel.
 
-A is packed in groups of mr rows, interleaved as (slots, mr), B in panels (slots, panel); see
+A is packed in groups of mr rows, interleaved as (words, mr), B in panels (words, panel); see
 pyggml.gemm.tile. A matrix of pairs is stored and moved like a float32 matrix of half the depth.
 Only rounding and the microkernel differ.
 """
@@ -22,7 +22,7 @@ from pyggml.sizes import round_up
 LANES = CHOSEN.lanes
 PAIR_NUMBERS = 2 * LANES  # numbers in a vector of pairs
 PIECE = 256  # numbers of a row of A that are rounded at a time; whole vectors of pairs
-PIECE_SLOTS = PIECE // 2
+PIECE_WORDS = PIECE // 2
 
 float_product = make_tile_product(FLOAT_TILE)
 pair_product = make_tile_product(PAIR_TILE)
@@ -44,8 +44,8 @@ class View(NamedTuple):
 
 @kernel
 def slots_of(tile, depth):
-    """Slots of `depth` numbers, as Tile.slots has them."""
-    return depth if tile.per_slot == 1 else rounded_up(depth, PAIR_NUMBERS) // 2
+    """Words of `depth` numbers, as Tile.words has them."""
+    return depth if tile.per_word == 1 else rounded_up(depth, PAIR_NUMBERS) // 2
 
 
 @kernel
@@ -75,21 +75,21 @@ def pack_group(packed, x, view, n_rows, depth, group, tile):
 
 @kernel
 def pack_pairs_group(packed, x, row_step, n_rows, depth, group, rows, tile):
-    """Rows group · mr … of x as pairs, interleaved as (slots, mr); `rows` is scratch for whole
-    vectors of rows, PIECE_SLOTS apart, and one vector of pairs."""
+    """Rows group · mr … of x as pairs, interleaved as (words, mr); `rows` is scratch for whole
+    vectors of rows, PIECE_WORDS apart, and one vector of pairs."""
     mr, first, size = tile.mr, group * tile.mr, slots_of(tile, depth)
     mine, n_scratch = packed[first * size : (first + mr) * size], rounded_up(mr, LANES)
     for k0 in range(0, depth, PIECE):
         k = min(PIECE, depth - k0)
         n = slots_of(tile, k)
         for i in range(n_scratch):
-            row = rows[i * PIECE_SLOTS : i * PIECE_SLOTS + n]
+            row = rows[i * PIECE_WORDS : i * PIECE_WORDS + n]
             if i < mr and first + i < n_rows:
                 start = (first + i) * row_step + k0
-                round_numbers(row, x[start : start + k], rows[n_scratch * PIECE_SLOTS :])
+                round_numbers(row, x[start : start + k], rows[n_scratch * PIECE_WORDS :])
             else:
                 fill(row, np.float32(0))
-        interleave_rows(mine[k0 // 2 * mr :], rows, PIECE_SLOTS, n, mr)
+        interleave_rows(mine[k0 // 2 * mr :], rows, PIECE_WORDS, n, mr)
 
 
 @kernel
@@ -109,7 +109,7 @@ def round_numbers(row, x, spare):
 
 @kernel
 def interleave_rows(to, rows, ld, depth, mr):
-    """to (depth, mr) from the first of whole vectors of rows of slots, ld apart."""
+    """to (depth, mr) from the first of whole vectors of rows of words, ld apart."""
     done = _whole_stores(depth, mr)
     _interleave(to.ctypes.data, rows.ctypes.data, ld, done, mr)
     for k in range(done, depth):
@@ -119,10 +119,10 @@ def interleave_rows(to, rows, ld, depth, mr):
 
 @kernel
 def _interleave(to, of, ld, depth, mr):
-    """(depth, mr) from whole vectors of rows of slots; addresses, depth in whole vectors.
+    """(depth, mr) from whole vectors of rows of words; addresses, depth in whole vectors.
 
     A store of a whole vector also writes to the next row, which the next store corrects. After the
-    last row, up to LANES slots are overwritten.
+    last row, up to LANES words are overwritten.
     """
     for k in range(0, depth, LANES):
         for i in range(rounded_up(mr, LANES) - LANES, -1, -LANES):
@@ -140,9 +140,9 @@ def _whole_stores(depth, mr):
 
 
 class Part(NamedTuple):
-    """A part of packed A: some groups, and some of their slots."""
+    """A part of packed A: some groups, and some of their words."""
 
-    depth: int  # slots of a whole row
+    depth: int  # words of a whole row
     first: int
     n: int
     group: int
@@ -172,7 +172,7 @@ def multiply_panels(tile, packed, part, panels, edge, c, window, accumulate):
             n_rows = min(mr, window.n_rows - g * mr)
             inside = n_rows == mr and n_columns == width
             to, ldc = (c_at + start * 4, window.ldc) if inside else (edge_at, width)
-            if tile.per_slot == 2:
+            if tile.per_word == 2:
                 pair_product(a, b, width, to, ldc, part.n, accumulate and inside)
             else:
                 float_product(a, b, width, to, ldc, part.n, accumulate and inside)

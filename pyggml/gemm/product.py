@@ -32,7 +32,7 @@ from pyggml.gemm.frames import (
 from pyggml.gemm.panels import (
     LANES,
     PAIR_NUMBERS,
-    PIECE_SLOTS,
+    PIECE_WORDS,
     Part,
     View,
     Window,
@@ -58,7 +58,7 @@ _PANEL = FLOAT_TILE.panel
 @task_code(TiledProduct)
 def _pack_task(f, task, thread):
     """Pack one group of A's rows."""
-    if f.tile.per_slot == 2:
+    if f.tile.per_word == 2:
         pack_pairs_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.rows[thread], f.tile)
     else:
         pack_group(f.packed_a, f.a, View(0, f.lda, 1), f.m, f.k, task, f.tile)
@@ -68,7 +68,7 @@ def _pack_task(f, task, thread):
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
     tile = f.tile
-    part = Part(slots_of(tile, f.k), k0 // tile.per_slot, slots_of(tile, k), groups[0], groups[1])
+    part = Part(slots_of(tile, f.k), k0 // tile.per_word, slots_of(tile, k), groups[0], groups[1])
     window = Window(first, f.n, f.m, n_columns)
     added = f.accumulate or k0 > 0
     multiply_panels(tile, f.packed_a, part, f.panels[thread], f.edge[thread], f.c, window, added)
@@ -79,18 +79,18 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
 
 @kernel
 def _unpack_rows(panels, rows, weight, n_rows, k, tile):
-    """Panels (slots, panel) of k numbers of n_rows rows of W.
+    """Panels (words, panel) of k numbers of n_rows rows of W.
 
     LANES rows at a time are unpacked and transposed.
     """
-    n, ld = slots_of(tile, k), FORWARD_DEPTH // tile.per_slot
+    n, ld = slots_of(tile, k), FORWARD_DEPTH // tile.per_word
     numbers = rows[LANES * ld :]  # pairs need half of `rows`
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
             row = rows[i * ld : i * ld + n]
             if first + i >= n_rows:
                 fill(row, np.float32(0))
-            elif tile.per_slot == 2:
+            elif tile.per_word == 2:
                 unpack_row(numbers.ctypes.data, weight, first + i, k, LANES)
                 fill(numbers[k : 2 * n], np.float32(0))
                 round_row(row.ctypes.data, numbers.ctypes.data, 2 * n)
@@ -116,10 +116,10 @@ def _forward_task(f, task, thread):
 
 @kernel
 def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile):
-    """Panels (slots, panel) of n_columns numbers of n_rows rows of W; two rows make pairs."""
+    """Panels (words, panel) of n_columns numbers of n_rows rows of W; two rows make pairs."""
     n = slots_of(tile, n_rows)
     for i in range(n):
-        if tile.per_slot == 1:
+        if tile.per_word == 1:
             unpack_row(rows.ctypes.data, weight, i, n_columns, PAIR_NUMBERS)
             _spread_row(panels, rows, i, n, n_columns)
             continue
@@ -171,7 +171,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
 
 def _layout(p: Problem) -> Layout:
     tile = _tile(p)
-    to_pack = tile.padded_mr * PIECE_SLOTS + PAIR_NUMBERS
+    to_pack = tile.padded_mr * PIECE_WORDS + PAIR_NUMBERS
     return Layout(
         packed_a=Array((tile.packed_slots(p.m, p.k),)),
         rows=per_thread(max(to_pack, LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),

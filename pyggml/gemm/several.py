@@ -17,7 +17,7 @@ from pyggml._simd import fill
 from pyggml._tasks import launch, stage, task_code
 from pyggml.call import Call
 from pyggml.gemm import int8
-from pyggml.gemm.activations import BLOCK_SLOTS, quantize
+from pyggml.gemm.activations import BLOCK_WORDS, quantize
 from pyggml.gemm.frames import Product, block_matrix
 from pyggml.gemm.lane_dots import (
     FIRST,
@@ -26,7 +26,7 @@ from pyggml.gemm.lane_dots import (
     SECOND,
     START,
     TOGETHER,
-    TOKEN_SLOTS,
+    TOKEN_WORDS,
     TOTAL,
     lane_dots,
 )
@@ -38,7 +38,7 @@ from pyggml.scratch import Array, Layout, per_thread
 FEWEST, MOST = 4, 16  # tokens, measured
 ROWS = 64  # weight rows of one task, a multiple of LANES
 _FEW = 4  # tokens of a group that has no more
-_FLAT_SLOTS = 2 * BLOCK_SLOTS + 2  # that `quantize` writes for each block of a token
+_FLAT_WORDS = 2 * BLOCK_WORDS + 2  # that `quantize` writes for each block of a token
 
 
 class SeveralProduct(Product):
@@ -61,7 +61,7 @@ def _pack_code(n_together: int) -> Code:
 
     def pack_task(f, task, thread):
         n, mine = f.k // GROUP, f.token[thread].view(np.int32)
-        starts, scales = mine[BLOCK_SLOTS * n :], mine[2 * BLOCK_SLOTS * n :]
+        starts, scales = mine[BLOCK_WORDS * n :], mine[2 * BLOCK_WORDS * n :]
         totals = scales[n:]
         if task < f.m:
             x = f.a[task * f.lda :].ctypes.data
@@ -69,16 +69,16 @@ def _pack_code(n_together: int) -> Code:
             quantize(to[0], to[1], to[2], to[3], x, n)
         else:
             fill(f.token[thread], np.float32(0))
-        size, t = n_together * TOKEN_SLOTS, task % n_together
+        size, t = n_together * TOKEN_WORDS, task % n_together
         group = f.packed_a[task // n_together * n * size :].view(np.int32)
         for block in range(n):
-            bytes_, terms = group[block * size :], group[block * size + n_together * BLOCK_SLOTS :]
+            bytes_, terms = group[block * size :], group[block * size + n_together * BLOCK_WORDS :]
             first = second = np.int32(0)
-            for j in range(BLOCK_SLOTS):
-                bytes_[t * BLOCK_SLOTS + j] = mine[block * BLOCK_SLOTS + j]
-            for j in range(BLOCK_SLOTS // 2):
-                first += starts[block * BLOCK_SLOTS + j]
-                second += starts[block * BLOCK_SLOTS + BLOCK_SLOTS // 2 + j]
+            for j in range(BLOCK_WORDS):
+                bytes_[t * BLOCK_WORDS + j] = mine[block * BLOCK_WORDS + j]
+            for j in range(BLOCK_WORDS // 2):
+                first += starts[block * BLOCK_WORDS + j]
+                second += starts[block * BLOCK_WORDS + BLOCK_WORDS // 2 + j]
             terms[SCALE * n_together + t] = scales[block]
             terms[TOTAL * n_together + t] = totals[block]
             terms[START * n_together + t] = first + second
@@ -94,7 +94,7 @@ def _code(kind: int, n_together: int) -> Code:
 
     def task_of_several(f, task, thread):
         first, found = task * ROWS, f.found[thread]
-        size = f.k // GROUP * n_together * TOKEN_SLOTS
+        size = f.k // GROUP * n_together * TOKEN_WORDS
         for wanted in range(first, min(first + ROWS, f.n), LANES):
             row = min(wanted, f.n - LANES)  # the last ones may have been multiplied before
             here, to = f.w.address + row * f.w.row_bytes, found.ctypes.data
@@ -122,8 +122,8 @@ def _takes(p: Problem) -> bool:
 def _layout(p: Problem) -> Layout:
     n, n_groups = p.k // GROUP, -(-p.m // _together(p.m))
     return Layout(
-        packed_a=Array((n_groups * _together(p.m) * n * TOKEN_SLOTS,)),
-        token=per_thread(n * _FLAT_SLOTS),
+        packed_a=Array((n_groups * _together(p.m) * n * TOKEN_WORDS,)),
+        token=per_thread(n * _FLAT_WORDS),
         found=per_thread(TOGETHER * LANES),
     )
 

@@ -1,11 +1,11 @@
 """Register tiles: one declaration for each type of number that products multiply.
 
-A microkernel keeps a tile of C in registers: mr rows of nv vectors of sums. Each step takes a slot
-of every row of A and of every column of B, and adds the inner product of the two to a sum. A slot
+A microkernel keeps a tile of C in registers: mr rows of nv vectors of sums. Each step takes a word
+of every row of A and of every column of B, and adds the inner product of the two to a sum. A word
 is 32 bits along the depth: one float32, a pair of bfloat16, or four bytes.
 
-A is packed in groups of mr rows, interleaved as (slots, mr): its slots are broadcast.
-B is packed in panels of nv vectors of columns, as (slots, panel).
+A is packed in groups of mr rows, interleaved as (words, mr): its words are broadcast.
+B is packed in panels of nv vectors of columns, as (words, panel).
 
 pyggml.gemm.panels packs floats and pairs, pyggml.gemm.int8 bytes. Thin products do not pack B
 (pyggml.gemm.thin), attention does not pack A (pyggml.attention.tiles).
@@ -28,16 +28,16 @@ class TileShape(NamedTuple):
 
     mr: int  # rows of a group of A
     panel: int  # columns of a panel of B
-    per_slot: int  # numbers in a slot
+    per_word: int  # numbers in a word
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """mr rows of nv vectors. inner(builder, a, b, sums) emits sums + the products of slots a, b."""
+    """mr rows of nv vectors. inner(builder, a, b, sums) emits sums + the products of words a, b."""
 
     mr: int
     nv: int
-    per_slot: int
+    per_word: int
     inner: Callable[[Any, Any, Any, Any], Any]
     lanes: int = CHOSEN.lanes
 
@@ -53,17 +53,17 @@ class Tile:
 
     @property
     def shape(self) -> TileShape:
-        return TileShape(self.mr, self.panel, self.per_slot)
+        return TileShape(self.mr, self.panel, self.per_word)
 
-    def slots(self, depth: int) -> int:
-        """Slots of `depth` numbers; pairs are padded with zeros to whole vectors."""
-        if self.per_slot == 1:
+    def words(self, depth: int) -> int:
+        """Words of `depth` numbers; pairs are padded with zeros to whole vectors."""
+        if self.per_word == 1:
             return depth
-        return round_up(depth, self.per_slot * self.lanes) // self.per_slot
+        return round_up(depth, self.per_word * self.lanes) // self.per_word
 
     def packed_slots(self, n_rows: int, depth: int) -> int:
-        """Slots of A (n_rows, depth) in whole groups."""
-        return round_up(n_rows, self.mr) * self.slots(depth)
+        """Words of A (n_rows, depth) in whole groups."""
+        return round_up(n_rows, self.mr) * self.words(depth)
 
 
 # -- the tiles of this CPU ------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def _dot_bytes(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     return by_quads(builder, b, a, sums, CHOSEN.vnni)
 
 
-FLOAT_TILE = Tile(*_OURS.floats, per_slot=1, inner=fma)
-PAIR_TILE = Tile(*_OURS.pairs, per_slot=2, inner=dot_pairs if CHOSEN.bf16 else dot_widened_pairs)
-BYTE_TILE = Tile(*_OURS.bytes, per_slot=4, inner=_dot_bytes)
-THIN_TILE = Tile(4, 2, per_slot=1, inner=fma)  # fits every register file
+FLOAT_TILE = Tile(*_OURS.floats, per_word=1, inner=fma)
+PAIR_TILE = Tile(*_OURS.pairs, per_word=2, inner=dot_pairs if CHOSEN.bf16 else dot_widened_pairs)
+BYTE_TILE = Tile(*_OURS.bytes, per_word=4, inner=_dot_bytes)
+THIN_TILE = Tile(4, 2, per_word=1, inner=fma)  # fits every register file
 
 # The kernels of attention choose between these two as they run: they have one size.
 ATTENTION_FLOATS = FLOAT_TILE

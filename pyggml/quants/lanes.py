@@ -3,8 +3,8 @@
 What VectorBlock does with the numbers of one block side by side is done here with the rows of a
 matrix side by side. So a scale is a vector, as good as a weight, and no sum crosses lanes.
 
-A value is a tuple of LLVM vectors of LANES slots of 32 bits: of bytes, four to a slot; of ints or
-floats, one to a slot. A single float is a tuple of one.
+A value is a tuple of LLVM vectors of LANES words of 32 bits: of bytes, four to a word; of ints or
+floats, one to a word. A single float is a tuple of one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pyggml.quants.layout import GROUP, Block
 
 LANES = CHOSEN.lanes
 CHUNK = 16  # bytes of a row that are read at once: the fewest of a block
-SLOT = 4  # bytes
-BYTES = ir.VectorType(I8, SLOT * LANES)
+WORD = 4  # bytes
+BYTES = ir.VectorType(I8, WORD * LANES)
 INTS = ir.VectorType(I32, LANES)
 FLOATS = ir.VectorType(F32, LANES)
 _LINE = 64  # bytes of a cache line
@@ -57,7 +57,7 @@ class LaneBlock(Block):
         return self.b.bitcast(here, kind.as_pointer())
 
     def _chunk(self, offset: int) -> Lanes:
-        """The four slots of CHUNK bytes from `offset` on."""
+        """The four words of CHUNK bytes from `offset` on."""
         if offset not in self._chunks:
             four = ir.VectorType(I32, 4)
             pieces = [self.b.load(self._pointer(row, offset, four)) for row in self._rows]
@@ -75,15 +75,15 @@ class LaneBlock(Block):
         return vectors[0]
 
     def _transposed(self, rows: list[Any]) -> Lanes:
-        """Each four neighbouring slots of four vectors, a 4 × 4 matrix, transposed."""
+        """Each four neighbouring words of four vectors, a 4 × 4 matrix, transposed."""
         a, b, c, d = rows
         pairs = zip(self._interleaved(a, b, 1), self._interleaved(c, d, 1), strict=True)
         return tuple(row for pair in pairs for row in self._interleaved(*pair, 2))
 
     def _interleaved(self, one: Any, other: Any, n: int) -> Lanes:
-        """Of each four slots of two vectors the lower halves and the upper, n slots in turns."""
-        slots = np.arange(4).reshape(2, -1, n)  # (half, turn, n)
-        orders = np.concatenate([slots, slots + LANES], axis=2).reshape(2, 4)
+        """Of each four words of two vectors the lower halves and the upper, n words in turns."""
+        order = np.arange(4).reshape(2, -1, n)  # (half, turn, n)
+        orders = np.concatenate([order, order + LANES], axis=2).reshape(2, 4)
         quads = 4 * np.arange(LANES // 4)[:, None]
         return tuple(self._shuffled(one, other, (quads + order).ravel()) for order in orders)
 
@@ -92,23 +92,23 @@ class LaneBlock(Block):
         return self.b.shuffle_vector(one, other, mask)
 
     def _word(self, offset: int, n_bytes: int) -> Any:
-        """n_bytes, at most a slot, as ints; of a chunk that neighbours share, if they fill it."""
+        """n_bytes, at most a word, as ints; of a chunk that neighbours share, if they fill it."""
         start = offset // CHUNK * CHUNK
-        if offset % SLOT + n_bytes > SLOT or start + CHUNK > self.n_bytes:
+        if offset % WORD + n_bytes > WORD or start + CHUNK > self.n_bytes:
             start = min(offset, self.n_bytes - CHUNK)
-        slot, byte = divmod(offset - start, SLOT)
-        if byte + n_bytes > SLOT:
-            raise ValueError(f"{n_bytes} bytes at {offset} of a block of {self.n_bytes}: two slots")
-        word = self._chunk(start)[slot]
+        which, byte = divmod(offset - start, WORD)
+        if byte + n_bytes > WORD:
+            raise ValueError(f"{n_bytes} bytes at {offset} of a block of {self.n_bytes}: two words")
+        word = self._chunk(start)[which]
         if byte:
             word = self.b.lshr(word, every(INTS, 8 * byte))
-        return self.b.and_(word, every(INTS, (1 << 8 * n_bytes) - 1)) if n_bytes < SLOT else word
+        return self.b.and_(word, every(INTS, (1 << 8 * n_bytes) - 1)) if n_bytes < WORD else word
 
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
-        if n == SLOT:
-            return (self.b.bitcast(self._word(offset, SLOT), BYTES),)
+        if n == WORD:
+            return (self.b.bitcast(self._word(offset, WORD), BYTES),)
         chunks = (self._chunk(start) for start in range(offset, offset + n, CHUNK))
-        return tuple(self.b.bitcast(slot, BYTES) for chunk in chunks for slot in chunk)
+        return tuple(self.b.bitcast(word, BYTES) for chunk in chunks for word in chunk)
 
     def nibbles(self, offset: int) -> Lanes:
         both = self.bytes(offset, CHUNK)
@@ -116,13 +116,13 @@ class LaneBlock(Block):
 
     def flags(self, offset: int, value: int) -> Lanes:
         """A product moves each of four bits to the lowest of a byte of its own."""
-        word, slots = self._word(offset, SLOT), []
-        for first in range(0, GROUP, SLOT):
+        word, found = self._word(offset, WORD), []
+        for first in range(0, GROUP, WORD):
             four = self.b.and_(self.b.lshr(word, every(INTS, first)), every(INTS, 15))
             apart = self.b.mul(four, every(INTS, 0x00204081))
             ones = self.b.and_(apart, every(INTS, 0x01010101))
-            slots.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
-        return tuple(slots)
+            found.append(self.b.bitcast(self.b.mul(ones, every(INTS, value)), BYTES))
+        return tuple(found)
 
     def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
         word, mask = self._word(offset, n_bytes), every(INTS, (1 << n_bits) - 1)
@@ -132,15 +132,15 @@ class LaneBlock(Block):
     def f16(self, offset: int, n: int = 1) -> Lanes:
         shorts = ir.VectorType(I16, LANES)
         words = (self.b.trunc(self._word(offset + 2 * i, 2), shorts) for i in range(n))
-        halves = ir.VectorType(ir.HalfType(), LANES)
-        return tuple(from_f16(self.b, self.b.bitcast(word, halves), FLOATS) for word in words)
+        float16 = ir.VectorType(ir.HalfType(), LANES)
+        return tuple(from_f16(self.b, self.b.bitcast(word, float16), FLOATS) for word in words)
 
     def bf16(self, offset: int, n: int = 1) -> Lanes:
         words = (self._word(offset + 2 * i, 2) for i in range(n))
         return tuple(self.b.bitcast(self.b.shl(word, every(INTS, 16)), FLOATS) for word in words)
 
     def f32(self, offset: int, n: int = 1) -> Lanes:
-        words = (self._word(offset + SLOT * i, SLOT) for i in range(n))
+        words = (self._word(offset + WORD * i, WORD) for i in range(n))
         return tuple(self.b.bitcast(word, FLOATS) for word in words)
 
     def half_e8m0(self, offset: int) -> Lanes:
@@ -187,9 +187,9 @@ class LaneBlock(Block):
         return tuple(self.b.sitofp(v, FLOATS) for v in ints)
 
     def _widened(self, whole: Lanes) -> Lanes:
-        """Bytes (signed) as ints: each of a slot's four goes to its top and down again."""
-        slots = [self.b.bitcast(v, INTS) for v in whole]
-        tops = [self.b.shl(v, every(INTS, up)) for v in slots for up in (24, 16, 8, 0)]
+        """Bytes (signed) as ints: each of a word's four goes to its top and down again."""
+        words = [self.b.bitcast(v, INTS) for v in whole]
+        tops = [self.b.shl(v, every(INTS, up)) for v in words for up in (24, 16, 8, 0)]
         return tuple(self.b.ashr(v, every(INTS, 24)) for v in tops)
 
     def times(self, floats: Lanes, factor: Lanes) -> Lanes:

@@ -29,10 +29,10 @@ from pyggml.quants.vectors import FloatsOut, emit_blocks
 from pyggml.sizes import round_up
 
 LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
-LANES = 16  # rows of a tile, and 32-bit slots of its rows
+LANES = 16  # rows of a tile, and 32-bit words of its rows
 
 round_row, _ = make_round(LANES, CHOSEN.tiles)
-transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 slots
+transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 words
 narrow = cvtneps2bf16 if CHOSEN.tiles else to_bf16
 _NUMBERS = ir.VectorType(I16, 2 * LANES)
 
@@ -152,12 +152,12 @@ def split_row(typing: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> Any
         hi, again, lo, of, n = arguments
         floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
         with cgutils.for_range_slice(builder, I64(0), n, I64(LANES)) as (i, _):
-            x, slot = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
+            x, word = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
             rounded = narrow(builder, x)
             bits = builder.shl(builder.zext(rounded, words), every(words, 16))
             rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
             for value, to in ((rounded, hi), (rounded, again), (rest, lo)):
-                store(builder, value, at(builder, to, slot))
+                store(builder, value, at(builder, to, word))
         return context.get_dummy_value()
 
     return types.void(*(types.intp,) * 5), codegen
