@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def dry():
     class Dry(CudaBackend):
         def __init__(self):
             self.name, self.index, self.compute = "dry", 0, "bf16"
-            self._kernels, self.stream = kernels(), 0
+            self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
             self._faults = Faults(np.zeros(1, np.int32))
 
         def alloc(self, n_bytes):

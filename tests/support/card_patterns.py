@@ -5,6 +5,7 @@ Each function gives the graph, and the leaves that it changes.
 
 import numpy as np
 
+from pyggml.dtypes import DTYPES, F16
 from pyggml.graph import Graph
 from pyggml.ops import (
     OPS,
@@ -12,12 +13,15 @@ from pyggml.ops import (
     add_inplace,
     mul_mat,
     out_prod,
+    reshape,
     rms_norm_mul,
     scale,
+    set_rows,
     swiglu,
 )
 from pyggml.ops.norm_mul import rms_norm_mul_back
 from pyggml.ops.rope import rope_apply, rope_apply_back, rope_table
+from pyggml.quants import quantize
 from pyggml.tensors import leaf, zeros
 
 RNG = np.random.default_rng(11)
@@ -59,6 +63,41 @@ def gates_gradients():
     return Graph.of(OPS["swiglu_back_gate"](gate, up, dy), swiglu(gate, dy)), []
 
 
+def packed(n, k):
+    """Rows of Q4_K."""
+    raw = quantize(RNG.standard_normal((n, k), np.float32), "Q4_K")
+    return leaf(raw, dtype=DTYPES["Q4_K"])
+
+
+def three():
+    x = rms_norm_mul(numbers(2, 256), numbers(256))
+    products = (mul_mat(packed(n, 256), x) for n in (40, 24, 24))
+    return Graph.of(*(scale(y, 2.0) for y in products)), []
+
+
+def gated():
+    x = rms_norm_mul(numbers(1, 512), numbers(512))
+    return Graph.of(swiglu(mul_mat(packed(24, 512), x), mul_mat(packed(24, 512), x))), []
+
+
+def residual():
+    return Graph.of(add(numbers(1, 24), mul_mat(packed(24, 256), numbers(1, 256)))), []
+
+
+def heads():
+    """Of two tokens: three heads of queries, one of keys."""
+    table = rope_table(leaf(np.array([3, 7], np.int32)), n_dims=8)
+    ids = leaf(np.array([4, 1], np.int32))
+    normed = (rms_norm_mul(numbers(2, n, 8), numbers(8)) for n in (3, 1))
+    q, k = (rope_apply(x, table, "neox") for x in normed)
+    caches = [zeros((6, 8), F16) for _ in "kv"]
+    puts = [
+        set_rows(cache, reshape(x, (2, 8)), ids)
+        for cache, x in zip(caches, (k, numbers(2, 1, 8)), strict=True)
+    ]
+    return Graph.of(q, *puts), caches
+
+
 PATTERNS = {
     "out_prod+add": summed,
     "mul_mat+scale": scaled,
@@ -67,4 +106,8 @@ PATTERNS = {
     "rms_norm_mul+rope_apply": rotated,
     "rope_apply_back+rms_norm_mul_back": rotated,
     "swiglu_back_gate+swiglu": gates_gradients,
+    "rms_norm_mul+mul_mat+mul_mat+mul_mat": three,
+    "rms_norm_mul+mul_mat+mul_mat+swiglu": gated,
+    "mul_mat+add": residual,
+    "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows": heads,
 }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
 from pyggml.backends.cuda.driver import Captured, cuda, is_failure, ran_out
+from pyggml.backends.cuda.early import begin_early
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
@@ -39,6 +42,7 @@ class CudaBackend(Backend):
     def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
         self.name, self.index, self.compute = f"cuda:{index}", index, compute
         self._kernels = kernels()
+        self._spans: WeakKeyDictionary[Tensor, tuple[Place, Any]] = WeakKeyDictionary()
         with self._working():
             self.stream = cuda.stream()
             self._faults = Faults(cuda.to_device(np.zeros(1, np.int32)))
@@ -82,7 +86,7 @@ class CudaBackend(Backend):
             if fault[0]:
                 self._faults.cell.copy_to_device(np.zeros(1, np.int32), stream=self.stream)
                 raise PyggmlError(self._faults.sentence(int(fault[0])))
-        return np.array(seen(tensor, spanned), order="C")
+        return np.ascontiguousarray(seen(tensor, spanned))
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         with self._working():
@@ -100,8 +104,11 @@ class CudaBackend(Backend):
         """The bytes from the tensor's first element to its last, on the card."""
         place = t.root.data
         assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
-        start = place.offset + t.offset
-        return place.buffer[start : start + span(t)]
+        known = self._spans.get(t)
+        if known is None or known[0] is not place:  # Numba takes longer to cut than to copy
+            start = place.offset + t.offset
+            known = self._spans[t] = place, place.buffer[start : start + span(t)]
+        return known[1]
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -136,7 +143,8 @@ class CudaBackend(Backend):
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
         steps, waits = side_by_side(fused(cast(Sequence[BoundCall], calls), graph))
-        return [Call(self._run, Captured(steps, self.stream, waits))] if steps else []
+        early = partial(begin_early, steps)
+        return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []
 
     def _run(self, calls: Captured) -> None:
         with self._working():

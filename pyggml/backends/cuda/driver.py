@@ -62,6 +62,7 @@ def kernel(function: Callable) -> Any:
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
+_PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -104,6 +105,7 @@ class Captured:
 
     waits: tells, for each call, the numbers of those that end before it begins; the card may run it
     beside all others. Without `waits` each call waits for the one before.
+    early: tells, of these, which calls are of kernels that wait by themselves (early.py)
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class Captured:
         calls: Iterable[Callable[[], None]],
         stream: Any,
         waits: Callable[[], Sequence[Sequence[int]]] | None = None,
+        early: Callable[[Sequence[Sequence[int]]], Sequence[bool]] | None = None,
     ) -> None:
         self.calls, self.waits, self._stream = tuple(calls), waits, stream
+        self._early = early
         self._times, self._graph = 0, None
 
     def __call__(self) -> None:
@@ -134,8 +138,10 @@ class Captured:
             self._launch()
             return
         last: list[list[Any]] = []  # of each call
-        for call, waits in zip(self.calls, self.waits(), strict=True):
-            _set_next(self._stream, [node for i in waits for node in last[i]])
+        waits = self.waits()
+        early = (False,) * len(waits) if self._early is None else self._early(waits)
+        for call, before, is_early in zip(self.calls, waits, early, strict=True):
+            _set_next(self._stream, [node for i in before for node in last[i]], is_early)
             call()
             last.append(_next(self._stream))
 
@@ -151,6 +157,9 @@ class Captured:
         except CudaAPIError:
             with suppress(CudaAPIError):
                 driver.cuStreamEndCapture(stream)
+            if self._early is not None:  # an older driver may know of no such edges
+                self._early = None
+                return self._captured()
             return None
         made = driver.cuGraphInstantiate(graph, 0)
         driver.cuGraphDestroy(graph)
@@ -163,14 +172,21 @@ def _next(stream: Any) -> list[Any]:
     return list(driver.cuStreamGetCaptureInfo(stream.handle)[3])
 
 
-def _set_next(stream: Any, nodes: Sequence[Any]) -> None:
-    """Let the next node that is captured wait for these."""
+def _set_next(stream: Any, nodes: Sequence[Any], early: bool) -> None:
+    """Let the next node that is captured wait for these, or begin early and wait by itself."""
     from cuda.bindings import driver as bindings
 
     nodes = list({int(node): node for node in nodes}.values())
     # Bindings of CUDA 13 also take data of each edge; those of 12 have a second name for that.
-    of_edges = () if hasattr(bindings, "cuStreamUpdateCaptureDependencies_v2") else (None,)
-    driver.cuStreamUpdateCaptureDependencies(stream.handle, nodes, *of_edges, len(nodes), _SET)
+    name = "cuStreamUpdateCaptureDependencies"
+    has_two = hasattr(bindings, f"{name}_v2")
+    of_edges: tuple[Any, ...] = () if has_two else (None,)
+    if early and nodes:
+        edge = bindings.CUgraphEdgeData()
+        edge.from_port = _PROGRAMMATIC  # of the kernel: when all its blocks have released others
+        edge.type = _PROGRAMMATIC
+        name, of_edges = f"{name}_v2" if has_two else name, ([edge] * len(nodes),)
+    getattr(driver, name)(stream.handle, nodes, *of_edges, len(nodes), _SET)
 
 
 def _destroy(graph: Any) -> None:

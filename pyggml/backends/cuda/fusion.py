@@ -3,8 +3,8 @@
 A `Pattern` names the ops of such nodes, in their order, and binds a kernel to their memory. Each
 family of ops declares its own. `fused` looks for them in the calls of a program: every node of a
 pattern but the last gives a later one its result, or shares a source with it. The pattern runs in
-the place of its last node. Others may stand between its nodes, if these can move behind them: if
-they touch no memory that those change, nor change what those touch.
+the place of its last node, or of its first. Others may stand between its nodes, if these can change
+places with them: if they touch no memory that those change, nor change what those touch.
 
 A plan does not know of patterns. So a source that dies within one may have given its memory to a
 result of the same pattern: then the pattern is left alone, unless its kernel works `in_place`.
@@ -25,7 +25,7 @@ from pyggml.graph import Graph
 from pyggml.op import SEEN, has_kernel
 from pyggml.tensors import Tensor
 
-_REACH = 8  # so many calls before the last one, the first one is looked for
+_REACH = 12  # so many calls before the last one, the first one is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,14 @@ class Pattern:
               whether others read its result; else the kernel need not write it
     in_place  whether results may lie where sources do: the kernel reads number i of a source before
               it writes number i of a result, and no other thread reads it
+    first     whether it runs in the place of its first node, if the others can move before those
+              between: nodes that share a source, each with readers of its own behind it
     """
 
     ops: tuple[str, ...]
     bind: Callable[[Sequence[Site], Sequence[bool]], Call | None]
     in_place: bool
+    first: bool
 
 
 _PATTERNS: dict[str, list[Pattern]] = defaultdict(list)  # by the last op
@@ -51,10 +54,11 @@ def declare_pattern(
     *ops: str,
     bind: Callable[[Sequence[Site], Sequence[bool]], Call | None],
     in_place: bool = False,
+    first: bool = False,
 ) -> None:
     """Enter a pattern. Of several that fit, the longest is taken."""
     found = _PATTERNS[ops[-1]]
-    found.append(Pattern(ops, bind, in_place))
+    found.append(Pattern(ops, bind, in_place, first))
 
 
 def fused(calls: Sequence[BoundCall], graph: Graph) -> list[BoundCall]:
@@ -83,7 +87,10 @@ class _Fusion:
 
     def _replace(self, pattern: Pattern, last: int) -> bool:
         places = self._places(pattern.ops, last)
-        if places is None or not all(self._can_move(i, places) for i in places[:-1]):
+        if places is None:
+            return False
+        place = places[0] if pattern.first else last
+        if not all(self._can_move(i, place, places) for i in places):
             return False
         sites = [self._call(i).sites[0] for i in places]
         nodes = [site.node for site in sites]
@@ -95,8 +102,8 @@ class _Fusion:
             return False
         for i in places:
             self.calls[i] = None
-        self.calls[last] = BoundCall(call, *sites)
-        self.accesses.pop(last, None)
+        self.calls[place] = BoundCall(call, *sites)
+        self.accesses.pop(place, None)
         return True
 
     def _call(self, i: int) -> BoundCall:
@@ -118,10 +125,11 @@ class _Fusion:
                 return None
         return places
 
-    def _can_move(self, i: int, places: Sequence[int]) -> bool:
-        """Whether a call can run behind all others that stand between it and the last place."""
-        between = (k for k in range(i + 1, places[-1]) if k not in places and self.calls[k])
-        return not any(conflict(self._access(i), self._access(k)) for k in between)
+    def _can_move(self, i: int, place: int, places: Sequence[int]) -> bool:
+        """Whether a call can change places with all others that stand between it and the place."""
+        between = range(min(i, place) + 1, max(i, place))
+        others = (k for k in between if k not in places and self.calls[k])
+        return not any(conflict(self._access(i), self._access(k)) for k in others)
 
     def _access(self, i: int) -> Access:
         """What a call touches, as long as it is not part of another one."""

@@ -23,7 +23,8 @@ from pyggml.quants import QUANTS
 from pyggml.tensors import Tensor
 
 
-def _problem(node: Tensor, compute: Compute) -> Problem:
+def problem_of(node: Tensor, compute: Compute) -> Problem:
+    """The product that a node is."""
     assert node.op is not None
     b, a = node.src[-2:]
     is_transposed = node.op.name.startswith("out_prod")
@@ -56,19 +57,19 @@ def _lacks(node: Tensor) -> str | None:
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
-    p = _problem(node, compute)
+    p = problem_of(node, compute)
     return path_of(p).scratch(p)
 
 
 def _shared(node: Tensor, compute: Compute) -> tuple[int, str]:
     """A in bfloat16."""
-    p = _problem(node, compute)
+    p = problem_of(node, compute)
     shares = p.rounds and path_of(p).shares
     return (2 * p.m * p.k, "bf16") if shares else (0, "")
 
 
 def _product(site: Site, accumulate: bool, factor: float = 1.0) -> Call:
-    p = _problem(site.node, site.compute)
+    p = problem_of(site.node, site.compute)
     b, a = site.src[-2:]
     o = Operands(
         site.out, a, b, site.scratch, accumulate, site.stream, site.shared,
@@ -104,7 +105,7 @@ def _bind_scaled(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     """s · A · Bᵀ, as LoRA has it with s = α / r."""
     product, scaled = sites
     factor, shift = scaled.node.params.values()
-    p = _problem(product.node, product.compute)
+    p = problem_of(product.node, product.compute)
     if kept[0] or shift or p.b.dtype is not F32 or not path_of(p).scales:
         return None
     return _product(replace(product, out=scaled.out), accumulate=False, factor=factor)

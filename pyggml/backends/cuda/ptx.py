@@ -60,6 +60,16 @@ if TENSOR_CORES:
         return types.float32(raw, types.int64), emit
 
     @intrinsic
+    def load_byte(typing, raw, at):
+        """The byte at `at` as uint32."""
+
+        def emit(context, builder, signature, arguments):
+            pointer = _pointer(context, builder, raw, arguments, _BYTE)
+            return builder.zext(builder.load(pointer), _WORD)
+
+        return types.uint32(raw, types.int64), emit
+
+    @intrinsic
     def load_word(typing, raw, at):
         """The four bytes at `at` as uint32."""
 
@@ -79,23 +89,12 @@ if TENSOR_CORES:
         return types.uint32(raw, types.int64), emit
 
     @intrinsic
-    def load_byte(typing, raw, at):
-        """The byte at `at` as uint32."""
-
-        def emit(context, builder, signature, arguments):
-            return builder.zext(
-                builder.load(_pointer(context, builder, raw, arguments, _BYTE)), _WORD
-            )
-
-        return types.uint32(raw, types.int64), emit
-
-    @intrinsic
     def load_words(typing, raw, at):
         """The 16 bytes at `at` as four uint32."""
 
         def emit(context, builder, signature, arguments):
-            pointer = _pointer(context, builder, raw, arguments, ir.VectorType(_WORD, 4))
-            vector = builder.load(pointer)
+            kind = ir.VectorType(_WORD, 4)
+            vector = builder.load(_pointer(context, builder, raw, arguments, kind))
             vector_of = [builder.extract_element(vector, ir.Constant(_WORD, i)) for i in range(4)]
             return context.make_tuple(builder, signature.return_type, vector_of)
 
@@ -251,7 +250,7 @@ if TENSOR_CORES:
 
         return types.void(shared, types.int64, source, types.int64, types.int32), emit
 
-    def _plain(text: str) -> Any:
+    def plain(text: str) -> Any:
         @intrinsic
         def instruction(typing):
             def emit(context, builder, signature, arguments):
@@ -263,9 +262,9 @@ if TENSOR_CORES:
 
         return instruction
 
-    commit_copies = _plain("cp.async.commit_group;")
-    await_copies = _plain("cp.async.wait_group 0;")
-    await_all_but_one = _plain("cp.async.wait_group 1;")
+    commit_copies = plain("cp.async.commit_group;")
+    await_copies = plain("cp.async.wait_group 0;")
+    await_all_but_one = plain("cp.async.wait_group 1;")
 else:
 
     def _bytes(raw, at, n):

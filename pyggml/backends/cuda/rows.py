@@ -175,12 +175,17 @@ def _put_q8_0(dst, scales, src, ids, n, n_ids, n_rows, batches):
                 dst[at * 34 + 2 + j] = np.uint8((-q if x < ZERO else q) & 255)
 
 
+def faults_of_rows(site: Site, n_rows: int) -> tuple[int, int]:
+    """The numbers of the faults of ids to write to: that one is no row, and that it comes twice."""
+    twice = site.faults.number("set_rows: an id is named twice")
+    return _no_such_row(site, "set_rows", n_rows), twice
+
+
 def _set_rows(site: Site) -> Call:
     dst, _, ids = site.node.src
     batch, n_ids = dst.shape[: len(ids.shape) - 1], ids.shape[-1]
     n_rows, n = dst.shape[len(batch)], prod(dst.shape[len(batch) + 1 :])
-    no_row = _no_such_row(site, "set_rows", n_rows)
-    twice = site.faults.number("set_rows: an id is named twice")
+    no_row, twice = faults_of_rows(site, n_rows)
     _, src, numbers = site.src
     check = (numbers, n_ids, n_rows, site.faults.cell, no_row, twice)
     where = (src, numbers, n, n_ids, n_rows, tuple(Batches.of(batch, ids.shape)))

@@ -20,12 +20,20 @@ def lanes_sum(x):
 
 if SIMULATED:
 
+    def sync_warp():
+        pass
+
     def warp_sum(x):
         return x
 
     def warp_max(x):
         return x
 else:
+
+    @device
+    def sync_warp():
+        """What a lane has written before, all lanes of its warp see behind."""
+        cuda.syncwarp()
 
     @device
     def warp_sum(x):

@@ -1,7 +1,8 @@
 """Attention of few queries over many keys, as in generation: blocks share the keys of a head.
 
-A block takes 64 keys of one query and head, each of its warps every so many of them; a lane holds
-every 32nd number of a head. A second kernel joins the blocks' sums, in their order.
+A block takes a part of the keys that a query sees, for some of the heads that share them; each of
+its warps takes a few keys at a time, and a lane holds every 32nd number of a head. The block of a
+query that ends last joins the sums of all, in their order.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from pyggml.backends.cuda.attention.scores import (
     sizes_of,
 )
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.early import begins_early, waiting
 from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import in_turn, launch
-from pyggml.backends.cuda.warp import LANES, warp_sum
+from pyggml.backends.cuda.launch import launch
+from pyggml.backends.cuda.warp import LANES, warp_max, warp_sum
 from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.tensors import Tensor
 
 MOST = 2 if SIMULATED else 8  # queries
-_KEYS = 4 if SIMULATED else 64  # of a block
 _WARPS = 2 if SIMULATED else 4
+_PARTS = 5 if SIMULATED else 16  # of a query's keys, at most
+_BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
+_TOGETHER = 4  # heads of a block, at most
 
 
 def takes(node: Tensor) -> bool:
@@ -42,129 +46,213 @@ def takes(node: Tensor) -> bool:
     return node.shape[0] <= MOST
 
 
+def _heads(node: Tensor) -> int:
+    """Heads of a block: of those that share their keys."""
+    sharing = node.shape[1] // node.src[1].shape[1]
+    return next(n for n in range(min(sharing, _TOGETHER), 0, -1) if sharing % n == 0)
+
+
+def _batch(head_size: int) -> int:
+    """Keys that a warp reads at once."""
+    return 2 if SIMULATED else max(1, 16 * LANES // max(head_size, 2 * LANES))
+
+
 def _n_parts(node: Tensor) -> int:
-    return -(-node.src[1].shape[0] // _KEYS)
+    n_queries, n_heads, head_size = node.shape
+    wanted = _BLOCKS // (n_queries * (n_heads // _heads(node)))
+    most = -(-node.src[1].shape[0] // (_WARPS * _batch(head_size)))
+    return max(1, min(wanted, most, _PARTS))
 
 
 def scratch(node: Tensor) -> int:
-    """Of each query, head and block: the sum of its values, then its maximum and its weight."""
+    """Of each query, head and part: the sum of its values, then its maximum and its weight."""
     n_queries, n_heads, head_size = node.shape
     return F32.block_bytes * n_queries * n_heads * _n_parts(node) * (head_size + 2)
 
 
 @device
-def _join(parts, at, sums, ends):
-    """The block's sum, maximum and weight, of its warps'."""
-    n_warps, head_size = sums.shape
+def _put_part(parts, at, sums, ends, g):
+    """The sum, maximum and weight of a block's head g, of its warps'."""
+    n_warps, _, head_size = sums.shape
     highest = MINUS_INF
     for w in range(n_warps):
-        highest = max(highest, ends[w, 0])
+        highest = max(highest, ends[w, g, 0])
     base = ZERO if highest == MINUS_INF else highest
     for c in range(cuda.threadIdx.x, head_size, cuda.blockDim.x):
         value = ZERO
         for w in range(n_warps):
-            value += sums[w, c] * math.exp(ends[w, 0] - base)
+            value += sums[w, g, c] * math.exp(ends[w, g, 0] - base)
         parts[at + c] = value
     if cuda.threadIdx.x == 0:
         weight = ZERO
         for w in range(n_warps):
-            weight += ends[w, 1] * math.exp(ends[w, 0] - base)
+            weight += ends[w, g, 1] * math.exp(ends[w, g, 0] - base)
         parts[at + head_size], parts[at + head_size + 1] = highest, weight
 
 
-@cache
-def _partial(head_size: int, key_type: str) -> Any:
-    load, mine = key_loader(key_type), -(-head_size // LANES)
-    tops, results = (_WARPS, 2), (_WARPS, head_size)
-
-    @kernel
-    def partial(parts, q, k, v, span, mask, sizes, factors):
-        ends = cuda.shared.array(tops, np.float32)
-        sums = cuda.shared.array(results, np.float32)
-        held = cuda.local.array(mine, np.float32)
-        o = cuda.local.array(mine, np.float32)
-        part, head, query = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        row = (np.int64(query) * sizes.n_heads + head) * head_size
-        key_head = head // (sizes.n_heads // sizes.n_key_heads)
-        for i in range(mine):
-            c = lane + i * LANES
-            held[i], o[i] = q[row + c] if c < head_size else ZERO, ZERO
-        start, stop = seen(span, query, sizes.n_keys)
-        top, weight = MINUS_INF, ZERO
-        last = min(stop, (part + 1) * _KEYS)
-        for key in range(part * _KEYS + warp, last, _WARPS):
-            if key < start:
-                continue
-            at, dot = (np.int64(key) * sizes.n_key_heads + key_head) * head_size, ZERO
-            for i in range(mine):
-                c = lane + i * LANES
-                if c < head_size:
-                    dot += held[i] * load(k, at + c)
-            z = capped(warp_sum(dot), factors)
-            z += bias_of(head, query, key, stop, mask, sizes, factors)
-            highest = max(top, z)
-            base = ZERO if highest == MINUS_INF else highest
-            shrink, p = math.exp(top - base), math.exp(z - base)
-            top, weight = highest, weight * shrink + p
-            for i in range(mine):
-                c = lane + i * LANES
-                if c < head_size:
-                    o[i] = o[i] * shrink + p * load(v, at + c)
-        for i in range(mine):
-            c = lane + i * LANES
-            if c < head_size:
-                sums[warp, c] = o[i]
-        if lane == 0:
-            ends[warp, 0], ends[warp, 1] = top, weight
-        cuda.syncthreads()
-        at = ((np.int64(query) * sizes.n_heads + head) * cuda.gridDim.x + part) * (head_size + 2)
-        _join(parts, at, sums, ends)
-
-    return partial
-
-
-@kernel
-def _whole(out, lse, parts, sinks, n_parts, head_size, sizes):
-    """out = the blocks' sums over their weight, a block for each query and head."""
-    head, query = cuda.blockIdx.x, cuda.blockIdx.y
-    row, step = np.int64(query) * sizes.n_heads + head, head_size + 2
-    first = row * n_parts * step
+@device
+def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size, sizes):
+    """The share of each part in a head's result, by a warp. first: where the head's parts begin"""
+    step, lane = head_size + 2, cuda.threadIdx.x % LANES
     sink = sinks[head] if sizes.has_sinks else MINUS_INF
-    highest = sink
-    for part in range(n_parts):
+    highest, weight = sink, ZERO
+    for part in range(lane, n_parts, LANES):
         highest = max(highest, parts[first + part * step + head_size])
+    highest = warp_max(highest)
     base = ZERO if highest == MINUS_INF else highest
-    weight = math.exp(sink - base)
-    for part in range(n_parts):
+    for part in range(lane, n_parts, LANES):
         at = first + part * step + head_size
         weight += parts[at + 1] * math.exp(parts[at] - base)
-    share = ONE / weight if weight > ZERO else ZERO
-    for c in range(cuda.threadIdx.x, head_size, cuda.blockDim.x):
-        value = ZERO
-        for part in range(n_parts):
-            at = first + part * step
-            value += parts[at + c] * math.exp(parts[at + head_size] - base)
-        out[row * head_size + c] = value * share
-    if cuda.threadIdx.x == 0:
+    weight = warp_sum(weight) + math.exp(sink - base)
+    whole = ONE / weight if weight > ZERO else ZERO
+    for part in range(lane, n_parts, LANES):
+        shares[part] = math.exp(parts[first + part * step + head_size] - base) * whole
+    if lane == 0:
         found = base + math.log(weight) if weight > ZERO else NO_KEYS
         lse[np.int64(head) * sizes.n_queries + query] = found
 
 
+@device
+def _sum_of_parts(parts, at, step, shares, n_parts):
+    """A number of a head's result; four parts are read at once, for each read takes its time."""
+    total = ZERO
+    for part in range(0, n_parts - 3, 4):
+        a, b = parts[at + part * step], parts[at + (part + 1) * step]
+        c, d = parts[at + (part + 2) * step], parts[at + (part + 3) * step]
+        total += a * shares[part] + b * shares[part + 1]
+        total += c * shares[part + 2] + d * shares[part + 3]
+    for part in range(n_parts // 4 * 4, n_parts):
+        total += parts[at + part * step] * shares[part]
+    return total
+
+
+@cache
+def _attend(head_size: int, key_type: str, n_together: int) -> Any:
+    """The kernel for this size of a head, type of keys, and number of heads of a block."""
+    load, mine, batch = key_loader(key_type), -(-head_size // LANES), _batch(head_size)
+    ends_shape, sums_shape = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
+    shares_shape = (n_together, _PARTS)
+    await_others, release_others = waiting()
+    n_mine, n_loaded, n_scores = n_together * mine, batch * mine, n_together * batch
+
+    @device
+    def read(into, x, key, last, key_head, n_key_heads, lane):
+        """A lane's numbers of the next keys, or of their values; after the last one, its again."""
+        for u in range(batch):
+            at = (np.int64(min(key + u, last - 1)) * n_key_heads + key_head) * head_size
+            for i in range(mine):
+                c = lane + i * LANES
+                into[u * mine + i] = load(x, at + c) if c < head_size else ZERO
+
+    @device
+    def carry(o, tops, weights, z, values, g):
+        """Head g's maximum, weight and sum move on by the scores of a batch."""
+        highest = tops[g]
+        for u in range(batch):
+            highest = max(highest, z[g * batch + u])
+        base = ZERO if highest == MINUS_INF else highest
+        shrink = math.exp(tops[g] - base)
+        tops[g] = highest
+        weights[g] *= shrink
+        for i in range(mine):
+            o[g * mine + i] *= shrink
+        for u in range(batch):
+            p = math.exp(z[g * batch + u] - base)
+            weights[g] += p
+            for i in range(mine):
+                o[g * mine + i] += p * values[u * mine + i]
+
+    @kernel
+    def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors):
+        ends = cuda.shared.array(ends_shape, np.float32)
+        sums = cuda.shared.array(sums_shape, np.float32)
+        shares = cuda.shared.array(shares_shape, np.float32)
+        ticket = cuda.shared.array(1, np.uint32)
+        held, o = cuda.local.array(n_mine, np.float32), cuda.local.array(n_mine, np.float32)
+        keys, values = (
+            cuda.local.array(n_loaded, np.float32),
+            cuda.local.array(n_loaded, np.float32),
+        )
+        z = cuda.local.array(n_scores, np.float32)
+        tops = cuda.local.array(n_together, np.float32)
+        weights = cuda.local.array(n_together, np.float32)
+        await_others()
+        release_others()
+        part, n_parts, query = cuda.blockIdx.x, cuda.gridDim.x, cuda.blockIdx.z
+        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        head = cuda.blockIdx.y * n_together
+        row = np.int64(query) * sizes.n_heads + head
+        key_head = head // (sizes.n_heads // sizes.n_key_heads)
+        for g in range(n_together):
+            tops[g], weights[g] = MINUS_INF, ZERO
+            for i in range(mine):
+                c = lane + i * LANES
+                held[g * mine + i] = q[(row + g) * head_size + c] if c < head_size else ZERO
+                o[g * mine + i] = ZERO
+        start, stop = seen(span, query, sizes.n_keys)
+        share = (stop - start + n_parts - 1) // n_parts
+        last = min(stop, start + (part + 1) * share)
+        for key in range(start + part * share + warp * batch, last, _WARPS * batch):
+            read(keys, k, key, last, key_head, sizes.n_key_heads, lane)
+            read(values, v, key, last, key_head, sizes.n_key_heads, lane)
+            for g in range(n_together):
+                for u in range(batch):
+                    dot = ZERO
+                    for i in range(mine):
+                        dot += held[g * mine + i] * keys[u * mine + i]
+                    score = capped(warp_sum(dot), factors)
+                    score += bias_of(head + g, query, key + u, stop, mask, sizes, factors)
+                    z[g * batch + u] = score if key + u < last else MINUS_INF
+            for g in range(n_together):
+                carry(o, tops, weights, z, values, g)
+        for g in range(n_together):
+            for i in range(mine):
+                c = lane + i * LANES
+                if c < head_size:
+                    sums[warp, g, c] = o[g * mine + i]
+            if lane == 0:
+                ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]
+        cuda.syncthreads()
+        for g in range(n_together):
+            _put_part(parts, ((row + g) * n_parts + part) * (head_size + 2), sums, ends, g)
+        cuda.threadfence()
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            at = query * cuda.gridDim.y + cuda.blockIdx.y
+            ticket[0] = cuda.atomic.inc(tickets, at, np.uint32(n_parts - 1))
+        cuda.syncthreads()
+        if ticket[0] != n_parts - 1:
+            return
+        cuda.threadfence()  # before the other blocks' parts are read
+        step = head_size + 2
+        for g in range(warp, n_together, _WARPS):
+            first = (row + g) * n_parts * step
+            _share_out(
+                shares[g], lse, parts, sinks, first, query, head + g, n_parts, head_size, sizes
+            )
+        cuda.syncthreads()
+        for i in range(cuda.threadIdx.x, n_together * head_size, cuda.blockDim.x):
+            g, c = i // head_size, i % head_size
+            at = (row + g) * n_parts * step + c
+            out[row * head_size + i] = _sum_of_parts(parts, at, step, shares[g], n_parts)
+
+    return begins_early(attend)
+
+
 def bind(site: Site) -> Call:
-    node, stream = site.node, site.stream
+    node = site.node
     q, k, v, span, *extras = site.src
-    sizes, n_parts = sizes_of(node, node.src[4:]), _n_parts(node)
+    sizes, n_together = sizes_of(node, node.src[4:]), _heads(node)
     mask = extras[0] if node.params["masked"] else q
     sinks = extras[-1] if sizes.has_sinks else q
     n_queries, n_heads, head_size = node.shape
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
-    parts, run = site.scratch.view(np.float32), _partial(head_size, node.src[1].dtype.name)
-    of_parts = (parts, q, k, v, span, mask, sizes, factors_of(node))
-    of_whole = (site.out, site.saved[0], parts, sinks, n_parts, head_size, sizes)
-    grid, threads = (n_parts, n_heads, n_queries), _WARPS * LANES
-    return in_turn(
-        launch(run, grid, threads, stream, *of_parts),
-        launch(_whole, (n_heads, n_queries), threads, stream, *of_whole),
-    )
+    parts = site.scratch.view(np.float32)
+    n_groups = n_heads // n_together
+    tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
+    run = _attend(head_size, node.src[1].dtype.name, n_together)
+    return launch(
+        run, (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream, site.out,
+        site.saved[0], parts, tickets, q, k, v, span, mask, sinks, sizes, factors_of(node),
+    )  # fmt: skip

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from pyggml.backends.cuda.gemm.cublas import CUBLAS
 from pyggml.backends.cuda.gemm.dots import DOTS, DOTS_OF_FEW
+from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS
 from pyggml.backends.cuda.gemm.problem import Path, Problem
 from pyggml.backends.cuda.gemm.simt import SIMT
 from pyggml.backends.cuda.gemm.tensor import TENSOR
 
-PATHS: tuple[Path, ...] = (DOTS_OF_FEW, CUBLAS, DOTS, TENSOR, SIMT)
+PATHS: tuple[Path, ...] = (FEW_ROWS, DOTS_OF_FEW, CUBLAS, DOTS, TENSOR, SIMT)
 
 
 def path_of(p: Problem) -> Path:

@@ -1,0 +1,154 @@
+"""Queries and keys of few tokens normalised and turned, keys and values cached: all at once.
+
+A warp has one head of one token. This is what stands between the products of q, k and v and the
+attention in the generation of models with norms of heads, such as Qwen 3 and Gemma 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cuda.branches import ranges
+from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.early import begins_early, waiting
+from pyggml.backends.cuda.formulas import ONE, ZERO
+from pyggml.backends.cuda.fusion import declare_pattern
+from pyggml.backends.cuda.kernel import Site
+from pyggml.backends.cuda.launch import launch
+from pyggml.backends.cuda.rows import faults_of_rows
+from pyggml.backends.cuda.warp import LANES, sync_warp, warp_sum
+from pyggml.call import Call
+from pyggml.dtypes import F16, F32
+
+MOST = 8  # tokens
+_WIDEST = 512  # numbers of a head
+_WARPS = 1 if SIMULATED else 4  # of a block
+
+
+class Turn(NamedTuple):
+    """Which pairs of a head are turned: see pyggml/ops/rope.py."""
+
+    n_pairs: int
+    neox: bool
+    offset: int
+
+
+@device
+def _normed(head, x, at, weights, d, eps):
+    """A head normalised, in shared memory."""
+    total, lane = ZERO, cuda.threadIdx.x % LANES
+    for i in range(lane, d, LANES):
+        total += x[at + i] * x[at + i]
+    rate = ONE / math.sqrt(warp_sum(total) / np.float32(d) + eps)
+    for i in range(lane, d, LANES):
+        head[i] = x[at + i] * rate * weights[i]
+
+
+@device
+def _turned(out, to, head, d, table, token, turn):
+    """out[to …] = the head, its pairs turned by the token's angles."""
+    n, turns = turn.n_pairs, 2 * token * turn.n_pairs
+    for job in range(cuda.threadIdx.x % LANES, d - n, LANES):
+        if job < n:
+            cos, sin = table[turns + job], table[turns + n + job]
+            first = turn.offset + (job if turn.neox else 2 * job)
+            second = first + (n if turn.neox else 1)
+            p, q = head[first], head[second]
+            out[to + first] = p * cos - q * sin
+            out[to + second] = p * sin + q * cos
+        else:
+            i = job - n
+            i = i if i < turn.offset else i + 2 * n
+            out[to + i] = head[i]
+
+
+@cache
+def _heads() -> Any:
+    await_others, release_others = waiting()
+
+    @kernel
+    def heads(q_out, k_cache, v_cache, q, k, v, weights, table, ids, sizes, eps, turn, faults):
+        rows = cuda.shared.array((_WARPS, _WIDEST), np.float32)
+        await_others()
+        release_others()
+        n_tokens, n_heads, n_key_heads, d, n_rows = sizes
+        warp, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+        of_token = n_heads + 2 * n_key_heads
+        for job in range(
+            cuda.blockIdx.x * _WARPS + warp, n_tokens * of_token, cuda.gridDim.x * _WARPS
+        ):
+            token, head = job // of_token, job % of_token
+            if head < n_heads:
+                at = (token * n_heads + head) * d
+                _normed(rows[warp], q, at, weights[0], d, eps[0])
+                sync_warp()
+                _turned(q_out, at, rows[warp], d, table, token, turn)
+            else:
+                row, head = ids[token], head - n_heads
+                is_value = head >= n_key_heads
+                head = head - n_key_heads if is_value else head
+                at, to = (token * n_key_heads + head) * d, (row * n_key_heads + head) * d
+                if not 0 <= row < n_rows:
+                    cuda.atomic.max(faults[0], 0, faults[1])
+                elif is_value:
+                    for i in range(lane, d, LANES):
+                        v_cache[to + i] = v[at + i]
+                else:
+                    for other in range(token):
+                        if ids[other] == row:
+                            cuda.atomic.max(faults[0], 0, faults[2])
+                    _normed(rows[warp], k, at, weights[1], d, eps[1])
+                    sync_warp()
+                    _turned(k_cache, to, rows[warp], d, table, token, turn)
+            sync_warp()
+
+    return begins_early(heads)
+
+
+def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    q_norm, q_turn, k_norm, k_turn, k_put, v_put = sites
+    n_tokens, n_heads, d = q_norm.node.shape
+    k, v = k_norm.node.src[0], v_put.node.src[1]
+    n_key_heads, cache, ids = k.shape[1], k_put.node.src[0], k_put.node.src[2]
+    makes = (
+        q_turn.node.src[0] is q_norm.node
+        and k_turn.node.src[0] is k_norm.node
+        and k_put.node.src[1].root is k_turn.node
+        and q_turn.node.params == k_turn.node.params
+        and all(s.node.src[1].root is q_turn.node.src[1].root for s in (q_turn, k_turn))
+        and v_put.node.src[2].root is ids.root
+    )
+    alike = (
+        (*k.shape,) == (n_tokens, n_key_heads, d)
+        and all(s.node.src[1].shape == (d,) for s in (q_norm, k_norm))
+        and all(s.node.src[0].dtype in (F16, F32) for s in (k_put, v_put))
+        and k_put.node.src[0].shape == v_put.node.src[0].shape == (cache.shape[0], n_key_heads * d)
+        and ids.shape == (n_tokens,)
+        and v.n_elements == k.n_elements
+    )
+    if not (makes and alike) or any((kept[0], kept[2], kept[3])) or n_tokens > MOST or d > _WIDEST:
+        return None
+    out, *others = ranges((q_turn.out, k_norm.src[0], v_put.src[1]))
+    if any(out.meets(other) for other in others):  # the plan has given it their memory
+        return None
+    table, p = q_turn.node.src[1], q_turn.node.params
+    turn = Turn(table.shape[-1], bool(p["neox"]), p["offset"])
+    sizes = (n_tokens, n_heads, n_key_heads, d, cache.shape[0])
+    no_row, twice = faults_of_rows(k_put, cache.shape[0])
+    n_jobs = n_tokens * (n_heads + 2 * n_key_heads)
+    return launch(
+        _heads(), min(-(-n_jobs // _WARPS), 1 << 16), _WARPS * LANES, q_norm.stream, q_turn.out,
+        k_put.out, v_put.out, q_norm.src[0], k_norm.src[0], v_put.src[1],
+        (q_norm.src[1], k_norm.src[1]), q_turn.src[1], k_put.src[2], sizes,
+        (*q_norm.scalars, *k_norm.scalars), turn, (k_put.faults.cell, no_row, twice),
+    )  # fmt: skip
+
+
+declare_pattern(
+    *("rms_norm_mul", "rope_apply") * 2, "set_rows", "set_rows", bind=_bind, in_place=True
+)
