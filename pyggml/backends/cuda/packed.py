@@ -281,8 +281,8 @@ def unpacker_of(name: str) -> Any:
     known = {
         "np": np, "ZERO": ZERO, "as_float": ptx.as_float, "half_e8m0": half_e8m0,
         "load_byte": byte_ptx.shared_byte, "load_short": byte_ptx.shared_short, "look_up": _look_up,
-        "load_half": byte_ptx.shared_half, "load_word": byte_ptx.shared_word, "load_shorts": _load_shorts,
-        "load_bytes": _load_bytes,
+        "load_half": byte_ptx.shared_half, "load_word": byte_ptx.shared_word,
+        "load_shorts": _load_shorts, "load_bytes": _load_bytes,
     }  # fmt: skip
     exec(compile(source_of(name), f"<words of {name}>", "exec"), known)
     return device(known["unpack"])
