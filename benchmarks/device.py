@@ -13,7 +13,8 @@ step      a whole step of LoRA on all linear modules: tokens/s, memory, share of
 op        where the time of one step goes, each node started by itself
 graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
           the launches at least come one after the other
-decode    tokens/s of one sequence after `past` tokens; share of the bandwidth over packed weights
+decode    tokens/s of one sequence after `past` tokens, share of the bandwidth over packed weights,
+          and tokens/s of a prompt of so many
 peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.py --device cuda)
 """
 
@@ -284,7 +285,12 @@ def decode(card: Card, file: str, options: Any) -> None:
         session = Session(model, options.past + options.new + 8)
         began = perf_counter()
         session.feed(tokens)
-        prompt, taken = perf_counter() - began, []
+        first, prompts, taken = perf_counter() - began, [], []
+        for _ in range(4):  # the first of them captures
+            session.truncate(0)
+            began = perf_counter()
+            session.feed(tokens)
+            prompts.append(perf_counter() - began)
         for i in range(options.new):
             began = perf_counter()
             session.feed([i])
@@ -295,7 +301,8 @@ def decode(card: Card, file: str, options: Any) -> None:
     share = packed * speed / card.bandwidth if card.bandwidth else 0.0
     card.say(
         "decode", model=Path(file).name, past=options.past, tokens_per_second=speed,
-        share_of_bandwidth=share, first_prompt_seconds=prompt, left_to_cpu=left,
+        share_of_bandwidth=share, first_prompt_seconds=first, left_to_cpu=left,
+        prompt_tokens_per_second=options.past / median(prompts[1:]),
         memory_gb=(before - card.free()) / 1e9,
     )  # fmt: skip
 
