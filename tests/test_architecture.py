@@ -52,7 +52,7 @@ LAYERS = [
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 JIT_FILES = {f"pyggml/_jit/{p.name}" for p in (ROOT / "pyggml/_jit").glob("*.py")}
 USES_NUMBA = {*JIT_FILES, "pyggml/_frames.py", "pyggml/_isa.py", "pyggml/threads.py"}
-USES_NUMBA |= {"pyggml/backends/cuda/driver.py", "pyggml/backends/cuda/ptx.py"}
+USES_NUMBA |= {f"pyggml/backends/cuda/{name}.py" for name in ("driver", "ptx", "byte_ptx")}
 USES_NUMBA |= {"pyggml/backends/cuda/cubins.py"}
 USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_frames.py",
@@ -61,6 +61,7 @@ USES_LLVM = {  # intrinsics, and the features of this CPU
     "pyggml/_jit/workarounds.py",
     "pyggml/_llvm.py",
     "pyggml/_tasks.py",
+    "pyggml/backends/cuda/byte_ptx.py",
     "pyggml/backends/cuda/ptx.py",
     "pyggml/gemm/activations.py",
     "pyggml/gemm/amx/rows.py",

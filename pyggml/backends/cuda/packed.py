@@ -8,8 +8,9 @@ its own q, which in most types come from the same four bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -284,5 +285,14 @@ def unpacker_of(name: str) -> Any:
         "load_half": byte_ptx.shared_half, "load_word": byte_ptx.shared_word,
         "load_shorts": _load_shorts, "load_bytes": _load_bytes,
     }  # fmt: skip
-    exec(compile(source_of(name), f"<words of {name}>", "exec"), known)
-    return device(known["unpack"])
+    return device(closed(source_of(name), "unpack", known))
+
+
+def closed(source: str, name: str, known: Mapping[str, Any]) -> Any:
+    """The function of this name and source, with `known` in its closure, where the cache of
+    compiled kernels looks for what makes two of one source differ."""
+    body = indent(source, "    ")
+    text = f"def make({', '.join(known)}):\n{body}\n    return {name}"
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<{name}>", "exec"), made)
+    return made["make"](**known)

@@ -126,15 +126,35 @@ def _sum_of_parts(parts, at, step, shares, n_parts):
     return total
 
 
-@cache
-def _attend(head_size: int, key_type: str, n_together: int) -> Any:
-    """The kernel for this size of a head, type of keys, and number of heads of a block."""
-    load, mine, batch = key_loader(key_type), -(-head_size // LANES), _batch(head_size)
-    ends_shape, sums_shape = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
-    shares_shape = (n_together, _PARTS)
-    await_others, release_others = waiting()
-    n_mine, n_loaded, n_scores = n_together * mine, batch * mine, n_together * batch
+@device
+def _is_last(ticket, tickets, n_parts):
+    """Whether all other blocks of this one's query and heads have written their parts."""
+    cuda.threadfence()
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        at = cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y
+        ticket[0] = cuda.atomic.inc(tickets, at, np.uint32(n_parts - 1))
+    cuda.syncthreads()
+    cuda.threadfence()  # before the other blocks' parts are read
+    return ticket[0] == n_parts - 1
 
+
+@device
+def _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes):
+    """The results of a block's heads, from `head` on, of all their parts."""
+    n_together, step = shares.shape[0], head_size + 2
+    row = np.int64(query) * sizes.n_heads + head
+    for g in range(cuda.threadIdx.x // LANES, n_together, _WARPS):
+        first = (row + g) * n_parts * step
+        _share_out(shares[g], lse, parts, sinks, first, query, head + g, n_parts, head_size, sizes)
+    cuda.syncthreads()
+    for i in range(cuda.threadIdx.x, n_together * head_size, cuda.blockDim.x):
+        g, c = i // head_size, i % head_size
+        at = (row + g) * n_parts * step + c
+        out[row * head_size + i] = _sum_of_parts(parts, at, step, shares[g], n_parts)
+
+
+def _reader(load: Any, head_size: int, mine: int, batch: int) -> Any:
     @device
     def read(into, x, key, last, key_head, n_key_heads, lane):
         """A lane's numbers of the next keys, or of their values; after the last one, its again."""
@@ -144,6 +164,25 @@ def _attend(head_size: int, key_type: str, n_together: int) -> Any:
                 c = lane + i * LANES
                 into[u * mine + i] = load(x, at + c) if c < head_size else ZERO
 
+    return read
+
+
+def _scorer(mine: int, batch: int) -> Any:
+    @device
+    def score(z, held, keys, g, head, query, key, last, stop, mask, sizes, factors):
+        """The scores of a batch of keys for head g of the block."""
+        for u in range(batch):
+            dot = ZERO
+            for i in range(mine):
+                dot += held[g * mine + i] * keys[u * mine + i]
+            found = capped(warp_sum(dot), factors)
+            found += bias_of(head + g, query, key + u, stop, mask, sizes, factors)
+            z[g * batch + u] = found if key + u < last else MINUS_INF
+
+    return score
+
+
+def _carrier(mine: int, batch: int) -> Any:
     @device
     def carry(o, tops, weights, z, values, g):
         """Head g's maximum, weight and sum move on by the scores of a batch."""
@@ -162,18 +201,29 @@ def _attend(head_size: int, key_type: str, n_together: int) -> Any:
             for i in range(mine):
                 o[g * mine + i] += p * values[u * mine + i]
 
+    return carry
+
+
+@cache
+def _attend(head_size: int, key_type: str, n_together: int) -> Any:
+    """The kernel for this size of a head, type of keys, and number of heads of a block."""
+    mine, batch = -(-head_size // LANES), _batch(head_size)
+    read = _reader(key_loader(key_type), head_size, mine, batch)
+    score, carry = _scorer(mine, batch), _carrier(mine, batch)
+    of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
+    of_shares, of_heads = (n_together, _PARTS), n_together * mine
+    of_keys, of_scores = batch * mine, n_together * batch
+    await_others, release_others = waiting()
+
     @kernel
     def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors):
-        ends = cuda.shared.array(ends_shape, np.float32)
-        sums = cuda.shared.array(sums_shape, np.float32)
-        shares = cuda.shared.array(shares_shape, np.float32)
+        ends = cuda.shared.array(of_ends, np.float32)
+        sums = cuda.shared.array(of_sums, np.float32)
+        shares = cuda.shared.array(of_shares, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
-        held, o = cuda.local.array(n_mine, np.float32), cuda.local.array(n_mine, np.float32)
-        keys, values = (
-            cuda.local.array(n_loaded, np.float32),
-            cuda.local.array(n_loaded, np.float32),
-        )
-        z = cuda.local.array(n_scores, np.float32)
+        held, o = cuda.local.array(of_heads, np.float32), cuda.local.array(of_heads, np.float32)
+        keys, values = cuda.local.array(of_keys, np.float32), cuda.local.array(of_keys, np.float32)
+        z = cuda.local.array(of_scores, np.float32)
         tops = cuda.local.array(n_together, np.float32)
         weights = cuda.local.array(n_together, np.float32)
         await_others()
@@ -196,45 +246,18 @@ def _attend(head_size: int, key_type: str, n_together: int) -> Any:
             read(keys, k, key, last, key_head, sizes.n_key_heads, lane)
             read(values, v, key, last, key_head, sizes.n_key_heads, lane)
             for g in range(n_together):
-                for u in range(batch):
-                    dot = ZERO
-                    for i in range(mine):
-                        dot += held[g * mine + i] * keys[u * mine + i]
-                    score = capped(warp_sum(dot), factors)
-                    score += bias_of(head + g, query, key + u, stop, mask, sizes, factors)
-                    z[g * batch + u] = score if key + u < last else MINUS_INF
-            for g in range(n_together):
+                score(z, held, keys, g, head, query, key, last, stop, mask, sizes, factors)
                 carry(o, tops, weights, z, values, g)
         for g in range(n_together):
             for i in range(mine):
-                c = lane + i * LANES
-                if c < head_size:
-                    sums[warp, g, c] = o[g * mine + i]
-            if lane == 0:
-                ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]
+                if lane + i * LANES < head_size:
+                    sums[warp, g, lane + i * LANES] = o[g * mine + i]
+            ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]  # alike in all lanes
         cuda.syncthreads()
         for g in range(n_together):
             _put_part(parts, ((row + g) * n_parts + part) * (head_size + 2), sums, ends, g)
-        cuda.threadfence()
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            at = query * cuda.gridDim.y + cuda.blockIdx.y
-            ticket[0] = cuda.atomic.inc(tickets, at, np.uint32(n_parts - 1))
-        cuda.syncthreads()
-        if ticket[0] != n_parts - 1:
-            return
-        cuda.threadfence()  # before the other blocks' parts are read
-        step = head_size + 2
-        for g in range(warp, n_together, _WARPS):
-            first = (row + g) * n_parts * step
-            _share_out(
-                shares[g], lse, parts, sinks, first, query, head + g, n_parts, head_size, sizes
-            )
-        cuda.syncthreads()
-        for i in range(cuda.threadIdx.x, n_together * head_size, cuda.blockDim.x):
-            g, c = i // head_size, i % head_size
-            at = (row + g) * n_parts * step + c
-            out[row * head_size + i] = _sum_of_parts(parts, at, step, shares[g], n_parts)
+        if _is_last(ticket, tickets, n_parts):
+            _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes)
 
     return begins_early(attend)
 

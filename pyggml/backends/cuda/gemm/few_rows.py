@@ -21,6 +21,7 @@ from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import PIECES, QUADS, Cut, Kind, product_of
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import THREADS, launch
+from pyggml.backends.cuda.packed import closed
 from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.quants import QUANTS
@@ -138,8 +139,7 @@ def _source(n_parts: int) -> str:
 def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
     known: dict[str, Any] = {"cuda": cuda, "np": np}
     known |= {f"product{i}": product_of(kind, has_norm) for i, kind in enumerate(kinds)}
-    exec(compile(_source(len(kinds)), "<products of few rows>", "exec"), known)
-    return begins_early(kernel(known["multiply"]))
+    return begins_early(kernel(closed(_source(len(kinds)), "multiply", known)))
 
 
 # -- the path -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pyggml.backends.cuda.driver import cuda, device
 from pyggml.backends.cuda.early import waiting
 from pyggml.backends.cuda.formulas import ZERO, silu
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.packed import Group, groups_of, unpacker_of
+from pyggml.backends.cuda.packed import Group, closed, groups_of, unpacker_of
 from pyggml.backends.cuda.warp import ALL
 from pyggml.dtypes import DTYPES
 from pyggml.quants.layout import GROUP
@@ -113,9 +113,7 @@ def _adder(name: str, columns: int, rows: int) -> Any:
         "unpack": unpacker_of(name), "shared_words": byte_ptx.shared_words, "dot": _dot,
         "shared_pair": byte_ptx.shared_pair, "as_float": ptx.as_float, "two_dots": _two_dots,
     }  # fmt: skip
-    source = source_of(groups_of(name), columns, rows)
-    exec(compile(source, f"<sums of {name}>", "exec"), known)
-    return device(known["add_block"])
+    return device(closed(source_of(groups_of(name), columns, rows), "add_block", known))
 
 
 # -- a piece ------------------------------------------------------------------------------------
@@ -161,23 +159,8 @@ def _moved_two(places, n):
     return places[0] + n, places[1] + n
 
 
-@cache
-def product_of(kind: Kind, has_norm: bool) -> Any:
-    """product(memory, parts, part, a, k, x_room, norm, number, n_numbers): block `number`'s share.
-
-    part     (out, added, w, up, n, cut, adds): the result; what is added to it, if `adds`; W, and
-             the other matrix of a gated product; rows of W; the Cut
-    x_room   digits.Room of a row of A; parts, norm: as digits.rounder has them
-    """
-    columns, rows, is_gated = kind.columns, kind.rows, kind.is_gated
-    add_block, round_a = _adder(kind.name, columns, rows), digits.rounder(rows, has_norm)
-    await_others, release_others = waiting()
-    places_of, moved = (_one_place, _moved_one) if columns == 1 else (_two_places, _moved_two)
-    block, block_bytes = DTYPES[kind.name].block, DTYPES[kind.name].block_bytes
-    n_groups, at_once = block // GROUP, PIECES.get(block, 1)
-    n_sums = rows if is_gated else columns * rows
-    zeros = (ZERO,) * (columns * rows)
-    of_lane = 1 if is_gated else columns  # rows of a matrix
+def _fetcher(kind: Kind) -> Any:
+    is_gated, block_bytes = kind.is_gated, DTYPES[kind.name].block_bytes
 
     @device
     def fetch(memory, to, part, n_blocks, n_rows, row, first):
@@ -192,21 +175,39 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
             else:
                 _fetch(memory, to + r * cut.stage, part[2], start, n_bytes)
 
+    return fetch
+
+
+def _piece_adder(kind: Kind) -> Any:
+    add_block, rows = _adder(kind.name, kind.columns, kind.rows), kind.rows
+    places_of, moved = (_one_place, _moved_one) if kind.columns == 1 else (_two_places, _moved_two)
+    block, block_bytes = DTYPES[kind.name].block, DTYPES[kind.name].block_bytes
+    n_groups, at_once, is_gated = block // GROUP, PIECES.get(block, 1), kind.is_gated
+
     @device
-    def add_piece(memory, places, cut, n_blocks, first, x_room, lane, sums):
-        """A lane's sums, with its blocks of a piece."""
-        quad, q = lane % (4 * cut.quads) >> 2, lane & 3
+    def add_piece(memory, at, part, row, n_blocks, first, room, lane, sums):
+        """A lane's sums, with its blocks of a piece, whose bytes begin at `at`, of its rows."""
+        cut, quad, q = part[5], lane % (4 * part[5].quads) >> 2, lane & 3
+        start = (min(row, part[4] - 1) * n_blocks + first) * block_bytes
+        row_bytes = 0 if is_gated or row + 1 >= part[4] else n_blocks * block_bytes
+        places = places_of(at, cut.stage, start, row_bytes)
         for i in range(at_once):
             mine = quad + i * cut.quads
             if mine < min(cut.piece, n_blocks - first):
                 group = (first + mine) * n_groups
                 group += group >> 3  # so many groups' room lies before
                 x = group * digits.GROUP_BYTES + 16 * q
-                factors = rows * x_room.digits + group * digits.FACTOR_BYTES
+                factors = rows * room.digits + group * digits.FACTOR_BYTES
                 here = moved(places, mine * block_bytes)
-                steps = x_room.digits, x_room.factors
-                sums = add_block(memory, here, q, x, factors, steps[0], steps[1], sums)
+                sums = add_block(memory, here, q, x, factors, room.digits, room.factors, sums)
         return sums
+
+    return add_piece
+
+
+def _finisher(kind: Kind) -> Any:
+    rows, is_gated = kind.rows, kind.is_gated
+    n_sums = rows if is_gated else kind.columns * rows
 
     @device
     def finish(part, row, lane, sums):
@@ -225,23 +226,23 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
                 else:
                     part[0][at] = total
 
+    return finish
+
+
+# -- a part -------------------------------------------------------------------------------------
+
+
+def _multiplier(kind: Kind) -> Any:
+    fetch, add_piece, finish = _fetcher(kind), _piece_adder(kind), _finisher(kind)
+    columns, zeros = kind.columns, (ZERO,) * (kind.columns * kind.rows)
+
     @device
-    def product(memory, parts, part, a, k, x_room, norm, number, n_numbers):
-        cut, n = part[5], part[4]
-        lane, warp, n_warps = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
-        n_blocks, width = k // block, 4 * cut.quads
-        n_rows, own = 32 // width * of_lane, lane // width * of_lane
-        row, apart = (number * n_warps + warp) * n_rows, n_numbers * n_warps * n_rows
-        half = 32 // width * columns * cut.stage  # one is multiplied, the other is filled
-        here = rows * (x_room.digits + x_room.factors) + 2 * warp * half
-        there = here + half
-        if row < n:
-            fetch(memory, here, part, n_blocks, n_rows, row, 0)
-        ptx.commit_copies()
-        await_others()
-        release_others()
-        round_a(memory, parts, a, k, x_room, norm)
-        cuda.syncthreads()
+    def multiply(memory, here, half, part, n_blocks, n_rows, row, apart, room):
+        """A warp's rows, from `row` on, of which the first piece is on its way to `here`."""
+        cut, n, lane = part[5], part[4], cuda.threadIdx.x & 31
+        width, there = 4 * cut.quads, here + half
+        mine = lane // width  # of the rows, or pairs of them, that a warp has at once
+        of_lane = n_rows * width // 32
         sums, first = zeros, 0
         while row < n:
             is_last = first + cut.piece >= n_blocks
@@ -251,15 +252,45 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
             ptx.commit_copies()
             ptx.await_all_but_one()
             cuda.syncwarp()
-            of_row = (min(row + own, n - 1) * n_blocks + first) * block_bytes
-            row_bytes = 0 if is_gated or row + own + 1 >= n else n_blocks * block_bytes
-            at = here + lane // width * columns * cut.stage
-            places = places_of(at, cut.stage, of_row, row_bytes)
-            sums = add_piece(memory, places, cut, n_blocks, first, x_room, lane, sums)
+            at, own = here + mine * columns * cut.stage, row + mine * of_lane
+            sums = add_piece(memory, at, part, own, n_blocks, first, room, lane, sums)
             if is_last:
-                finish(part, row + own, lane, sums)
+                finish(part, own, lane, sums)
                 sums = zeros
             cuda.syncwarp()  # before the next copies
             row, first, here, there = next_row, next_first, there, here
+
+    return multiply
+
+
+@cache
+def product_of(kind: Kind, has_norm: bool) -> Any:
+    """product(memory, parts, part, a, k, room, norm, number, n_numbers): block `number`'s share.
+
+    part  (out, added, w, up, n, cut, adds): the result; what is added to it, if `adds`; W, and the
+          other matrix of a gated product; rows of W; the Cut
+    room  digits.Room of a row of A; parts, norm: as digits.rounder has them
+    """
+    rows, columns, block = kind.rows, kind.columns, DTYPES[kind.name].block
+    of_lane = 1 if kind.is_gated else columns  # rows of a matrix
+    fetch, multiply, round_a = _fetcher(kind), _multiplier(kind), digits.rounder(rows, has_norm)
+    await_others, release_others = waiting()
+
+    @device
+    def product(memory, parts, part, a, k, room, norm, number, n_numbers):
+        cut, warp, n_warps = part[5], cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
+        n_blocks, at_once = k // block, 8 // cut.quads
+        n_rows = at_once * of_lane
+        row, apart = (number * n_warps + warp) * n_rows, n_numbers * n_warps * n_rows
+        half = at_once * columns * cut.stage  # one is multiplied, the other is filled
+        here = rows * (room.digits + room.factors) + 2 * warp * half
+        if row < part[4]:
+            fetch(memory, here, part, n_blocks, n_rows, row, 0)
+        ptx.commit_copies()
+        await_others()
+        release_others()
+        round_a(memory, parts, a, k, room, norm)
+        cuda.syncthreads()
+        multiply(memory, here, half, part, n_blocks, n_rows, row, apart, room)
 
     return product
