@@ -23,6 +23,7 @@ from pyggml.backends.cuda.driver import cuda, device
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.warp import ALL
 from pyggml.quants.layout import GROUP
+from pyggml.sizes import round_up
 
 GROUP_BYTES, FACTOR_BYTES = 64, 8
 EIGHT = 8 * GROUP_BYTES + GROUP_BYTES  # bytes of eight groups
@@ -42,7 +43,7 @@ class Room(NamedTuple):
 def room_of(k: int) -> Room:
     """Of k numbers."""
     eights = -(-k // (8 * GROUP))
-    return Room(eights * EIGHT, eights * EIGHT_FACTORS)
+    return Room(eights * EIGHT, round_up(eights * EIGHT_FACTORS, 16))  # 16: what a copy brings
 
 
 @device
