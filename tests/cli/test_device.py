@@ -5,7 +5,8 @@ from separate_cpu import SeparateCPU
 
 from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
-from pyggml.errors import DeviceError, DeviceLostError
+from pyggml.cli.finetune import memory
+from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
 
 def has_card():
@@ -77,3 +78,56 @@ def test_webgpu_from_the_command_line(finetune, pyggml, tiny, tmp_path, monkeypa
         for device in ("webgpu", "cpu")
     ]
     assert texts[0] == texts[1] != ""
+
+
+class Small(SeparateCPU):
+    """Has 100 million bytes, of which so many are free; its driver takes 500."""
+
+    own = 500
+
+    def __init__(self, free, fails_at=None):
+        super().__init__()
+        self.free, self.fails_at, self.asked = free, fails_at, []
+
+    def memory(self):
+        return self.free, 100_000_000
+
+    def alloc(self, n_bytes):
+        self.asked.append(n_bytes)
+        return super().alloc(n_bytes)
+
+    def _launch(self, calls):
+        if self.launches == self.fails_at:
+            raise DeviceMemoryError("separate is out of memory: 7 bytes are wanted, 5 are free")
+        super()._launch(calls)
+
+
+def test_a_dry_run_says_a_device_s_memory(finetune, monkeypatch):
+    device, planned = Small(90_000_000), []
+    whole = memory.on_devices
+    monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [device])
+    monkeypatch.setattr(memory, "on_devices", lambda *a: planned.append(whole(*a)) or planned[-1])
+    ended = finetune("--device", "cuda", "--dry-run")
+    assert ended.code == 0
+    ((found,),) = planned
+    assert ended.row("separate").endswith("of 90.0 MB that are free, of which")
+    assert "0 B  arena" in ended.out, "of the host"
+    *leaves, _, arena = sorted(device.asked)  # the optimiser has half a megabyte of its own
+    taken = sum(leaves) + arena + found.own + found.cache
+    assert found.n_bytes == pytest.approx(taken, rel=0.02)
+
+
+def test_a_device_with_too_little_memory_is_found_before_a_step(finetune, monkeypatch):
+    device = Small(9000)
+    monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [device])
+    ended = finetune("--device", "cuda", "--dry-run")
+    assert ended.code == 2 and device.launches == 0
+    assert "bytes of separate, of whose 100,000,000 bytes 9,000 are free; smaller are" in ended.err
+
+
+def test_memory_that_runs_out_in_a_run_names_what_is_smaller(finetune, monkeypatch):
+    monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [Small(90_000_000, fails_at=16)])
+    ended = finetune("--device", "cuda")
+    assert ended.code == 2
+    assert "7 bytes are wanted, 5 are free; smaller are --batch, --ctx and" in ended.err
+    assert "was saved as" in ended.err
