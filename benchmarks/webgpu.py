@@ -1,7 +1,9 @@
 """What a GPU does through WebGPU: LoRA steps beside two CPU cores, products. One JSON line a row.
 
 usage: webgpu.py [MODEL.gguf …] [--rows machine,product,step,op,cpu] [--tokens 512] [--rank 8]
-                 [--steps 8] [--size 4096] [--cores 0,1]
+                 [--steps 8] [--size 4096] [--cores 0,1] [--compute f16] [--plain]
+
+--compute f32 unpacks weights to float32; --plain leaves optional features of the device unused.
 
 MODEL is a file that make_model.py writes with --size 0.6B. Rows:
 
@@ -29,7 +31,7 @@ from itertools import count, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import wgpu
@@ -37,7 +39,7 @@ from step import matrix_weights, random_batch
 
 import pyggml
 from pyggml.backends.factors import Factor
-from pyggml.backends.webgpu.device import WebGPUBackend
+from pyggml.backends.webgpu.device import FEATURES, WebGPUBackend
 from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
 from pyggml.backends.webgpu.shader import Dispatch, View
 from pyggml.dtypes import DTYPES, F32
@@ -60,10 +62,13 @@ _QUERIES = 1024  # passes that are timed at once
 class Card:
     """The device that is measured, and the lines about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, compute: Literal["f32", "f16"], is_plain: bool) -> None:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
         self.name = f"{adapter.info['device']} through {adapter.info['backend_type']}"
-        self.backend = WebGPUBackend(adapter, features=["timestamp-query"])
+        optional = [] if is_plain else [name for name in FEATURES if name in adapter.features]
+        self.how = {"compute": compute, "features": " ".join(optional)}
+        features = ["timestamp-query", *optional]
+        self.backend = WebGPUBackend(adapter, features=features, compute=compute)
         self.flops = 0.0
 
     def seconds(self, groups: Sequence[Sequence[Dispatch]], repeats: int = 1) -> list[float]:
@@ -94,7 +99,7 @@ class Card:
 
     def say(self, row: str, **fields: Any) -> None:
         rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in fields.items()}
-        line = {"benchmark": f"webgpu {row}", "device": self.name, **rounded}
+        line = {"benchmark": f"webgpu {row}", "device": self.name, **self.how, **rounded}
         print(json.dumps(line | about("pyggml", "wgpu", "numba", "numpy")), flush=True)
 
 
@@ -104,7 +109,7 @@ class Card:
 def product_seconds(card: Card, p: Product, w: np.ndarray) -> float:
     """A product with random x: its median time, unpacking included."""
     backend, rng = card.backend, np.random.default_rng(1)
-    n_scratch = max(scratch_bytes(p, backend.limit), 64)
+    n_scratch = max(scratch_bytes(p, backend.shaders), 64)
     x = rng.standard_normal(p.m * p.k, np.float32)
     sizes = (x.nbytes, w.nbytes, F32.block_bytes * p.m * p.n, n_scratch)
     a, b, c, scratch = (View(backend.alloc(size), 0, size, is_written=True) for size in sizes)
@@ -226,10 +231,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--cores", default="0,1")
+    parser.add_argument("--compute", choices=("f32", "f16"), default="f16")
+    parser.add_argument("--plain", action="store_true")
     options = parser.parse_args()
     options.rows = options.rows.split(",")
 
-    card = Card()
+    card = Card(options.compute, options.plain)
     if "machine" in options.rows:
         machine(card, options.size)
     if "product" in options.rows:

@@ -18,8 +18,8 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     webgpu  the GPU that the system prefers, through Vulkan, Metal or Direct3D 12
     auto    the first card that can be used, if there is one
 
-    compute: as for pyggml.load; a card multiplies by weights in bfloat16 unless it is "f32", and
-    webgpu always in float32.
+    compute: as for pyggml.load; unless it is "f32", a card multiplies by weights in bfloat16, and
+    webgpu rounds weights to float16, but computes in float32.
     Raises ConfigError for another word, and DeviceError, which names what is missing, for a device
     that cannot be used.
     """
@@ -32,7 +32,7 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     if name == "webgpu":
         from pyggml.backends.webgpu import open_webgpu
 
-        return [open_webgpu()]
+        return [open_webgpu("f32" if compute == "f32" else "f16")]
     from pyggml.backends.cuda import open_cuda
 
     rounding: Literal["f32", "bf16"] = "f32" if compute == "f32" else "bf16"

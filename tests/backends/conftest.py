@@ -7,7 +7,7 @@ import pytest
 from pyggml.errors import DeviceError
 
 
-def opened(limit=None):
+def opened(limit=None, features=None):
     """The device, or a skipped test that says what is missing."""
     os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
     try:
@@ -15,7 +15,7 @@ def opened(limit=None):
 
         from pyggml.backends.webgpu.device import WebGPUBackend
 
-        return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit)
+        return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit, features)
     except (ImportError, RuntimeError, DeviceError) as error:
         pytest.skip(f"no WebGPU here: {error}")
 
@@ -29,6 +29,12 @@ def gpu():
 def narrow():
     """A device whose bindings hold 16 KB: most of what the tests make is taken in parts."""
     return opened(16 << 10)
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """A device whose optional features are not used."""
+    return opened(features=())
 
 
 @pytest.fixture

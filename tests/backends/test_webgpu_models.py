@@ -73,6 +73,16 @@ def test_gradients_of_an_adapter_are_the_host_s(name, fixture, gpu, record_prope
     assert far(found, wanted) < 2e-5
 
 
+@pytest.mark.parametrize("name", ["llama-Q4_K_M"])
+def test_gradients_with_weights_as_halves(name, fixture, gpu, record_property, monkeypatch):
+    exact_loss, exact = gradients(fixture, [gpu])
+    monkeypatch.setattr(gpu.shaders, "halves", True)
+    loss, found = gradients(fixture, [gpu])
+    assert loss == pytest.approx(exact_loss, rel=1e-4)
+    record_property("far", far(found, exact))
+    assert 1e-5 < far(found, exact) < 2.5e-3
+
+
 @pytest.mark.parametrize("name", [*MAIN, *slow(OTHERS)])
 def test_generation_with_a_cache_of_halves(name, fixture, gpu, record_property):
     there, host = pyggml.load(fixture, backends=[gpu]), pyggml.load(fixture, compute="f32")

@@ -28,7 +28,7 @@ def product(gpu, p, a, b, before=None):
     from pyggml.backends.webgpu.shader import View
 
     c = np.zeros((p.m, p.n), np.float32) if before is None else before
-    scratch = np.full(max(scratch_bytes(p, gpu.limit), 64) // 4, np.nan, np.float32)
+    scratch = np.full(max(scratch_bytes(p, gpu.shaders), 64) // 4, np.nan, np.float32)
     views = []
     for array in (c, a, b, scratch):
         buffer = gpu.alloc(array.nbytes)
@@ -89,6 +89,35 @@ def test_large_tiles_and_one_part(gpu, monkeypatch):
     near(product(gpu, p, a.reshape(-1), b.reshape(-1)), a.astype(float) @ b.T)
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "back"])
+@pytest.mark.parametrize("at_once", [64 << 20, 16 << 10], ids=["whole", "in parts"])
+@pytest.mark.parametrize("name, size", [("Q8_0", (72, 96, 320)), ("F16", (37, 45, 130))])
+def test_weights_are_rounded_to_halves_before_products(name, size, at_once, back, gpu, monkeypatch):
+    from pyggml.backends.webgpu import products
+
+    monkeypatch.setattr(gpu.shaders, "halves", True)
+    monkeypatch.setattr(products, "_UNPACKED_BYTES", at_once)
+    (m, n, k), rng, dtype = size, np.random.default_rng(6), DTYPES[name]
+    w = quantize(rng.normal(size=(n, k)).astype(np.float32) * 1e-3, name)
+    halves = dequantize(w, name).astype(np.float16).astype(float)
+    x = rng.normal(size=(m, n if back else k)).astype(np.float32)
+    step = Factor(1, k, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
+    p = products.Product(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
+    found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
+    near(found, x.astype(float) @ (halves if back else halves.T))
+
+
+def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
+    from pyggml.backends.webgpu.products import Product
+
+    monkeypatch.setattr(gpu.shaders, "halves", True)
+    w = np.full((20, 32), 1e6, np.float32)
+    raw = np.ascontiguousarray(quantize(w, "BF16")).view(np.uint8).reshape(-1)
+    p = Product(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))
+    found = product(gpu, p, np.ones(20 * 32, np.float32), raw)
+    np.testing.assert_allclose(found, 32 * 65504.0)
+
+
 @pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K"])
 def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
@@ -101,4 +130,4 @@ def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
     p = Product(m, n, k, Factor(k, 1), Factor(k, 1, dtype=dtype))
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
     near(found, x.astype(float) @ dequantize(w, name).T)
-    assert scratch_bytes(p, gpu.limit) == 0
+    assert scratch_bytes(p, gpu.shaders) == 0

@@ -1,4 +1,4 @@
-"""GPUs through WebGPU (wgpu-py): Vulkan, Metal or Direct3D 12, one set of shaders, float32."""
+"""GPUs through WebGPU (wgpu-py): Vulkan, Metal or Direct3D 12, one set of shaders."""
 
 from pyggml.backends.webgpu.opening import adapter_name, open_webgpu
 

@@ -34,9 +34,8 @@ from pyggml.backends.webgpu.attention_tiles import (
     set_weights,
     sums_of,
 )
-from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.shader import Dispatch, View, per_element
+from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.dtypes import F16, F32
 from pyggml.positions import alibi_slopes
@@ -242,7 +241,7 @@ def _keys_source(n_bands: int) -> str:
 """
 
 
-_SINKS = with_sums("""
+_SINKS = whole("""
     if (group >= H) { return; }
     var mine = 0.0;
     for (var t = me; t < T; t += 256u) {
@@ -296,7 +295,7 @@ def _forward(site: Site) -> Sequence[Dispatch]:
     return [_tiles(site, _forward_source(bands_of(d)), heads, others, t, h)]
 
 
-def _scratch(node: Tensor, limit: int) -> int:
+def _scratch(node: Tensor, shaders: Shaders) -> int:
     """δ (H, T)."""
     return F32.block_bytes * node.shape[0] * node.shape[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import wgpu
@@ -35,7 +35,8 @@ class WebGPUBackend(Backend):
     """One adapter of this machine; all arithmetic is float32.
 
     limit      the most bytes of one binding, if less than the device's
-    features   further features that the device shall have
+    features   optional features to use; None: those of FEATURES that the adapter has
+    compute    "f16": weights are rounded to float16 where they are unpacked before a product
 
     Raises DeviceError, which names the adapter and what it lacks, if its limits are too low.
     """
@@ -43,7 +44,11 @@ class WebGPUBackend(Backend):
     name = "webgpu"
 
     def __init__(
-        self, adapter: Any, limit: int | None = None, features: Sequence[str] = ()
+        self,
+        adapter: Any,
+        limit: int | None = None,
+        features: Sequence[str] | None = None,
+        compute: Literal["f32", "f16"] = "f32",
     ) -> None:
         limits = {name: int(adapter.limits[name]) for name in _LIMITS}
         low = [
@@ -53,13 +58,15 @@ class WebGPUBackend(Backend):
         ]
         if low:
             raise DeviceError(f"webgpu: {adapter.info['device']} cannot be used: {'; '.join(low)}")
+        if features is None:
+            features = [name for name in FEATURES if name in adapter.features]
         with self._working():
             self.device = adapter.request_device_sync(
                 required_limits=limits, required_features=[*features]
             )
         most = int(limits["max-storage-buffer-binding-size"])
         self.limit, self._most_bytes = min(limit or most, most), int(limits["max-buffer-size"])
-        self.shaders, self._kernels = Shaders(self.device, self.limit), kernels()
+        self.shaders, self._kernels = Shaders(self.device, self.limit, compute == "f16"), kernels()
         self._faults = Faults(self._constant(np.zeros(1, np.int32)).written())
 
     def unsupported(self, node: Tensor) -> str | None:
@@ -163,7 +170,7 @@ class WebGPUBackend(Backend):
             return Call(self._run, tuple(self._kernel(node).bind(site)))
 
     def scratch(self, node: Tensor) -> int:
-        return self._kernel(node).scratch(node, self.limit)
+        return self._kernel(node).scratch(node, self.shaders)
 
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One submission of all."""
@@ -215,6 +222,8 @@ def _said(error: Exception) -> str:
     said = " ".join(str(error).split()).partition(" ┌─")[0]
     return re.sub(r"^Validation Error Caused by: (In \w+ )?", "", said)[:300]
 
+
+FEATURES = ("subgroup",)
 
 # What a device is asked for, and the least that the kernels need: a binding for each tensor of an
 # op, and what WebGPU promises everywhere.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
 
 TIMES = """
@@ -33,8 +33,7 @@ fn philox(column: u32, row: u32) -> vec4<u32> {  // Philox4x32-10
 _DRAWN = (
     TIMES
     + _PHILOX
-    + MAIN.replace(
-        "BODY",
+    + whole(
         """
     let i = group * 256u + me;
     if (i < JOBS) {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.tensors import MAX_AXES, Tensor
 
@@ -77,7 +77,7 @@ def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
             constants |= _tile(site.node)
         loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in places.items())
         views = {"y": site.out, **{f"{name}s": v for name, v in zip(names, site.src, strict=True)}}
-        body = _FUNCTIONS + MAIN.replace("BODY", _BODY.format(loads=loads, formula=formula))
+        body = _FUNCTIONS + whole(_BODY.format(loads=loads, formula=formula))
         return [site.shaders.dispatch(body, views, per_element(n), constants)]
 
     return bind

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.rows import parts_of
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, View, per_element
+from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import QUAD, TYPES, weight_source
 from pyggml.dtypes import BF16, F16, F32, DType
@@ -30,8 +30,7 @@ fn is_here(row: u32) -> bool { return row >= FIRST && row - FIRST < HERE; }
 var<workgroup> parts: array<f32, 256>;
 """
 # y[r, n] = x[r] · w[ids[r], n]: 32 threads for each number. K counts units of a row of w.
-_FORWARD = MAIN.replace(
-    "BODY",
+_FORWARD = whole(
     f"""
     let i = group * {256 // _LANES}u + me / {_LANES}u;
     let lane = me % {_LANES}u;
@@ -59,8 +58,7 @@ _FORWARD = MAIN.replace(
 """,
 )
 # dx[r, k] = Σ_n dy[r, n] · w[ids[r], n, k]: a thread for each unit.
-_BACKWARD = MAIN.replace(
-    "BODY",
+_BACKWARD = whole(
     """
     let i = group * 256u + me;
     if (i < ROWS * K) {

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.factors import Factor
-from pyggml.backends.webgpu.group import HIGHEST, with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
-from pyggml.backends.webgpu.shader import Dispatch, View
+from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import TYPES
 from pyggml.dtypes import F32
@@ -24,15 +23,12 @@ _LINE = 64  # bytes
 _TILE = 128  # rows
 _LOGITS_BYTES = 256 << 20  # of all logits that exist at once, if a binding may be so large
 
-_SOFTMAX = (
-    HIGHEST
-    + """
+_SOFTMAX = """
 fn capped(z: f32) -> f32 {
     if (CAP > 0.0) { return CAP * tanh(z / CAP); }
     return z;
 }
-"""
-    + with_sums("""
+""" + whole("""
     if (group >= ROWS) { return; }
     let start = group * N;
     let row = FIRST + group;
@@ -71,8 +67,7 @@ fn capped(z: f32) -> f32 {
         }
     }
 """)
-)
-_TOTAL = with_sums("""
+_TOTAL = whole("""
     var mine = 0.0;
     for (var i = me; i < N; i += 256u) { mine += x_at(i); }
     let total = summed(me, mine);
@@ -99,21 +94,21 @@ def _products(node: Tensor, n_rows: int) -> tuple[Product, Product]:
     return forward, back
 
 
-def _sizes(node: Tensor, limit: int) -> tuple[int, int, int]:
+def _sizes(node: Tensor, shaders: Shaders) -> tuple[int, int, int]:
     """Bytes of a chunk's logits, of one number of each row, and what the products need."""
     n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
-    chunk = _chunk(node, limit)
+    chunk = _chunk(node, shaders.limit)
     logits = round_up(F32.block_bytes * chunk * n_vocab, _LINE)
     some = [p for m in (chunk, n_rows % chunk or chunk) for p in _products(node, m)]
     return (
         logits,
         round_up(F32.block_bytes * n_rows, _LINE),
-        max(scratch_bytes(p, limit) for p in some),
+        max(scratch_bytes(p, shaders) for p in some),
     )
 
 
-def _scratch(node: Tensor, limit: int) -> int:
-    logits, of_rows, of_products = _sizes(node, limit)
+def _scratch(node: Tensor, shaders: Shaders) -> int:
+    logits, of_rows, of_products = _sizes(node, shaders)
     return logits + 2 * of_rows + of_products
 
 
@@ -121,7 +116,7 @@ def _bind(site: Site) -> Sequence[Dispatch]:
     node, made = site.node, site.shaders.dispatch
     n_rows, limit = node.src[0].shape[0], site.shaders.limit
     chunk = _chunk(node, limit)
-    logits, of_rows, of_products = _sizes(node, limit)
+    logits, of_rows, of_products = _sizes(node, site.shaders)
     start = site.scratch.start
     z, losses, right, rest = (
         replace(site.scratch, start=start + first, n_bytes=n)

@@ -47,7 +47,7 @@ def _nothing_lacks(node: Tensor) -> str | None:
     return None
 
 
-def _no_scratch(node: Tensor, limit: int) -> int:
+def _no_scratch(node: Tensor, shaders: Shaders) -> int:
     return 0
 
 
@@ -57,13 +57,13 @@ class Kernel:
 
     bind      (Site) -> its dispatches, in their order
     lacks     (node) -> what is missing to compute it, in a few words; None if nothing
-    scratch   (node, limit) -> bytes of scratch; limit: the most bytes of one binding
+    scratch   (node, shaders) -> bytes of scratch
     tiled     positions of sources that may be larger than the limit, and of any type
     mixed     positions of sources, then of the result, whose types `lacks` checks; F32 or I32 else
     """
 
     bind: Callable[[Site], Sequence[Dispatch]]
     lacks: Callable[[Tensor], str | None] = _nothing_lacks
-    scratch: Callable[[Tensor, int], int] = _no_scratch
+    scratch: Callable[[Tensor, Shaders], int] = _no_scratch
     tiled: tuple[int, ...] = ()
     mixed: tuple[int, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.shader import MAIN, WORD, Dispatch, View, per_element
+from pyggml.backends.webgpu.shader import WORD, Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.dtypes import BF16, F16, F32, DType
 from pyggml.sizes import round_up
@@ -94,7 +94,7 @@ def _rounded(site: Site, x: Tensor, view: View) -> Dispatch:
     start = site.out.start - 2 * odd
     words = View(site.out.buffer, start, round_up(site.out.end - start, WORD), "u32", True)
     body = _HALVES.replace("ROUND", rounding).replace("FROM", _FROM)
-    body = TO_F16 + _TO_BF16 + MAIN.replace("BODY", body)
+    body = TO_F16 + _TO_BF16 + whole(body)
     constants = {**_sizes(x.shape), **_steps(x, "X"), "ODD": odd}
     n = words.n_bytes // WORD
     return site.shaders.dispatch(body, {"y": words, "x": read}, per_element(n), constants)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.group import HIGHEST, with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.reduce import sum_of
-from pyggml.backends.webgpu.shader import Dispatch, View
+from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.dtypes import F32
 from pyggml.sizes import round_up
@@ -31,7 +30,7 @@ _ROW = """
     let weight = weights_at(group);
     if (me == 0u && !known) { put_fault(0u, i32(NO_TOKEN)); }
 """
-_FORWARD = HIGHEST + with_sums(
+_FORWARD = whole(
     _ROW
     + """
     if (me == 0u) {
@@ -47,7 +46,7 @@ _FORWARD = HIGHEST + with_sums(
     }
 """
 )
-_BACK = HIGHEST + with_sums(
+_BACK = whole(
     _ROW
     + """
     let share = weight * d_at(0u);
@@ -69,7 +68,7 @@ def _dispatch(site: Site, body: str, n: int, views: dict[str, View]) -> Dispatch
     return site.shaders.dispatch(body, {**views, "fault": cell}, rows, constants)
 
 
-def _scratch(node: Tensor, limit: int) -> int:
+def _scratch(node: Tensor, shaders: Shaders) -> int:
     """Each row's loss, and whether its target is on top."""
     return 2 * round_up(F32.block_bytes * node.src[0].shape[0], _LINE)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch
+from pyggml.backends.webgpu.shader import Dispatch, whole
 from pyggml.backends.webgpu.table import declare
 
 # y of rows of x and, if they are named, of w, a row that all share, and of dy.
@@ -62,7 +61,7 @@ def _by_row(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispat
     body = "if (group >= ROWS) { return; } let first = group * N;" + body
     body = _EACH.sub(r"for (var j = me; j < N; j += 256u) { put_y(first + j, \1); }\n", body)
     body = body.replace("WEIGHT", "w_at(j)" if "w" in names else "1.0")
-    text = _SQUARED + with_sums(body)
+    text = _SQUARED + whole(body)
 
     def bind(site: Site) -> Sequence[Dispatch]:
         n = site.node.shape[-1] if site.node.shape else 1

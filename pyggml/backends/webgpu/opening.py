@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyggml.errors import DeviceError
 
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 WANTED = "pip install 'pyggml[webgpu]'"
 
 
-def open_webgpu() -> WebGPUBackend:
+def open_webgpu(compute: Literal["f32", "f16"] = "f32") -> WebGPUBackend:
     """The backend of the adapter that the system prefers for heavy work.
+
+    compute: "f16" rounds weights to float16 before products.
 
     Raises DeviceError, one sentence that names what is missing, if there is none.
     """
     adapter = _adapter()
     from pyggml.backends.webgpu.device import WebGPUBackend
 
-    return WebGPUBackend(adapter)
+    return WebGPUBackend(adapter, compute=compute)
 
 
 def adapter_name() -> str:

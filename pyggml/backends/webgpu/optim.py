@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, Shaders, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.tensors import Tensor
 
 _PIECE = 1 << 12  # numbers whose squares one workgroup adds up
-_SQUARES = with_sums("""
+_SQUARES = whole("""
     var mine = 0.0;
     for (var i = group * PIECE + me; i < min((group + 1u) * PIECE, N); i += 256u) {
         mine += g_at(i) * g_at(i);
@@ -19,7 +18,7 @@ _SQUARES = with_sums("""
     let total = summed(me, mine);
     if (me == 0u && group * PIECE < N) { put_sums(group, total); }
 """)
-_NORM = with_sums("""
+_NORM = whole("""
     var mine = 0.0;
     for (var i = me; i < N; i += 256u) { mine += sums_at(i); }
     let total = summed(me, mine);
@@ -57,7 +56,7 @@ def _pieces(node: Tensor) -> int:
     return -(-node.src[0].n_elements // _PIECE)
 
 
-def _scratch(node: Tensor, limit: int) -> int:
+def _scratch(node: Tensor, shaders: Shaders) -> int:
     return 4 * _pieces(node)
 
 

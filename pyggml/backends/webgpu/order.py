@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
 
 # Each number counts those before it: that is its place. n² comparisons of a row.
@@ -16,8 +16,7 @@ fn comes_before(a: f32, i: u32, b: f32, j: u32) -> bool {  // equal ones keep th
     if (is_nan(a) || is_nan(b)) { return is_nan(b); }
     return (a < b) != FALLING;
 }
-""" + MAIN.replace(
-    "BODY",
+""" + whole(
     """
     let i = group * 256u + me;
     if (i < TOTAL) {

@@ -4,9 +4,9 @@
                                                      out_prod(a, b): A = bᵀ, B = aᵀ
 
 Packed weights are multiplied as they are read if A has few rows; else some rows of them at a time
-are unpacked to float32 first. A factor with few rows has a shader of its own; all else goes by
-tiles. A matrix B that is larger than a binding is taken some rows at a time: along n their products
-are parts of C, along k they add up.
+are unpacked first: to float32 or, with compute "f16", to float16. A factor with few rows has a
+shader of its own; all else goes by tiles. A matrix B that is larger than a binding is taken some
+rows at a time: along n their products are parts of C, along k they add up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pyggml.backends.webgpu.packed import (
     unpack_groups,
     unpack_source,
 )
-from pyggml.backends.webgpu.shader import QUADS, Dispatch, Shaders, View, per_element
+from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.tiles import Side, Tile, product_source
 from pyggml.backends.webgpu.weights import TYPES
-from pyggml.dtypes import F32
+from pyggml.dtypes import F16, F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
@@ -93,10 +93,11 @@ def multiplied(
         if p.b.dtype is F32:
             calls += _dense(part, c, of_a, of_b, scratch, shaders)
             continue
-        n, bytes_of = part.b_rows[0] * part.b_rows[1], F32.block_bytes
-        y = View(scratch.buffer, scratch.start, round_up(bytes_of * n, 16), is_written=True)
+        n, kind = part.b_rows[0] * part.b_rows[1], "f16" if shaders.halves else "f32"
+        n_bytes = round_up(_weight_bytes(shaders) * n, 16)
+        y = View(scratch.buffer, scratch.start, n_bytes, kind, is_written=True)
         name = p.b.dtype.name
-        views, groups = {"y": y.of(QUADS), "w": of_b}, unpack_groups(name, n)
+        views, groups = {"y": y.in_quads, "w": of_b}, unpack_groups(name, n)
         calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
         used = round_up(y.n_bytes, _LINE)
         rest = replace(scratch, start=y.start + used, n_bytes=scratch.n_bytes - used)
@@ -105,32 +106,38 @@ def multiplied(
     return calls
 
 
-def scratch_bytes(p: Product, limit: int) -> int:
+def scratch_bytes(p: Product, shaders: Shaders) -> int:
     """Bytes that `multiplied` needs: unpacked weights, and parts of sums."""
     n_rows, n_columns = p.b_rows
     is_packed = p.b.dtype is not F32
     if _is_dot(p):
         return 0
-    most = min(n_rows, _rows_at_once(p, limit)) if is_packed else n_rows
-    unpacked = round_up(F32.block_bytes * most * n_columns, _LINE) if is_packed else 0
+    most = min(n_rows, _rows_at_once(p, shaders)) if is_packed else n_rows
+    unpacked = round_up(_weight_bytes(shaders) * most * n_columns, _LINE) if is_packed else 0
     rest = n_rows % most or most if most else 0
     some = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
-    return unpacked + max(_sums_bytes(part, limit) for part in some)
+    return unpacked + max(_sums_bytes(part, shaders.limit) for part in some)
 
 
-def _rows_at_once(p: Product, limit: int) -> int:
+def _weight_bytes(shaders: Shaders) -> int:
+    """Bytes of an unpacked weight."""
+    return (F16 if shaders.halves else F32).block_bytes
+
+
+def _rows_at_once(p: Product, shaders: Shaders) -> int:
     """Rows of a matrix B that are in one binding, and unpacked in one more."""
     n_columns = p.b_rows[1]
+    limit = shaders.limit
     most = limit // p.b.dtype.row_bytes(n_columns)
     if p.b.dtype is not F32:
-        most = min(most, min(limit, _UNPACKED_BYTES) // (F32.block_bytes * n_columns))
+        most = min(most, min(limit, _UNPACKED_BYTES) // (_weight_bytes(shaders) * n_columns))
     return max(most // 16 * 16, 1)
 
 
 def _parts(p: Product, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Product, View, View]]:
     """The product of some rows of a single matrix B at a time."""
     n_rows, n_columns = p.b_rows
-    row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders.limit)
+    row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders)
     for first in range(0, n_rows, most):
         rows = min(most, n_rows - first)
         some = View(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
@@ -203,7 +210,7 @@ def _tiles(
     of_a, of_b = _side(p.a, p.m, p.k, a), _side(p.b, p.n, p.k, b)
     c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
     views = {
-        "c": c.of(QUADS) if c_in_quads else c,
+        "c": c.in_quads if c_in_quads else c,
         "a": _quads(a, of_a),
         "b": _quads(b, of_b),
     }
@@ -220,7 +227,7 @@ def _side(f: Factor, n_rows: int, k: int, view: View) -> Side:
 
 
 def _quads(view: View, side: Side) -> View:
-    return view.of(QUADS) if side.in_quads else view
+    return view.in_quads if side.in_quads else view
 
 
 def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
@@ -288,8 +295,8 @@ def _bind_added(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_COPY, views, per_element(n), {"N": n}), *product]
 
 
-def _scratch(node: Tensor, limit: int) -> int:
-    return scratch_bytes(_product(node, adds=False), limit)
+def _scratch(node: Tensor, shaders: Shaders) -> int:
+    return scratch_bytes(_product(node, adds=False), shaders)
 
 
 def _lacks(node: Tensor) -> str | None:

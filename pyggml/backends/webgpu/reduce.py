@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from pyggml.backends.webgpu.group import with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, View, per_element
+from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.tensors import MAX_AXES
 
-_ROWS = with_sums("""
+_ROWS = whole("""
     if (group >= ROWS) { return; }
     var mine = 0.0;
     for (var j = me; j < N; j += 256u) { mine += x_at(group * N + j); }

@@ -14,7 +14,7 @@ import numpy as np
 
 from pyggml.backends.webgpu.dropout import TIMES
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.positions import frequencies, positions_of_pairs
 
@@ -39,8 +39,7 @@ fn divided(f: vec2<u32>, by: f32) -> vec2<u32> {
 _TABLE = (
     TIMES
     + _DIVIDED
-    + MAIN.replace(
-        "BODY",
+    + whole(
         """
     let i = group * 256u + me;
     if (i < T * PAIRS) {

@@ -10,7 +10,7 @@ from math import prod
 
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.layout import TO_F16
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, View, per_element
+from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import QUAD, TYPES, weight_source
 from pyggml.dtypes import BF16, F16, F32, I32, DType
@@ -80,7 +80,7 @@ def _get_rows(site: Site) -> Sequence[Dispatch]:
     *batch, n_rows, n = table.shape
     cell, no_row = _no_such_row(site, n_rows)
     functions, put, unit = _unpacked(table.dtype)
-    body = functions + MAIN.replace("BODY", _GET.replace("PUT", put))
+    body = functions + whole(_GET.replace("PUT", put))
     total, calls = site.node.n_elements // unit, []
     for first, rows, some in parts_of(table, site.src[0], site.shaders.limit):
         constants = _batches(tuple(batch), ids.shape) | {
@@ -172,7 +172,7 @@ def _set_rows(site: Site) -> Sequence[Dispatch]:
     total = site.node.src[1].n_elements // per_word
     constants = _batches(batch, ids.shape) | {"TOTAL": total, "N": n, "N_ROWS": n_rows}
     put = _SET.replace("WORD", _TWO_HALVES if per_word == 2 else "bitcast<u32>(x_at(i))")
-    body, made = TO_F16 + MAIN.replace("BODY", put), site.shaders.dispatch
+    body, made = TO_F16 + whole(put), site.shaders.dispatch
     views = {"ids": numbers_, "fault": cell}
     rows = {"y": site.out.of("u32"), "x": x, "ids": numbers_}
     return [

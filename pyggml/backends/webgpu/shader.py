@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
+from pyggml.backends.webgpu.group import ARGUMENTS, FIRST_LINE, with_functions
 from pyggml.errors import DeviceError
 from pyggml.sizes import round_up
 
@@ -29,16 +30,18 @@ THREADS = 256  # of a workgroup
 MOST_GROUPS = 65535  # along an axis
 WORD = 4  # bytes
 QUADS = "vec4<f32>"
-_QUAD = 4 * WORD
+HALF_QUADS = "vec4<f16>"
+_QUAD_BYTES = {QUADS: 16, HALF_QUADS: 8, "f32": 16, "f16": 8}  # of four such elements
+_AS_WORDS = {QUADS: "vec4<u32>", HALF_QUADS: "vec2<u32>"}
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """A range of a buffer on the device.
 
-    kind    how elements are read: "f32", "i32" or "u32"; QUADS, four float32 at once; "f16" or
-            "bf16", which give an f32; "u16" or "u8", which give a u32. Only those of 32 bits or
-            more can be written.
+    kind    how elements are read: "f32", "i32" or "u32"; QUADS, four float32 at once; HALF_QUADS,
+            four float16 as float32; "f16" or "bf16", which give an f32; "u16" or "u8", which give
+            a u32. Only those of 32 bits or more can be written.
     """
 
     buffer: Any
@@ -54,7 +57,13 @@ class View:
     @property
     def has_quads(self) -> bool:
         """Whether its numbers can be taken four at a time."""
-        return self.start % _QUAD == 0 and self.n_bytes % _QUAD == 0
+        size = _QUAD_BYTES.get(self.kind, 0)
+        return bool(size) and self.start % size == 0 and self.n_bytes % size == 0
+
+    @property
+    def in_quads(self) -> View:
+        """The same numbers, four at a time."""
+        return self.of(HALF_QUADS if self.kind == "f16" else QUADS)
 
     def part(self, first: int, n: int) -> View:
         """n elements from element `first` on."""
@@ -64,7 +73,9 @@ class View:
     @property
     def size(self) -> int:
         """Bytes of an element."""
-        return _QUAD if self.kind == QUADS else WORD // _PER_WORD.get(self.kind, 1)
+        if self.kind in _AS_WORDS:
+            return _QUAD_BYTES[self.kind]
+        return WORD // _PER_WORD.get(self.kind, 1)
 
     def of(self, kind: str) -> View:
         """The same bytes, read as another kind of elements."""
@@ -86,15 +97,17 @@ class _Window:
 
     @property
     def element(self) -> str:
-        """Its WGSL type: a vector only where nothing in it is smaller."""
-        wide = self.start % _QUAD == 0
-        wide &= all(v.kind == QUADS and v.has_quads for v in self.views.values())
-        return "vec4<u32>" if wide else "u32"
+        """Its WGSL type: a vector only where all in it are such quads."""
+        kinds = {v.kind for v in self.views.values()}
+        kind = next(iter(kinds))
+        if len(kinds) > 1 or kind not in _AS_WORDS or self.start % _QUAD_BYTES[kind]:
+            return "u32"
+        return _AS_WORDS[kind] if all(v.has_quads for v in self.views.values()) else "u32"
 
     def offset(self, name: str) -> int:
         """Elements of the array before the tensor's first; bytes before its first byte."""
         view = self.views[name]
-        size = WORD if view.kind == QUADS and self.element == "u32" else view.size
+        size = WORD if view.kind in _AS_WORDS and self.element == "u32" else view.size
         return (view.start - self.start) // size
 
 
@@ -110,11 +123,13 @@ class Dispatch:
 class Shaders:
     """Makes dispatches on a device; equal shaders are compiled once.
 
-    limit    the most bytes of one binding
+    limit     the most bytes of one binding
+    halves    whether weights are unpacked to float16 rather than float32
     """
 
-    def __init__(self, device: Any, limit: int) -> None:
-        self._device, self.limit = device, limit
+    def __init__(self, device: Any, limit: int, halves: bool = False) -> None:
+        self._device, self.limit, self.halves = device, limit, halves
+        self._has_subgroups = "subgroup" in device.features
         self._aligned = int(device.limits["min-storage-buffer-offset-alignment"])
         self._compiled = cache(self._compile)
 
@@ -135,7 +150,8 @@ class Shaders:
         words = [_bits(value) for value in (constants or {}).values()]
         words += [windows[place[n]].offset(n) if n in place else 0 for n in views]
         words += [0] * (-len(words) % 4)
-        body = body if "fn main" in body else MAIN.replace("BODY", body)
+        body = body if "fn main" in body else whole(body)
+        body = with_functions(body, self._has_subgroups)
         accessors = []
         for i, (name, view) in enumerate(views.items()):
             b, offset = place.get(name), _word(len(constants or {}) + i)
@@ -191,17 +207,23 @@ class Shaders:
         )
 
 
-MAIN = """
+_MAIN = f"""
 @compute @workgroup_size(256)
 fn main(
     @builtin(local_invocation_index) me: u32,
     @builtin(workgroup_id) at: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-) {
+    @builtin(num_workgroups) groups: vec3<u32>,{ARGUMENTS}
+) {{
+    {FIRST_LINE}
     let group = at.x + at.y * groups.x + P[0].x * 0u;
 BODY
-}
+}}
 """
+
+
+def whole(body: str) -> str:
+    """The shader with this inside of `main`, which may call `summed` and `highest` (group.py)."""
+    return _MAIN.replace("BODY", body)
 
 
 def _bound(windows: Sequence[_Window], n_vectors: int) -> str:
@@ -219,7 +241,7 @@ def _word(i: int) -> str:
 
 
 _PER_WORD = {"f16": 2, "bf16": 2, "u16": 2, "u8": 4}
-_READ_AS = {"f16": "f32", "bf16": "f32", "u16": "u32", "u8": "u32"}
+_READ_AS = {HALF_QUADS: QUADS, "f16": "f32", "bf16": "f32", "u16": "u32", "u8": "u32"}
 _OF_BITS = {
     "f16": "unpack2x16float({} & 65535u).x",
     "bf16": "bitcast<f32>({} << 16u)",
@@ -254,14 +276,27 @@ def _accessors(name: str, view: View, offset: str, binding: int | None, element:
         more = _WORD_OF_BYTES.format(name=name, offset=offset, b=b) if n == WORD else ""
         return f"fn {name}_at(i: u32) -> {kind} {{ return {of_bits}; }}{more}"
     read, put = f"bitcast<{kind}>({word})", f"{word} = bitcast<{element}>(v);"
-    if kind == QUADS and element == "u32":
-        words = [f"{b}[{offset} + 4u * i + {c}u]" for c in range(4)]
-        read = f"bitcast<{kind}>(vec4<u32>({', '.join(words)}))"
-        put = " ".join(f"{word} = bitcast<u32>(v[{c}]);" for c, word in enumerate(words))
+    if view.kind in _AS_WORDS:
+        n = _QUAD_BYTES[view.kind] // WORD
+        words = [f"{b}[{offset} + {n}u * i + {c}u]" for c in range(n)]
+        if element != "u32":
+            words = [f"{word}[{c}]" for c in range(n)]
+        read, puts = _quad_words(view.kind, words)
+        put = " ".join(f"{word} = {value};" for word, value in zip(words, puts, strict=True))
     lines = [f"fn {name}_at(i: u32) -> {kind} {{ return {read}; }}"]
     if view.is_written:
         lines.append(f"fn put_{name}(i: u32, v: {kind}) {{ {put} }}")
     return "\n".join(lines)
+
+
+def _quad_words(kind: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Four numbers read from words, and what each word gets of the four of `v`."""
+    if kind == QUADS:
+        puts = [f"bitcast<u32>(v[{c}])" for c in range(4)]
+        return f"bitcast<vec4<f32>>(vec4<u32>({', '.join(words)}))", puts
+    finite = "clamp(v, vec4(-65504.0), vec4(65504.0))"
+    puts = [f"pack2x16float({finite}.{pair})" for pair in ("xy", "zw")]
+    return f"vec4({', '.join(f'unpack2x16float({word})' for word in words)})", puts
 
 
 def _named(body: str, constants: Mapping[str, int | float]) -> str:

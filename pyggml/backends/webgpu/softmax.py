@@ -7,9 +7,8 @@ from math import prod
 
 import numpy as np
 
-from pyggml.backends.webgpu.group import HIGHEST, with_sums
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, Shaders, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.positions import alibi_slopes
 from pyggml.tensors import MAX_AXES, Shape
@@ -25,10 +24,7 @@ fn score(row: u32, j: u32) -> f32 {
     return max(x_at(at) * SCALE + mask_at(of_mask * N + j) * slopes_at(h), NOTHING);
 }
 """
-_SOFT_MAX = (
-    HIGHEST
-    + _SCORE
-    + with_sums("""
+_SOFT_MAX = _SCORE + whole("""
     if (group >= ROWS) { return; }
     let sink = max(sinks_at(group / QUERIES % HEADS), NOTHING);
     var most = sink;
@@ -48,7 +44,6 @@ _SOFT_MAX = (
     }
     if (me == 0u) { put_lost(group, away * share); }
 """)
-)
 
 
 def _four(shape: Shape) -> Shape:
@@ -75,7 +70,7 @@ def _soft_max(site: Site) -> Sequence[Dispatch]:
     return [site.shaders.dispatch(_SOFT_MAX, some, rows, constants)]
 
 
-_BACK = with_sums("""
+_BACK = whole("""
     if (group >= ROWS) { return; }
     var mine = 0.0;
     for (var j = me; j < N; j += 256u) { mine += y_at(group * N + j) * dy_at(group * N + j); }
@@ -116,7 +111,7 @@ def _causal(fill: float) -> Callable[[Site], Sequence[Dispatch]]:
     return bind
 
 
-def _scratch(node: object, limit: int) -> int:
+def _scratch(node: object, shaders: Shaders) -> int:
     """Of the sinks' shares, which nobody reads if there are no sinks."""
     return 4
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import MAIN, Dispatch, per_element
+from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
 
 _KNOWN = """
@@ -17,8 +17,7 @@ fn known(m: u32, c: u32) -> f32 {
     return x_at((m - BACK) * C + c);
 }
 """
-_FORWARD = _KNOWN + MAIN.replace(
-    "BODY",
+_FORWARD = _KNOWN + whole(
     """
     let i = group * 256u + me;
     let c = i % C;
@@ -50,8 +49,7 @@ _BACK_X = """
         if (m < BACK) { put_dstate(i, total); } else { put_dx(i - BACK * C, total); }
     }
 """
-_BACK_W = _KNOWN + MAIN.replace(
-    "BODY",
+_BACK_W = _KNOWN + whole(
     """
     let i = group * 256u + me;
     if (i < (BACK + 1u) * C) {
