@@ -22,13 +22,11 @@ class Backend(ABC):
 
     `room` is for devices that run nodes side by side: so many bytes of memory that is free again
     wait before a plan gives them to another tensor, whose node must wait for their last reader.
-    `own` is what the device's libraries and driver take of its memory besides.
     """
 
     name: str
     is_host: bool = False
     room: int = 0
-    own: int = 0
 
     @abstractmethod
     def unsupported(self, node: Tensor) -> str | None:
@@ -90,6 +88,11 @@ class Backend(ABC):
     def taken(self, n_bytes: int) -> int:
         """Bytes of the device's memory that `alloc(n_bytes)` takes."""
         return n_bytes
+
+    @property
+    def own(self) -> int:
+        """Bytes of the device's memory that its driver and libraries take besides."""
+        return 0
 
     def memory(self) -> tuple[int, int] | None:
         """(bytes free now, bytes in all) of a device with memory of its own; None if it cannot

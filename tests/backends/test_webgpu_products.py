@@ -1,25 +1,11 @@
 """Every way that WebGPU has to multiply, held to NumPy's float64."""
 
-import os
-
 import numpy as np
 import pytest
 
 from pyggml.backends.factors import Factor
 from pyggml.dtypes import DTYPES
-from pyggml.errors import DeviceError
 from pyggml.quants import dequantize, quantize
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
-    try:
-        from pyggml.backends.webgpu import open_webgpu
-
-        return open_webgpu()
-    except DeviceError as error:
-        pytest.skip(f"no WebGPU here: {error}")
 
 
 def product(gpu, p, a, b, before=None):

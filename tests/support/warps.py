@@ -137,6 +137,9 @@ def as_instructions(monkeypatch):
     for name, twin in twins.items():
         monkeypatch.setattr(ptx, name, twin, raising=False)
     array = FakeCUDAShared.array
-    anywhere = lambda self, shape, dtype, alignment=None: array(self, shape, dtype)  # noqa: E731
+
+    def anywhere(self, shape, dtype, alignment=None):
+        return array(self, shape, dtype)
+
     monkeypatch.setattr(FakeCUDAShared, "array", anywhere)
     monkeypatch.setattr(FakeCUDAModule, "shfl_xor_sync", _shfl_xor_sync, raising=False)

@@ -75,7 +75,7 @@ def described(value: Any) -> Any:
     raise TypeError(f"{value!r} is no plain value")
 
 
-class Cubins(NullCache):  # type: ignore[misc]
+class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     """Numba's hook for the kernels of one function: it asks for a signature, or hands a kernel."""
 
     def __init__(self, function: Callable) -> None:

@@ -64,7 +64,7 @@ class CudaBackend(Backend):
             return cuda.device_array(max(n_bytes, 1), np.uint8, stream=self.stream)
 
     @property
-    def own(self) -> int:  # type: ignore[override]
+    def own(self) -> int:
         return _CONTEXT + workspaces()
 
     def memory(self) -> tuple[int, int]:

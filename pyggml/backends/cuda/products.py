@@ -83,7 +83,12 @@ def _bind(site: Site) -> Call:
 
 
 def _bind_added(site: Site) -> Call:
-    product = _product(site, accumulate=True)
+    return adding(site, _product(site, accumulate=True))
+
+
+def adding(site: Site, product: Call) -> Call:
+    """A product that adds to what its result holds: the first source, copied there before it
+    unless it lies there."""
     if is_in_place(site.node):
         return product
     first = site.node.src[0]

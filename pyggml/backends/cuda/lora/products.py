@@ -7,9 +7,8 @@ import numpy as np
 from pyggml.backends.cuda.gemm.cublas import multiply
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
-from pyggml.backends.cuda.layout import copied
 from pyggml.backends.cuda.lora.wide import columns, placed
-from pyggml.backends.cuda.products import is_in_place
+from pyggml.backends.cuda.products import adding
 from pyggml.backends.cuda.unpack import unpacked
 from pyggml.call import Call
 from pyggml.tensors import Tensor
@@ -64,11 +63,7 @@ def _back(site: Site) -> Call:
 
 
 def _back_added(site: Site) -> Call:
-    product = _back_product(site, accumulate=True)
-    if is_in_place(site.node):
-        return product
-    first = site.node.src[0]
-    return in_turn(copied(site.out, site.src[0], first, site.stream), product)
+    return adding(site, _back_product(site, accumulate=True))
 
 
 FORWARD = Kernel(_forward, scratch=_forward_scratch)
