@@ -23,6 +23,7 @@ from typing import Any
 from pyggml.backends.cuda.driver import is_failure  # isort: skip
 
 import numpy as np
+from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.codegen import CUDACodeLibrary
 from numba.cuda.core.caching import NullCache
@@ -35,7 +36,7 @@ from pyggml.errors import PyggmlError
 from pyggml.files import replacing
 
 _COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings")
-_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, types.Type)
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, types.Type, ir.Type)
 
 
 @cache
@@ -70,8 +71,9 @@ def described(value: Any) -> Any:
     if isinstance(value, FunctionType):
         cells = [described(cell.cell_contents) for cell in value.__closure__ or ()]
         return [value.__module__, value.__qualname__, described(value.__code__), cells]
-    if isinstance(value, type | ModuleType) or callable(value):
-        return f"{getattr(value, '__module__', '')} {value.__name__}"
+    name = getattr(value, "__name__", None)
+    if name and (isinstance(value, type | ModuleType) or callable(value)):
+        return f"{getattr(value, '__module__', '')} {name}"
     raise TypeError(f"{value!r} is no plain value")
 
 

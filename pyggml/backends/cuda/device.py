@@ -86,7 +86,7 @@ class CudaBackend(Backend):
             if fault[0]:
                 self._faults.cell.copy_to_device(np.zeros(1, np.int32), stream=self.stream)
                 raise PyggmlError(self._faults.sentence(int(fault[0])))
-        return np.ascontiguousarray(seen(tensor, spanned))
+        return np.asarray(seen(tensor, spanned), order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         with self._working():

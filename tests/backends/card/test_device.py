@@ -39,6 +39,14 @@ def test_what_was_written_is_read(card, kind):
     np.testing.assert_array_equal(card.read(t), values)
 
 
+def test_one_number_has_no_axes(card):
+    """NumPy makes a Python number only of such an array."""
+    t = placed(card, (), F32)
+    card.write(t, np.float32(2.5))
+    assert card.read(t).shape == ()
+    assert float(card.read(t)) == 2.5
+
+
 def test_written_numbers_are_cast_and_gaps_stay(card):
     owner = placed(card, (4, 6), F32)
     card.write(owner, np.arange(24.0).reshape(4, 6))
