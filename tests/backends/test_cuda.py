@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -53,34 +51,10 @@ def test_a_word_that_names_no_device(word):
 
 @pytest.fixture(scope="module")
 def dry():
-    """Stands for a card while nodes are bound: arrays of the same types, on the host."""
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
-    from pyggml.backends.cuda.device import CudaBackend
-    from pyggml.backends.cuda.table import kernels
-    from pyggml.backends.faults import Faults
+    from dry_card import DryCard
 
-    class Dry(CudaBackend):
-        def __init__(self):
-            self.name, self.index, self.compute = "dry", 0, "bf16"
-            self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
-            self._faults = Faults(np.zeros(1, np.int32))
-
-        def alloc(self, n_bytes):
-            return np.zeros(n_bytes, np.uint8)
-
-        def write(self, tensor, values):
-            pass
-
-        def joined(self, calls, graph):
-            return calls
-
-        def _constant(self, values):
-            return values
-
-        def _working(self, n_bytes=0):
-            return nullcontext()
-
-    return Dry()
+    return DryCard()
 
 
 def launches_of(name, device):
@@ -92,7 +66,7 @@ def launches_of(name, device):
         node = OPS[name](*sources, **sample.params)
         if device.unsupported(node) is None:
             (program,) = bind(schedule(Graph.of(node), Devices([device, CPU()])))
-            for call in program.calls:
+            for call in program.programs[device].calls:
                 yield from launches(call)
 
 

@@ -110,19 +110,26 @@ def _heads() -> Any:
     return begins_early(heads)
 
 
+def _follow(sites: Sequence[Site]) -> bool:
+    """Whether each node reads the one before it in the pattern, head by head."""
+    q_norm, q_turn, k_norm, k_turn, k_put, v_put = (site.node for site in sites)
+    return (
+        q_turn.src[0] is q_norm
+        and k_turn.src[0] is k_norm
+        and k_put.src[1].root is k_turn
+        and q_turn.params == k_turn.params
+        and all(t.src[1].root is q_turn.src[1].root for t in (q_turn, k_turn))
+        and v_put.src[2].root is k_put.src[2].root
+    )
+
+
 def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
-    q_norm, q_turn, k_norm, k_turn, k_put, v_put = sites
+    q_norm, q_turn, k_norm, _, k_put, v_put = sites
+    if not _follow(sites) or any((kept[0], kept[2], kept[3])):  # a norm of all heads at once, say
+        return None
     n_tokens, n_heads, d = q_norm.node.shape
     k, v = k_norm.node.src[0], v_put.node.src[1]
     n_key_heads, cache, ids = k.shape[1], k_put.node.src[0], k_put.node.src[2]
-    makes = (
-        q_turn.node.src[0] is q_norm.node
-        and k_turn.node.src[0] is k_norm.node
-        and k_put.node.src[1].root is k_turn.node
-        and q_turn.node.params == k_turn.node.params
-        and all(s.node.src[1].root is q_turn.node.src[1].root for s in (q_turn, k_turn))
-        and v_put.node.src[2].root is ids.root
-    )
     alike = (
         (*k.shape,) == (n_tokens, n_key_heads, d)
         and all(s.node.src[1].shape == (d,) for s in (q_norm, k_norm))
@@ -131,7 +138,7 @@ def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
         and ids.shape == (n_tokens,)
         and v.n_elements == k.n_elements
     )
-    if not (makes and alike) or any((kept[0], kept[2], kept[3])) or n_tokens > MOST or d > _WIDEST:
+    if not alike or n_tokens > MOST or d > _WIDEST:
         return None
     out, *others = ranges((q_turn.out, k_norm.src[0], v_put.src[1]))
     if any(out.meets(other) for other in others):  # the plan has given it their memory

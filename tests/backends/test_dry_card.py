@@ -1,0 +1,32 @@
+"""Every architecture's programs for a card, bound without one: nothing is left to the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml
+from pyggml.generation import Session
+from pyggml.lora import LoraConfig, attach, loss_and_grads
+
+from peers.peer import LORA_RANK
+from peers.trial import wide_modules
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MODELS = sorted((*GOLDEN.glob("peers/*.gguf"), *GOLDEN.glob("formulas/*.gguf")))
+TOKENS = np.arange(20) * 7 % 40
+pytestmark = pytest.mark.filterwarnings("error:.* leaves .* to cpu")
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_a_model_is_bound_whole(path):
+    from dry_card import DryCard
+
+    model = pyggml.load(path, compute="bf16", backends=[DryCard()])
+    session = Session(model, len(TOKENS))
+    for n in (7, 1, 12):  # a prompt, a token, more of the prompt
+        session.feed(TOKENS[session.n_past : session.n_past + n])
+    modules = wide_modules(model, LORA_RANK)
+    loss_and_grads(attach(model, LoraConfig(rank=LORA_RANK, modules=modules)).model, TOKENS)

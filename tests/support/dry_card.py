@@ -1,0 +1,39 @@
+"""A card that is not there: nodes are bound, patterns found, and nothing is computed."""
+
+from contextlib import nullcontext
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pyggml.backends.cuda.device import CudaBackend
+from pyggml.backends.cuda.fusion import fused
+from pyggml.backends.cuda.table import kernels
+from pyggml.backends.faults import Faults
+
+
+class DryCard(CudaBackend):
+    """Stands for a card while nodes are bound: arrays of the same types, on the host."""
+
+    def __init__(self, compute="bf16"):
+        self.name, self.index, self.compute = "dry", 0, compute
+        self._kernels, self.stream, self._spans = kernels(), 0, WeakKeyDictionary()
+        self._faults = Faults(np.zeros(1, np.int32))
+
+    def alloc(self, n_bytes):
+        return np.zeros(n_bytes, np.uint8)
+
+    def write(self, tensor, values):
+        pass
+
+    def read(self, tensor):
+        return np.zeros(tensor.shape, tensor.dtype.numpy)
+
+    def joined(self, calls, graph):
+        fused(calls, graph)
+        return []
+
+    def _constant(self, values):
+        return values
+
+    def _working(self, n_bytes=0):
+        return nullcontext()
