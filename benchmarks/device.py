@@ -9,7 +9,8 @@ MODEL is a file that make_model.py writes with --size 1.7B. Rows:
 machine   the card's bandwidth (a copy, read and written) and its bfloat16 rate (cuBLAS, 8192³)
 product   each path of products that takes them, at the shapes of Qwen3-1.7B, by rows of x
 step      a whole step of LoRA on all linear modules: tokens/s, memory, share of the bfloat16 rate
-          (4 FLOP for each matrix weight and token)
+          (4 FLOP for each matrix weight and token); memory beyond an empty process's,
+          in use in all, and as --dry-run plans it
 op        where the time of one step goes, each node started by itself
 graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
           the launches at least come one after the other
@@ -21,6 +22,7 @@ peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -44,7 +46,9 @@ from pyggml.dtypes import DTYPES
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.data import Batch
-from pyggml.lora.optim import AdamW
+from pyggml.lora.on_devices import on_devices
+from pyggml.lora.optim import AdamW, n_kept
+from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE
 from pyggml.lora.step_gradient import StepGradient
@@ -70,7 +74,9 @@ class Card:
         self.bandwidth = self.flops = 0.0
 
     def free(self) -> int:
-        return int(cuda.current_context().get_memory_info()[0])
+        """Bytes free, where nothing that is gone holds any."""
+        gc.collect()
+        return self.backend.memory()[0]
 
     def seconds(self, call: Callable[[], None], rounds: int = ROUNDS) -> float:
         """Median time of a call on the stream, by the card's own clock."""
@@ -179,7 +185,6 @@ def matrix_weights(model: Model) -> int:
 def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
     n_sequences, n_ctx = size
     n = n_sequences * n_ctx
-    before = card.free()
     model = pyggml.load(file, backends=[card.backend])
     adapter = attach(model, LoraConfig(rank=options.rank, alpha=2.0 * options.rank))
     parameters, numbers = adapter.parameters, count(1)
@@ -205,15 +210,25 @@ def steps(card: Card, file: str, size: tuple[int, int], options: Any) -> None:
             step()
             taken.append(perf_counter() - began)
         fields = {"model": Path(file).name, "batch": n_sequences, "ctx": n_ctx}
+        fields |= memory(card, passes, adapter.parameters)
         look_inside(card, passes, fields, options.rows)
     speed = n / median(taken)
     share = 4 * matrix_weights(model) * speed / card.flops if card.flops else 0.0
     left = {f"{device}: {op}": why for (device, op), why in passes.training.fallbacks.items()}
     card.say(
         "step", **fields, rank=options.rank, seconds=median(taken), tokens_per_second=speed,
-        share_of_peak=share, memory_gb=(before - card.free()) / 1e9, left_to_cpu=left,
-        planned_gb=passes.n_bytes / 1e9, seconds_to_first_step=first,
+        share_of_peak=share, left_to_cpu=left, seconds_to_first_step=first,
     )  # fmt: skip
+
+
+def memory(card: Card, passes: Passes, parameters: Parameters) -> dict[str, float]:
+    """What a step has taken; what is in use in all, with the driver's own; what --dry-run says."""
+    free, total = card.free(), card.backend.memory()[1]
+    (planned,) = on_devices(passes, parameters, n_kept(TrainConfig()))
+    return {
+        "memory_gb": (card.empty - free) / 1e9, "in_use_gb": (total - free) / 1e9,
+        "planned_gb": planned.n_bytes / 1e9,
+    }  # fmt: skip
 
 
 def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
@@ -277,7 +292,6 @@ def peft(options: Any, size: tuple[int, int]) -> None:
 
 
 def decode(card: Card, file: str, options: Any) -> None:
-    before = card.free()
     model = pyggml.load(file, backends=[card.backend])
     tokens = np.random.default_rng(1).integers(0, model.config.n_vocab, options.past)
     with warnings.catch_warnings(record=True) as said:
@@ -303,7 +317,7 @@ def decode(card: Card, file: str, options: Any) -> None:
         "decode", model=Path(file).name, past=options.past, tokens_per_second=speed,
         share_of_bandwidth=share, first_prompt_seconds=first, left_to_cpu=left,
         prompt_tokens_per_second=options.past / median(prompts[1:]),
-        memory_gb=(before - card.free()) / 1e9,
+        memory_gb=(card.empty - card.free()) / 1e9,
     )  # fmt: skip
 
 

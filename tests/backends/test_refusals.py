@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from pyggml.backends.cuda import cards, driver, open_cuda
-from pyggml.errors import DeviceError, DeviceLostError
+from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
 CARDS = [("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H100", (9, 0))]
 
@@ -93,14 +93,14 @@ def test_without_numba_cuda_the_extra_is_named():
 
 
 class Fails:
-    """A card on which `raised` is raised; 5 of 80 bytes are free."""
+    """A card on which errors are raised; `memory` says that 5 of 80 bytes are free."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, memory=lambda: (5, 80)):
         from contextlib import nullcontext
 
         from pyggml.backends.cuda import device
 
-        context = SimpleNamespace(get_memory_info=lambda: (5, 80))
+        context = SimpleNamespace(get_memory_info=memory)
         fake = SimpleNamespace(gpus=[nullcontext()], current_context=lambda: context)
         monkeypatch.setattr(device, "cuda", fake)
         self.backend = object.__new__(device.CudaBackend)
@@ -116,15 +116,31 @@ def of_package(name, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["CUDA_ERROR_OUT_OF_MEMORY: no memory", "CUBLAS_STATUS_ALLOC_FAILED"]
+    "package, text",
+    [
+        ("cuda", "CUDA_ERROR_OUT_OF_MEMORY: no memory"),
+        ("nvmath", "ALLOC_FAILED (3)"),
+        ("nvmath", "NOT_INITIALIZED (1)"),
+    ],
 )
-@pytest.mark.parametrize("package", ["cuda", "nvmath"])
 def test_no_memory_says_what_is_wanted_and_free(monkeypatch, package, text):
     card = Fails(monkeypatch)
-    with pytest.raises(DeviceError, match="out of memory: 7 bytes are wanted, 5 of 80 are free"):
+    with pytest.raises(
+        DeviceMemoryError, match="out of memory: 7 bytes are wanted, 5 of 80 are free"
+    ):
         card.raises(of_package(package, text), 7)
-    with pytest.raises(DeviceError, match="a kernel's own memory is wanted, 5 of 80 are free"):
+    with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted, 5 of 80 are"):
         card.raises(of_package(package, text))
+
+
+def test_no_memory_for_a_context(monkeypatch):
+    full = of_package("cuda", "CUDA_ERROR_OUT_OF_MEMORY: no memory")
+
+    def none():
+        raise full
+
+    with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted$"):
+        Fails(monkeypatch, none).raises(full)
 
 
 def test_a_launch_that_fails_is_a_lost_device(monkeypatch):
@@ -135,3 +151,71 @@ def test_a_launch_that_fails_is_a_lost_device(monkeypatch):
 def test_other_errors_stay_what_they_are(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         Fails(monkeypatch).raises(ZeroDivisionError())
+
+
+class Recorder:
+    """The driver's functions of capture; `fails`: function -> what it raises."""
+
+    def __init__(self, monkeypatch, **fails):
+        self.called, self.fails = [], fails
+        monkeypatch.setattr(driver, "driver", self)
+        monkeypatch.setattr(driver, "SIMULATED", False)
+        monkeypatch.setattr(driver, "free_what_is_gone", lambda: None)
+
+    def __getattr__(self, name):
+        def call(*_):
+            self.called.append(name)
+            if name in self.fails:
+                raise self.fails[name]
+            return name
+
+        return call
+
+
+def test_no_memory_for_a_captured_graph(monkeypatch):
+    card, no_memory = Fails(monkeypatch), driver.CudaAPIError(driver.OUT_OF_MEMORY, "no memory")
+    found = Recorder(monkeypatch, cuGraphInstantiate=no_memory)
+    calls = driver.Captured([lambda: None], SimpleNamespace(handle=0))
+    calls()
+    with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted, 5 of 80 are"):
+        card.backend._run(calls)
+    assert found.called[-1] == "cuGraphDestroy", "nothing is left behind"
+
+
+@pytest.mark.parametrize("text", ["ALLOC_FAILED (3)", "NOT_SUPPORTED (15)"])
+def test_a_library_that_fails_in_a_capture(monkeypatch, text):
+    """The stream takes launches again; what cannot be captured is launched each time."""
+    card, found, times = Fails(monkeypatch), Recorder(monkeypatch), []
+
+    def product():
+        times.append(found.called[-1:])
+        if found.called == ["cuStreamBeginCapture"]:
+            raise of_package("nvmath", text)
+
+    calls = driver.Captured([product], SimpleNamespace(handle=0))
+    card.backend._run(calls)
+    if text.startswith("ALLOC"):
+        with pytest.raises(DeviceMemoryError):
+            card.backend._run(calls)
+    else:
+        card.backend._run(calls), card.backend._run(calls)
+        assert len(times) == 4
+    assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture"]
+
+
+def test_a_driver_without_edges_that_begin_early(monkeypatch):
+    """The second capture does without them."""
+    found, tried = Recorder(monkeypatch), []
+    monkeypatch.setattr(driver, "_next", lambda stream: [])
+
+    def set_next(stream, nodes, early):
+        tried.append(early)
+        if early:
+            raise of_package("cuda", "function cuStreamUpdateCaptureDependencies_v2 is not found")
+
+    monkeypatch.setattr(driver, "_set_next", set_next)
+    calls = driver.Captured(
+        [lambda: None], SimpleNamespace(handle=0), lambda: [()], lambda waits: [True]
+    )
+    calls(), calls()
+    assert tried == [True, False] and found.called[-1] == "cuGraphLaunch"

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
-from pyggml.backends.cuda.driver import Captured, cuda, is_failure, ran_out
+from pyggml.backends.cuda.driver import Captured, cuda, free_what_is_gone, is_failure, ran_out
 from pyggml.backends.cuda.early import begin_early
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
@@ -69,6 +69,7 @@ class CudaBackend(Backend):
 
     def memory(self) -> tuple[int, int]:
         with self._working():
+            free_what_is_gone()
             return cuda.current_context().get_memory_info()
 
     def taken(self, n_bytes: int) -> int:
@@ -187,6 +188,11 @@ class CudaBackend(Backend):
             raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
 
     def _wanted(self, n_bytes: int) -> str:
-        free, total = cuda.current_context().get_memory_info()
         wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
+        try:
+            free, total = cuda.current_context().get_memory_info()
+        except Exception as error:
+            if not is_failure(error):
+                raise
+            return wanted  # there is no context, which takes memory too
         return f"{wanted}, {free:,} of {total:,} are free"

@@ -36,6 +36,7 @@ __all__ = [
     "cuda",
     "device",
     "driver",
+    "free_what_is_gone",
     "is_failure",
     "kernel",
     "ran_out",
@@ -77,10 +78,14 @@ def is_failure(error: BaseException) -> bool:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether there was not enough memory on the card."""
+    """Whether there was not enough memory on the card.
+
+    cuBLAS calls itself not initialised where it finds no memory for a handle.
+    """
     if isinstance(error, CudaAPIError):
         return int(error.code or 0) == OUT_OF_MEMORY
-    return "OUT_OF_MEMORY" in str(error) or "ALLOC_FAILED" in str(error)
+    of_library = ("ALLOC_FAILED", "NOT_INITIALIZED") if _package(error) == "nvmath" else ()
+    return any(word in str(error) for word in ("OUT_OF_MEMORY", *of_library))
 
 
 def _package(error: BaseException) -> str:
@@ -146,25 +151,39 @@ class Captured:
             last.append(_next(self._stream))
 
     def _captured(self) -> Any:
-        """The graph, ready to start; None if a call cannot be captured."""
+        """The graph, ready to start; None if a call cannot be captured.
+
+        Raises what the driver or a library says if there is too little memory.
+        """
         from cuda.bindings.driver import CUstreamCaptureMode
 
+        free_what_is_gone()
         stream = self._stream.handle
         driver.cuStreamBeginCapture(stream, CUstreamCaptureMode(_RELAXED))
         try:
             self._launch_to_capture()
             graph = driver.cuStreamEndCapture(stream)
-        except CudaAPIError:
-            with suppress(CudaAPIError):
+        except Exception as error:
+            with suppress(CudaAPIError):  # so that the stream takes launches again
                 driver.cuStreamEndCapture(stream)
+            if not is_failure(error) or ran_out(error):
+                raise
             if self._early is not None:  # an older driver may know of no such edges
                 self._early = None
                 return self._captured()
             return None
-        made = driver.cuGraphInstantiate(graph, 0)
-        driver.cuGraphDestroy(graph)
+        try:
+            made = driver.cuGraphInstantiate(graph, 0)
+        finally:
+            driver.cuGraphDestroy(graph)
         weakref.finalize(self, _destroy, made).atexit = False
         return made
+
+
+def free_what_is_gone() -> None:
+    """Free the memory of arrays that are gone, which Numba lets wait until it needs some."""
+    if not SIMULATED:
+        cuda.current_context().deallocations.clear()
 
 
 def _next(stream: Any) -> list[Any]:
