@@ -13,7 +13,15 @@ import numpy as np
 from pyggml.backends.cuda.driver import SIMULATED, address, device
 from pyggml.backends.cuda.ptx import put_four_bf16
 
-__all__ = ["in_fours", "load_four", "load_four_bf16", "put_four_bf16", "store_four"]
+__all__ = [
+    "in_fours",
+    "load_four",
+    "load_four_bf16",
+    "loader",
+    "put_four_bf16",
+    "store_four",
+    "storer",
+]
 
 if SIMULATED:
 
@@ -47,6 +55,16 @@ else:
     def store_four(y, i, a, b, c, d):
         """y[i …] = four numbers, float32."""
         store_words(y, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+
+
+def loader(in_bf16: bool) -> Any:
+    """What reads four numbers of an array, of bfloat16 or else of float32, as float32."""
+    return load_four_bf16 if in_bf16 else load_four
+
+
+def storer(in_bf16: bool) -> Any:
+    """What writes four float32 to such an array."""
+    return put_four_bf16 if in_bf16 else store_four
 
 
 def in_fours(*arrays: Any) -> bool:

@@ -38,7 +38,7 @@ def bf16_to_float(bits):
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
-def _conversion(of: DType, to: DType) -> Callable:
+def conversion(of: DType, to: DType) -> Callable:
     """What makes a number of one type one of another; F32 and F16 convert when they are stored."""
     if (of is BF16) == (to is BF16):
         return as_it_is
@@ -110,7 +110,7 @@ def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_i
 
 def _copy(site: Site) -> Call:
     (x,) = site.node.src
-    convert = _conversion(x.dtype, site.node.dtype)
+    convert = conversion(x.dtype, site.node.dtype)
     return copied(site.out, site.src[0], x, site.stream, convert)
 
 

@@ -2,7 +2,8 @@
 gradient, in the same kernel.
 
 A row is read once: its threads hold it in registers, in fours. Rows too long for that, or that do
-not begin where fours can be moved, are read twice.
+not begin where fours can be moved, are read twice. The x of a norm, its result and its gradients
+may be BF16 where rows are held; so may a copy of the residual sum, for the backward pass.
 """
 
 from __future__ import annotations
@@ -17,22 +18,33 @@ import numpy as np
 from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.fours import in_fours, load_four, store_four
+from pyggml.backends.cuda.fours import (
+    in_fours,
+    load_four,
+    loader,
+    put_four_bf16,
+    store_four,
+    storer,
+)
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_rows, threads_of_row
 from pyggml.backends.cuda.norm import squares
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
+from pyggml.dtypes import BF16, F32
 from pyggml.tensors import Tensor
 
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
+_Types = tuple[bool, ...]  # of some arrays: whether they are BF16
 
 # -- rows that are held -------------------------------------------------------------------------
 
 
 @cache
-def _reader(fours: int) -> Any:
+def _reader(fours: int, in_bf16: bool = False) -> Any:
+    load = loader(in_bf16)
+
     @device
     def read(held, x, at, n):
         """The thread's fours of the row that begins at `at`, zeros behind its end."""
@@ -40,19 +52,21 @@ def _reader(fours: int) -> Any:
             j = 4 * (cuda.threadIdx.x + i * cuda.blockDim.x)
             a, b, c, d = ZERO, ZERO, ZERO, ZERO
             if j < n:
-                a, b, c, d = load_four(x, at + j)
+                a, b, c, d = load(x, at + j)
             held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = a, b, c, d
 
     return read
 
 
 @cache
-def _forward(fours: int, adds: bool) -> Any:
-    """out = norm(x)·w; where it adds, of x + y, which becomes `total` if that is `kept`."""
-    read, size = _reader(fours), 4 * fours
+def _forward(fours: int, adds: bool, copies: bool, types: _Types) -> Any:
+    """out = norm(x)·w; where it adds, of x + y, which becomes `total` if that is `kept`, and `copy`
+    rounded. types: of x and out."""
+    read, read_more, size = _reader(fours, types[0]), _reader(fours), 4 * fours
+    store = storer(types[1])
 
     @kernel
-    def run(out, x, w, total, y, kept, n, eps):
+    def run(out, x, w, total, y, copy, kept, n, eps):
         parts = cuda.shared.array(THREADS, np.float32)
         held = cuda.local.array(size, np.float32)
         added = cuda.local.array(size, np.float32)
@@ -60,7 +74,7 @@ def _forward(fours: int, adds: bool) -> Any:
             at, sum_of_squares = row * n, ZERO
             read(held, x, at, n)
             if adds:
-                read(added, y, at, n)
+                read_more(added, y, at, n)
                 for i in range(size):
                     held[i] += added[i]
             for i in range(size):
@@ -72,16 +86,22 @@ def _forward(fours: int, adds: bool) -> Any:
                     p, q, s, t = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
                     if adds and kept:
                         store_four(total, at + j, p, q, s, t)
+                    if copies:
+                        put_four_bf16(copy, at + j, p, q, s, t)
                     a, b, c, d = load_four(w, j)
-                    store_four(out, at + j, p * r * a, q * r * b, s * r * c, t * r * d)
+                    store(out, at + j, p * r * a, q * r * b, s * r * c, t * r * d)
 
     return run
 
 
 @cache
-def _backward(fours: int, adds: bool) -> Any:
-    """dx = r·w·dy − r³·mean(x·w·dy)·x; where it adds, total = y + dx, and dx only if `kept`."""
-    read, size = _reader(fours), 4 * fours
+def _backward(fours: int, adds: bool, types: _Types) -> Any:
+    """dx = r·w·dy − r³·mean(x·w·dy)·x; where it adds, total = y + dx, and dx only if `kept`.
+
+    types: of x, dy and dx
+    """
+    read, read_w, read_dy = _reader(fours, types[0]), _reader(fours), _reader(fours, types[1])
+    store, size = storer(types[2]), 4 * fours
 
     @kernel
     def run(dx, x, w, dy, total, y, kept, n, eps):
@@ -92,8 +112,8 @@ def _backward(fours: int, adds: bool) -> Any:
         for row in range(first_row(), x.size // n, rows_apart()):
             at, sum_of_squares, along = row * n, ZERO, ZERO
             read(held, x, at, n)
-            read(slope, dy, at, n)
-            read(weight, w, 0, n)
+            read_dy(slope, dy, at, n)
+            read_w(weight, w, 0, n)
             for i in range(size):
                 slope[i] *= weight[i]
                 sum_of_squares += held[i] * held[i]
@@ -108,7 +128,7 @@ def _backward(fours: int, adds: bool) -> Any:
                     s = r * slope[4 * i + 2] - back * held[4 * i + 2]
                     t = r * slope[4 * i + 3] - back * held[4 * i + 3]
                     if kept:
-                        store_four(dx, at + j, p, q, s, t)
+                        store(dx, at + j, p, q, s, t)
                     if adds:
                         a, b, c, d = load_four(y, at + j)
                         store_four(total, at + j, a + p, b + q, c + s, d + t)
@@ -150,18 +170,37 @@ def _plain_back(dx, x, w, dy, n, eps):
             dx[at + j] = r * w[j] * dy[at + j] - back * x[at + j]
 
 
-def _bound(held: Any, plain: Any) -> Any:
-    def bind(site: Site) -> Call:
-        n = site.node.shape[-1]
-        arrays, n_rows = (site.out, *site.src), site.node.n_elements // n
-        fours = _fours(n, *arrays)
-        if not fours:
-            return per_rows(plain, n_rows, n, site.stream, *arrays, n, *site.scalars)
-        unused = (site.out, site.out, True)
-        run = held(fours, False)
-        return per_rows(run, n_rows, n, site.stream, *arrays, *unused, n, *site.scalars)
+def holds_rows(node: Tensor) -> bool:
+    """Whether the kernel of a norm or its gradient holds rows of this length, and so takes BF16."""
+    n = node.shape[-1]
+    return n % 4 == 0 and -(-n // (4 * threads_of_row(n))) <= _MOST_FOURS
 
-    return bind
+
+def _types(*tensors: Tensor) -> _Types:
+    return tuple(t.dtype is BF16 for t in tensors)
+
+
+def _bind(site: Site) -> Call:
+    n, (x, _) = site.node.shape[-1], site.node.src
+    arrays, n_rows = (site.out, *site.src), site.node.n_elements // n
+    fours, types = _fours(n, *arrays), _types(x, site.node)
+    if not fours:
+        assert not any(types)
+        return per_rows(_plain, n_rows, n, site.stream, *arrays, n, *site.scalars)
+    unused = (site.out,) * 3
+    run = _forward(fours, False, False, types)
+    return per_rows(run, n_rows, n, site.stream, *arrays, *unused, False, n, *site.scalars)
+
+
+def _bind_back(site: Site) -> Call:
+    n, (x, _, dy) = site.node.shape[-1], site.node.src
+    arrays, n_rows = (site.out, *site.src), site.node.n_elements // n
+    fours, types = _fours(n, *arrays), _types(x, dy, site.node)
+    if not fours:
+        assert not any(types)
+        return per_rows(_plain_back, n_rows, n, site.stream, *arrays, n, *site.scalars)
+    run, unused = _backward(fours, False, types), (site.out, site.out, True)
+    return per_rows(run, n_rows, n, site.stream, *arrays, *unused, n, *site.scalars)
 
 
 # -- the gradient of the weight -----------------------------------------------------------------
@@ -231,16 +270,18 @@ def _is_residual(t: Tensor) -> bool:
 
 
 def _bind_add_norm(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
-    """norm(a + b)·w"""
-    add, norm = sites
+    """norm(a + b)·w, and, of three nodes, a + b in BF16."""
+    add, *copies, norm = sites
     n = norm.node.shape[-1]
-    fours = _fours(n, norm.out, norm.src[1], add.out, *add.src)
+    fours = _fours(n, norm.out, norm.src[1], add.out, *add.src, *(c.out for c in copies))
     reads_sum = norm.node.src[0] is add.node and norm.src[1].size == n
-    if not (fours and reads_sum and _is_residual(add.node)):
+    rounds = all(c.node.src[0] is add.node and c.node.dtype is BF16 for c in copies)
+    if not (fours and reads_sum and rounds and _is_residual(add.node)):
         return None
     (a, b), n_rows = add.src, norm.node.n_elements // n
-    arrays = norm.out, a, norm.src[1], add.out, b, kept[0]
-    run = _forward(fours, True)
+    copy = copies[0].out if copies else norm.out
+    arrays = norm.out, a, norm.src[1], add.out, b, copy, kept[0]
+    run = _forward(fours, True, bool(copies), _types(add.node, norm.node))
     return per_rows(run, n_rows, n, norm.stream, *arrays, n, *norm.scalars)
 
 
@@ -248,18 +289,21 @@ def _bind_back_add(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     """a + the norm's gradient"""
     back, add = sites
     n = back.node.shape[-1]
-    if add.node.src[1] is not back.node or not _is_residual(add.node):
+    is_sum = add.node.src[1] is back.node and _is_residual(add.node)
+    if not is_sum or back.node.dtype is not F32:
         return None
     fours = _fours(n, back.out, *back.src, add.out, add.src[0])
     if not fours:
         return None
     arrays = back.out, *back.src, add.out, add.src[0], kept[0]
-    run, n_rows = _backward(fours, True), back.node.n_elements // n
+    x, _, dy = back.node.src
+    run, n_rows = _backward(fours, True, _types(x, dy, back.node)), back.node.n_elements // n
     return per_rows(run, n_rows, n, back.stream, *arrays, n, *back.scalars)
 
 
-declare("rms_norm_mul", Kernel(_bound(_forward, _plain)))
-declare("rms_norm_mul_back", Kernel(_bound(_backward, _plain_back)))
+declare("rms_norm_mul", Kernel(_bind))
+declare("rms_norm_mul_back", Kernel(_bind_back))
 declare("rms_norm_mul_back_w", Kernel(_back_w, scratch=_back_w_scratch))
 declare_pattern("add", "rms_norm_mul", bind=_bind_add_norm, in_place=True)
+declare_pattern("add", "cpy", "rms_norm_mul", bind=_bind_add_norm, in_place=True)
 declare_pattern("rms_norm_mul_back", "add", bind=_bind_back_add, in_place=True)

@@ -1,25 +1,28 @@
 """RMS norm of heads and their rotation in one kernel, as Qwen 3 has them; and their gradients.
 
 A warp has a head of 128 features, a lane four neighbours of it. The other feature of a pair (j and
-j + 64) is with the lane 16 further, or 16 before.
+j + 64) is with the lane 16 further, or 16 before. Heads and gradients are F32 or BF16.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda.blocks import first_row, rows_apart
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE
-from pyggml.backends.cuda.fours import in_fours, load_four, store_four
+from pyggml.backends.cuda.fours import in_fours, load_four, loader, storer
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import per_rows
 from pyggml.backends.cuda.warp import ALL, warp_sum
 from pyggml.call import Call
+from pyggml.dtypes import BF16
 from pyggml.tensors import Tensor
 
 _HEAD, _PAIRS = 128, 64
@@ -46,34 +49,49 @@ def _dot(p, q):
     return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
 
 
-@kernel
-def _norm_turn(out, x, w, table, n_heads, n_tokens, eps):
-    weight = load_four(w, 4 * cuda.threadIdx.x)
-    for head in range(first_row(), x.size // _HEAD, rows_apart()):
-        at = head * _HEAD + 4 * cuda.threadIdx.x
-        p = load_four(x, at)
-        r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
-        v = (
-            p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
-        )  # fmt: skip
-        v = _turned(v, table, head, n_heads, n_tokens, ONE)
-        store_four(out, at, v[0], v[1], v[2], v[3])
+@cache
+def _norm_turn(x_in_bf16: bool, out_in_bf16: bool) -> Any:
+    load, store = loader(x_in_bf16), storer(out_in_bf16)
+
+    @kernel
+    def norm_turn(out, x, w, table, n_heads, n_tokens, eps):
+        weight = load_four(w, 4 * cuda.threadIdx.x)
+        for head in range(first_row(), x.size // _HEAD, rows_apart()):
+            at = head * _HEAD + 4 * cuda.threadIdx.x
+            p = load(x, at)
+            r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+            v = (
+                p[0] * r * weight[0],
+                p[1] * r * weight[1],
+                p[2] * r * weight[2],
+                p[3] * r * weight[3],
+            )
+            v = _turned(v, table, head, n_heads, n_tokens, ONE)
+            store(out, at, v[0], v[1], v[2], v[3])
+
+    return norm_turn
 
 
-@kernel
-def _turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
-    weight = load_four(w, 4 * cuda.threadIdx.x)
-    for head in range(first_row(), x.size // _HEAD, rows_apart()):
-        at = head * _HEAD + 4 * cuda.threadIdx.x
-        p, v = load_four(x, at), load_four(dy, at)
-        v = _turned(v, table, head, n_heads, n_tokens, -ONE)
-        v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
-        r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
-        b = r * r * r * _dot(p, v) / _SIZE
-        store_four(
-            dx, at, r * v[0] - b * p[0], r * v[1] - b * p[1], r * v[2] - b * p[2],
-            r * v[3] - b * p[3],
-        )  # fmt: skip
+@cache
+def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool) -> Any:
+    load_x, load_dy, store = loader(x_in_bf16), loader(dy_in_bf16), storer(dx_in_bf16)
+
+    @kernel
+    def turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
+        weight = load_four(w, 4 * cuda.threadIdx.x)
+        for head in range(first_row(), x.size // _HEAD, rows_apart()):
+            at = head * _HEAD + 4 * cuda.threadIdx.x
+            p, v = load_x(x, at), load_dy(dy, at)
+            v = _turned(v, table, head, n_heads, n_tokens, -ONE)
+            v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
+            r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+            b = r * r * r * _dot(p, v) / _SIZE
+            store(
+                dx, at, r * v[0] - b * p[0], r * v[1] - b * p[1], r * v[2] - b * p[2],
+                r * v[3] - b * p[3],
+            )  # fmt: skip
+
+    return turn_norm_back
 
 
 def _serves(norm: Site, rope: Site, kept: Sequence[bool]) -> bool:
@@ -93,8 +111,9 @@ def _bind_forward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     if rope.node.src[0] is not norm.node or not _serves(norm, rope, kept):
         return None
     arrays = rope.out, *norm.src, rope.src[1]
+    run = _norm_turn(*(t.dtype is BF16 for t in (norm.node.src[0], rope.node)))
     n_rows, of_table = rope.node.n_elements // _HEAD, _sizes(*rope.node.src)
-    return per_rows(_norm_turn, n_rows, _HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
+    return per_rows(run, n_rows, _HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
 def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
@@ -104,7 +123,10 @@ def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     (x, w, _), (dy, table) = back.src, rope.src
     n_rows, of_table = back.node.n_elements // _HEAD, _sizes(*rope.node.src)
     arrays = back.out, x, w, dy, table
-    return per_rows(_turn_norm_back, n_rows, _HEAD, back.stream, *arrays, *of_table, *back.scalars)
+    run = _turn_norm_back(
+        *(t.dtype is BF16 for t in (back.node.src[0], rope.node.src[0], back.node))
+    )
+    return per_rows(run, n_rows, _HEAD, back.stream, *arrays, *of_table, *back.scalars)
 
 
 declare_pattern("rms_norm_mul", "rope_apply", bind=_bind_forward, in_place=True)

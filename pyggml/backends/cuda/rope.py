@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
+from pyggml.backends.cuda.layout import conversion
 from pyggml.backends.cuda.table import declare
 from pyggml.call import Call
+from pyggml.dtypes import F32, DType
 from pyggml.positions import frequencies, positions_of_pairs
 
 
@@ -38,27 +42,33 @@ def _bind_table(site: Site) -> Call:
     return per_element(_table, site.out.size // 2, site.stream, *arguments)
 
 
-@kernel
-def _turn(y, x, table, d, n_heads, neox, offset, sign, n_tokens):
-    """y, x (…, n_tokens, n_heads, d). A thread has one pair, or one feature that is only copied;
-    y may be x."""
-    n_pairs = table.size // (2 * n_tokens)
-    n_jobs = d - n_pairs  # of a head: pairs, then features that are copied
-    for i in range(cuda.grid(1), y.size // d * n_jobs, cuda.gridsize(1)):
-        head, job = i // n_jobs, i % n_jobs
-        at = head * d
-        if job < n_pairs:
-            turns = 2 * (head // n_heads % n_tokens) * n_pairs + job
-            cos, sin = table[turns], table[turns + n_pairs] * sign
-            first = at + offset + (job if neox else 2 * job)
-            second = first + (n_pairs if neox else 1)
-            p, q = x[first], x[second]
-            y[first] = p * cos - q * sin
-            y[second] = p * sin + q * cos
-        else:
-            j = job - n_pairs
-            j = at + (j if j < offset else j + 2 * n_pairs)
-            y[j] = x[j]
+@cache
+def _turning(of: DType, to: DType) -> Any:
+    read, write = conversion(of, F32), conversion(F32, to)
+
+    @kernel
+    def turn(y, x, table, d, n_heads, neox, offset, sign, n_tokens):
+        """y, x (…, n_tokens, n_heads, d). A thread has one pair, or one feature that is only
+        copied; y may be x."""
+        n_pairs = table.size // (2 * n_tokens)
+        n_jobs = d - n_pairs  # of a head: pairs, then features that are copied
+        for i in range(cuda.grid(1), y.size // d * n_jobs, cuda.gridsize(1)):
+            head, job = i // n_jobs, i % n_jobs
+            at = head * d
+            if job < n_pairs:
+                turns = 2 * (head // n_heads % n_tokens) * n_pairs + job
+                cos, sin = table[turns], table[turns + n_pairs] * sign
+                first = at + offset + (job if neox else 2 * job)
+                second = first + (n_pairs if neox else 1)
+                p, q = read(x[first]), read(x[second])
+                y[first] = write(p * cos - q * sin)
+                y[second] = write(p * sin + q * cos)
+            else:
+                j = job - n_pairs
+                j = at + (j if j < offset else j + 2 * n_pairs)
+                y[j] = write(read(x[j]))
+
+    return turn
 
 
 def _bind_turn(sign: float) -> Callable[[Site], Call]:
@@ -67,7 +77,8 @@ def _bind_turn(sign: float) -> Callable[[Site], Call]:
         d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
         arguments = (d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign), table.shape[0])
         n_jobs = x.n_elements // d * (d - table.shape[2])
-        return per_element(_turn, n_jobs, site.stream, site.out, *site.src, *arguments)
+        run = _turning(x.dtype, site.node.dtype)
+        return per_element(run, n_jobs, site.stream, site.out, *site.src, *arguments)
 
     return bind
 

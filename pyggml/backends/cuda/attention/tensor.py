@@ -1,4 +1,4 @@
-"""Attention forward on tensor cores: q, k and v rounded to bfloat16, sums in float32.
+"""Attention forward on tensor cores: q, k and v rounded to bfloat16 or given so, sums in float32.
 
 A block takes 64 queries of a head, each of its four warps 16 of them. Their q stays in registers;
 keys come 64 at a time, values while the scores are made, the next keys while values are added.
@@ -23,6 +23,7 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     keep,
     kept,
+    put_two,
     quad_max,
     quad_sum,
     readers,
@@ -40,7 +41,7 @@ from pyggml.backends.cuda.kernel import Compute, Site
 from pyggml.backends.cuda.launch import in_turn, launch
 from pyggml.backends.cuda.unpack import rounded
 from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.dtypes import BF16, F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
@@ -54,7 +55,7 @@ def takes(node: Tensor, compute: Compute) -> bool:
     p = node.params
     plain = not (p["masked"] or p["cap"] or p["max_bias"])
     n_extras = len(node.src) - (4 if len(node.saved) == 1 else 7)
-    rounds = compute == "bf16" and k.dtype is F32 and ptx.TENSOR_CORES
+    rounds = compute == "bf16" and k.dtype in (F32, BF16) and ptx.TENSOR_CORES
     return rounds and plain and not n_extras and q.shape[2] in HEAD_SIZES and q.shape[0] >= 16
 
 
@@ -126,7 +127,7 @@ def _steps(head_size: int) -> tuple[Any, Any]:
 
 
 @device
-def _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size):
+def _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size, put):
     lane = cuda.threadIdx.x & 31
     for r in range(2):
         row, weight = query + 8 * r, quad_sum(total[r])
@@ -137,12 +138,12 @@ def _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size):
                 lse[np.int64(head) * n_queries + row] = found
             at = (np.int64(row) * n_heads + head) * head_size + ((lane & 3) << 1)
             for i in range(head_size // 8):
-                out[at + 8 * i] = o[i, 2 * r] * share
-                out[at + 8 * i + 1] = o[i, 2 * r + 1] * share
+                put(out, at + 8 * i, o[i, 2 * r] * share, o[i, 2 * r + 1] * share)
 
 
 @cache
-def _kernel(head_size: int) -> Any:
+def _kernel(head_size: int, out_in_bf16: bool) -> Any:
+    put = put_two(out_in_bf16)
     copy_rows, copy_keys = tile_copier(ROWS, head_size), tile_copier(KEYS, head_size)
     left = readers(head_size)[0]
     scores, values = _steps(head_size)
@@ -191,7 +192,7 @@ def _kernel(head_size: int) -> Any:
             values(o, s, tile, at_values, shrink, other)
             cuda.syncthreads()
         ptx.await_copies()
-        _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size)
+        _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size, put)
 
     return forward
 
@@ -200,6 +201,9 @@ def in_bf16(site: Site, *which: int) -> tuple[list[Any], list[Call], Any]:
     """(the sources of these positions in bfloat16, the calls that round them, scratch left)."""
     arrays, calls, at = [], [], 0
     for i in which:
+        if site.node.src[i].dtype is BF16:
+            arrays.append(site.src[i])
+            continue
         n = site.node.src[i].n_elements
         arrays.append(site.scratch[at : at + 2 * n].view(np.uint16))
         calls.append(rounded(arrays[-1], site.src[i], site.stream))
@@ -208,7 +212,8 @@ def in_bf16(site: Site, *which: int) -> tuple[list[Any], list[Call], Any]:
 
 
 def scratch_in_bf16(node: Tensor, *which: int) -> int:
-    return sum(round_up(2 * node.src[i].n_elements, _LINE) for i in which)
+    rounded = (t for t in (node.src[i] for i in which) if t.dtype is not BF16)
+    return sum(round_up(2 * t.n_elements, _LINE) for t in rounded)
 
 
 def scratch(node: Tensor) -> int:
@@ -223,4 +228,5 @@ def bind(site: Site) -> Call:
     sizes = n_queries, n_keys, n_heads, n_key_heads
     arguments = (site.out, site.saved[0], *arrays, site.src[3], *sizes, scale)
     grid = -(-n_queries // ROWS), n_heads
-    return in_turn(*calls, launch(_kernel(head_size), grid, THREADS, site.stream, *arguments))
+    run = _kernel(head_size, node.dtype is BF16)
+    return in_turn(*calls, launch(run, grid, THREADS, site.stream, *arguments))

@@ -1,4 +1,5 @@
-"""Attention backward on tensor cores: q, k, v and do rounded to bfloat16, sums in float32.
+"""Attention backward on tensor cores: q, k, v and do rounded to bfloat16 or given so, sums in
+float32.
 
 One kernel makes dq, a block for 64 queries of a head; another dk and dv, a block for 64 keys of a
 key head. Both make the scores again, so that each number is summed by one warp in a fixed order.
@@ -20,39 +21,53 @@ from pyggml.backends.cuda.attention.fragments import (
     clear,
     keep,
     kept,
+    put_two,
     readers,
     seen_by_rows,
     tile_copier,
 )
 from pyggml.backends.cuda.attention.scores import ZERO, seen
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
+from pyggml.backends.cuda.blocks import block_max
 from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.fours import loader
 from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import in_turn, launch
+from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
+from pyggml.backends.cuda.launch import in_turn, launch, per_row
 from pyggml.backends.cuda.warp import LANES, warp_sum
 from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.dtypes import BF16, F32, I32
+from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
 ROWS = 64  # queries, or keys, of a block
 KEYS = 32  # at a time, where a block has queries
 QUERIES = 16  # at a time, where a block has keys
 _WARPS = 8
+_LINE = 64
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
 
 
-@kernel
-def _deltas(delta, o, do, n_queries, n_heads, head_size):
-    """delta (H, T) = do·o, a warp for each."""
-    lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-    for e in range(cuda.blockIdx.x * _WARPS + warp, delta.size, cuda.gridDim.x * _WARPS):
-        query, head = e // n_heads, e % n_heads
-        total = ZERO
-        for c in range(lane, head_size, LANES):
-            total += do[np.int64(e) * head_size + c] * o[np.int64(e) * head_size + c]
-        total = warp_sum(total)
-        if lane == 0:
-            delta[head * n_queries + query] = total
+@cache
+def _deltas(o_in_bf16: bool, do_in_bf16: bool) -> Any:
+    load_o, load_do = loader(o_in_bf16), loader(do_in_bf16)
+
+    @kernel
+    def deltas(delta, o, do, n_queries, n_heads, head_size):
+        """delta (H, T) = do·o, a warp for each."""
+        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        for e in range(cuda.blockIdx.x * _WARPS + warp, delta.size, cuda.gridDim.x * _WARPS):
+            query, head = e // n_heads, e % n_heads
+            total = ZERO
+            for c in range(4 * lane, head_size, 4 * LANES):
+                p = load_o(o, np.int64(e) * head_size + c)
+                q = load_do(do, np.int64(e) * head_size + c)
+                total += p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3]
+            total = warp_sum(total)
+            if lane == 0:
+                delta[head * n_queries + query] = total
+
+    return deltas
 
 
 @cache
@@ -84,15 +99,14 @@ def _products(head_size: int) -> tuple[Any, Any]:
 
 
 @device
-def _write(out, sums, row, n_rows, head, n_heads, head_size):
+def _write(out, sums, row, n_rows, head, n_heads, head_size, put):
     """The lane's numbers of rows `row` and `row` + 8."""
     for r in range(2):
         if row + 8 * r < n_rows:
             at = (np.int64(row + 8 * r) * n_heads + head) * head_size
             at += (cuda.threadIdx.x & 3) << 1
             for i in range(head_size // 8):
-                out[at + 8 * i] = sums[i, 2 * r]
-                out[at + 8 * i + 1] = sums[i, 2 * r + 1]
+                put(out, at + 8 * i, sums[i, 2 * r], sums[i, 2 * r + 1])
 
 
 @device
@@ -108,7 +122,8 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
 
 
 @cache
-def _queries_kernel(head_size: int) -> Any:
+def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
+    put = put_two(dq_in_bf16)
     copy_rows, copy_keys = tile_copier(ROWS, head_size), tile_copier(KEYS, head_size)
     left = readers(head_size)[0]
     by_row, across_rows = _products(head_size)
@@ -163,24 +178,25 @@ def _queries_kernel(head_size: int) -> Any:
             cuda.syncthreads()
             here = half - here
         ptx.await_copies()
-        _write(dq, sums, query, n_queries, head, n_heads, head_size)
+        _write(dq, sums, query, n_queries, head, n_heads, head_size, put)
 
     return backward
 
 
-@device
-def _queries_of(span, first, count, n_queries, n_keys):
-    """The first query that sees any of `count` keys from `first` on, and the one past the last;
-    by a warp."""
-    one, other = np.int32(n_queries), np.int32(0)
-    for query in range(cuda.threadIdx.x & 31, n_queries, 32):
-        start, stop = seen(span, query, n_keys)
-        if start < stop and start < first + count and stop > first:
-            one, other = min(one, np.int32(query)), np.int32(query + 1)
-    for step in (16, 8, 4, 2, 1):
-        one = min(one, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, one, step)))
-        other = max(other, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, other, step)))
-    return one, other
+@kernel
+def _find_queries(range_of, span, n_queries, n_keys):
+    """range_of (groups of keys, 2): the first query that sees any of ROWS keys, and the one past
+    the last. A block takes a group."""
+    parts = cuda.shared.array(MOST_THREADS, np.int32)
+    for group in range(cuda.blockIdx.x, range_of.size // 2, cuda.gridDim.x):
+        first, before, past = group * ROWS, np.int32(-n_queries), np.int32(0)
+        for query in range(cuda.threadIdx.x, n_queries, cuda.blockDim.x):
+            start, stop = seen(span, query, n_keys)
+            if start < stop and start < first + ROWS and stop > first:
+                before, past = max(before, np.int32(-query)), np.int32(query + 1)
+        before, past = block_max(before, parts), block_max(past, parts)
+        if cuda.threadIdx.x == 0:
+            range_of[2 * group], range_of[2 * group + 1] = -before, past
 
 
 @device
@@ -227,7 +243,8 @@ def _key_products(head_size: int) -> Any:
 
 
 @cache
-def _keys_kernel(head_size: int) -> Any:
+def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
+    put_dk, put_dv = put_two(dk_in_bf16), put_two(dv_in_bf16)
     copy_keys, copy_queries = tile_copier(ROWS, head_size), tile_copier(QUERIES, head_size)
     scores, across_rows = _key_products(head_size), _products(head_size)[1]
     at_v, at_q, n_bytes = 2 * ROWS * head_size, 4 * ROWS * head_size, 6 * ROWS * head_size
@@ -237,8 +254,9 @@ def _keys_kernel(head_size: int) -> Any:
 
     @kernel
     def backward(
-        dk, dv, q, k, v, do, span, lse, delta, n_queries, n_keys, n_heads, n_key_heads, scale
-    ):
+        dk, dv, range_of, q, k, v, do, span, lse, delta, n_queries, n_keys, n_heads, n_key_heads,
+        scale,
+    ):  # fmt: skip
         tile = cuda.shared.array(n_bytes, np.uint8, 128)
         s = cuda.local.array(of_scores, np.float32)
         dp = cuda.local.array(of_scores, np.float32)
@@ -254,7 +272,7 @@ def _keys_kernel(head_size: int) -> Any:
         ptx.commit_copies()
         clear(dks, head_size // 8)
         clear(dvs, head_size // 8)
-        start, stop = _queries_of(span, first, ROWS, n_queries, n_keys)
+        start, stop = range_of[2 * cuda.blockIdx.x], range_of[2 * cuda.blockIdx.x + 1]
         here = at_q
         for head in range(key_head * repeats, key_head * repeats + repeats):
             copy_queries(tile, here, q, start, head, n_queries, n_heads)
@@ -277,16 +295,24 @@ def _keys_kernel(head_size: int) -> Any:
                 here = there
             ptx.await_copies()
             cuda.syncthreads()
-        _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size)
-        _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size)
+        _write(dk, dks, key, n_keys, key_head, n_key_heads, head_size, put_dk)
+        _write(dv, dvs, key, n_keys, key_head, n_key_heads, head_size, put_dv)
 
     return backward
 
 
 def scratch(node: Tensor) -> int:
-    """The rounded sources, and δ (H, T)."""
+    """The sources that are rounded, δ (H, T), and the queries of each block of keys."""
+    return scratch_in_bf16(node, *_ROUNDED) + sum(_parts(node))
+
+
+def _parts(node: Tensor) -> tuple[int, int]:
     delta = F32.block_bytes * node.shape[0] * node.shape[1]
-    return scratch_in_bf16(node, *_ROUNDED) + delta
+    return round_up(delta, _LINE), 2 * I32.block_bytes * -(-node.src[1].shape[0] // ROWS)
+
+
+def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:
+    return tuple(t.dtype is BF16 for t in tensors)
 
 
 def bind(site: Site) -> Call:
@@ -294,16 +320,30 @@ def bind(site: Site) -> Call:
     (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     arrays, calls, rest = in_bf16(site, *_ROUNDED)
     delta = rest[: F32.block_bytes * n_queries * n_heads].view(np.float32)
+    at, n_bytes = _parts(node)
+    range_of = rest[at : at + n_bytes].view(np.int32)
     span, o, lse, do = site.src[3:7]
     of_delta = (delta, o, do, n_queries, n_heads, head_size)
+    deltas = _deltas(*_in_bf16(node.src[4], node.src[6]))
     sizes = n_queries, n_keys, n_heads, n_key_heads
     common = (*arrays, span, lse, delta, *sizes, np.float32(node.params["scale"]))
     by_query, by_key = (-(-n_queries // ROWS), n_heads), (-(-n_keys // ROWS), n_key_heads)
-    of_queries, of_keys = _queries_kernel(head_size), _keys_kernel(head_size)
+    of_queries = _queries_kernel(head_size, *_in_bf16(node))
+    of_keys = _keys_kernel(head_size, *_in_bf16(*node.saved[:2]))
     stream = site.stream
     return in_turn(
+        per_row(_find_queries, by_key[0], n_queries, stream, range_of, span, n_queries, n_keys),
         *calls,
-        launch(_deltas, min(-(-delta.size // _WARPS), 4096), _WARPS * LANES, stream, *of_delta),
+        launch(deltas, min(-(-delta.size // _WARPS), 4096), _WARPS * LANES, stream, *of_delta),
         launch(of_queries, by_query, THREADS, stream, site.out, *common, writes=[site.out]),
-        launch(of_keys, by_key, THREADS, stream, *site.saved[:2], *common, writes=site.saved[:2]),
+        launch(
+            of_keys,
+            by_key,
+            THREADS,
+            stream,
+            *site.saved[:2],
+            range_of,
+            *common,
+            writes=site.saved[:2],
+        ),
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from pyggml.backends.cuda.gemm.slices import SLICE
 from pyggml.backends.cuda.lora.absorb import with_formulas
+from pyggml.backends.cuda.lora.narrow import with_halves
 from pyggml.backends.cuda.lora.ops import (
     gradient_of_a,
     gradient_of_b,
@@ -67,7 +68,7 @@ class _Product:
 def with_wide_products(graph: Graph) -> Graph:
     """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
     found = _Matcher(graph).products()
-    return with_formulas(_Writer(graph, found).run()) if found else graph
+    return with_halves(with_formulas(_Writer(graph, found).run())) if found else graph
 
 
 class _Matcher:

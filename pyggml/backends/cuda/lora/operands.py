@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.fours import loader, put_four_bf16
 from pyggml.backends.cuda.glu import OF_THREE, OF_TWO
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.unpack import rounded
@@ -40,28 +38,10 @@ def is_ready(operands: Sequence[Tensor], node: Tensor) -> bool:
     return not formula_of(node) and operands[0].dtype is BF16
 
 
-@device
-def _floats(x, at):
-    a, b, c, d = ptx.load_words(x, 4 * at)
-    return ptx.as_float(a), ptx.as_float(b), ptx.as_float(c), ptx.as_float(d)
-
-
-@device
-def _halves(x, at):
-    a, b = ptx.load_pair(x, 2 * at)
-    high, low = np.uint32(0xFFFF0000), np.uint32(16)
-    return (
-        ptx.as_float(a << low),
-        ptx.as_float(a & high),
-        ptx.as_float(b << low),
-        ptx.as_float(b & high),
-    )
-
-
 @cache
 def loader_of(formula: str, types: Types) -> Any:
     """load(x, y, z, at): four neighbours of the formula's value; at is a multiple of four."""
-    first, second, third = (_halves if t else _floats for t in (*types, False, False)[:3])
+    first, second, third = (loader(t) for t in (*types, False, False)[:3])
     if formula in OF_TWO:
         of_two = OF_TWO[formula]
 
@@ -101,7 +81,7 @@ def _kernel(formula: str, types: Types) -> Any:
     def round_formula(out, x, y, z):
         for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
             a, b, c, d = load(x, y, z, 4 * i)
-            ptx.put_four_bf16(out, 4 * i, a, b, c, d)
+            put_four_bf16(out, 4 * i, a, b, c, d)
 
     return round_formula
 
