@@ -195,6 +195,16 @@ if TENSOR_CORES:
         return types.float32(types.float32), emit
 
     @intrinsic
+    def reciprocal(typing, x):
+        """1 / x, to one unit of the last place."""
+
+        def emit(context, builder, signature, arguments):
+            form = ir.FunctionType(_FLOAT, [_FLOAT])
+            return builder.asm(form, "rcp.approx.ftz.f32 $0, $1;", "=f,f", [*arguments], False)
+
+        return types.float32(types.float32), emit
+
+    @intrinsic
     def multiply_tile(typing, c, a, b0, b1):
         """c + A·B of a warp: mma.sync.m16n8k16 of bfloat16 with float32 sums.
 

@@ -10,7 +10,7 @@ from pyggml.backends import CPU
 from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.lora import ops
-from pyggml.dtypes import DTYPES
+from pyggml.dtypes import BF16, DTYPES
 from pyggml.graph import Graph
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 from pyggml.quants import dequantize, quantize
@@ -27,6 +27,11 @@ ALLOWED = 1e-2  # error of a norm: bfloat16 has 8 bits
 
 def floats(found):
     return (found.astype(np.uint32) << 16).view(np.float32)
+
+
+def halves(x):
+    """x cut to bfloat16, which is an exact one."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def close(found, wanted, allowed=ALLOWED):
@@ -70,6 +75,27 @@ def test_each_op_agrees_with_numpy(rounding, m, k, n, ranks):
     close(found[5], c + dy @ w + v @ a)
     close(found[6], v.T @ x)
     close(found[7], dy.T @ u)
+
+
+@pytest.mark.parametrize("m, n, ranks", [(37, 96, (4, 16)), (160, 1296, (8, 8))])
+def test_the_gradients_of_a_gated_unit(rounding, m, n, ranks):
+    rng = np.random.default_rng(2)
+    gate, up, dy = (halves(rng.standard_normal((m, n), np.float32)) for _ in range(3))
+    b_gate, b_up = (rng.standard_normal((n, r), np.float32) for r in ranks)
+    operands = [leaf(t, dtype=BF16) for t in (gate, up, dy)]
+    node = ops.gated_gradients(operands, [leaf(b_gate), leaf(b_up)], [0.5, 3.0])
+    of_gate, of_up, unit = results(Graph.of(node, *node.saved), Devices([rounding, CPU()]))
+
+    gate, up, dy = map(floats, (gate, up, dy))
+    s = 1 / (1 + np.exp(-gate))
+    wanted = dy * up * s * (1 + gate * (1 - s)), dy * gate * s, gate * s * up
+    for found, d, b, scale in zip(
+        (of_gate, of_up), wanted[:2], (b_gate, b_up), (0.5, 3.0), strict=True
+    ):
+        close(floats(found)[:, :n], d, 4e-3)
+        close(floats(found)[:, n : n + b.shape[1]], d @ b * scale)
+        assert not found[:, n + b.shape[1] :].any()
+    close(floats(unit), wanted[2], 4e-3)
 
 
 def adapted(path, alpha, *backends):

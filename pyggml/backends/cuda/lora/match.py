@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from pyggml.backends.cuda.gemm.slices import SLICE
 from pyggml.backends.cuda.lora.absorb import with_formulas
+from pyggml.backends.cuda.lora.join import with_gated_gradients
 from pyggml.backends.cuda.lora.narrow import with_halves
 from pyggml.backends.cuda.lora.ops import (
     gradient_of_a,
@@ -68,7 +69,9 @@ class _Product:
 def with_wide_products(graph: Graph) -> Graph:
     """The graph with LoRA's products joined with others; the same graph if there is no LoRA."""
     found = _Matcher(graph).products()
-    return with_halves(with_formulas(_Writer(graph, found).run())) if found else graph
+    if not found:
+        return graph
+    return with_gated_gradients(with_halves(with_formulas(_Writer(graph, found).run())))
 
 
 class _Matcher:

@@ -1,4 +1,4 @@
-"""Operands of a formula whose value a kernel needs: F32 or BF16, four neighbours at a time."""
+"""Operands of a formula whose value a kernel needs: F32 or BF16, eight neighbours at a time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
+from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.fours import loader, put_four_bf16
+from pyggml.backends.cuda.formulas import ONE
 from pyggml.backends.cuda.glu import OF_THREE, OF_TWO
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.unpack import rounded
@@ -16,6 +19,7 @@ from pyggml.dtypes import BF16
 from pyggml.tensors import Tensor
 
 Types = tuple[bool, ...]  # of each operand: whether it is BF16
+LOG2_E = np.float32(1.4426950408889634)
 FORMULAS = frozenset((*OF_TWO, *OF_THREE))
 
 
@@ -38,31 +42,81 @@ def is_ready(operands: Sequence[Tensor], node: Tensor) -> bool:
     return not formula_of(node) and operands[0].dtype is BF16
 
 
+@device
+def _floats(x, at):
+    a, b = ptx.load_words(x, 4 * at), ptx.load_words(x, 4 * at + 16)
+    return (
+        ptx.as_float(a[0]), ptx.as_float(a[1]), ptx.as_float(a[2]), ptx.as_float(a[3]),
+        ptx.as_float(b[0]), ptx.as_float(b[1]), ptx.as_float(b[2]), ptx.as_float(b[3]),
+    )  # fmt: skip
+
+
+@device
+def _halves(x, at):
+    w = ptx.load_words(x, 2 * at)
+    top, half = np.uint32(0xFFFF0000), np.uint32(16)
+    return (
+        ptx.as_float(w[0] << half), ptx.as_float(w[0] & top),
+        ptx.as_float(w[1] << half), ptx.as_float(w[1] & top),
+        ptx.as_float(w[2] << half), ptx.as_float(w[2] & top),
+        ptx.as_float(w[3] << half), ptx.as_float(w[3] & top),
+    )  # fmt: skip
+
+
+def eights(in_bf16: bool) -> Any:
+    """What reads eight numbers of an array from a multiple of eight on, as float32."""
+    return _halves if in_bf16 else _floats
+
+
+@device
+def quick_sigmoid(x):
+    """The sigmoid to some units of float32's last place, far below a step of bfloat16."""
+    return ptx.reciprocal(ONE + ptx.power_of_two(-LOG2_E * x))
+
+
+@device
+def _swiglu(gate, up):
+    return gate * quick_sigmoid(gate) * up
+
+
+@device
+def _swiglu_back_gate(gate, up, dy):
+    s = quick_sigmoid(gate)
+    return dy * up * s * (ONE + gate * (ONE - s))
+
+
+_OF_TWO = {**OF_TWO, "swiglu": _swiglu}
+_OF_THREE = {**OF_THREE, "swiglu_back_gate": _swiglu_back_gate}
+
+
 @cache
 def loader_of(formula: str, types: Types) -> Any:
-    """load(x, y, z, at): four neighbours of the formula's value; at is a multiple of four."""
-    first, second, third = (loader(t) for t in (*types, False, False)[:3])
-    if formula in OF_TWO:
-        of_two = OF_TWO[formula]
+    """load(x, y, z, at): eight neighbours of the formula's value; at is a multiple of eight."""
+    first, second, third = (eights(t) for t in (*types, False, False)[:3])
+    if formula in _OF_TWO:
+        of_two = _OF_TWO[formula]
 
         @device
         def load_two(x, y, z, at):
             a, b = first(x, at), second(y, at)
-            return of_two(a[0], b[0]), of_two(a[1], b[1]), of_two(a[2], b[2]), of_two(a[3], b[3])
+            return (
+                of_two(a[0], b[0]), of_two(a[1], b[1]), of_two(a[2], b[2]), of_two(a[3], b[3]),
+                of_two(a[4], b[4]), of_two(a[5], b[5]), of_two(a[6], b[6]), of_two(a[7], b[7]),
+            )  # fmt: skip
 
         return load_two
-    if formula in OF_THREE:
-        of_three = OF_THREE[formula]
+    if formula in _OF_THREE:
+        of_three = _OF_THREE[formula]
 
         @device
         def load_three(x, y, z, at):
             a, b, c = first(x, at), second(y, at), third(z, at)
             return (
-                of_three(a[0], b[0], c[0]),
-                of_three(a[1], b[1], c[1]),
-                of_three(a[2], b[2], c[2]),
-                of_three(a[3], b[3], c[3]),
-            )
+                of_three(a[0], b[0], c[0]), of_three(a[1], b[1], c[1]),
+                of_three(a[2], b[2], c[2]), of_three(a[3], b[3], c[3]),
+                of_three(a[4], b[4], c[4]), of_three(a[5], b[5], c[5]),
+                of_three(a[6], b[6], c[6]), of_three(a[7], b[7], c[7]),
+            )  # fmt: skip
 
         return load_three
 
@@ -73,15 +127,26 @@ def loader_of(formula: str, types: Types) -> Any:
     return load
 
 
+@device
+def in_words(e):
+    """Eight floats rounded to bfloat16, as four words."""
+    return (
+        ptx.two_bf16(e[0], e[1]),
+        ptx.two_bf16(e[2], e[3]),
+        ptx.two_bf16(e[4], e[5]),
+        ptx.two_bf16(e[6], e[7]),
+    )
+
+
 @cache
 def _kernel(formula: str, types: Types) -> Any:
     load = loader_of(formula, types)
 
     @kernel
     def round_formula(out, x, y, z):
-        for i in range(cuda.grid(1), out.size // 4, cuda.gridsize(1)):
-            a, b, c, d = load(x, y, z, 4 * i)
-            put_four_bf16(out, 4 * i, a, b, c, d)
+        for i in range(cuda.grid(1), out.size // 8, cuda.gridsize(1)):
+            w = in_words(load(x, y, z, 8 * i))
+            ptx.store_words(out, 16 * i, w[0], w[1], w[2], w[3])
 
     return round_formula
 
@@ -89,7 +154,7 @@ def _kernel(formula: str, types: Types) -> Any:
 def rounded_formula(
     out: Any, arrays: Sequence[Any], formula: str, types: Types, stream: Any
 ) -> Call:
-    """A call that rounds a formula's value to bfloat16 in out (uint16), a multiple of four long."""
+    """A call that rounds a formula's value to bfloat16 in out (uint16), of a multiple of eight."""
     if not formula:
         return rounded(out, arrays[0], stream)
-    return per_element(_kernel(formula, types), out.size // 4, stream, out, *three(arrays))
+    return per_element(_kernel(formula, types), out.size // 8, stream, out, *three(arrays))

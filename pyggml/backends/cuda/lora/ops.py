@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyggml.backends.cuda.kernel import Kernel, OwnOp
-from pyggml.backends.cuda.lora import gradients, products, wide
+from pyggml.backends.cuda.lora import gated, gradients, products, wide
 from pyggml.backends.cuda.lora.wide import columns
 from pyggml.dtypes import BF16, F32
 from pyggml.op import SAVED, Memory, NoGrad
@@ -20,6 +20,7 @@ def _own(name: str, kernel: Kernel, memory: Memory = Memory.FRESH) -> OwnOp:
 
 _WIDE_ROWS = _own("wide_rows", wide.OF_ROWS)
 _WIDE_GRADIENT = _own("wide_gradient", wide.OF_GRADIENT)
+_GATED_GRADIENTS = _own("gated_gradients", gated.GRADIENTS)
 _WIDE_PRODUCT = _own("wide_product", products.FORWARD)
 _WIDE_BACK = _own("wide_back", products.BACK)
 _WIDE_BACK_ADD = _own("wide_back_add", products.BACK_ADD, Memory.INPLACE_FIRST)
@@ -40,6 +41,19 @@ def wide_gradient(dy: Tensor, b: Tensor, scale: float) -> Tensor:
     """D: dy (M, N), B (N, r) -> BF16 (M, N + columns)."""
     shape = dy.shape[0], dy.shape[1] + columns(b.shape[1])
     return Tensor(shape, BF16, _WIDE_GRADIENT, (dy, b), {"scales": (scale,)})
+
+
+def gated_gradients(
+    operands: Sequence[Tensor], factors: Sequence[Tensor], scales: Sequence[float]
+) -> Tensor:
+    """D of gate: gate, up and dy (M, N), B of gate and of up (N, r) -> BF16 (M, N + columns);
+    saved: D of up, and swiglu(gate, up) (M, N), both BF16."""
+    m, n = operands[0].shape
+    widths = [n + columns(b.shape[1]) for b in factors]
+    params = {"scales": tuple(scales)}
+    node = Tensor((m, widths[0]), BF16, _GATED_GRADIENTS, (*operands, *factors), params)
+    node.saved = tuple(Tensor((m, w), BF16, SAVED, (node,)) for w in (widths[1], n))
+    return node
 
 
 def absorbing(node: Tensor, formula: str, operands: Sequence[Tensor], at: int) -> Tensor:

@@ -3,7 +3,7 @@
 Both need every number once, so one kernel reads the matrix once. The matrix may be a formula of
 others (operands.py), which then never exists in float32. A block takes 16 rows, and its warps share
 their columns; where rows are few, so do several blocks. Columns are multiplied in another order
-than they lie in, the same for both factors: so a lane's four numbers are neighbours.
+than they lie in, the same for both factors: so a lane's eight numbers are neighbours.
 """
 
 from __future__ import annotations
@@ -14,27 +14,35 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.driver import cuda, kernel
+from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, launch, per_element
-from pyggml.backends.cuda.lora.operands import Types, formula_of, loader_of, three, types_of
+from pyggml.backends.cuda.lora.operands import (
+    Types,
+    formula_of,
+    in_words,
+    loader_of,
+    three,
+    types_of,
+)
 from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-_ROWS = 16  # of a block
+ROWS = 16  # of a block
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
-_TILE = 8  # columns of a tensor core's result
-_STEPS = 4  # of 16 numbers, whose loads are under way at the same time
-_BLOCKS = 264  # that fill a large card
+TILE = 8  # columns of a tensor core's result
+COLUMNS = 32  # of x, eight to a lane
+_STEPS = 2  # of 32 numbers, whose loads are under way at the same time
+_BLOCKS = 2112  # that fill a large card several times: the last ones to end cost little
 _LINE = 64
 
 
 def columns(rank: int) -> int:
     """Columns of a thin factor, which are zeros from `rank` on."""
-    return round_up(rank, _TILE)
+    return round_up(rank, TILE)
 
 
 @kernel
@@ -56,11 +64,68 @@ def placed(
     return per_element(_place, n, stream, out, x, *sizes, out_steps, x_steps, np.float32(scale))
 
 
+@device
+def hold(words, i, half, w, inside):
+    """words[i] = a lane's eight numbers of row g or, `half` 1, g + 8, as the left factors of two
+    multiply_tile; zeros where not `inside`."""
+    words[i, half] = w[0] & inside
+    words[i, 2 + half] = w[1] & inside
+    words[i, 4 + half] = w[2] & inside
+    words[i, 6 + half] = w[3] & inside
+
+
+@device
+def put_held(out, at, words, i, half):
+    """out[at …] = the eight numbers."""
+    ptx.store_words(
+        out, 2 * at, words[i, half], words[i, 2 + half], words[i, 4 + half], words[i, 6 + half]
+    )
+
+
+@device
+def add_tiles(sums, words, i, factor, n_tiles, k, column):
+    """sums (n_tiles, 4) += 32 columns of the held rows · factor (8·n_tiles, k)ᵀ."""
+    group = (cuda.threadIdx.x & 31) >> 2
+    left = words[i, 0], words[i, 1], words[i, 2], words[i, 3]
+    more = words[i, 4], words[i, 5], words[i, 6], words[i, 7]
+    for tile in range(n_tiles):
+        b = ptx.load_words(factor, 2 * (np.int64(tile * TILE + group) * k + column))
+        of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
+        of = ptx.multiply_tile(of, left, b[0], b[1])
+        of = ptx.multiply_tile(of, more, b[2], b[3])
+        sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+
+
+@device
+def clear_tiles(sums, n_tiles):
+    for tile in range(n_tiles):
+        for e in range(4):
+            sums[tile, e] = np.float32(0)
+
+
+@device
+def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
+    """products (blocks that share rows, m, n) = the sums of all warps; parts (n_warps, 16·n) is in
+    shared memory."""
+    lane, warp, n = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, n_tiles * TILE
+    for tile in range(n_tiles):
+        for e in range(4):
+            row, column = (lane >> 2) + 8 * (e >> 1), tile * TILE + 2 * (lane & 3) + (e & 1)
+            parts[warp, row * n + column] = sums[tile, e]
+    cuda.syncthreads()
+    for e in range(cuda.threadIdx.x, ROWS * n, cuda.blockDim.x):
+        total = np.float32(0)
+        for other in range(n_warps):
+            total += parts[other, e]
+        if first + e // n < m:
+            products[cuda.blockIdx.y * m * n + first * n + e] = total
+
+
 @cache
 def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types) -> Any:
     load = loader_of(formula, types)
-    n = n_tiles * _TILE
-    of_parts, of_sums, of_words = (n_warps, _ROWS * n), (n_tiles, 4), (_STEPS, 4)
+    n, width = n_tiles * TILE, COLUMNS * _STEPS
+    of_parts, of_sums, of_words = (n_warps, ROWS * n), (n_tiles, 4), (_STEPS, 8)
 
     @kernel
     def widen(out, products, x, y, z, factor, m, k):
@@ -68,48 +133,28 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types) -> Any:
         sums = cuda.local.array(of_sums, np.float32)
         words = cuda.local.array(of_words, np.uint32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        group, mine = lane >> 2, lane & 3
-        first = np.int64(cuda.blockIdx.x) * _ROWS
-        for tile in range(n_tiles):
-            for e in range(4):
-                sums[tile, e] = np.float32(0)
+        group, mine = lane >> 2, 8 * (lane & 3)
+        first = np.int64(cuda.blockIdx.x) * ROWS
+        clear_tiles(sums, n_tiles)
         begin, apart = cuda.blockIdx.y * n_warps + warp, cuda.gridDim.y * n_warps
-        for start in range(16 * _STEPS * begin, k, 16 * _STEPS * apart):
+        for start in range(width * begin, k, width * apart):
             for step in range(_STEPS):  # without branches, so that all loads come first
-                column = min(start + 16 * step + 4 * mine, k - 4)
-                inside = np.uint32(0xFFFFFFFF) if start + 16 * step < k else np.uint32(0)
+                column = min(start + COLUMNS * step + mine, k - 8)
+                is_inside = start + COLUMNS * step + mine < k
+                inside = np.uint32(0xFFFFFFFF) if is_inside else np.uint32(0)
                 for half in range(2):
                     row = min(first + group + 8 * half, m - 1)
-                    a, b, c, d = load(x, y, z, row * k + column)
-                    words[step, half] = ptx.two_bf16(a, b) & inside
-                    words[step, 2 + half] = ptx.two_bf16(c, d) & inside
+                    hold(words, step, half, in_words(load(x, y, z, row * k + column)), inside)
             for step in range(_STEPS):
-                column = min(start + 16 * step + 4 * mine, k - 4)
-                left = (words[step, 0], words[step, 1], words[step, 2], words[step, 3])
-                for tile in range(n_tiles):
-                    at = 2 * (np.int64(tile * _TILE + group) * k + column)
-                    b0, b1 = ptx.load_pair(factor, at)
-                    of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
-                    of = ptx.multiply_tile(of, left, b0, b1)
-                    sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+                column = min(start + COLUMNS * step + mine, k - 8)
+                add_tiles(sums, words, step, factor, n_tiles, k, column)
             for step in range(_STEPS):
-                column = start + 16 * step + 4 * mine
+                column = start + COLUMNS * step + mine
                 for half in range(2):
                     row = first + group + 8 * half
                     if row < m and column < k:
-                        at = 2 * (row * (k + n) + column)
-                        ptx.store_pair(out, at, words[step, half], words[step, 2 + half])
-        for tile in range(n_tiles):
-            for e in range(4):
-                row, column = group + 8 * (e >> 1), tile * _TILE + 2 * mine + (e & 1)
-                parts[warp, row * n + column] = sums[tile, e]
-        cuda.syncthreads()
-        for e in range(cuda.threadIdx.x, _ROWS * n, cuda.blockDim.x):
-            total = np.float32(0)
-            for other in range(n_warps):
-                total += parts[other, e]
-            if first + e // n < m:
-                products[cuda.blockIdx.y * m * n + first * n + e] = total
+                        put_held(out, row * (k + n) + column, words, step, half)
+        total_tiles(products, parts, sums, n_tiles, n_warps, first, m)
 
     return widen
 
@@ -126,24 +171,33 @@ def _add_up(out, kept, products, m, n, k, n_parts, keeps):
             kept[e] = bf16_bits(total)
 
 
+def added_up(
+    out: Any, products: Any, sizes: tuple[int, int, int, int], stream: Any, kept: Any = None
+) -> Call:
+    """A call of `_add_up`; sizes: m, n, k, n_parts."""
+    copy, keeps = (out, False) if kept is None else (kept, True)
+    return per_element(_add_up, sizes[0] * sizes[1], stream, out, copy, products, *sizes, keeps)
+
+
 def _columns_of(node: Tensor) -> int:
     return node.shape[1] - node.src[0].shape[1]
 
 
-def _n_warps(n: int) -> int:
+def n_warps(n: int) -> int:
+    """Warps of a block whose rows get n further columns."""
     return 8 if n <= MOST_COLUMNS // 2 else 4
 
 
-def _n_parts(m: int, n: int, k: int) -> int:
+def n_parts(m: int, n: int, k: int) -> int:
     """Blocks that share the columns of 16 rows."""
-    most = -(-k // (16 * _STEPS * _n_warps(n)))
-    return max(1, min(most, _BLOCKS // -(-m // _ROWS)))
+    most = -(-k // (COLUMNS * _STEPS * n_warps(n)))
+    return max(1, min(most, _BLOCKS // -(-m // ROWS)))
 
 
 def _parts(node: Tensor) -> tuple[int, int]:
     """Bytes of all thin factors in bfloat16 (columns, K), and of the products of all blocks."""
     (m, k), n = node.src[0].shape, _columns_of(node)
-    return round_up(2 * n * k, _LINE), F32.block_bytes * _n_parts(m, n, k) * m * n
+    return round_up(2 * n * k, _LINE), F32.block_bytes * n_parts(m, n, k) * m * n
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
@@ -165,13 +219,12 @@ def _bind(site: Site, factors_in_rows: bool) -> Call:
         at += columns(rank)
     kind = formula_of(site.node), types_of(site.node.src[:n_operands])
     products = site.scratch[_parts(site.node)[0] :].view(np.float32)
-    n_warps, n_parts = _n_warps(n), _n_parts(m, n, k)
-    grid, run = (-(-m // _ROWS), n_parts), _kernel(n // _TILE, n_warps, *kind)
+    warps, parts = n_warps(n), n_parts(m, n, k)
+    grid, run = (-(-m // ROWS), parts), _kernel(n // TILE, warps, *kind)
     of = site.out, products, *three(site.src[:n_operands]), stacked, m, k
-    kept, keeps = (*site.saved, site.out)[0], bool(site.saved)
-    calls.append(launch(run, grid, 32 * n_warps, site.stream, *of))
-    of = site.out, kept, products, m, n, k, n_parts, keeps
-    return in_turn(*calls, per_element(_add_up, m * n, site.stream, *of))
+    calls.append(launch(run, grid, 32 * warps, site.stream, *of))
+    kept = site.saved[0] if site.saved else None
+    return in_turn(*calls, added_up(site.out, products, (m, n, k, parts), site.stream, kept))
 
 
 OF_ROWS = Kernel(lambda site: _bind(site, True), scratch=_scratch)

@@ -1,0 +1,92 @@
+"""Both gradients of a gated unit by one kernel, where three nodes compute formulas of the same
+operands, all BF16:
+
+    wide_gradient(swiglu_back_gate(gate, up, dy), B_gate)    becomes gated_gradients(…)
+    wide_gradient(swiglu(gate, dy), B_up)                    what that saves
+    gradient_of_a(D, swiglu(gate, up))                       reads what that saves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml.backends.cuda.lora.operands import formula_of
+from pyggml.backends.cuda.lora.ops import gated_gradients, gradient_of_a
+from pyggml.dtypes import BF16
+from pyggml.graph import Graph
+from pyggml.op import SAVED
+from pyggml.tensors import Tensor
+
+
+def with_gated_gradients(graph: Graph) -> Graph:
+    """The graph of narrow.py with gated units joined; the same graph if there are none."""
+    return _Joiner(graph).run()
+
+
+class _Joiner:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        by_operands = {
+            (t.op.name, formula_of(t), *_operands(t)): t
+            for t in graph.nodes
+            if t.op is not None and formula_of(t)
+        }
+        self._joined: dict[Tensor, tuple[Tensor, int]] = {}  # a node -> D of gate, place in it
+        self._of_up: dict[Tensor, Tensor] = {}  # D of gate -> D of up
+        for t in by_operands.values():
+            if not _is_of_gate(t):
+                continue
+            gate, up, dy = _operands(t)
+            of_up = by_operands.get(("wide_gradient", "swiglu", gate, dy))
+            of_a = by_operands.get(("gradient_of_a", "swiglu", gate, up))
+            if of_up is not None and of_a is not None:
+                self._of_up[t] = of_up
+                self._joined |= {t: (t, 0), of_up: (t, 1), of_a: (t, 2)}
+        self._new: dict[Tensor, Tensor] = {}
+
+    def run(self) -> Graph:
+        if not self._joined:
+            return self._graph
+        steps = [self._made(t) for t in self._graph.nodes if t.op is not SAVED]
+        outputs = (self._made(t) for t in self._graph.outputs)
+        return Graph.of(*outputs, steps=steps).noted(self._graph.notes)
+
+    def _made(self, t: Tensor) -> Tensor:
+        """What stands for t, after its sources."""
+        if t.op is None:
+            return t
+        if t.op is SAVED:
+            maker = t.src[0]
+            return self._made(maker).saved[maker.saved.index(t)]
+        if t not in self._new:
+            self._new[t] = self._renewed(t)
+        return self._new[t]
+
+    def _renewed(self, t: Tensor) -> Tensor:
+        of_gate, place = self._joined.get(t, (t, 0))
+        if place == 0 and t in self._of_up:
+            nodes = t, self._of_up[t]
+            operands = [self._made(s) for s in _operands(t)]
+            factors = [s for n in nodes for s in _factors(n)]
+            return gated_gradients(operands, factors, [n.params["scales"][0] for n in nodes])
+        if place == 1:
+            return self._made(of_gate).saved[0]
+        if place == 2:
+            return gradient_of_a(self._made(t.src[0]), self._made(of_gate).saved[1], t.shape[0])
+        src = tuple(self._made(s) for s in t.src)
+        return t if src == t.src else t.reading(src)
+
+
+def _is_of_gate(t: Tensor) -> bool:
+    assert t.op is not None
+    is_formula = t.op.name == "wide_gradient" and formula_of(t) == "swiglu_back_gate"
+    return is_formula and all(s.dtype is BF16 for s in _operands(t))
+
+
+def _operands(t: Tensor) -> Sequence[Tensor]:
+    assert t.op is not None
+    return t.src[1:] if t.op.name == "gradient_of_a" else t.src[: len(t.src) - len(_factors(t))]
+
+
+def _factors(t: Tensor) -> Sequence[Tensor]:
+    return t.src[len(t.src) - len(t.params["scales"]) :]
