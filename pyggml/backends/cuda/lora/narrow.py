@@ -19,7 +19,6 @@ from pyggml.backends.cuda.norm_mul import holds_rows
 from pyggml.dtypes import BF16, F32
 from pyggml.graph import Graph
 from pyggml.op import SAVED
-from pyggml.ops import cpy
 from pyggml.tensors import Tensor
 
 _PRODUCTS = ("wide_product", "wide_back")
@@ -71,7 +70,8 @@ class _Narrower:
     def _residuals(self) -> dict[Tensor, Tensor]:
         """Tensors of the forward pass -> the copy that the backward pass reads."""
         nodes, loss = self._graph.nodes, self._graph.outputs[0]
-        if loss not in nodes or not any(map(_is_rounded_copy, nodes)):
+        copy = next(filter(_is_rounded_copy, nodes), None)
+        if loss not in nodes or copy is None:
             return {}
         n_forward = nodes.index(loss) + 1
         backward, others = set(nodes[n_forward:]), self._narrow | self._outputs
@@ -80,7 +80,7 @@ class _Narrower:
             later = [(r, i) for r, i in self._readers[t] if r in backward]
             plain = t.base is None and t.dtype is F32 and t not in others
             if later and plain and all(_reads(r, i) for r, i in later):
-                found[t] = cpy(t, BF16)
+                found[t] = Tensor(t.shape, BF16, copy.op, (t,), copy.params)
         return found
 
     # -- the graph anew ---------------------------------------------------------------------------
