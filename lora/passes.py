@@ -270,10 +270,11 @@ class Passes:
         program()
         outputs = program.schedule.graph.outputs
         end = len(outputs) - len(pair.names)
-        self.watched = tuple(program.read(t) for t in outputs[end - pair.n_read : end])
+        loss, *watched = map(program.begin_read, (outputs[0], *outputs[end - pair.n_read : end]))
+        self.watched = tuple(read() for read in watched)
         if self._trace:
             self._trace.record(*pair.traced(program, alone))
-        return float(program.read(outputs[0]))
+        return float(loss())
 
     def first_not_finite(self) -> str | None:
         """Run the last batch again; the first node that gives NaN or infinity, if one does."""

@@ -129,7 +129,7 @@ class Model:
         self.record(taps, program)
         return program.read(out)
 
-    @property
+    @cached_property
     def batches(self) -> bool:
         """Whether tokens of several sequences can share a pass with a cache: not where recurrent
         parts have one state."""

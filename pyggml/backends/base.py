@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ class Backend(ABC):
     @abstractmethod
     def read(self, tensor: Tensor) -> np.ndarray:
         """A contiguous copy of a tensor's numbers; rows of quantised types as bytes."""
+
+    def begin_read(self, tensor: Tensor) -> Callable[[], np.ndarray]:
+        """Begin to read a tensor; the function waits for its numbers and returns them.
+
+        They are those of now, also after runs that change the tensor. A device that computes while
+        the host goes on need not be waited for until then.
+        """
+        found = self.read(tensor)
+        return lambda: found
 
     @abstractmethod
     def write(self, tensor: Tensor, values: np.ndarray) -> None:

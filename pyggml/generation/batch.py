@@ -260,24 +260,23 @@ class Batch:
         every one."""
         model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
         n = passes.padded(n_tokens) if self.model.batches else n_tokens
-        n_more = n - n_tokens
-        tokens = np.concatenate([s.tokens[s.n_cached :][:count] for s, count in pieces.items()])
-        positions = np.concatenate([s.n_cached + np.arange(count) for s, count in pieces.items()])
-        first = np.repeat([slot.number * self.n_ctx for slot in pieces], list(pieces.values()))
-        rows = first + positions
-        span = np.stack([first, rows + 1], axis=1)
-        spare = self.memory.first_spare + np.arange(n_more)
-        n_wanted = [count if slot in every else 1 for slot, count in pieces.items()]
-        ends = np.cumsum(list(pieces.values()))
-        of = [np.arange(end - wanted, end) for end, wanted in zip(ends, n_wanted, strict=True)]
-        logits = self._passes[model, n, sum(n_wanted)](
-            np.pad(tokens, (0, n_more)),
-            np.pad(positions, (0, n_more)),
-            np.concatenate([rows, spare]),
-            np.concatenate([span, np.repeat(span[-1:, 1:], 2 * n_more).reshape(-1, 2)]),
-            np.concatenate(of),
-        )
-        return np.split(logits, np.cumsum(n_wanted)[:-1])
+        tokens, positions, rows = np.zeros((3, n), np.int32)
+        span, of, end = np.empty((n, 2), np.int32), list[int](), 0
+        wanted: list[slice] = []  # of the logits, those of each slot
+        for slot, count in pieces.items():
+            here, end = slice(end, end + count), end + count
+            start, first = slot.n_cached, slot.number * self.n_ctx
+            tokens[here] = slot.tokens[start : start + count]
+            positions[here] = np.arange(start, start + count)
+            rows[here] = first + positions[here]
+            span[here, 0], span[here, 1] = first, rows[here] + 1
+            n_wanted = count if slot in every else 1
+            wanted.append(slice(len(of), len(of) + n_wanted))
+            of += range(end - n_wanted, end)
+        rows[end:] = self.memory.first_spare + np.arange(n - end)
+        span[end:] = span[end - 1, 1]  # no keys
+        logits = self._passes[model, n, len(of)](tokens, positions, rows, span, of)
+        return [logits[its] for its in wanted]
 
     def _switch(self, slot: Slot) -> None:
         """Make the cache's state that of a slot."""

@@ -49,7 +49,7 @@ class Pass:
         positions: np.ndarray,
         rows: np.ndarray,
         span: np.ndarray,
-        of: np.ndarray,
+        of: list[int],
     ) -> np.ndarray:
         """The logits of tokens `of`, as many as there are or fewer; arrays as in Inputs."""
         assert self.inputs.rows is not None
@@ -57,9 +57,9 @@ class Pass:
         write(self.inputs.positions, positions)
         write(self.inputs.rows, rows)
         write(self.inputs.span, span)
-        write(self.of, np.resize(of, self.of.shape))
+        write(self.of, of + of[-1:] * (self.of.shape[0] - len(of)))
         self.program()
-        self.model.record(self.taps, self.program, n_tokens=int(of[-1]) + 1, n_logits=len(of))
+        self.model.record(self.taps, self.program, n_tokens=of[-1] + 1, n_logits=len(of))
         return self.program.read(self.logits)[: len(of)]
 
 

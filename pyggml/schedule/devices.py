@@ -12,8 +12,9 @@ others     inputs, which the host may have written: copied in every run; changes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import filterfalse
 from weakref import WeakKeyDictionary, WeakSet
 
 from pyggml.backends import CPU, Backend, is_constant
@@ -26,6 +27,8 @@ class Devices:
     """Backends in order of preference, and the device of each leaf's newest numbers.
 
     With the host as the only backend nothing is ever copied.
+
+    n_moves   counts when the newest numbers of held leaves came to lie, or no longer lay, somewhere
     """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
@@ -36,6 +39,7 @@ class Devices:
         }
         self._newest: WeakKeyDictionary[Tensor, set[Backend]] = WeakKeyDictionary()
         self._held: WeakSet[Tensor] = WeakSet()
+        self.n_moves = 0
         self._said: set[tuple[str, str]] = set()
 
     # -- what stays on devices --------------------------------------------------------------------
@@ -49,6 +53,11 @@ class Devices:
         for root in {t.root: None for t in leaves}:
             self._newest[root] = {self.host}
             self._held.add(root)
+        self.n_moves += 1
+
+    def holds(self, leaf: Tensor) -> bool:
+        """Whether a leaf is held."""
+        return leaf in self._held
 
     def gather(self, *leaves: Tensor) -> None:
         """Copy the newest numbers of these leaves into the host's arrays."""
@@ -64,6 +73,7 @@ class Devices:
         finally:
             self.gather(*leaves)
             self._held -= set(leaves)
+            self.n_moves += 1
 
     # -- what programs ask for --------------------------------------------------------------------
 
@@ -93,23 +103,27 @@ class Devices:
         values = giver.read(self.copy_of(leaf, giver))
         taker.write(self.copy_of(leaf, taker), values)
         newest.add(taker)
+        self.n_moves += self.holds(leaf)
         let_go = giver.release(leaf) if is_constant(leaf) else None
         if let_go is not None:
             let_go()
 
     def changed(self, leaf: Tensor, backend: Backend) -> None:
         """Note that this backend has written into a leaf: all other copies are out of date."""
-        self._newest[leaf] = {self.host if backend.is_host else backend}
+        newest = {self.host if backend.is_host else backend}
+        if self._newest.get(leaf) != newest:
+            self._newest[leaf] = newest
+            self.n_moves += self.holds(leaf)
 
-    def begin(self, leaves: Iterable[Tensor]) -> None:
-        """Start of a run: for leaves that are not held, the host's numbers are the newest."""
-        for t in leaves:
-            if t not in self._held:
-                self._newest[t] = {self.host}
+    def begin(self, leaf: Tensor) -> None:
+        """Start of a run: the host's numbers are the newest of a leaf that is not held."""
+        if not self.holds(leaf):
+            self._newest[leaf] = {self.host}
 
-    def end(self, leaves: Iterable[Tensor]) -> None:
-        """End of a run that changed these leaves: copy those that are not held back to the host."""
-        self.gather(*(t for t in leaves if t not in self._held))
+    def end(self, leaf: Tensor) -> None:
+        """End of a run that changed a leaf: if it is not held, it is copied back to the host."""
+        if not self.holds(leaf):
+            self.fetch(leaf, self.host)
 
     def say_fallbacks(self, fallbacks: Iterable[tuple[str, str]]) -> None:
         """Warn, once for each, of ops that a device leaves to a later one."""
@@ -123,6 +137,30 @@ class Devices:
             later = " and ".join(names[names.index(device) + 1 :])
             message = f"{device} leaves {', '.join(sorted(ops))} to {later}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+class ForEach:
+    """Does something about each of some leaves whenever it is called.
+
+    Held leaves, most of them caches and parameters, are left out while none of them has moved: once
+    it is done, to do it again changes nothing.
+    """
+
+    def __init__(
+        self, devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor]
+    ) -> None:
+        self._devices, self._act, self._leaves = devices, act, tuple(leaves)
+        self._others: tuple[Tensor, ...] = ()  # those that are not held
+        self._n_moves = -1  # when they were last told apart
+
+    def __call__(self) -> None:
+        if self._n_moves != self._devices.n_moves:
+            for t in filter(self._devices.holds, self._leaves):
+                self._act(t)
+            self._others = tuple(filterfalse(self._devices.holds, self._leaves))
+            self._n_moves = self._devices.n_moves
+        for t in self._others:
+            self._act(t)
 
 
 def _memory_for(leaf: Tensor, backend: Backend) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from pyggml import runtime
 from pyggml.backends import Backend, is_constant, read
 from pyggml.call import Call
 from pyggml.graph import Graph
-from pyggml.schedule.devices import Devices
+from pyggml.schedule.devices import Devices, ForEach
 from pyggml.schedule.schedule import Schedule, schedule
 from pyggml.schedule.split import Copy, Part
 from pyggml.tensors import Tensor
@@ -33,12 +34,17 @@ class ScheduledProgram:
 
     def read(self, t: Tensor) -> np.ndarray:
         """A copy of an output's numbers, from the device that computed it."""
+        return self.begin_read(t)()
+
+    def begin_read(self, t: Tensor) -> Callable[[], np.ndarray]:
+        """Begin to read an output, as Backend.begin_read: what this run made, given later."""
         if t.root.op is None:
             self.schedule.devices.gather(t.root)
-            return read(t)
+            found = read(t)
+            return lambda: found
         twin = self.schedule.twins.get(t, t)
         home = next(b for b, p in self.schedule.plans.items() if twin.root in p.offsets)
-        return home.read(twin)
+        return home.begin_read(twin)
 
     def walk(self) -> Iterator[tuple[Tensor, Backend]]:
         """Run node by node; yields each node after it has run, with the device that has its result.
@@ -107,13 +113,14 @@ def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> S
         (only,) = programs.values()
         return ScheduledProgram(made, programs, only.calls)
     calls, devices = _calls(programs), made.devices
-    steps = [Call(devices.begin, _leaves(made))]
+    steps = [_for_each(devices, devices.begin, _leaves(made))]
     for part in made.parts:
         steps += _before(made, part)
         bound, graph = [calls[n] for n in part.nodes if n in calls], made.plans[part.backend].graph
         steps += part.backend.joined(bound, graph)
         steps += _after(made, part)
-    steps.append(Call(devices.end, [t for part in made.parts for t in part.changed]))
+    changed = dict.fromkeys(t for part in made.parts for t in part.changed)
+    steps.append(_for_each(devices, devices.end, changed))
     return ScheduledProgram(made, programs, tuple(steps))
 
 
@@ -143,17 +150,20 @@ def _leaves(made: Schedule) -> Sequence[Tensor]:
     return [t for t in found if not is_constant(t)]
 
 
+def _for_each(devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor]) -> Call:
+    return Call(ForEach(devices, act, leaves))
+
+
 def _before(made: Schedule, part: Part) -> Iterator[Call]:
-    for leaf in part.leaves:
-        if not is_constant(leaf):
-            yield Call(made.devices.fetch, leaf, part.backend)
+    fetch = partial(made.devices.fetch, backend=part.backend)
+    yield _for_each(made.devices, fetch, (t for t in part.leaves if not is_constant(t)))
     for copy in part.copies:
         yield Call(_transfer, copy)
 
 
 def _after(made: Schedule, part: Part) -> Iterator[Call]:
-    for leaf in part.changed:
-        yield Call(made.devices.changed, leaf, part.backend)
+    changed = partial(made.devices.changed, backend=part.backend)
+    yield _for_each(made.devices, changed, part.changed)
 
 
 def _transfer(copy: Copy) -> None:

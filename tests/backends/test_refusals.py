@@ -96,13 +96,11 @@ class Fails:
     """A card on which errors are raised; `memory` says that 5 of 80 bytes are free."""
 
     def __init__(self, monkeypatch, memory=lambda: (5, 80)):
-        from contextlib import nullcontext
-
         from pyggml.backends.cuda import device
 
         context = SimpleNamespace(get_memory_info=memory)
-        fake = SimpleNamespace(gpus=[nullcontext()], current_context=lambda: context)
-        monkeypatch.setattr(device, "cuda", fake)
+        monkeypatch.setattr(device, "cuda", SimpleNamespace(current_context=lambda: context))
+        monkeypatch.setattr(device, "make_current", lambda index: None)
         self.backend = object.__new__(device.CudaBackend)
         self.backend.name, self.backend.index = "cuda:0", 0
 

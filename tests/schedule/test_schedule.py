@@ -9,6 +9,7 @@ from graphs import graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_backend import Place, ReferenceBackend
+from separate_cpu import SeparateCPU
 
 from pyggml.alloc import plan
 from pyggml.backends import CPU, Backend, write
@@ -146,6 +147,29 @@ def test_what_is_changed_between_two_reads_is_copied_twice():
     np.testing.assert_array_equal(program.read(before), [2, 4])
     np.testing.assert_array_equal(program.read(after), [22, 44])
     np.testing.assert_array_equal(total.data, [11, 22])
+
+
+def test_a_held_leaf_is_copied_when_its_numbers_are_elsewhere():
+    device = SeparateCPU()
+    devices, total, x = Devices([device]), leaf(numbers(0, 0)), leaf(numbers(1, 2))
+    (program,) = bind(schedule(Graph.of(add_inplace(total, x)), devices))
+
+    def run(times, wanted, copies):
+        before = device.moved["written", (2,)]
+        for _ in range(times):
+            program()
+        devices.gather(total)
+        np.testing.assert_array_equal(total.data, wanted)
+        assert device.moved["written", (2,)] - before == times + copies, "x, and the total"
+
+    with devices.holding(total):
+        run(3, [3, 6], copies=1)
+        run(2, [5, 10], copies=0)
+        write(total, numbers(10, 10))
+        devices.changed(total, devices.host)
+        run(2, [12, 14], copies=1)
+    write(total, numbers(0, 0))
+    run(2, [2, 4], copies=2)
 
 
 def test_a_copy_has_the_axes_in_the_order_of_its_source():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -12,13 +12,21 @@ import numpy as np
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import side_by_side
-from pyggml.backends.cuda.driver import Captured, cuda, free_what_is_gone, is_failure, ran_out
+from pyggml.backends.cuda.driver import (
+    Captured,
+    cuda,
+    free_what_is_gone,
+    is_failure,
+    make_current,
+    ran_out,
+)
 from pyggml.backends.cuda.early import begin_early
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
 from pyggml.backends.cuda.lora import with_wide_products
 from pyggml.backends.cuda.table import kernels
+from pyggml.backends.cuda.transfers import Bytes, Transfers
 from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
 from pyggml.call import Call
@@ -42,10 +50,12 @@ class CudaBackend(Backend):
     def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
         self.name, self.index, self.compute = f"cuda:{index}", index, compute
         self._kernels = kernels()
-        self._spans: WeakKeyDictionary[Tensor, tuple[Place, Any]] = WeakKeyDictionary()
+        self._spans: WeakKeyDictionary[Tensor, tuple[Place, Bytes]] = WeakKeyDictionary()
         with self._working():
             self.stream = cuda.stream()
+            self._transfers = Transfers(self.stream)
             self._faults = Faults(cuda.to_device(np.zeros(1, np.int32)))
+            self._cell = Bytes(self._faults.cell.view(np.uint8))
 
     def unsupported(self, node: Tensor) -> str | None:
         found = self._known(node)
@@ -80,35 +90,40 @@ class CudaBackend(Backend):
 
     def read(self, tensor: Tensor) -> np.ndarray:
         """As Backend.read. Raises PyggmlError if a kernel has found a fault in its data."""
+        return self.begin_read(tensor)()
+
+    def begin_read(self, tensor: Tensor) -> Callable[[], np.ndarray]:
+        """As Backend.begin_read. The function raises PyggmlError as `read` does."""
         with self._working():
-            spanned = self._bytes(tensor).copy_to_host(stream=self.stream)
-            fault = self._faults.cell.copy_to_host(stream=self.stream)
-            self.stream.synchronize()
-            if fault[0]:
-                self._faults.cell.copy_to_device(np.zeros(1, np.int32), stream=self.stream)
-                raise PyggmlError(self._faults.sentence(int(fault[0])))
+            arrive = self._transfers.to_host(self._bytes(tensor), self._cell)
+        return partial(self._arrived, tensor, arrive)
+
+    def _arrived(self, tensor: Tensor, arrive: Callable[[], Sequence[np.ndarray]]) -> np.ndarray:
+        with self._working():
+            spanned, cell = arrive()
+            if fault := int(cell.view(np.int32)[0]):
+                self._transfers.to_card(self._cell, np.zeros(1, np.int32))
+                raise PyggmlError(self._faults.sentence(fault))
         return np.asarray(seen(tensor, spanned), order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
         with self._working():
             target = self._bytes(tensor)
             if tensor.is_contiguous:
-                spanned = np.empty(target.size, np.uint8)
+                spanned = np.asarray(values, tensor.dtype.numpy, order="C")
             else:  # what lies in the gaps stays
-                spanned = target.copy_to_host(stream=self.stream)
-                self.stream.synchronize()
-            seen(tensor, spanned)[...] = values
-            if target.size:
-                target.copy_to_device(spanned, stream=self.stream)
+                (spanned,) = self._transfers.to_host(target)()
+                seen(tensor, spanned)[...] = values
+            self._transfers.to_card(target, spanned)
 
-    def _bytes(self, t: Tensor) -> Any:
+    def _bytes(self, t: Tensor) -> Bytes:
         """The bytes from the tensor's first element to its last, on the card."""
         place = t.root.data
         assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
         known = self._spans.get(t)
         if known is None or known[0] is not place:  # Numba takes longer to cut than to copy
             start = place.offset + t.offset
-            known = self._spans[t] = place, place.buffer[start : start + span(t)]
+            known = self._spans[t] = place, Bytes(place.buffer[start : start + span(t)])
         return known[1]
 
     # -- calls ------------------------------------------------------------------------------------
@@ -123,7 +138,7 @@ class CudaBackend(Backend):
             tuple(self._elements(s) for s in node.src),
             tuple(self._elements(s) for s in node.saved),
             arena[start : start + self.scratch(node)],
-            None if shared is None else self._bytes(shared),
+            None if shared is None else self._bytes(shared).array,
             shared is not None and shared.src[0] is node,
             self.compute,
             self.stream,
@@ -168,7 +183,7 @@ class CudaBackend(Backend):
 
     def _elements(self, t: Tensor) -> Any:
         """The tensor's elements with the gaps between, one axis of the type that holds it."""
-        return self._bytes(t).view(t.dtype.numpy)
+        return self._bytes(t).array.view(t.dtype.numpy)
 
     @contextmanager
     def _working(self, n_bytes: int = 0) -> Iterator[None]:
@@ -177,8 +192,8 @@ class CudaBackend(Backend):
         n_bytes: what is asked of its memory
         """
         try:
-            with cuda.gpus[self.index]:
-                yield
+            make_current(self.index)
+            yield
         except Exception as error:
             if not is_failure(error):
                 raise

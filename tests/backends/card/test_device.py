@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml.backends import CPU, write
-from pyggml.backends.cuda import device
+from pyggml.backends.cuda import device, transfers
 from pyggml.backends.cuda.driver import SIMULATED, CudaAPIError
 from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import DeviceError, PyggmlError
@@ -56,6 +56,28 @@ def test_written_numbers_are_cast_and_gaps_stay(card):
     wanted = np.arange(24.0).reshape(4, 6)
     wanted[1::2] = np.arange(12).reshape(6, 2).T
     np.testing.assert_array_equal(card.read(owner), wanted)
+
+
+def test_what_was_asked_for_is_what_it_was_then(card):
+    t = placed(card, (3, 100), F32)
+    card.write(t, np.full((3, 100), 1.0))
+    first = card.begin_read(t)
+    card.write(t, np.full((3, 100), 2.0))
+    second = card.begin_read(t)
+    assert (second() == 2).all()
+    assert (first() == 1).all()
+
+
+@pytest.mark.parametrize("most", [transfers._MOST_LOCKED, 4 << 10])
+def test_arrays_share_no_memory_while_somebody_has_them(card, most, monkeypatch):
+    monkeypatch.setattr(transfers, "_MOST_LOCKED", most)
+    t, kept = placed(card, (3, 100), F32), []
+    for i in range(8):
+        card.write(t, np.full((3, 100), float(i)))
+        found = card.read(t)
+        if i % 2:
+            kept.append(found[1:, 50:])
+    assert [k.mean() for k in kept] == [1, 3, 5, 7]
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])

@@ -1,0 +1,102 @@
+"""Copies between the host and the card, in the order of a stream.
+
+What the card sends arrives in page-locked memory, into which it writes while the host goes on.
+Readers get that memory itself; when nobody has an array of it any more, it is used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from pyggml.backends.cuda.driver import SIMULATED, address, cuda, driver
+from pyggml.sizes import round_up
+
+_LINE, _LEAST = 64, 4 << 10
+_MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory
+
+
+class Bytes:
+    """Bytes on the card, and their address: Numba takes as long to tell it as to copy them."""
+
+    __slots__ = ("address", "array", "n")
+
+    def __init__(self, array: Any) -> None:
+        """array: uint8, one axis"""
+        self.array, self.n, self.address = array, int(array.size), address(array)
+
+
+class _Piece:
+    """Page-locked memory, and an event: what was last copied there has arrived."""
+
+    def __init__(self, n: int) -> None:
+        self.memory = cuda.pinned_array(n, np.uint8)
+        self.arrived = cuda.event()
+
+
+class Transfers:
+    """The copies of one card, made one after the other among the launches of a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._free: dict[int, list[_Piece]] = defaultdict(list)  # by size
+        self._n_locked = 0
+
+    def to_card(self, target: Bytes, values: np.ndarray) -> None:
+        """Copy an array without gaps. It may change as soon as this returns: the driver has a copy,
+        as of all that is not page-locked."""
+        assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
+        if SIMULATED:
+            target.array.copy_to_device(values.reshape(-1).view(np.uint8))
+        elif target.n:
+            start = values.ctypes.data
+            driver.cuMemcpyHtoDAsync(target.address, start, target.n, self._stream.handle)
+
+    def to_host(self, *sources: Bytes) -> Callable[[], Sequence[np.ndarray]]:
+        """Begin to copy; the function waits for the copies, uint8, and returns them."""
+        *starts, end = accumulate((round_up(s.n, _LINE) for s in sources), initial=0)
+        piece = self._piece(max(_LEAST, end))
+        memory = np.empty(end, np.uint8) if piece is None else self._lent(piece)
+        copies = [memory[i : i + s.n] for i, s in zip(starts, sources, strict=True)]
+        for source, copy in zip(sources, copies, strict=True):
+            self._send(source, copy)
+        if piece is not None:
+            piece.arrived.record(self._stream)
+        all_before = self._stream if piece is None else piece.arrived
+
+        def wait() -> Sequence[np.ndarray]:
+            all_before.synchronize()
+            return copies
+
+        return wait
+
+    def _send(self, source: Bytes, copy: np.ndarray) -> None:
+        if SIMULATED:
+            copy[:] = source.array.copy_to_host()
+        elif source.n:
+            start = copy.ctypes.data
+            driver.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
+
+    def _piece(self, n: int) -> _Piece | None:
+        """A piece that nobody uses, of n bytes or more; None if there is none and no further memory
+        may be locked."""
+        size = 1 << (n - 1).bit_length()
+        if self._free[size]:
+            return self._free[size].pop()
+        if self._n_locked + size > _MOST_LOCKED:
+            return None
+        self._n_locked += size
+        return _Piece(size)
+
+    def _lent(self, piece: _Piece) -> np.ndarray:
+        """The memory of a piece, which is free again when the array and its views are gone."""
+        size = piece.memory.size
+        lease = (ctypes.c_uint8 * size).from_buffer(piece.memory)
+        finalize(lease, self._free[size].append, piece).atexit = False
+        return np.frombuffer(lease, np.uint8)
