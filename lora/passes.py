@@ -27,7 +27,7 @@ from pyggml.models import Inputs, Net, Taps, token_loss
 from pyggml.ops.dropout import DRAW
 from pyggml.runtime import compile_backwards
 from pyggml.schedule import Part, Schedule, ScheduledProgram, bind, schedule
-from pyggml.tensors import Tensor, zeros
+from pyggml.tensors import Tensor, put_together, zeros
 
 _WORD = 0xFFFFFFFF
 Arrays = dict[str, np.ndarray]
@@ -63,6 +63,7 @@ class TokenLoss:
     def __init__(self, n_tokens: int) -> None:
         self._targets = zeros((n_tokens,), I32, "targets")
         self._weights = zeros((n_tokens,), F32, "weights")
+        put_together(self._targets, self._weights)
 
     def build(
         self,
@@ -102,6 +103,7 @@ class _Pair:
         cls, model: Model, parameters: Parameters, drawn: Inputs, keep: Keep, loss: Loss
     ) -> _Pair:
         """drawn: the inputs of training, with what is drawn anew for each batch."""
+        put_together(drawn.tokens, drawn.positions, drawn.span)
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
         taps = model.taps()
         forward = loss.build(model, drawn, trained, True, taps)

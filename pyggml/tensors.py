@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,14 @@ import numpy as np
 
 from pyggml.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, DType
 from pyggml.errors import ShapeError
+from pyggml.sizes import round_up
 
 if TYPE_CHECKING:
     from pyggml.op import Op
 
 Shape = tuple[int, ...]
 MAX_AXES = 4  # GGML_MAX_DIMS
+_LINE = 64  # bytes
 
 _BY_NUMPY = {d.numpy: d for d in (F32, F16, F64, I8, I16, I32, I64, BF16)}
 
@@ -162,6 +165,19 @@ def zeros(shape: Shape, dtype: DType = F32, name: str = "") -> Tensor:
     """A leaf over fresh zeroed memory: an input to fill, a cache, a gradient accumulator."""
     held = (*shape[:-1], dtype.row_bytes(shape[-1])) if dtype.quantised else shape
     return leaf(np.zeros(held, dtype.numpy), name, dtype)
+
+
+def put_together(*leaves: Tensor) -> None:
+    """Make leaves windows of one new leaf, so that a device gets them all in one copy.
+
+    They keep their numbers. No node may look into them yet.
+    """
+    *starts, n = accumulate((round_up(t.n_bytes, _LINE) for t in leaves), initial=0)
+    whole = zeros((n,), I8, " and ".join(t.name for t in leaves))
+    for t, start in zip(leaves, starts, strict=True):
+        data = whole.data[start : start + t.n_bytes].view(t.data.dtype).reshape(t.data.shape)
+        data[...] = t.data
+        t.base, t.offset, t.data = whole, start, data
 
 
 def window(of: Tensor, first: int, shape: Shape, name: str = "") -> Tensor:

@@ -43,7 +43,7 @@ from pyggml.ops import (
     sub,
     sum_,
 )
-from pyggml.tensors import Tensor, zeros
+from pyggml.tensors import Tensor, put_together, zeros
 
 _CERTAIN = -1e-7  # the highest mean log-probability whose odds are finite in float32
 
@@ -63,7 +63,7 @@ class Leaves:
     @classmethod
     def empty(cls, n_tokens: int, n_answers: int) -> Leaves:
         t, s = (n_tokens,), (n_answers,)
-        return cls(
+        leaves = (
             zeros(t, I32, "targets"),
             zeros(t, F32, "read tokens"),
             zeros((*s, *t), F32, "tokens of answers"),
@@ -72,6 +72,8 @@ class Leaves:
             zeros(s, F32, "sign"),
             zeros(s, F32, "share"),
         )
+        put_together(*leaves)
+        return cls(*leaves)
 
     def write(self, batch: AnswerBatch) -> None:
         for name in self.__slots__:

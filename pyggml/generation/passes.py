@@ -14,7 +14,7 @@ from pyggml.model import Model
 from pyggml.models import Cache, Inputs, Taps, build
 from pyggml.schedule import Arenas, ScheduledProgram
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor, zeros
+from pyggml.tensors import Tensor, put_together, zeros
 from pyggml.trace import Trace
 
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
@@ -90,6 +90,8 @@ class Passes:
     def _bind(self, model: Model, n_tokens: int, n_logits: int) -> Pass:
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((n_logits,), I32, "of")
+        assert inputs.rows is not None
+        put_together(inputs.tokens, inputs.positions, inputs.rows, inputs.span, of)
         taps = model.taps()
         if taps and any(edit.tokens for edit in taps.edits):
             raise ConfigError("tokens are positions of a whole run, wanted none in generation")

@@ -75,6 +75,7 @@ class _Splitter:
         self.twins: dict[Tensor, Tensor] = {}
         self.order: dict[Backend, list[list[Tensor]]] = defaultdict(lambda: [[]])  # for graphs
         self.copies: dict[tuple[Tensor, Backend], Tensor] = {}
+        self.leaves: dict[tuple[Tensor, Backend], Tensor] = {}
 
     def run(self) -> Split:
         for t in self.graph.nodes:
@@ -112,7 +113,9 @@ class _Splitter:
         """The tensor that nodes of this device read instead of s; one for all readers."""
         if s.root.op is None:
             self.parts[-1].leaves[s.root] = None
-            return self.devices.copy_of(s, backend)
+            if (s, backend) not in self.leaves:
+                self.leaves[s, backend] = self.devices.copy_of(s, backend)
+            return self.leaves[s, backend]
         giver = self.backends[s]
         assert giver is not None
         if giver is backend:

@@ -119,7 +119,7 @@ def _follow(sites: Sequence[Site]) -> bool:
         and k_put.src[1].root is k_turn
         and q_turn.params == k_turn.params
         and all(t.src[1].root is q_turn.src[1].root for t in (q_turn, k_turn))
-        and v_put.src[2].root is k_put.src[2].root
+        and v_put.src[2] is k_put.src[2]
     )
 
 
