@@ -17,6 +17,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_type_hints
 
@@ -29,6 +30,7 @@ from numba.np.arrayobj import make_array, populate_array
 from pyggml._jit import cgutils, types
 
 _WORD = ir.IntType(64)
+_WHOLE, _REAL, _BOOL = (int, np.integer), (float, np.floating), (bool, np.bool_)
 
 
 # -- kinds of fields ------------------------------------------------------------------------------
@@ -46,8 +48,8 @@ class Kind(ABC):
         """What Numba takes the field for."""
 
     @abstractmethod
-    def store(self, words: np.ndarray, value: Any) -> None:
-        """Write a value; TypeError if it is none of this kind."""
+    def words(self, value: Any) -> tuple[int, ...]:
+        """A value as words; TypeError if it is none of this kind."""
 
     @abstractmethod
     def load(self, context: Any, builder: Any, words: Any) -> Any:
@@ -75,9 +77,9 @@ class _Integer(Kind):
     wanted = "an int"
     type = types.int64
 
-    def store(self, words: np.ndarray, value: Any) -> None:
-        self._check(isinstance(value, int | np.integer) and not isinstance(value, bool))
-        words[0] = value
+    def words(self, value: Any) -> tuple[int, ...]:
+        self._check(isinstance(value, _WHOLE) and not isinstance(value, bool))
+        return (int(value),)
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
         return _word(builder, words)
@@ -91,9 +93,9 @@ class _Boolean(Kind):
     wanted = "a bool"
     type = types.boolean
 
-    def store(self, words: np.ndarray, value: Any) -> None:
-        self._check(isinstance(value, bool | np.bool_))
-        words[0] = value
+    def words(self, value: Any) -> tuple[int, ...]:
+        self._check(isinstance(value, _BOOL))
+        return (int(value),)
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
         return builder.icmp_signed("!=", _word(builder, words), _WORD(0))
@@ -107,9 +109,9 @@ class _Number(Kind):
     wanted = "a float"
     type = types.float32
 
-    def store(self, words: np.ndarray, value: Any) -> None:
-        self._check(isinstance(value, float | np.floating))
-        words[0] = np.float32(value).view(np.int32)
+    def words(self, value: Any) -> tuple[int, ...]:
+        self._check(isinstance(value, _REAL))
+        return (int(np.float32(value).view(np.int32)),)
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
         bits = builder.trunc(_word(builder, words), ir.IntType(32))
@@ -139,14 +141,18 @@ class _Array(Kind):
     def type(self) -> types.Type:
         return types.Array(self.item, self.n_axes, "C")
 
-    def store(self, words: np.ndarray, value: Any) -> None:
+    @cached_property
+    def _dtype(self) -> np.dtype:
+        return np.dtype(self.item.name)
+
+    def words(self, value: Any) -> tuple[int, ...]:
         self._check(
             isinstance(value, np.ndarray)
-            and value.dtype.name == self.item.name
+            and value.dtype == self._dtype
             and value.ndim == self.n_axes
             and value.flags.c_contiguous
         )
-        words[:] = value.ctypes.data, *value.shape
+        return value.ctypes.data, *value.shape
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
         array = make_array(self.type)(context, builder)
@@ -171,7 +177,7 @@ class _Array(Kind):
 class _Group(Kind):
     """A NamedTuple of ints, which several frames have in common."""
 
-    group: type
+    group: type[tuple]
 
     @property
     def n_words(self) -> int:  # type: ignore[override]
@@ -189,10 +195,9 @@ class _Group(Kind):
     def type(self) -> types.Type:
         return types.NamedUniTuple(types.int64, self.n_words, self.group)
 
-    def store(self, words: np.ndarray, value: Any) -> None:
-        self._check(isinstance(value, self.group))
-        for i, one in enumerate(value):
-            _Integer().store(words[i : i + 1], one)
+    def words(self, value: Any) -> tuple[int, ...]:
+        self._check(isinstance(value, self.group) and all(isinstance(x, _WHOLE) for x in value))
+        return tuple(value)
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
         found = [_word(builder, words, i) for i in range(self.n_words)]
@@ -246,22 +251,28 @@ class Frame:
         missing = [name for name in self.fields if name not in values]
         if missing:
             raise TypeError(f"{type(self).__name__}: {', '.join(missing)} missing")
-        self.words = np.zeros(self.n_words, np.int64)
-        self._values: dict[str, Any] = {}
-        self.put(**values)
+        words = {name: self._words_of(name, value) for name, value in values.items()}
+        self.words = np.array([w for name in self.fields for w in words[name]], np.int64)
+        self._values = values
 
     def put(self, **values: Any) -> None:
         """Write fields anew; tasks that run afterwards read them."""
         for name, value in values.items():
-            if name not in self.fields:
-                raise TypeError(f"{type(self).__name__} has no field {name}")
-            start, kind = self.fields[name]
-            try:
-                kind.store(self.words[start : start + kind.n_words], value)
-            except TypeError as error:
-                found = _described(value)
-                raise TypeError(f"{type(self).__name__}.{name}: {error}, found {found}") from None
+            words = self._words_of(name, value)
+            start = self.fields[name].start
+            self.words[start : start + len(words)] = words
             self._values[name] = value
+
+    def _words_of(self, name: str, value: Any) -> tuple[int, ...]:
+        """A value as the words of this field."""
+        field = self.fields.get(name)
+        if field is None:
+            raise TypeError(f"{type(self).__name__} has no field {name}")
+        try:
+            return field.kind.words(value)
+        except TypeError as error:
+            found = _described(value)
+            raise TypeError(f"{type(self).__name__}.{name}: {error}, found {found}") from None
 
 
 def _kind_of(hint: Any) -> Kind | None:

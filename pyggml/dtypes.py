@@ -9,9 +9,9 @@ import numpy as np
 from pyggml.errors import QuantError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One ggml type.
+    """One ggml type; each is one object.
 
     block         elements in a block; 1 for plain types
     block_bytes   bytes of a block

@@ -46,7 +46,11 @@ class Layout:
     """
 
     def __init__(self, **arrays: Array) -> None:
-        self.arrays = arrays
+        self.arrays, self.n_bytes = arrays, 0
+        self._starts: dict[str, int] = {}
+        for name, a in arrays.items():
+            self._starts[name] = self.n_bytes
+            self.n_bytes += round_up(a.n_bytes, LINE)
 
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
@@ -55,14 +59,6 @@ class Layout:
         """These arrays, then others."""
         return Layout(**self.arrays, **arrays)
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(round_up(a.n_bytes, LINE) for a in self.arrays.values())
-
     def cut(self, scratch: np.ndarray) -> Scratch:
         """The arrays over uint8 scratch of n_bytes or more."""
-        found, start = {}, 0
-        for name, a in self.arrays.items():
-            found[name] = a.over(scratch[start:])
-            start += round_up(a.n_bytes, LINE)
-        return found
+        return {name: a.over(scratch[self._starts[name] :]) for name, a in self.arrays.items()}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
 
-def round_up(n: int, multiple: int) -> int:
+import numpy as np
+
+N = TypeVar("N", int, np.ndarray)
+
+
+def round_up(n: N, multiple: int) -> N:
     """The smallest multiple of `multiple` that is n or more."""
     return -(-n // multiple) * multiple

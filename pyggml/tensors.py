@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ class Tensor:
     @property
     def is_contiguous(self) -> bool:
         expected = contiguous_strides(self.shape, self.dtype)
-        return all(
+        return self.strides == expected or all(
             n == 1 or found == wanted
             for n, found, wanted in zip(self.shape, self.strides, expected, strict=True)
         )
@@ -124,6 +125,7 @@ class Tensor:
         printer.text(repr(self))
 
 
+@lru_cache(4096)
 def contiguous_strides(shape: Shape, dtype: DType) -> Shape:
     """Byte strides, outermost first, of a gapless tensor; a quantised row's step is its block."""
     strides = [dtype.block_bytes] * len(shape)

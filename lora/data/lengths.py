@@ -13,6 +13,7 @@ from itertools import combinations
 import numpy as np
 
 from pyggml.lora.data.windows import Dataset
+from pyggml.sizes import round_up
 
 N_LENGTHS = 4  # at most
 _UNITS = 32  # a length is a multiple of so much of a window
@@ -34,7 +35,7 @@ def few_lengths(filled: np.ndarray, ctx: int) -> np.ndarray:
     filled: (n,) tokens that each window needs, at most ctx
     """
     unit = -(-ctx // _UNITS)
-    rounded = np.minimum(-(-filled // unit) * unit, ctx)
+    rounded = np.minimum(round_up(filled, unit), ctx)
     found, counts = np.unique(rounded, return_counts=True)
     shorter, longest = found[:-1].tolist(), found[-1:].tolist()
 

@@ -193,8 +193,8 @@ def _gradients(
         with _vectors(b, n) as i:
             found = []
             for row in (0, 1):
-                place = b.add(i, I64(row * LDS))
-                score, gradient = (load(b, at(b, x, place), _FLOATS) for x in (s, dp))
+                element = b.add(i, I64(row * LDS))
+                score, gradient = (load(b, at(b, x, element), _FLOATS) for x in (s, dp))
                 p = _exp(b, fma(b, score, factor, less[row]))
                 product = b.fmul(p, b.fsub(gradient, means[row]))
                 counts = _counting(b, i, *columns[2 * row : 2 * row + 2])

@@ -8,9 +8,9 @@ keys seen, however large the cache is, and its result that of the sequence alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyggml.call import Call
 from pyggml.scratch import Array, Layout, Scratch
 
 MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
+_RUNS_KEPT = 4  # bound runs
 _LAST_CHANGE = 32  # from so many queries on one path serves any number
 
 
@@ -46,23 +47,59 @@ def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
         return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))
 
     def bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
-        few = serving(replace(p, n_queries=1))
-        all_few = few.call(p, a, scratch["part"]) if p.n_queries <= MOST_TOGETHER else None
-
-        def run() -> None:
-            parts = list(_parts(a.span))
-            if all_few is not None and parts == [(0, p.n_queries, False)]:
-                return all_few()
-            for first, stop, is_run in parts:
-                part = _queries(a, first, stop, scratch["lse"])
-                part = _own_keys(part) if is_run else part
-                q = replace(p, n_queries=stop - first, n_keys=len(part.k))
-                (serving(q) if is_run else few).call(q, part, scratch["part"])()
-                a.lse[:, first:stop] = part.lse
-
-        return Call(run)
+        return Call(_Pass(serving, p, a, scratch).run)
 
     return Path("by sequence", False, takes, layout, bind)
+
+
+class _Pass:
+    """Attention bound to memory; which sequences the queries are of is seen when it runs."""
+
+    def __init__(
+        self, serving: Callable[[Problem], Path[Forward]], p: Problem, a: Forward, scratch: Scratch
+    ) -> None:
+        self.serving, self.p, self.a = serving, p, a
+        self.lse, self.memory = scratch["lse"], scratch["part"]
+        self.few = serving(replace(p, n_queries=1))
+        self.all_few = self._bound(self.few, a) if p.n_queries <= MOST_TOGETHER else None
+        self.run_of = lru_cache(_RUNS_KEPT)(self._run_of)
+        if self.all_few is None:  # the start of a prompt, most likely: nothing is bound as it runs
+            self.run_of(0, p.n_queries, 0, min(p.n_queries, p.n_seen))
+
+    def run(self) -> None:
+        """Attention of all queries."""
+        parts = list(_parts(self.a.span))
+        if self.all_few is not None and parts == [(0, self.p.n_queries, False)]:
+            return self.all_few()
+        for first, stop, is_run in parts:
+            if is_run:
+                span = self.a.span[first:stop]
+                start, end = int(span[:, 0].min()), int(span[:, 1].max())
+                part, call = self.run_of(first, stop, start, end)
+                np.subtract(span, start, out=part.span)
+            else:
+                part = self._queries(first, stop)
+                call = self._bound(self.few, part)
+            call()
+            self.a.lse[:, first:stop] = part.lse
+
+    def _run_of(self, first: int, stop: int, start: int, end: int) -> tuple[Forward, Call]:
+        """Queries [first, stop) over keys [start, end) alone; its span is written in each run."""
+        part = self._queries(first, stop)
+        k, v = self.a.k[start:end], self.a.v[start:end]
+        part = replace(part, k=k, v=v, span=np.empty_like(part.span))
+        path = self.serving(replace(self.p, n_queries=stop - first, n_keys=end - start))
+        return part, self._bound(path, part)
+
+    def _queries(self, first: int, stop: int) -> Forward:
+        """The arrays of some queries, but memory for their lse, which is not to have gaps."""
+        a, rows, n_heads = self.a, slice(first, stop), self.p.n_heads
+        lse = self.lse[: n_heads * (stop - first)].reshape(n_heads, -1)
+        return replace(a, q=a.q[rows], span=a.span[rows], o=a.o[rows], lse=lse)
+
+    def _bound(self, path: Path[Forward], part: Forward) -> Call:
+        p = replace(self.p, n_queries=len(part.q), n_keys=len(part.k))
+        return path.call(p, part, self.memory)
 
 
 def _parts(span: np.ndarray) -> Iterator[tuple[int, int, bool]]:
@@ -78,16 +115,3 @@ def _parts(span: np.ndarray) -> Iterator[tuple[int, int, bool]]:
         if first < stop:
             yield first, stop, True
         waiting = stop
-
-
-def _queries(a: Forward, first: int, stop: int, memory: np.ndarray) -> Forward:
-    """The arrays of some queries, but memory for their lse, which is not to have gaps."""
-    rows, n_heads = slice(first, stop), len(a.lse)
-    lse = memory[: n_heads * (stop - first)].reshape(n_heads, -1)
-    return replace(a, q=a.q[rows], span=a.span[rows], o=a.o[rows], lse=lse)
-
-
-def _own_keys(a: Forward) -> Forward:
-    """The arrays with the keys that its queries see alone."""
-    first, stop = a.span[:, 0].min(), a.span[:, 1].max()
-    return replace(a, k=a.k[first:stop], v=a.v[first:stop], span=a.span - first)

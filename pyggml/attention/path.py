@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -71,6 +72,7 @@ class Backward(Forward):
     dsinks: np.ndarray  # (H,), or (0,) without sinks
 
 
+PROBLEMS = 1024  # whose paths and layouts are remembered
 Arrays = TypeVar("Arrays", bound=Forward)
 
 
@@ -92,11 +94,17 @@ class Path(Generic[Arrays]):
 
     def n_bytes(self, problem: Problem) -> int:
         """Scratch of one call."""
-        return self.layout(problem).n_bytes
+        return layout_of(self, problem).n_bytes
 
     def call(self, problem: Problem, arrays: Arrays, memory: np.ndarray) -> Call:
         """Bind to uint8 `memory` of n_bytes or more, 64-byte aligned."""
-        return self.bind(problem, arrays, self.layout(problem).cut(memory))
+        return self.bind(problem, arrays, layout_of(self, problem).cut(memory))
+
+
+@lru_cache(PROBLEMS)
+def layout_of(path: Path[Arrays], problem: Problem) -> Layout:
+    """The scratch of a problem on a path. Layers ask for the same ones again and again."""
+    return path.layout(problem)
 
 
 def no_scratch(problem: Problem) -> Layout:

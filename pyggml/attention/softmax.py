@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._isa import CHOSEN
 from pyggml._jit import kernel
 from pyggml._simd import exp32, fill, row_max
+from pyggml.gemm.panels import LANES, rounded_up
 
-LANES = CHOSEN.lanes
 ZERO = np.float32(0)
 MASKED = np.float32(-1e30)  # the score of a key that is not seen
 NO_KEYS = np.float32(1e30)  # lse of a query that sees no key: e^(s − lse) is 0
@@ -58,7 +57,7 @@ def groups_that_see(starts, stops, start, stop):
 def columns_in(start, stop, key, n_keys, group):
     """The columns of a tile of keys `key` … that lie in [start, stop), in whole groups."""
     first, last = max(start - key, 0), min(stop - key, n_keys)
-    return first // group * group, (last + group - 1) // group * group
+    return first // group * group, rounded_up(last, group)
 
 
 # -- forward ------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
 @kernel
 def _softmax_row(row, start, stop, scale, o, m, norm):
     """One row, in whole vectors around its columns [start, stop); the new m and norm."""
-    scores = row[start // LANES * LANES : (stop + LANES - 1) // LANES * LANES]
+    scores = row[start // LANES * LANES : rounded_up(stop, LANES)]
     start, stop = start % LANES, start % LANES + stop - start
     for j in range(scores.shape[0]):
         scores[j] = scores[j] * scale if start <= j < stop else MASKED
@@ -129,7 +128,7 @@ def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale
             fill(row[window[0] : window[1]], ZERO)
             fill(other[window[0] : window[1]], ZERO)
             continue
-        low, high = start // LANES * LANES, (stop + LANES - 1) // LANES * LANES
+        low, high = start // LANES * LANES, rounded_up(stop, LANES)
         log_sum, mean = lse[first + i], delta[i]
         scores, gradients = row[low:high], other[low:high]
         for j in range(scores.shape[0]):

@@ -20,11 +20,12 @@ A faster path for some CPUs is one more row, above those that it replaces.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from pyggml._isa import CHOSEN
 from pyggml.attention import amx, amx_back, decode, flash, flash_back, plain, rows, unfused
 from pyggml.attention.by_sequence import by_sequence
-from pyggml.attention.path import Arrays, Backward, Forward, Path, Problem
+from pyggml.attention.path import PROBLEMS, Arrays, Backward, Forward, Path, Problem
 from pyggml.attention.widen import after_widening
 
 _COMPILED = CHOSEN.name != "numpy"
@@ -59,11 +60,13 @@ BACKWARD: tuple[Path[Backward], ...] = _runnable(
 )
 
 
+@lru_cache(PROBLEMS)
 def forward_path(problem: Problem) -> Path[Forward]:
     """The path that serves this forward pass."""
     return next(path for path in FORWARD if path.takes(problem))
 
 
+@lru_cache(PROBLEMS)
 def backward_path(problem: Problem) -> Path[Backward]:
     """The path that serves this backward pass."""
     return next(path for path in BACKWARD if path.takes(problem))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from pyggml.scratch import Layout
 
 Form = Literal["mul_mat", "out_prod", "strided"]
 ANY = 1 << 62  # rows
+PROBLEMS = 1024  # whose paths and layouts are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,17 @@ class Path:
 
     def call(self, p: Problem, o: Operands) -> Call:
         """The product, bound to its memory."""
-        layout = self.layout(p)
+        layout = layout_of(self, p)
         arrays = layout.cut(o.scratch)
         if o.packing is not None and self.shares:
             arrays["packed_a"] = layout["packed_a"].over(o.packing.memory)
         return self.bind(p, o, **arrays)
+
+
+@lru_cache(PROBLEMS)
+def layout_of(path: Path, p: Problem) -> Layout:
+    """The scratch of a product on a path. Layers ask for the same products again and again."""
+    return path.layout(p)
 
 
 def flat(a: np.ndarray) -> np.ndarray:

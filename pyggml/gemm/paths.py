@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from pyggml._isa import CHOSEN
 from pyggml.dtypes import F32
 from pyggml.gemm import few, int8, low_rank, product, reference, several, strided, thin
 from pyggml.gemm.amx import product as tiles
-from pyggml.gemm.path import Path, Problem
+from pyggml.gemm.path import PROBLEMS, Path, Problem, layout_of
 
 # Where the CPU has tile registers: above bytes, and above floats.
 _MANY = (tiles.MANY,) if CHOSEN.tiles else ()
@@ -31,16 +32,18 @@ PATHS: tuple[Path, ...] = (
 )
 
 
+@lru_cache(PROBLEMS)
 def path_of(p: Problem) -> Path:
     """The path that computes a product."""
     return next(path for path in PATHS if path.serves(p))
 
 
+@lru_cache(PROBLEMS)
 def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
     """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
     some = _largest_of_each_path(p.m) if fewer_rows else [p.m]
     problems = (replace(p, m=m) for m in some)
-    return max(path_of(q).layout(q).n_bytes for q in problems)
+    return max(layout_of(path_of(q), q).n_bytes for q in problems)
 
 
 def _largest_of_each_path(m: int) -> Iterator[int]:
@@ -50,6 +53,7 @@ def _largest_of_each_path(m: int) -> Iterator[int]:
         yield from (n for n in (path.fewest - 1, path.most) if 0 < n < m)
 
 
+@lru_cache(PROBLEMS)
 def packing(p: Problem) -> tuple[int, str]:
     """(bytes of a packed A that products can share, 0 if none; a word for its form).
 
@@ -58,11 +62,11 @@ def packing(p: Problem) -> tuple[int, str]:
     path = path_of(p)
     if not path.shares or p.weight_type is F32:
         return 0, ""
-    return path.layout(p)["packed_a"].n_bytes, path.name
+    return layout_of(path, p)["packed_a"].n_bytes, path.name
 
 
 def strided_bytes(m: int, k: int, n_batches: int = 1) -> int:
     """Scratch of a strided product of these sizes, whatever its strides."""
     p = Problem("strided", m, thin.WIDEST, k, n_batches=n_batches)
     problems = (p, replace(p, a_in_columns=True), replace(p, b_in_columns=True))
-    return max(path_of(q).layout(q).n_bytes for q in problems)
+    return max(layout_of(path_of(q), q).n_bytes for q in problems)

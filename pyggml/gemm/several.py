@@ -34,6 +34,7 @@ from pyggml.gemm.path import Operands, Path, Problem, flat
 from pyggml.quants.lanes import LANES
 from pyggml.quants.layout import GROUP
 from pyggml.scratch import Array, Layout, per_thread
+from pyggml.sizes import round_up
 
 FEWEST, MOST = 4, 16  # tokens, measured
 ROWS = 64  # weight rows of one task, a multiple of LANES
@@ -120,9 +121,9 @@ def _takes(p: Problem) -> bool:
 
 
 def _layout(p: Problem) -> Layout:
-    n, n_groups = p.k // GROUP, -(-p.m // _together(p.m))
+    n = p.k // GROUP
     return Layout(
-        packed_a=Array((n_groups * _together(p.m) * n * TOKEN_WORDS,)),
+        packed_a=Array((round_up(p.m, _together(p.m)) * n * TOKEN_WORDS,)),
         token=per_thread(n * _FLAT_WORDS),
         found=per_thread(TOGETHER * LANES),
     )
@@ -137,7 +138,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     multiply = stage(_code(KINDS.index(p.weight_type.name), n), f, -(-p.n // ROWS))
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
-    return Call(launch, stage(_pack_code(n), f, -(-p.m // n) * n), multiply)
+    return Call(launch, stage(_pack_code(n), f, round_up(p.m, n)), multiply)
 
 
 INT8 = Path(

@@ -77,9 +77,9 @@ def _decode_q4_0(block: Block) -> None:
 
 
 @exact
-def _level(v, half):
-    """The level of v = x/d, in 0 … 2·half − 1; level `half` means 0."""
-    return min(truncate(v + (np.float32(half) + np.float32(0.5))), np.int32(2 * half - 1))
+def _level(v, zero):
+    """The level of v = x/d, in 0 … 2·zero − 1; level `zero` means 0."""
+    return min(truncate(v + (np.float32(zero) + np.float32(0.5))), np.int32(2 * zero - 1))
 
 
 @exact

@@ -67,22 +67,22 @@ def weights_of(
     return w
 
 
-# -- x ≈ scale·(q − half) -------------------------------------------------------------------------
+# -- x ≈ scale·(q − zero) -------------------------------------------------------------------------
 
 
 @exact
-def clip(v, half):
-    """v rounded to an integer, clipped to −half … half − 1."""
-    return max(-half, min(half - 1, nearest_int(v)))
+def clip(v, zero):
+    """v rounded to an integer, clipped to −zero … zero − 1."""
+    return max(-zero, min(zero - 1, nearest_int(v)))
 
 
 @exact
-def round_levels(q, x, w, per_level, half):
-    """q = half + the levels of x, clipped to 0 … 2·half − 1; their Σ w·x·level, Σ w·level²."""
+def round_levels(q, x, w, per_level, zero):
+    """q = zero + the levels of x, clipped to 0 … 2·zero − 1; their Σ w·x·level, Σ w·level²."""
     sum_xq = sum_q2 = _ZERO
     for j in range(x.size):
-        level = clip(per_level * x[j], half)
-        q[j] = level + half
+        level = clip(per_level * x[j], zero)
+        q[j] = level + zero
         v = np.float32(level)
         sum_xq += w[j] * x[j] * v
         sum_q2 += w[j] * v * v
@@ -90,20 +90,20 @@ def round_levels(q, x, w, per_level, half):
 
 
 @exact
-def fit_levels(q, x, w, trial, half):
-    """The best scale of x ≈ scale·(q − half), of 19 trials."""
+def fit_levels(q, x, w, trial, zero):
+    """The best scale of x ≈ scale·(q − zero), of 19 trials."""
     peak = extreme(x)
     if abs(peak) < _TINY:
         clear(q)
         return _ZERO
-    sum_xq, sum_q2 = round_levels(q, x, w, np.float32(-half) / peak, half)
+    sum_xq, sum_q2 = round_levels(q, x, w, np.float32(-zero) / peak, zero)
     scale = sum_xq / sum_q2 if sum_q2 != _ZERO else _ZERO
     best = scale * sum_xq
     for step in range(-9, 10):
         if step == 0:
             continue
-        levels = np.float32(half) + np.float32(0.1) * np.float32(step)
-        sum_xq, sum_q2 = round_levels(trial, x, w, -levels / peak, half)
+        levels = np.float32(zero) + np.float32(0.1) * np.float32(step)
+        sum_xq, sum_q2 = round_levels(trial, x, w, -levels / peak, zero)
         if sum_q2 > _ZERO and sum_xq * sum_xq > best * sum_q2:
             copy(q, trial)
             scale = sum_xq / sum_q2

@@ -28,7 +28,7 @@ _SHIFTED = np.array([[-0.875, 0.125, 1.125], [-1.125, -0.125, 0.875]], np.float3
 
 @exact
 def _sort(order, x):
-    """order[i]: the place of the i-th smallest of x; equal ones keep their order."""
+    """order[i]: the index of the i-th smallest of x; equal ones keep their order."""
     for i in range(x.size):
         at = i
         while at > 0 and x[order[at - 1]] > x[i]:

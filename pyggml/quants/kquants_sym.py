@@ -72,11 +72,11 @@ def _choose_levels(q, dst, src, weights):
 
 
 @exact
-def _round_again(q, x, scale, half):
+def _round_again(q, x, scale, zero):
     """The levels for a scale that is rounded itself; those of no scale stay."""
     if scale != _ZERO:
         for j in range(16):
-            q[j] = half + clip(x[j] / scale, half)
+            q[j] = zero + clip(x[j] / scale, zero)
 
 
 def pack_q6_k(

@@ -40,11 +40,11 @@ PackWeighted = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
 
 
 @exact
-def _choose_levels(q, dst, src, weights, half):
-    """Write d of each block, and its levels q + half to q, uint8 (n_blocks, 32)."""
+def _choose_levels(q, dst, src, weights, zero):
+    """Write d of each block, and its levels q + zero to q, uint8 (n_blocks, 32)."""
     trial = np.empty(32, np.uint8)
     for b in range(src.shape[0]):
-        put_f16(dst, b, 0, fit_levels(q[b], src[b], weights[b], trial, half))
+        put_f16(dst, b, 0, fit_levels(q[b], src[b], weights[b], trial, zero))
 
 
 @exact

@@ -56,8 +56,8 @@ def _unpacker(name: str) -> BlockCode:
     def emit(typing: Any, to: Any, source: Any, n: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             to, source, n = arguments
-            places = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
-            emit_blocks(builder, LAYOUTS[name], n, places, sizes, partial(_Rounded, size=size))
+            addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+            emit_blocks(builder, LAYOUTS[name], n, addresses, sizes, partial(_Rounded, size=size))
             return context.get_dummy_value()
 
         return types.void(to, source, n), codegen

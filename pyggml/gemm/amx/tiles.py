@@ -226,8 +226,8 @@ class _Operands:
 
     def load(self, tiles: _Tiles, name: str, register: int, step: Any) -> None:
         """Load one of the tiles a0, a1, b0 and b1 of a step."""
-        side, number = name[0], int(name[1])
-        if side == "a":
+        operand, number = name[0], int(name[1])
+        if operand == "a":
             row = self.b.add(self._a, _times(self.b, self._lda, 16 * number))
             tiles.load(register, _pointer(self.b, row, _times(self.b, step, 2 * STEP)), self._lda)
         else:
