@@ -8,6 +8,8 @@ fixed, so that every run gives the same bits.
 
 from __future__ import annotations
 
+import numpy as np
+
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 from pyggml.backends.cuda.warp import ALL, warp_max, warp_sum
 
@@ -84,3 +86,19 @@ else:
                 x = max(x, cuda.shfl_xor_sync(ALL, x, step))
                 step >>= 1
         return x
+
+
+@device
+def is_last(ticket, tickets, at, n_blocks):
+    """Whether this is the last of n_blocks blocks to come here; what the others wrote before can
+    then be read.
+
+    ticket: one uint32 of shared memory; tickets[at]: 0 before, and again after
+    """
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:  # its fences hold for all threads, which the barriers order
+        cuda.threadfence()
+        ticket[0] = cuda.atomic.inc(tickets, at, np.uint32(n_blocks - 1))
+        cuda.threadfence()
+    cuda.syncthreads()
+    return ticket[0] == n_blocks - 1

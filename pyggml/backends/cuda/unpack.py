@@ -1,12 +1,13 @@
 """Blocks of any weight type unpacked to bfloat16 or float32, and float32 rounded to bfloat16.
 
-Results may lie in wider rows: row r of n numbers begins at r · (n + gap).
+Results may lie in wider rows: row r of n numbers begins at r · (n + gap). A small matrix can be
+rounded into the gaps, or below, by the same launch.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from pyggml.backends.cuda.weights import eights_of, weight_of
 from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.quants.layout import GROUP
+
+_PIECES = GROUP // 8  # threads that share a block
 
 
 @device
@@ -42,45 +45,116 @@ def _put(out, i, x):
 
 
 @cache
-def _one_kernel(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
-    """A weight a thread."""
+def _one_step(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
+    """step(out, raw, i, row, gap): weight i."""
     put, weight = _put_bf16 if rounds else _put, weight_of(name)
 
-    @kernel
-    def unpack(out, raw, n, row, gap):
-        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-            b = i // block
-            put(out, _wide(i, row, gap), weight(raw, b * block_bytes, i - b * block))
+    @device
+    def step(out, raw, i, row, gap):
+        b = i // block
+        put(out, _wide(i, row, gap), weight(raw, b * block_bytes, i - b * block))
 
-    return unpack
+    return step
 
 
 @cache
-def _eights_kernel(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
-    """Of a block, a thread takes eight neighbours in each group of 32; None for a rare type."""
+def _eights_step(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
+    """The same of eight neighbours in each group of 32 of a block; None for a rare type."""
     eights = eights_of(name, put_eight_bf16 if rounds else put_eight)
     if eights is None:
         return None
-    pieces = GROUP // 8
 
+    @device
+    def step(out, raw, i, row, gap):
+        b = i // _PIECES
+        eights(out, _wide(b * block, row, gap), raw, b * block_bytes, i % _PIECES * 8)
+
+    return step
+
+
+@cache
+def _kernel(step: Any) -> Any:
     @kernel
     def unpack(out, raw, n, row, gap):
-        for i in range(cuda.grid(1), n // block * pieces, cuda.gridsize(1)):
-            b = i // pieces
-            eights(out, _wide(b * block, row, gap), raw, b * block_bytes, i % pieces * 8)
+        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+            step(out, raw, i, row, gap)
 
     return unpack
 
 
-def unpacked(out: Any, raw: Any, dtype: DType, stream: Any, row: int = 1, gap: int = 0) -> Call:
-    """A call that unpacks the blocks of raw (bytes) to out, of float32 or, as uint16, bfloat16."""
+class Thin(NamedTuple):
+    """Where a float32 matrix (rows, row) goes, beside or below unpacked weights.
+
+    Its place in `out` begins at `at`, each row of it `step` after the one before; its rows begin in
+    column `first` of the place. The rest of the place is filled with zeros. Multiples of 8: at,
+    step, n_columns.
+    """
+
+    rows: int
+    row: int
+    at: int
+    step: int
+    n_rows: int
+    n_columns: int
+    first: int = 0
+
+
+@device
+def _number_of(thin, i, j, rows, row):
+    return thin[i * row + j] if i < rows and j >= 0 and j < row else np.float32(0)
+
+
+@device
+def _place_eight(out, thin, e, p):
+    """Eight neighbours of the place of a thin matrix, in bfloat16."""
+    i, column = e // (p.n_columns // 8), e % (p.n_columns // 8) * 8
+    j = column - p.first
+    put_eight_bf16(
+        out, p.at + i * p.step + column,
+        _number_of(thin, i, j, p.rows, p.row), _number_of(thin, i, j + 1, p.rows, p.row),
+        _number_of(thin, i, j + 2, p.rows, p.row), _number_of(thin, i, j + 3, p.rows, p.row),
+        _number_of(thin, i, j + 4, p.rows, p.row), _number_of(thin, i, j + 5, p.rows, p.row),
+        _number_of(thin, i, j + 6, p.rows, p.row), _number_of(thin, i, j + 7, p.rows, p.row),
+    )  # fmt: skip
+
+
+@cache
+def _kernel_beside(step: Any) -> Any:
+    @kernel
+    def unpack_beside(out, raw, n, row, gap, thin, place):
+        n_eights = place.n_rows * (place.n_columns // 8)
+        for i in range(cuda.grid(1), n + n_eights, cuda.gridsize(1)):
+            if i < n:
+                step(out, raw, i, row, gap)
+            else:
+                _place_eight(out, thin, i - n, place)
+
+    return unpack_beside
+
+
+def _step_of(out: Any, raw: Any, dtype: DType, gap: int) -> tuple[Any, int]:
+    """(the step that unpacks raw, how many it takes)."""
     n = raw.size // dtype.block_bytes * dtype.block
     kind = dtype.name, dtype.block, dtype.block_bytes, out.dtype != np.float32
     in_eights = dtype.block > 1 and gap % 8 == 0 and _is_aligned(out, 16)
-    run = _eights_kernel(*kind) if in_eights else None
-    if run is None:
-        return per_element(_one_kernel(*kind), n, stream, out, raw, n, row, gap)
-    return per_element(run, n // dtype.block * (GROUP // 8), stream, out, raw, n, row, gap)
+    step = _eights_step(*kind) if in_eights else None
+    return (_one_step(*kind), n) if step is None else (step, n // dtype.block * _PIECES)
+
+
+def unpacked(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
+    """A call that unpacks the blocks of raw (bytes) to out, of float32 or, as uint16, bfloat16."""
+    step, n = _step_of(out, raw, dtype, 0)
+    return per_element(_kernel(step), n, stream, out, raw, n, 1, 0)
+
+
+def unpacked_beside(
+    out: Any, raw: Any, dtype: DType, stream: Any, row: int, gap: int, thin: Any, place: Thin
+) -> Call:
+    """The same to rows of bfloat16 that are wider by `gap`, and a thin matrix to its place."""
+    step, n = _step_of(out, raw, dtype, gap)
+    n_threads = n + place.n_rows * (place.n_columns // 8)
+    of = out, raw, n, row, gap, thin, place
+    return per_element(_kernel_beside(step), n_threads, stream, *of)
 
 
 @kernel

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cuda.driver import cuda
-from pyggml.backends.cuda.unpack import unpacked
+from pyggml.backends.cuda.unpack import Thin, unpacked, unpacked_beside
 from pyggml.quants import QUANTS, dequantize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*value encountered in:RuntimeWarning")
@@ -31,6 +31,27 @@ def test_every_type_is_unpacked_as_on_the_cpu(name):
         found.view(np.uint32)[is_number], wanted.view(np.uint32)[is_number]
     )
     assert np.isnan(found[~is_number]).all()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "IQ3_S", "F16"])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_thin_matrix_is_placed_beside_weights(name, below):
+    n, row, rank = 5, 512, 4
+    raw, weights = blocks(name, n * row // QUANTS[name].dtype.block)
+    raw, weights = raw[: n * QUANTS[name].dtype.row_bytes(row)], weights.ravel()[: n * row]
+    thin = np.random.default_rng(2).standard_normal((rank, row) if below else (n, rank), np.float32)
+    gap = 0 if below else 24
+    out = cuda.to_device(np.full((n + 8) * (row + gap), 7, np.uint16))
+    beside = Thin(n, rank, row, row + gap, n, gap, 8)
+    place = Thin(rank, row, n * row, row, 8, row) if below else beside
+    of = QUANTS[name].dtype, cuda.default_stream(), row, gap, cuda.to_device(thin.ravel()), place
+    unpacked_beside(out, cuda.to_device(raw), *of)()
+    found = (out.copy_to_host().astype(np.uint32) << 16).view(np.float32).reshape(n + 8, row + gap)
+    is_number = np.isfinite(weights)
+    np.testing.assert_allclose(found[:n, :row].ravel()[is_number], weights[is_number], rtol=0.005)
+    wanted = np.zeros((8, row) if below else (n, gap), np.float32)
+    (wanted[:rank] if below else wanted[:, 8 : 8 + rank])[...] = thin
+    np.testing.assert_allclose(found[n:] if below else found[:n, row:], wanted, rtol=0.005)
 
 
 def test_bfloat16_is_rounded_to_even():

@@ -25,6 +25,7 @@ from pyggml.backends.cuda.attention.scores import (
     seen,
     sizes_of,
 )
+from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.early import begins_early, waiting
 from pyggml.backends.cuda.kernel import Site
@@ -124,19 +125,6 @@ def _sum_of_parts(parts, at, step, shares, n_parts):
     for part in range(n_parts // 4 * 4, n_parts):
         total += parts[at + part * step] * shares[part]
     return total
-
-
-@device
-def _is_last(ticket, tickets, n_parts):
-    """Whether all other blocks of this one's query and heads have written their parts."""
-    cuda.threadfence()
-    cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
-        at = cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y
-        ticket[0] = cuda.atomic.inc(tickets, at, np.uint32(n_parts - 1))
-    cuda.syncthreads()
-    cuda.threadfence()  # before the other blocks' parts are read
-    return ticket[0] == n_parts - 1
 
 
 @device
@@ -256,7 +244,8 @@ def _attend(head_size: int, key_type: str, n_together: int) -> Any:
         cuda.syncthreads()
         for g in range(n_together):
             _put_part(parts, ((row + g) * n_parts + part) * (head_size + 2), sums, ends, g)
-        if _is_last(ticket, tickets, n_parts):
+        of_query = cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y
+        if is_last(ticket, tickets, of_query, n_parts):
             _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes)
 
     return begins_early(attend)

@@ -11,30 +11,32 @@ as in wide.py. All matrices are BF16.
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, launch
+from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.lora.operands import eights, in_words, quick_sigmoid
 from pyggml.backends.cuda.lora.wide import (
     COLUMNS,
     ROWS,
     TILE,
-    add_tiles,
-    added_up,
+    add_up,
+    adder,
     clear_tiles,
     columns,
     hold,
     n_parts,
     n_warps,
-    placed,
     put_held,
+    tickets_of,
+    tiles_of,
     total_tiles,
+    width,
 )
 from pyggml.call import Call
 from pyggml.dtypes import F32
@@ -67,14 +69,15 @@ def _eight_gradients(gate, up, dy):
 
 @cache
 def _kernel(tiles_of_gate: int, tiles_of_up: int, warps: int) -> Any:
-    load = eights(True)
+    load, add_tiles = eights(True), adder(in_rows=False)
     n_gate, n_up = tiles_of_gate * TILE, tiles_of_up * TILE
     most = max(n_gate, n_up)
     of_parts, of_gate, of_up = (warps, ROWS * most), (tiles_of_gate, 4), (tiles_of_up, 4)
 
     @kernel
-    def gradients(d_gate, d_up, h, sums, more, gate, up, dy, b_gate, b_up, m, k):
+    def gradients(d_gate, d_up, h, sums, more, tickets, gate, up, dy, b_gate, b_up, m, k, steps):
         parts = cuda.shared.array(of_parts, np.float32)
+        ticket = cuda.shared.array(1, np.uint32)
         sums_of_gate = cuda.local.array(of_gate, np.float32)
         sums_of_up = cuda.local.array(of_up, np.float32)
         words = cuda.local.array((3, 8), np.uint32)
@@ -93,17 +96,20 @@ def _kernel(tiles_of_gate: int, tiles_of_up: int, warps: int) -> Any:
                 hold(words, 0, half, found[0], inside)
                 hold(words, 1, half, found[1], inside)
                 hold(words, 2, half, found[2], inside)
-            add_tiles(sums_of_gate, words, 0, b_gate, tiles_of_gate, k, column)
-            add_tiles(sums_of_up, words, 1, b_up, tiles_of_up, k, column)
+            add_tiles(sums_of_gate, words, 0, b_gate, tiles_of_gate, column)
+            add_tiles(sums_of_up, words, 1, b_up, tiles_of_up, column)
             for half in range(2):
                 row = first + group + 8 * half
                 if row < m and start + mine < k:
-                    put_held(d_gate, row * (k + n_gate) + column, words, 0, half)
-                    put_held(d_up, row * (k + n_up) + column, words, 1, half)
+                    put_held(d_gate, row * steps[0] + column, words, 0, half)
+                    put_held(d_up, row * steps[1] + column, words, 1, half)
                     put_held(h, row * k + column, words, 2, half)
         total_tiles(sums, parts, sums_of_gate, tiles_of_gate, warps, first, m)
         cuda.syncthreads()
         total_tiles(more, parts, sums_of_up, tiles_of_up, warps, first, m)
+        if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
+            add_up(d_gate, d_gate, False, sums, first, m, n_gate, k, steps[0])
+            add_up(d_up, d_up, False, more, first, m, n_up, k, steps[1])
 
     return gradients
 
@@ -115,11 +121,10 @@ def _widths(node: Tensor) -> tuple[int, int]:
 
 
 def _parts(node: Tensor) -> list[int]:
-    """Bytes of the factors of gate and up in bfloat16, and of their products in all blocks."""
+    """Bytes of the products of all blocks with the factors of gate and of up."""
     (m, k), widths = node.src[0].shape, _widths(node)
     blocks = n_parts(m, sum(widths), k)
-    factors = [round_up(2 * n * k, _LINE) for n in widths]
-    return factors + [round_up(F32.block_bytes * blocks * m * n, _LINE) for n in widths]
+    return [round_up(F32.block_bytes * blocks * m * n, _LINE) for n in widths]
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
@@ -128,23 +133,21 @@ def _scratch(node: Tensor, compute: Compute) -> int:
 
 def _bind(site: Site) -> Call:
     (m, k), widths = site.node.src[0].shape, _widths(site.node)
-    ends = np.cumsum([0, *_parts(site.node)])
-    pieces = [site.scratch[a:b] for a, b in pairwise(ends)]
-    factors = [piece.view(np.uint16) for piece in pieces[:2]]
-    products = [piece.view(np.float32) for piece in pieces[2:]]
-    calls, both = [], zip(factors, site.src[3:], site.node.src[3:], widths, strict=True)
-    for (to, b, t, n), scale in zip(both, site.node.params["scales"], strict=True):
-        rank = t.shape[1]
-        sizes = (k, n, 0, rank)
-        calls.append(placed(to, b, sizes, (1, k), (rank, 1), site.stream, scale))
+    middle = _parts(site.node)[0]
+    products = [p.view(np.float32) for p in (site.scratch[:middle], site.scratch[middle:])]
+    factors = [
+        tiles_of([b], [t.shape[1]], [scale], (1, t.shape[1]))
+        for b, t, scale in zip(
+            site.src[3:], site.node.src[3:], site.node.params["scales"], strict=True
+        )
+    ]
     warps, blocks = n_warps(sum(widths)), n_parts(m, sum(widths), k)
     run = _kernel(widths[0] // TILE, widths[1] // TILE, warps)
-    d_up, h = site.saved
-    arrays = (site.out, d_up, h, *products, *site.src[:3], *factors, m, k)
-    calls.append(launch(run, (-(-m // ROWS), blocks), 32 * warps, site.stream, *arrays))
-    for d, product, n in zip((site.out, d_up), products, widths, strict=True):
-        calls.append(added_up(d, product, (m, n, k, blocks), site.stream))
-    return in_turn(*calls)
+    steps = tuple(width(k + n) for n in widths)
+    return launch(
+        run, (-(-m // ROWS), blocks), 32 * warps, site.stream, site.out, *site.saved, *products,
+        tickets_of(site, m), *site.src[:3], *factors, m, k, steps,
+    )  # fmt: skip
 
 
 GRADIENTS = Kernel(_bind, scratch=_scratch)

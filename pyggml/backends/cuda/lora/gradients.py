@@ -15,7 +15,6 @@ from pyggml.backends.cuda.lora.operands import (
     rounded_formula,
     types_of,
 )
-from pyggml.backends.cuda.lora.wide import columns
 from pyggml.backends.cuda.products import declare_summed
 from pyggml.call import Call
 from pyggml.tensors import Tensor
@@ -37,7 +36,7 @@ def _shared_of_a(node: Tensor, compute: Compute) -> tuple[int, str]:
 
 def _of_a(site: Site, accumulate: bool = False) -> Call:
     """dA = vᵀ·x, v the further columns of D."""
-    (rank, k), (m, width) = site.node.shape, site.node.src[0].shape
+    (rank, k), (m, step) = site.node.shape, site.node.src[0].shape
     operands, x, calls = site.node.src[1:], site.src[1], []
     if not is_ready(operands, site.node):
         memory = site.scratch if site.shared is None else site.shared
@@ -45,17 +44,17 @@ def _of_a(site: Site, accumulate: bool = False) -> Call:
         if site.shared is None or site.fills_shared:
             kind = formula_of(site.node), types_of(operands)
             calls.append(rounded_formula(x, site.src[1:], *kind, site.stream))
-    v = site.src[0][width - columns(rank) :]
-    of_v, of_x = (False, width), (False, k)
+    v = site.src[0][site.node.params["first"] :]
+    of_v, of_x = (False, step), (False, k)
     product = multiply(site.stream, (rank, k, m), v, of_v, x, of_x, site.out, k, accumulate)
     return in_turn(*calls, product)
 
 
 def _of_b(site: Site, accumulate: bool = False) -> Call:
     """dB = dyᵀ·u, dy the first columns of D."""
-    (n, rank), (m, width) = site.node.shape, site.node.src[1].shape
+    (n, rank), (m, step) = site.node.shape, site.node.src[1].shape
     n_columns, u = site.node.src[0].shape[1], site.src[0][site.node.params["first"] :]
-    of_d, of_u = (False, width), (False, n_columns)
+    of_d, of_u = (False, step), (False, n_columns)
     sizes = (n, rank, m)
     return multiply(site.stream, sizes, site.src[1], of_d, u, of_u, site.out, rank, accumulate)
 

@@ -72,7 +72,9 @@ class _Joiner:
         if place == 1:
             return self._made(of_gate).saved[0]
         if place == 2:
-            return gradient_of_a(self._made(t.src[0]), self._made(of_gate).saved[1], t.shape[0])
+            return gradient_of_a(
+                self._made(t.src[0]), self._made(of_gate).saved[1], t.params["first"], t.shape[0]
+            )
         src = tuple(self._made(s) for s in t.src)
         return t if src == t.src else t.reading(src)
 

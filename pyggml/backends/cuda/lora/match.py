@@ -250,8 +250,8 @@ class _Writer:
             self._steps.append(self._wide_gradients[p])
         d = self._wide_gradients[p]
         if t is p.back.db:
-            return gradient_of_b(self._wide[p.x].saved[0], d, self._first(p), p.rank)
+            return gradient_of_b(self._wide[p.x].saved[0], d, self._first(p), p.b.shape)
         if t is p.back.da:
-            return gradient_of_a(d, self._now(p.back.x), p.rank)
+            return gradient_of_a(d, self._now(p.back.x), *p.b.shape)
         to = None if p.back.to is None else self._now(p.back.to)
         return wide_back(to, p.w, d, p.a)

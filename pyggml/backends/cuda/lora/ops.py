@@ -29,17 +29,20 @@ _GRADIENT_OF_B = _own("gradient_of_b", gradients.OF_B)
 
 
 def wide_rows(x: Tensor, factors: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
-    """X: x (M, K) and A of each product (r, K) -> BF16 (M, K + columns); saved: the columns."""
+    """X: x (M, K) and A of each product (r, K) -> BF16 (M, K + columns); saved: the columns.
+
+    Wide rows end with some numbers that nothing writes or reads (`wide.width`).
+    """
     (m, k), n = x.shape, sum(columns(a.shape[0]) for a in factors)
     params = {"scales": tuple(scales)}
-    node = Tensor((m, k + n), BF16, _WIDE_ROWS, (x, *factors), params)
+    node = Tensor((m, wide.width(k + n)), BF16, _WIDE_ROWS, (x, *factors), params)
     node.saved = (Tensor((m, n), BF16, SAVED, (node,)),)
     return node
 
 
 def wide_gradient(dy: Tensor, b: Tensor, scale: float) -> Tensor:
     """D: dy (M, N), B (N, r) -> BF16 (M, N + columns)."""
-    shape = dy.shape[0], dy.shape[1] + columns(b.shape[1])
+    shape = dy.shape[0], wide.width(dy.shape[1] + columns(b.shape[1]))
     return Tensor(shape, BF16, _WIDE_GRADIENT, (dy, b), {"scales": (scale,)})
 
 
@@ -49,7 +52,7 @@ def gated_gradients(
     """D of gate: gate, up and dy (M, N), B of gate and of up (N, r) -> BF16 (M, N + columns);
     saved: D of up, and swiglu(gate, up) (M, N), both BF16."""
     m, n = operands[0].shape
-    widths = [n + columns(b.shape[1]) for b in factors]
+    widths = [wide.width(n + columns(b.shape[1])) for b in factors]
     params = {"scales": tuple(scales)}
     node = Tensor((m, widths[0]), BF16, _GATED_GRADIENTS, (*operands, *factors), params)
     node.saved = tuple(Tensor((m, w), BF16, SAVED, (node,)) for w in (widths[1], n))
@@ -67,7 +70,8 @@ def absorbing(node: Tensor, formula: str, operands: Sequence[Tensor], at: int) -
 def wide_product(w: Tensor, x: Tensor, b: Tensor, first: int) -> Tensor:
     """y: W (N, K), X, B (N, r), X's further column of u's first -> (M, N)."""
     shape = x.shape[0], w.shape[0]
-    return Tensor(shape, F32, _WIDE_PRODUCT, (w, x, b), {"first": first})
+    params = {"first": first, "columns": x.saved[0].shape[1]}
+    return Tensor(shape, F32, _WIDE_PRODUCT, (w, x, b), params)
 
 
 def wide_back(to: Tensor | None, w: Tensor, d: Tensor, a: Tensor) -> Tensor:
@@ -78,12 +82,11 @@ def wide_back(to: Tensor | None, w: Tensor, d: Tensor, a: Tensor) -> Tensor:
     return Tensor(shape, F32, _WIDE_BACK_ADD, (to, w, d, a))
 
 
-def gradient_of_a(d: Tensor, x: Tensor, rank: int) -> Tensor:
-    """dA: D, x (M, K) -> (r, K)."""
-    return Tensor((rank, x.shape[1]), F32, _GRADIENT_OF_A, (d, x))
+def gradient_of_a(d: Tensor, x: Tensor, first: int, rank: int) -> Tensor:
+    """dA: D, whose further columns begin at `first`, x (M, K) -> (r, K)."""
+    return Tensor((rank, x.shape[1]), F32, _GRADIENT_OF_A, (d, x), {"first": first})
 
 
-def gradient_of_b(u: Tensor, d: Tensor, first: int, rank: int) -> Tensor:
+def gradient_of_b(u: Tensor, d: Tensor, first: int, shape: tuple[int, ...]) -> Tensor:
     """dB: the further columns of X, D -> (N, r)."""
-    shape = d.shape[1] - columns(rank), rank
     return Tensor(shape, F32, _GRADIENT_OF_B, (u, d), {"first": first})

@@ -7,9 +7,9 @@ import numpy as np
 from pyggml.backends.cuda.gemm.cublas import multiply
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
-from pyggml.backends.cuda.lora.wide import columns, placed
+from pyggml.backends.cuda.lora.wide import columns
 from pyggml.backends.cuda.products import adding
-from pyggml.backends.cuda.unpack import unpacked
+from pyggml.backends.cuda.unpack import Thin, unpacked_beside
 from pyggml.call import Call
 from pyggml.tensors import Tensor
 
@@ -22,40 +22,36 @@ def _forward_scratch(node: Tensor, compute: Compute) -> int:
 def _forward(site: Site) -> Call:
     """y = X·[W | 0 … B … 0]ᵀ."""
     w, x, b = site.node.src
-    (n, k), (m, width), rank = w.shape, x.shape, b.shape[1]
-    right = site.scratch[: 2 * n * width].view(np.uint16)
-    sizes = (n, width - k, site.node.params["first"], rank)
-    forms = (True, width), (True, width)
-    packed = site.src[0].view(np.uint8)
+    (n, k), (m, step), rank = w.shape, x.shape, b.shape[1]
+    first, n_columns = site.node.params["first"], site.node.params["columns"]
+    right = site.scratch[: 2 * n * step].view(np.uint16)
+    place = Thin(n, rank, k, step, n, n_columns, first)
+    packed, form = site.src[0].view(np.uint8), (True, step)
+    sizes = m, n, k + n_columns
     return in_turn(
-        unpacked(right, packed, w.dtype, site.stream, k, width - k),
-        placed(right[k:], site.src[2], sizes, (width, 1), (rank, 1), site.stream),
-        multiply(
-            site.stream, (m, n, width), site.src[1], forms[0], right, forms[1], site.out, n, False
-        ),
+        unpacked_beside(right, packed, w.dtype, site.stream, k, step - k, site.src[2], place),
+        multiply(site.stream, sizes, site.src[1], form, right, form, site.out, n, False),
     )
 
 
 def _back_scratch(node: Tensor, compute: Compute) -> int:
-    w, d, _ = node.src[-3:]
-    return 2 * d.shape[1] * w.shape[1]
+    w, _, a = node.src[-3:]
+    return 2 * (w.shape[0] + columns(a.shape[0])) * w.shape[1]
 
 
 def _back_product(site: Site, accumulate: bool) -> Call:
     """dx (+)= D·[W ; A]."""
     w, d, a = site.node.src[-3:]
     packed, left, thin = site.src[-3:]
-    (n, k), (m, width), rank = w.shape, d.shape, a.shape[0]
-    right = site.scratch[: 2 * width * k].view(np.uint16)
-    sizes = (k, columns(rank), 0, rank)
+    (n, k), (m, step), rank = w.shape, d.shape, a.shape[0]
+    n_rows = n + columns(rank)
+    right = site.scratch[: 2 * n_rows * k].view(np.uint16)
+    place, packed = Thin(rank, k, n * k, k, columns(rank), k), packed.view(np.uint8)
+    sizes, of_d, of_w = (m, k, n_rows), (True, step), (False, k)
     return in_turn(
-        unpacked(right[: n * k], packed.view(np.uint8), w.dtype, site.stream),
-        placed(right[n * k :], thin, sizes, (1, k), (1, k), site.stream),
-        multiply(
-            site.stream, (m, k, width), left, (True, width), right, (False, k), site.out, k,
-            accumulate,
-        ),
-    )  # fmt: skip
+        unpacked_beside(right, packed, w.dtype, site.stream, 1, 0, thin, place),
+        multiply(site.stream, sizes, left, of_d, right, of_w, site.out, k, accumulate),
+    )
 
 
 def _back(site: Site) -> Call:

@@ -2,21 +2,26 @@
 
 Both need every number once, so one kernel reads the matrix once. The matrix may be a formula of
 others (operands.py), which then never exists in float32. A block takes 16 rows, and its warps share
-their columns; where rows are few, so do several blocks. Columns are multiplied in another order
-than they lie in, the same for both factors: so a lane's eight numbers are neighbours.
+their columns; where rows are few, so do several blocks, and the last of them to end adds up what
+all have found. Columns are multiplied in another order than they lie in, the same for both factors:
+so a lane's eight numbers are neighbours. Rows begin at whole cache lines: cuBLAS reads them faster.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.formulas import ZERO
+from pyggml.backends.cuda.fours import in_fours, load_four
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, launch, per_element
+from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.lora.operands import (
     Types,
     formula_of,
@@ -25,7 +30,6 @@ from pyggml.backends.cuda.lora.operands import (
     three,
     types_of,
 )
-from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.sizes import round_up
@@ -37,7 +41,7 @@ TILE = 8  # columns of a tensor core's result
 COLUMNS = 32  # of x, eight to a lane
 _STEPS = 2  # of 32 numbers, whose loads are under way at the same time
 _BLOCKS = 2112  # that fill a large card several times: the last ones to end cost little
-_LINE = 64
+_LINE = 64  # numbers of a cache line of bfloat16
 
 
 def columns(rank: int) -> int:
@@ -45,23 +49,54 @@ def columns(rank: int) -> int:
     return round_up(rank, TILE)
 
 
-@kernel
-def _place(out, x, n_rows, n, first, rank, out_steps, x_steps, scale):
-    """out (n_rows, n) = scale · x (n_rows, rank) from column `first` on, zeros beside, in BF16."""
-    for e in range(cuda.grid(1), n_rows * n, cuda.gridsize(1)):
-        i, j = e // n, e % n
-        inside = first <= j and j < first + rank
-        number = x[i * x_steps[0] + (j - first) * x_steps[1]] if inside else np.float32(0)
-        out[i * out_steps[0] + j * out_steps[1]] = bf16_bits(scale * number)
+def width(n_columns: int) -> int:
+    """Numbers from one wide row to the next. What lies after the columns is not written."""
+    return round_up(n_columns, _LINE)
 
 
-def placed(
-    out: Any, x: Any, sizes: tuple[int, int, int, int], out_steps: tuple[int, int],
-    x_steps: tuple[int, int], stream: Any, scale: float = 1.0,
-) -> Call:  # fmt: skip
-    """A call of `_place`; sizes: n_rows, n, first, rank."""
-    n = sizes[0] * sizes[1]
-    return per_element(_place, n, stream, out, x, *sizes, out_steps, x_steps, np.float32(scale))
+class Tiles(NamedTuple):
+    """Thin factors (r, K), 8 rows after 8 rows: where they begin, how many rows are left, and what
+    each of their numbers is multiplied with."""
+
+    arrays: tuple[Any, ...]
+    ranks: tuple[int, ...]
+    scales: tuple[Any, ...]
+    steps: tuple[int, int]  # from row to row, and from number to number
+
+
+def tiles_of(
+    factors: Sequence[Any], ranks: Sequence[int], scales: Sequence[float], steps: tuple[int, int]
+) -> Tiles:
+    found = [
+        (factor[first * steps[0] :], rank - first, np.float32(scale))
+        for factor, rank, scale in zip(factors, ranks, scales, strict=True)
+        for first in range(0, rank, TILE)
+    ]
+    arrays, left, of_each = zip(*found, strict=True)
+    return Tiles(arrays, left, of_each, steps)
+
+
+@device
+def _from_rows(factor, i, column, steps, scale):
+    """Numbers `column` … of row i, times scale, as four words of bfloat16."""
+    a, b, c, d = load_four(factor, i * steps[0] + column)
+    e, f, g, h = load_four(factor, i * steps[0] + column + 4)
+    return (
+        ptx.two_bf16(scale * a, scale * b), ptx.two_bf16(scale * c, scale * d),
+        ptx.two_bf16(scale * e, scale * f), ptx.two_bf16(scale * g, scale * h),
+    )  # fmt: skip
+
+
+@device
+def _from_columns(factor, i, column, steps, scale):
+    """The same where a row's numbers lie apart."""
+    at, apart = i * steps[0] + column * steps[1], steps[1]
+    return (
+        ptx.two_bf16(scale * factor[at], scale * factor[at + apart]),
+        ptx.two_bf16(scale * factor[at + 2 * apart], scale * factor[at + 3 * apart]),
+        ptx.two_bf16(scale * factor[at + 4 * apart], scale * factor[at + 5 * apart]),
+        ptx.two_bf16(scale * factor[at + 6 * apart], scale * factor[at + 7 * apart]),
+    )
 
 
 @device
@@ -82,25 +117,34 @@ def put_held(out, at, words, i, half):
     )
 
 
-@device
-def add_tiles(sums, words, i, factor, n_tiles, k, column):
-    """sums (n_tiles, 4) += 32 columns of the held rows · factor (8·n_tiles, k)ᵀ."""
-    group = (cuda.threadIdx.x & 31) >> 2
-    left = words[i, 0], words[i, 1], words[i, 2], words[i, 3]
-    more = words[i, 4], words[i, 5], words[i, 6], words[i, 7]
-    for tile in range(n_tiles):
-        b = ptx.load_words(factor, 2 * (np.int64(tile * TILE + group) * k + column))
-        of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
-        of = ptx.multiply_tile(of, left, b[0], b[1])
-        of = ptx.multiply_tile(of, more, b[2], b[3])
-        sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+@cache
+def adder(in_rows: bool) -> Any:
+    """add(sums, words, i, tiles, n_tiles, column): sums (n_tiles, 4) += 32 columns of the held rows
+    times those of the factors, transposed. in_rows: whether a factor's rows are whole in memory"""
+    load = _from_rows if in_rows else _from_columns
+
+    @device
+    def add_tiles(sums, words, i, tiles, n_tiles, column):
+        group = (cuda.threadIdx.x & 31) >> 2
+        left = words[i, 0], words[i, 1], words[i, 2], words[i, 3]
+        more = words[i, 4], words[i, 5], words[i, 6], words[i, 7]
+        for tile in range(n_tiles):
+            rank = tiles.ranks[tile]
+            scale = tiles.scales[tile] if group < rank else ZERO
+            b = load(tiles.arrays[tile], min(group, rank - 1), column, tiles.steps, scale)
+            of = (sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3])
+            of = ptx.multiply_tile(of, left, b[0], b[1])
+            of = ptx.multiply_tile(of, more, b[2], b[3])
+            sums[tile, 0], sums[tile, 1], sums[tile, 2], sums[tile, 3] = of
+
+    return add_tiles
 
 
 @device
 def clear_tiles(sums, n_tiles):
     for tile in range(n_tiles):
         for e in range(4):
-            sums[tile, e] = np.float32(0)
+            sums[tile, e] = ZERO
 
 
 @device
@@ -114,22 +158,39 @@ def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
             parts[warp, row * n + column] = sums[tile, e]
     cuda.syncthreads()
     for e in range(cuda.threadIdx.x, ROWS * n, cuda.blockDim.x):
-        total = np.float32(0)
+        total = ZERO
         for other in range(n_warps):
             total += parts[other, e]
         if first + e // n < m:
             products[cuda.blockIdx.y * m * n + first * n + e] = total
 
 
+@device
+def add_up(out, kept, keeps, products, first, m, n, k, step):
+    """The n columns from k on of 16 rows of out, from the products of all blocks that share the
+    rows; kept (m, n) is a copy."""
+    for e in range(cuda.threadIdx.x, ROWS * n // 4, cuda.blockDim.x):
+        row, column = first + 4 * e // n, 4 * e % n
+        if row < m:
+            at, a, b, c, d = row * n + column, ZERO, ZERO, ZERO, ZERO
+            for part in range(cuda.gridDim.y):
+                more = load_four(products, part * m * n + at)
+                a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
+            ptx.put_four_bf16(out, row * step + k + column, a, b, c, d)
+            if keeps:
+                ptx.put_four_bf16(kept, at, a, b, c, d)
+
+
 @cache
-def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types) -> Any:
-    load = loader_of(formula, types)
-    n, width = n_tiles * TILE, COLUMNS * _STEPS
+def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: bool) -> Any:
+    load, add_tiles = loader_of(formula, types), adder(in_rows)
+    n, together = n_tiles * TILE, COLUMNS * _STEPS
     of_parts, of_sums, of_words = (n_warps, ROWS * n), (n_tiles, 4), (_STEPS, 8)
 
     @kernel
-    def widen(out, products, x, y, z, factor, m, k):
+    def widen(out, kept, keeps, products, tickets, x, y, z, tiles, m, k, out_step):
         parts = cuda.shared.array(of_parts, np.float32)
+        ticket = cuda.shared.array(1, np.uint32)
         sums = cuda.local.array(of_sums, np.float32)
         words = cuda.local.array(of_words, np.uint32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
@@ -137,7 +198,7 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types) -> Any:
         first = np.int64(cuda.blockIdx.x) * ROWS
         clear_tiles(sums, n_tiles)
         begin, apart = cuda.blockIdx.y * n_warps + warp, cuda.gridDim.y * n_warps
-        for start in range(width * begin, k, width * apart):
+        for start in range(together * begin, k, together * apart):
             for step in range(_STEPS):  # without branches, so that all loads come first
                 column = min(start + COLUMNS * step + mine, k - 8)
                 is_inside = start + COLUMNS * step + mine < k
@@ -147,40 +208,18 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types) -> Any:
                     hold(words, step, half, in_words(load(x, y, z, row * k + column)), inside)
             for step in range(_STEPS):
                 column = min(start + COLUMNS * step + mine, k - 8)
-                add_tiles(sums, words, step, factor, n_tiles, k, column)
+                add_tiles(sums, words, step, tiles, n_tiles, column)
             for step in range(_STEPS):
                 column = start + COLUMNS * step + mine
                 for half in range(2):
                     row = first + group + 8 * half
                     if row < m and column < k:
-                        put_held(out, row * (k + n) + column, words, step, half)
+                        put_held(out, row * out_step + column, words, step, half)
         total_tiles(products, parts, sums, n_tiles, n_warps, first, m)
+        if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
+            add_up(out, kept, keeps, products, first, m, n, k, out_step)
 
     return widen
-
-
-@kernel
-def _add_up(out, kept, products, m, n, k, n_parts, keeps):
-    """The further columns of out (m, k + n) from the products of all blocks; kept is a copy."""
-    for e in range(cuda.grid(1), m * n, cuda.gridsize(1)):
-        total = np.float32(0)
-        for part in range(n_parts):
-            total += products[part * m * n + e]
-        out[e // n * (k + n) + k + e % n] = bf16_bits(total)
-        if keeps:
-            kept[e] = bf16_bits(total)
-
-
-def added_up(
-    out: Any, products: Any, sizes: tuple[int, int, int, int], stream: Any, kept: Any = None
-) -> Call:
-    """A call of `_add_up`; sizes: m, n, k, n_parts."""
-    copy, keeps = (out, False) if kept is None else (kept, True)
-    return per_element(_add_up, sizes[0] * sizes[1], stream, out, copy, products, *sizes, keeps)
-
-
-def _columns_of(node: Tensor) -> int:
-    return node.shape[1] - node.src[0].shape[1]
 
 
 def n_warps(n: int) -> int:
@@ -194,38 +233,54 @@ def n_parts(m: int, n: int, k: int) -> int:
     return max(1, min(most, _BLOCKS // -(-m // ROWS)))
 
 
-def _parts(node: Tensor) -> tuple[int, int]:
-    """Bytes of all thin factors in bfloat16 (columns, K), and of the products of all blocks."""
-    (m, k), n = node.src[0].shape, _columns_of(node)
-    return round_up(2 * n * k, _LINE), F32.block_bytes * n_parts(m, n, k) * m * n
+def tickets_of(site: Site, m: int) -> Any:
+    """For each 16 rows, what tells the last block to end: 0 between launches."""
+    return site.constant(np.zeros(-(-m // ROWS), np.uint32))
 
 
-def _scratch(node: Tensor, compute: Compute) -> int:
-    return sum(_parts(node))
+def _factors(node: Tensor) -> tuple[Tensor, ...]:
+    """The thin factors, the last sources."""
+    return node.src[-len(node.params["scales"]) :]
 
 
-def _bind(site: Site, factors_in_rows: bool) -> Call:
-    """factors_in_rows: whether a thin factor is (r, K), not (K, r)."""
-    (m, k), n, at = site.node.src[0].shape, _columns_of(site.node), 0
-    stacked, calls = site.scratch[: 2 * n * k].view(np.uint16), []
-    scales = site.node.params["scales"]
-    n_operands = len(site.src) - len(scales)
-    sources = zip(site.src[n_operands:], site.node.src[n_operands:], scales, strict=True)
-    for factor, t, scale in sources:
-        rank = t.shape[0] if factors_in_rows else t.shape[1]
-        steps = (1, k) if factors_in_rows else (rank, 1)
-        sizes, to = (k, columns(rank), 0, rank), stacked[at * k : (at + columns(rank)) * k]
-        calls.append(placed(to, factor, sizes, (1, k), steps, site.stream, scale))
-        at += columns(rank)
-    kind = formula_of(site.node), types_of(site.node.src[:n_operands])
-    products = site.scratch[_parts(site.node)[0] :].view(np.float32)
-    warps, parts = n_warps(n), n_parts(m, n, k)
-    grid, run = (-(-m // ROWS), parts), _kernel(n // TILE, warps, *kind)
-    of = site.out, products, *three(site.src[:n_operands]), stacked, m, k
-    calls.append(launch(run, grid, 32 * warps, site.stream, *of))
-    kept = site.saved[0] if site.saved else None
-    return in_turn(*calls, added_up(site.out, products, (m, n, k, parts), site.stream, kept))
+def _scratch(node: Tensor, n: int) -> int:
+    """The products of all blocks, with n columns."""
+    m, k = node.src[0].shape
+    return F32.block_bytes * n_parts(m, n, k) * m * n
 
 
-OF_ROWS = Kernel(lambda site: _bind(site, True), scratch=_scratch)
-OF_GRADIENT = Kernel(lambda site: _bind(site, False), scratch=_scratch)
+def _scratch_of_rows(node: Tensor, compute: Compute) -> int:
+    return _scratch(node, sum(columns(a.shape[0]) for a in _factors(node)))
+
+
+def _scratch_of_gradient(node: Tensor, compute: Compute) -> int:
+    return _scratch(node, sum(columns(b.shape[1]) for b in _factors(node)))
+
+
+def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: bool) -> Call:
+    node, ((m, k), n) = site.node, (site.node.src[0].shape, sum(map(columns, ranks)))
+    operands = len(node.src) - len(ranks)
+    kind = formula_of(node), types_of(node.src[:operands])
+    kept, keeps = (*site.saved, site.out)[0], bool(site.saved)
+    warps, grid = n_warps(n), (-(-m // ROWS), n_parts(m, n, k))
+    tiles = tiles_of(site.src[operands:], ranks, node.params["scales"], steps)
+    return launch(
+        _kernel(n // TILE, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out, kept,
+        keeps, site.scratch.view(np.float32), tickets_of(site, m), *three(site.src[:operands]),
+        tiles, m, k, node.shape[1],
+    )  # fmt: skip
+
+
+def _bind_rows(site: Site) -> Call:
+    k, factors = site.node.src[0].shape[1], _factors(site.node)
+    in_rows = all(in_fours(a) for a in site.src[-len(factors) :])
+    return _bind(site, [a.shape[0] for a in factors], (k, 1), in_rows)
+
+
+def _bind_gradient(site: Site) -> Call:
+    (b,) = _factors(site.node)
+    return _bind(site, [b.shape[1]], (1, b.shape[1]), in_rows=False)
+
+
+OF_ROWS = Kernel(_bind_rows, scratch=_scratch_of_rows)
+OF_GRADIENT = Kernel(_bind_gradient, scratch=_scratch_of_gradient)
