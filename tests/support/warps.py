@@ -5,6 +5,7 @@ Each thread of a block is a Python thread. The 32 lanes of a warp meet at a barr
 bring, and read what the others brought.
 """
 
+import sys
 import threading
 from collections import defaultdict
 
@@ -112,6 +113,14 @@ def _shfl_xor_sync(self, mask, value, step):
     return _exchanged(value)[(_me() % LANES) ^ step]
 
 
+def _shared_array(self, shape, dtype, alignment=None):
+    """The simulator's own takes no alignment. One array for each line of a block's kernel."""
+    caller = sys._getframe(1)
+    with _LOCK:
+        place = caller.f_code, caller.f_lineno
+        return self._allocations.setdefault(place, np.empty(shape, dtype))
+
+
 def _nothing():
     pass
 
@@ -138,10 +147,5 @@ def as_instructions(monkeypatch):
     }
     for name, twin in twins.items():
         monkeypatch.setattr(ptx, name, twin, raising=False)
-    array = FakeCUDAShared.array
-
-    def anywhere(self, shape, dtype, alignment=None):
-        return array(self, shape, dtype)
-
-    monkeypatch.setattr(FakeCUDAShared, "array", anywhere)
+    monkeypatch.setattr(FakeCUDAShared, "array", _shared_array)
     monkeypatch.setattr(FakeCUDAModule, "shfl_xor_sync", _shfl_xor_sync, raising=False)
