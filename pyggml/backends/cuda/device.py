@@ -19,6 +19,7 @@ from pyggml.backends.cuda.driver import (
     is_failure,
     make_current,
     ran_out,
+    shared_cell,
 )
 from pyggml.backends.cuda.early import begin_early
 from pyggml.backends.cuda.fusion import fused
@@ -54,8 +55,8 @@ class CudaBackend(Backend):
         with self._working():
             self.stream = cuda.stream()
             self._transfers = Transfers(self.stream)
-            self._faults = Faults(cuda.to_device(np.zeros(1, np.int32)))
-            self._cell = Bytes(self._faults.cell.view(np.uint8))
+            cell, self._fault = shared_cell()
+            self._faults = Faults(cell)
 
     def unsupported(self, node: Tensor) -> str | None:
         found = self._known(node)
@@ -95,15 +96,14 @@ class CudaBackend(Backend):
     def begin_read(self, tensor: Tensor) -> Callable[[], np.ndarray]:
         """As Backend.begin_read. The function raises PyggmlError as `read` does."""
         with self._working():
-            arrive = self._transfers.to_host(self._bytes(tensor), self._cell)
-        return partial(self._arrived, tensor, arrive)
+            return partial(self._arrived, tensor, self._transfers.to_host(self._bytes(tensor)))
 
-    def _arrived(self, tensor: Tensor, arrive: Callable[[], Sequence[np.ndarray]]) -> np.ndarray:
+    def _arrived(self, tensor: Tensor, arrive: Callable[[], np.ndarray]) -> np.ndarray:
         with self._working():
-            spanned, cell = arrive()
-            if fault := int(cell.view(np.int32)[0]):
-                self._transfers.to_card(self._cell, np.zeros(1, np.int32))
-                raise PyggmlError(self._faults.sentence(fault))
+            spanned = arrive()
+        if fault := int(self._fault[0]):
+            self._fault[0] = 0
+            raise PyggmlError(self._faults.sentence(fault))
         return np.asarray(seen(tensor, spanned), order="C")
 
     def write(self, tensor: Tensor, values: np.ndarray) -> None:
@@ -112,7 +112,7 @@ class CudaBackend(Backend):
             if tensor.is_contiguous:
                 spanned = np.asarray(values, tensor.dtype.numpy, order="C")
             else:  # what lies in the gaps stays
-                (spanned,) = self._transfers.to_host(target)()
+                spanned = self._transfers.to_host(target)()
                 seen(tensor, spanned)[...] = values
             self._transfers.to_card(target, spanned)
 

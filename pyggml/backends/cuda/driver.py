@@ -42,6 +42,7 @@ __all__ = [
     "kernel",
     "make_current",
     "ran_out",
+    "shared_cell",
     "versions",
 ]
 
@@ -117,6 +118,14 @@ def make_current(index: int) -> None:
     """
     if not SIMULATED:
         driver.cuCtxSetCurrent(_context(index))
+
+
+def shared_cell() -> tuple[Any, np.ndarray]:
+    """One int32, 0, in the host's memory: as kernels get it, and as the host sees it."""
+    cell = cuda.mapped_array(1, np.int32)
+    seen = cell._ary if SIMULATED else np.asarray(cell)
+    seen[0] = 0
+    return cell, seen
 
 
 class Captured:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, address, cuda, driver
-from pyggml.sizes import round_up
 
-_LINE, _LEAST = 64, 4 << 10
+_LEAST = 4 << 10
 _MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory
 
 
@@ -58,30 +56,25 @@ class Transfers:
             start = values.ctypes.data
             driver.cuMemcpyHtoDAsync(target.address, start, target.n, self._stream.handle)
 
-    def to_host(self, *sources: Bytes) -> Callable[[], Sequence[np.ndarray]]:
-        """Begin to copy; the function waits for the copies, uint8, and returns them."""
-        *starts, end = accumulate((round_up(s.n, _LINE) for s in sources), initial=0)
-        piece = self._piece(max(_LEAST, end))
-        memory = np.empty(end, np.uint8) if piece is None else self._lent(piece)
-        copies = [memory[i : i + s.n] for i, s in zip(starts, sources, strict=True)]
-        for source, copy in zip(sources, copies, strict=True):
-            self._send(source, copy)
+    def to_host(self, source: Bytes) -> Callable[[], np.ndarray]:
+        """Begin to copy; the function waits for the copy, uint8, and returns it."""
+        piece = self._piece(max(_LEAST, source.n))
+        memory = np.empty(source.n, np.uint8) if piece is None else self._lent(piece)
+        copy = memory[: source.n]
+        if SIMULATED:
+            copy[:] = source.array.copy_to_host()
+        elif source.n:
+            start = memory.ctypes.data
+            driver.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
         if piece is not None:
             piece.arrived.record(self._stream)
         all_before = self._stream if piece is None else piece.arrived
 
-        def wait() -> Sequence[np.ndarray]:
+        def wait() -> np.ndarray:
             all_before.synchronize()
-            return copies
+            return copy
 
         return wait
-
-    def _send(self, source: Bytes, copy: np.ndarray) -> None:
-        if SIMULATED:
-            copy[:] = source.array.copy_to_host()
-        elif source.n:
-            start = copy.ctypes.data
-            driver.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
 
     def _piece(self, n: int) -> _Piece | None:
         """A piece that nobody uses, of n bytes or more; None if there is none and no further memory
