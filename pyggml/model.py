@@ -216,7 +216,7 @@ class Model:
             ids = np.asarray(tokens)
         except ValueError:  # rows of unlike length
             raise DataError("tokens: lists of unlike length, wanted one row of integers") from None
-        if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise DataError(f"tokens: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
         n = self.config.n_vocab
         if ids.min() < 0 or ids.max() >= n:

@@ -14,6 +14,7 @@ the same cache. So does each sequence of a model with recurrent parts (Model.bat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -260,23 +261,17 @@ class Batch:
         every one."""
         model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
         n = passes.padded(n_tokens) if self.model.batches else n_tokens
-        tokens, positions, rows = np.zeros((3, n), np.int32)
-        span, of, end = np.empty((n, 2), np.int32), list[int](), 0
-        wanted: list[slice] = []  # of the logits, those of each slot
+        n_wanted = {slot: count if slot in every else 1 for slot, count in pieces.items()}
+        run = self._passes[model, n, sum(n_wanted.values())]
+        of, end = list[int](), 0
         for slot, count in pieces.items():
-            here, end = slice(end, end + count), end + count
-            start, first = slot.n_cached, slot.number * self.n_ctx
-            tokens[here] = slot.tokens[start : start + count]
-            positions[here] = np.arange(start, start + count)
-            rows[here] = first + positions[here]
-            span[here, 0], span[here, 1] = first, rows[here] + 1
-            n_wanted = count if slot in every else 1
-            wanted.append(slice(len(of), len(of) + n_wanted))
-            of += range(end - n_wanted, end)
-        rows[end:] = self.memory.first_spare + np.arange(n - end)
-        span[end:] = span[end - 1, 1]  # no keys
-        logits = self._passes[model, n, len(of)](tokens, positions, rows, span, of)
-        return [logits[its] for its in wanted]
+            start = slot.n_cached
+            run.fill(end, slot.tokens[start : start + count], start, slot.number * self.n_ctx)
+            end += count
+            of += range(end - n_wanted[slot], end)
+        run.pad(end, self.memory.first_spare)
+        logits, counts = run(of), n_wanted.values()
+        return [logits[end - k : end] for k, end in zip(counts, accumulate(counts), strict=True)]
 
     def _switch(self, slot: Slot) -> None:
         """Make the cache's state that of a slot."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import array
 from pyggml.dtypes import I32
 from pyggml.errors import ConfigError
 from pyggml.model import Model
@@ -32,32 +32,41 @@ def padded(n_tokens: int) -> int:
 class Pass:
     """A bound program: T tokens, of some of which it makes logits.
 
-    of      (n,) int32, the tokens whose logits can be had
-    logits  (n, n_vocab) float32
+    logits                          (n, n_vocab) float32
+    tokens, positions, rows, span   the arrays of its Inputs, to be filled
+    of                              (n,) int32, the tokens whose logits can be had
     """
 
     model: Model
     program: ScheduledProgram
-    inputs: Inputs
-    of: Tensor
     logits: Tensor
     taps: Taps | None
+    tokens: np.ndarray
+    positions: np.ndarray
+    rows: np.ndarray
+    span: np.ndarray
+    of: np.ndarray
 
-    def __call__(
-        self,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        rows: np.ndarray,
-        span: np.ndarray,
-        of: list[int],
-    ) -> np.ndarray:
-        """The logits of tokens `of`, as many as there are or fewer; arrays as in Inputs."""
-        assert self.inputs.rows is not None
-        write(self.inputs.tokens, tokens)
-        write(self.inputs.positions, positions)
-        write(self.inputs.rows, rows)
-        write(self.inputs.span, span)
-        write(self.of, of + of[-1:] * (self.of.shape[0] - len(of)))
+    def fill(self, at: int, tokens: list[int], position: int, first: int) -> None:
+        """Make these tokens those from number `at` on: their sequence has `first` as its first row,
+        and them from `position` on."""
+        here = slice(at, at + len(tokens))
+        positions = np.arange(position, position + len(tokens))
+        rows = positions + first
+        self.tokens[here], self.positions[here], self.rows[here] = tokens, positions, rows
+        self.span[here, 0], self.span[here, 1] = first, rows + 1
+
+    def pad(self, at: int, spare: int) -> None:
+        """Make tokens of no sequence those from number `at` on; they go into rows from `spare` on,
+        and read none."""
+        n = len(self.tokens) - at
+        if n:
+            self.fill(at, [0] * n, 0, spare)
+            self.positions[at:], self.span[at:] = 0, spare
+
+    def __call__(self, of: list[int]) -> np.ndarray:
+        """The logits of tokens `of`, as many as there are or fewer."""
+        self.of[:] = of + of[-1:] * (len(self.of) - len(of))
         self.program()
         self.model.record(self.taps, self.program, n_tokens=of[-1] + 1, n_logits=len(of))
         return self.program.read(self.logits)[: len(of)]
@@ -91,10 +100,11 @@ class Passes:
         inputs = Inputs.empty(n_tokens, with_rows=True)
         of = zeros((n_logits,), I32, "of")
         assert inputs.rows is not None
-        put_together(inputs.tokens, inputs.positions, inputs.rows, inputs.span, of)
+        filled = (inputs.tokens, inputs.positions, inputs.rows, inputs.span, of)
+        put_together(*filled)
         taps = model.taps()
         if taps and any(edit.tokens for edit in taps.edits):
             raise ConfigError("tokens are positions of a whole run, wanted none in generation")
         logits = build(model.parts, inputs, model.adapters, self.cache, of, taps)
         program = model.program(logits, taps, self._arenas)
-        return Pass(model, program, inputs, of, logits, taps)
+        return Pass(model, program, logits, taps, *map(array, filled))

@@ -110,7 +110,7 @@ def _stored_shape(t: Tensor) -> tuple[int, ...]:
 
 def array(t: Tensor) -> np.ndarray:
     """The NumPy array of a tensor that has memory, never a copy; a view's looks into its base's."""
-    if t.base is None:
+    if t.base is None or t.op is None:
         assert t.data is not None, f"{t!r} has no memory yet"
         return t.data
     base = t.base.data
