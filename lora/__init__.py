@@ -9,12 +9,16 @@ In short:
     adapter.save("adapter.gguf")
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pyggml.gradients import loss_and_grads
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.attach import attach, unfreeze
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
-from pyggml.lora.evaluate import Perplexity, perplexity
 from pyggml.lora.fit import Fit, fit
 from pyggml.lora.merge import merge
 from pyggml.lora.objective import NextToken
@@ -29,6 +33,9 @@ from pyggml.lora.reports import (
 )
 from pyggml.lora.tensors import TrainedTensors, train_tensors
 from pyggml.lora.train import Reserved, Trainer
+
+if TYPE_CHECKING:
+    from pyggml.lora.evaluate import Perplexity, perplexity
 
 __all__ = [
     "Adapter",
@@ -61,3 +68,9 @@ __all__ = [
     "train_tensors",
     "unfreeze",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Perplexity", "perplexity"):  # training needs no evaluation
+        return getattr(importlib.import_module("pyggml.lora.evaluate"), name)
+    raise AttributeError(f"module 'pyggml.lora' has no attribute {name!r}")

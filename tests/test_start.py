@@ -76,3 +76,21 @@ def test_an_unknown_name_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="no attribute 'finetune_all'"):
         pyggml.finetune_all  # noqa: B018
+
+
+def test_the_first_step_waits_for_nothing_that_it_does_not_use():
+    """What a run needs at its end, or other kinds of runs: pages, evaluation, preferences."""
+    script = "from pyggml.cli.finetune import run; import sys; print(*sys.modules, sep='\\n')"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = set(found.stdout.split())
+    assert {"pyggml.lora.train", "pyggml.generation"} <= loaded
+    assert not loaded & {
+        "jinja2",
+        "pyggml.draw",
+        "pyggml.lora.evaluate",
+        "pyggml.lora.preference",
+        "pyggml.backends.cuda",
+        "pyggml.backends.webgpu",
+    }

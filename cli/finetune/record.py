@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from pyggml.cli import report
 from pyggml.cli.finetune.job import Job
 from pyggml.cli.paths import beside
 from pyggml.cli.samples import Reading
@@ -64,11 +63,13 @@ def save_report(
     """
     if job.report is False:
         return
+    from pyggml.cli.report.page import Page, write  # templates: no step waits for them
+
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
-    page = report.Page(title, _joined(about), _settings(job), prompt, answers, readings)
+    page = Page(title, _joined(about), _settings(job), prompt, answers, readings)
     try:
-        report.write(path, page, metrics_beside(job.output))
+        write(path, page, metrics_beside(job.output))
     except PyggmlError as error:
         row("warning", str(error))
     else:

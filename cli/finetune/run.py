@@ -39,7 +39,6 @@ from pyggml.lora import (
 from pyggml.lora.computed import stored_compute
 from pyggml.lora.objective import Objective
 from pyggml.lora.passes import Passes
-from pyggml.lora.preference import Preference, read_preferences
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.model import Model
 
@@ -170,6 +169,8 @@ def _trained(job: Job, model: Model) -> Trained:
 
 def _corpus(job: Job, model: Model) -> Corpus:
     if job.preference.is_preference:
+        from pyggml.lora.preference import read_preferences
+
         kind = job.preference.objective
         return read_preferences(job.sources, model.tokenizer, job.reading, kind, job.cache)
     return read_corpus(job.sources, model.tokenizer, job.reading, job.cache)
@@ -177,7 +178,11 @@ def _corpus(job: Job, model: Model) -> Corpus:
 
 def _objective(job: Job, base: Model) -> Objective:
     """What is minimised; answers are compared with the model as its files have it."""
-    return Preference(job.preference, base) if job.preference.is_preference else NextToken()
+    if not job.preference.is_preference:
+        return NextToken()
+    from pyggml.lora.preference import Preference
+
+    return Preference(job.preference, base)
 
 
 def _compute(job: Job) -> str:

@@ -4,6 +4,4 @@ series    columns of numbers for the charts, from the records of the run
 page      the page, of a template, a style sheet and a script that lie beside it
 """
 
-from pyggml.cli.report.page import FIRST_WORDS, Page, write
-
-__all__ = ["FIRST_WORDS", "Page", "write"]
+FIRST_WORDS = "<!doctype html><!-- Written by pyggml-finetune -->"

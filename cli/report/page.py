@@ -15,6 +15,7 @@ from typing import Any
 
 from pyggml.cli import pages
 from pyggml.cli.progress import change
+from pyggml.cli.report import FIRST_WORDS
 from pyggml.cli.report.series import charts_of
 from pyggml.cli.samples import Reading
 from pyggml.cli.show import size, span
@@ -24,7 +25,6 @@ from pyggml.lora import History
 from pyggml.lora.record import overview_of, read_records
 from pyggml.overview import Overview, findings
 
-FIRST_WORDS = "<!doctype html><!-- Written by pyggml-finetune -->"
 _MOST_FINDINGS = 8
 
 
