@@ -98,13 +98,14 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
 
     Raises as `sample`.
     """
-    if not np.isfinite(greatest := logits.max()):
+    best = int(logits.argmax())  # the first NaN, if there is one
+    if not np.isfinite(greatest := logits[best]):
         raise DataError(
             f"the greatest logit is {greatest}, wanted a finite number: the model's "
             "weights or its adapter make no numbers"
         )
     if how.temperature == 0:
-        return np.array([np.argmax(logits)]), np.ones(1)
+        return np.array([best]), np.ones(1)
     ids = likeliest(logits, how.top_k) if how.top_k else np.arange(len(logits))
     if how.top_p < 1:
         ids = ids[_head(logits[ids], how.top_p)]
