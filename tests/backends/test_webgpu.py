@@ -304,6 +304,7 @@ def test_memory_that_has_run_out_is_one_sentence(gpu, monkeypatch):
 
 
 def test_a_device_with_low_limits_is_refused_by_name():
+    pytest.importorskip("wgpu", reason="the package is of the extra webgpu")
     from pyggml.backends.webgpu.device import _LIMITS, WebGPUBackend
 
     class Small:

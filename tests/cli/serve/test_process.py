@@ -66,7 +66,7 @@ def test_a_signal_ends_it_after_the_answers_under_way(process, adapters, number)
     running, url, lines = process("--lora", f"red={adapters['red']}", "--parallel", 2)
     assert re.search(r"^cache .*: 2 answers at once, 512 tokens each", "".join(lines), re.M)
     wait_until_it_answers(url)
-    body = {"prompt": "a", "model": "red", "stream": True, "max_tokens": 200, "temperature": 0}
+    body = {"prompt": "a", "model": "red", "stream": True, "max_tokens": 100, "temperature": 0}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as stream:
         parts = stream.iter_lines()
         next(parts)
