@@ -1,5 +1,6 @@
 """Weights that a training pass has read leave the process's memory and come back unchanged."""
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -15,19 +16,27 @@ from pyggml.ops import mul_mat
 from pyggml.runtime import bind
 from pyggml.tensors import leaf
 
+HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's madvise")
+
+
+def mapping(path):
+    """What the system says of the maps of a file: name -> words, of each map."""
+    found = []
+    with Path("/proc/self/smaps").open() as lines:
+        for line in lines:
+            name, *words = line.split()
+            if "-" in name:
+                inside = words[-1:] == [str(path)]
+                found += [{}] * inside
+            elif inside:
+                found[-1] = found[-1] | {name.rstrip(":"): words}
+    return found
 
 
 def resident(path):
     """Bytes of a mapped file that count as this process's memory."""
-    total, inside = 0, False
-    with Path("/proc/self/smaps").open() as lines:
-        for line in lines:
-            if "-" in line.split()[0]:
-                inside = line.rstrip().endswith(str(path))
-            elif inside and line.startswith("Rss:"):
-                total += 1024 * int(line.split()[1])
-    return total
+    return sum(1024 * int(each["Rss"][0]) for each in mapping(path))
 
 
 @pytest.fixture
@@ -50,6 +59,21 @@ def test_pages_go_and_come_back(stored):
     pages.release(a)()
     assert b.nbytes - (1 << 17) < resident(path) < b.nbytes + (1 << 17)
     np.testing.assert_array_equal(a, arrays["a"])
+
+
+@pytest.mark.skipif(not HUGE.exists(), reason="a kernel without huge pages")
+def test_a_file_may_be_read_in_huge_pages(stored):
+    with gguf.open(stored[0]) as file:
+        a = file.data("a")
+        (only,) = mapping(stored[0])
+    assert a.nbytes and "hg" in only["VmFlags"]
+
+
+def test_a_kernel_without_huge_pages_reads_small_ones(stored, monkeypatch):
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", -1)
+    path, arrays = stored
+    with gguf.open(path) as file:
+        np.testing.assert_array_equal(file.data("a"), arrays["a"])
 
 
 def test_what_is_not_mapped_small_or_writable_is_left_alone(stored):

@@ -1,8 +1,9 @@
 """Release of mapped pages.
 
 Pages of a mapped file count as a process's memory after their first read. The system caches them
-anyway, and takes them back when memory is short. Releasing them keeps the process small. The cost
-is about 0.1 ms a MB, including the next mapping.
+anyway, and takes them back when memory is short. Releasing them keeps the process small. With the
+next mapping it costs 0.05 to 0.1 ms a MB in pages of 4 KB, and nearly nothing in huge ones, for
+which pyggml.gguf asks.
 """
 
 from __future__ import annotations
