@@ -38,7 +38,8 @@ def test_every_adapted_product_is_joined(name):
     graph, wide, n_adapted = graphs(name)
     found = ops_of(wide)
     assert found["wide_product"] == found["gradient_of_a"] == found["gradient_of_b"] == n_adapted
-    assert found["wide_gradient"] == n_adapted
+    assert found["wide_gradient"] + 2 * found["gated_gradients"] == n_adapted
+    assert found["gated_gradients"] == n_adapted // 7  # that many layers
     assert not found["mul_mat_add"] and not found["out_prod_add"]
     assert not found["swiglu"] and not found["swiglu_back_gate"]
     assert [t.shape for t in wide.outputs] == [t.shape for t in graph.outputs]
