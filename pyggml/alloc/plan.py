@@ -1,17 +1,27 @@
-"""The planner: one walk over the graph, in the order of execution, that decides every address."""
+"""The planner: one walk over the graph, in the order of execution, that decides every address.
+
+Best fit leaves gaps where short lives begin and end between long ones, as in a training step. So
+there is a second plan, in which all that is alive at the peak lies side by side behind the rest,
+without gaps. The smaller one is taken.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from pyggml.alloc.fit import Arena
+from pyggml.alloc.fit import ALIGNMENT, Arena
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, owners, reusable_source
 from pyggml.alloc.sharing import sharing
+from pyggml.alloc.usage import peak
 from pyggml.backends import CPU, Backend
 from pyggml.graph import Graph
 from pyggml.op import SAVED, has_kernel
+from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
+
+_GAPS = 1.01  # of the bytes in use at the peak: so many, and a second plan is made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +43,12 @@ class Plan:
     lives: dict[Tensor, Lifetime]
     n_bytes: int
 
+    def origin(self, t: Tensor) -> Tensor:
+        """The tensor that first had the memory of t."""
+        while t in self.reused:
+            t = self.reused[t]
+        return t
+
 
 def plan(
     graph: Graph, backend: Backend | None = None, reuse: bool = True, share: bool = True
@@ -42,11 +58,30 @@ def plan(
     For tests and timings: reuse=False gives every tensor an address of its own, share=False lets
     every node pack its sources for itself. Results are bitwise the same.
     """
-    return _Planner(graph, backend or CPU(), reuse, share).run()
+    backend = backend or CPU()
+    found = _Planner(graph, backend, reuse, share).run()
+    if not reuse or not found.lives:
+        return found
+    most = peak(found)
+    if found.n_bytes <= _GAPS * most.n_bytes:
+        return found
+    lasting = {found.origin(t) for t in most.alive}
+    apart = _Planner(graph, backend, reuse, share, lasting).run()
+    return min(found, apart, key=lambda p: p.n_bytes)
 
 
 class _Planner:
-    def __init__(self, graph: Graph, backend: Backend, reuse: bool, share: bool) -> None:
+    """lasting: tensors that lie behind all others, each in memory of its own."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backend: Backend,
+        reuse: bool,
+        share: bool,
+        lasting: Collection[Tensor] = (),
+    ) -> None:
+        self.lasting, self.behind, self.n_behind = lasting, set[Tensor](), 0
         self.graph, self.backend, self.reuse = graph, backend, reuse
         self.lives = lifetimes(graph)
         self.arena = Arena(self.backend.room)
@@ -68,14 +103,16 @@ class _Planner:
             if node in own and node.op is not SAVED:
                 self._place(node, i)
             for s in node.saved:
-                self.offsets[s] = self.arena.take(s.n_bytes)
+                self._take(s)
             scratch = self.shared.get(node)
             if scratch is not None and scratch not in self.offsets:
-                self.offsets[scratch] = self.arena.take(scratch.n_bytes)
+                self._take(scratch)
             self._take_scratch(node)
             self._release(i)
+        for t in self.behind:
+            self.offsets[t] += self.arena.peak
         found = self.offsets, self.scratch, self.reused, self.shared, self.lives
-        return Plan(self.graph, self.backend, *found, self.arena.peak)
+        return Plan(self.graph, self.backend, *found, self.arena.peak + self.n_behind)
 
     def _share(self) -> None:
         """Enter what nodes share, alive from the first of them to the last."""
@@ -87,11 +124,21 @@ class _Planner:
     def _place(self, node: Tensor, i: int) -> None:
         source = reusable_source(node, i, self.lives) if self.reuse else None
         if source is None:
-            self.offsets[node] = self.arena.take(node.n_bytes)
+            self._take(node)
         else:
             self.offsets[node] = self.offsets[source]
             self.reused[node] = source
             self.inherited.add(source)
+            if source in self.behind:
+                self.behind.add(node)
+
+    def _take(self, t: Tensor) -> None:
+        if t in self.lasting:
+            self.offsets[t] = self.n_behind
+            self.n_behind += round_up(t.n_bytes, ALIGNMENT)
+            self.behind.add(t)
+        else:
+            self.offsets[t] = self.arena.take(t.n_bytes)
 
     def _take_scratch(self, node: Tensor) -> None:
         """Scratch is free again as soon as its node has run."""
@@ -105,5 +152,5 @@ class _Planner:
         if not self.reuse:
             return
         for t in self.dying[i]:
-            if t not in self.inherited:
+            if t not in self.inherited and t not in self.behind:
                 self.arena.give_back(self.offsets[t], t.n_bytes)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyggml.alloc.lifetime import FOREVER
-from pyggml.alloc.plan import Plan
 from pyggml.op import SAVED, SHARED
 from pyggml.tensors import Tensor
+
+if TYPE_CHECKING:  # which asks here for the peak
+    from pyggml.alloc.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

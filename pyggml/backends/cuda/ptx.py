@@ -36,11 +36,14 @@ if TENSOR_CORES:
         return builder.inttoptr(builder.add(start, at), to.as_pointer())
 
     def _shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
-        """The 32-bit address of a byte of an array in shared memory."""
-        pointer = _pointer(context, builder, kind, place, _BYTE)
+        """The 32-bit address of a byte of an array in shared memory. That of the array is found
+        once, and what is added to it takes no 64-bit arithmetic."""
+        array, at = place
+        start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
         convert = "{ .reg .u64 a; cvta.to.shared.u64 a, $1; cvt.u32.u64 $0, a; }"
         form = ir.FunctionType(_WORD, [_LONG])
-        return builder.asm(form, convert, "=r,l", [builder.ptrtoint(pointer, _LONG)], False)
+        base = builder.asm(form, convert, "=r,l", [start], False)
+        return builder.add(base, builder.trunc(at, _WORD))
 
     def _assemble(builder: Any, text: str, results: list, operands: list, names: str) -> list:
         """Inline PTX with several results of one LLVM type."""

@@ -56,22 +56,27 @@ def readers(head_size: int) -> tuple[Any, Any, Any]:
     row_bytes = 2 * head_size
 
     @device
+    def place_of(row, chunk, pair):
+        """The byte of chunk 2·pair + chunk, where 8 divides row − lane's: what depends on the lane
+        is the same for all rows and pairs."""
+        lane = cuda.threadIdx.x & 31
+        return row * row_bytes + (((chunk ^ (lane & 7)) << 4) ^ (pair << 5))
+
+    @device
     def left(tile, at, row, k):
         lane = cuda.threadIdx.x & 31
-        mine = row + (lane & 15)
-        return ptx.load_matrices(tile, at + place(mine, 2 * k + (lane >> 4), row_bytes))
+        return ptx.load_matrices(tile, at + place_of(row + (lane & 15), lane >> 4, k))
 
     @device
     def right(tile, at, row, k):
         lane = cuda.threadIdx.x & 31
         mine = row + (lane & 7) + ((lane >> 4) << 3)
-        return ptx.load_matrices(tile, at + place(mine, 2 * k + ((lane >> 3) & 1), row_bytes))
+        return ptx.load_matrices(tile, at + place_of(mine, (lane >> 3) & 1, k))
 
     @device
     def across(tile, at, row, n):
         lane = cuda.threadIdx.x & 31
-        mine = row + (lane & 15)
-        return ptx.load_matrices_transposed(tile, at + place(mine, 2 * n + (lane >> 4), row_bytes))
+        return ptx.load_matrices_transposed(tile, at + place_of(row + (lane & 15), lane >> 4, n))
 
     return left, right, across
 
