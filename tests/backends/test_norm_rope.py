@@ -13,7 +13,7 @@ from pyggml.backends.cuda.driver import SIMULATED
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has other kernels")
 RNG, LANES = np.random.default_rng(4), np.arange(32)
-TOKENS, HEADS, EPS = 5, 3, np.float32(1e-3)
+TOKENS, HEADS, EPS = 5, 6, np.float32(1e-3)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,9 @@ def warp(monkeypatch):
 
     lanes = {
         "cuda": SimpleNamespace(
-            threadIdx=SimpleNamespace(x=LANES), shfl_xor_sync=lambda _, v, step: v[LANES ^ step]
+            threadIdx=SimpleNamespace(x=LANES),
+            shfl_xor_sync=lambda _, v, step: v[LANES ^ step],
+            local=SimpleNamespace(array=lambda shape, _: np.empty(shape, object)),
         ),
         "load_four": load_four,
         "loader": lambda in_bf16: load_four,
@@ -37,7 +39,10 @@ def warp(monkeypatch):
         "warp_sum": lambda v: v.sum(),
         "first_row": lambda: 0,
         "rows_apart": lambda: 1,
-        "_turned": norm_rope._turned.py_func,
+        **{
+            name: getattr(norm_rope, name).py_func
+            for name in ("_turned", "_angles", "_hold", "_held")
+        },
         "_dot": norm_rope._dot.py_func,
     }
     for name, value in lanes.items():
@@ -59,19 +64,25 @@ def computed(kernel, *arrays):
     return out.reshape(TOKENS, HEADS, 128)
 
 
-def test_the_norm_of_heads_is_turned():
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_norm_of_heads_is_turned(together):
     x, w, turns = normal(TOKENS, HEADS, 128), normal(128), table()
     wanted = OPS["rope_apply"].ref(
         OPS["rms_norm_mul"].ref(x, w, eps=EPS), turns, neox=True, offset=0
     )
     np.testing.assert_allclose(
-        computed(norm_rope._norm_turn.__wrapped__(False, False), x, w, turns), wanted, atol=1e-5
+        computed(norm_rope._norm_turn.__wrapped__(False, False, together), x, w, turns),
+        wanted,
+        atol=1e-5,
     )
 
 
-def test_the_gradient_is_turned_back_and_goes_through_the_norm():
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_gradient_is_turned_back_and_goes_through_the_norm(together):
     x, w, dy, turns = normal(TOKENS, HEADS, 128), normal(128), normal(TOKENS, HEADS, 128), table()
     back = OPS["rope_apply_back"].ref(dy, turns, neox=True, offset=0)
     wanted = OPS["rms_norm_mul_back"].ref(x, w, back, eps=EPS)
-    found = computed(norm_rope._turn_norm_back.__wrapped__(False, False, False), x, w, dy, turns)
+    found = computed(
+        norm_rope._turn_norm_back.__wrapped__(False, False, False, together), x, w, dy, turns
+    )
     np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -91,8 +91,8 @@ def _multiply_tile(c, a, b0, b1):
 
 
 def _load_matrices(transposed):
-    def load(shared, at):
-        places = _exchanged(int(at))
+    def load(shared, at, flip=0):
+        places = _exchanged(int(at) ^ int(flip))
         g, t = divmod(_me() % LANES, 4)
         words = []
         for i in range(4):
@@ -135,11 +135,14 @@ def as_instructions(monkeypatch):
         "store_pair": _store,
         "store_words": _store,
         "two_bf16": _two_bf16,
+        "bits_of": lambda x: np.float32(x).view(np.uint32),
         "power_of_two": lambda x: np.float32(2.0) ** np.float32(x),
         "reciprocal": lambda x: np.float32(1) / np.float32(x),
         "multiply_tile": _multiply_tile,
         "load_matrices": _load_matrices(False),
+        "load_flipped_matrices": _load_matrices(False),
         "load_matrices_transposed": _load_matrices(True),
+        "load_flipped_matrices_transposed": _load_matrices(True),
         "copy_16": _copy_16,
         "commit_copies": _nothing,
         "await_copies": _nothing,

@@ -10,6 +10,7 @@ from pyggml.backends.cuda.driver import device
 
 ZERO, HALF, ONE, TWO, THREE = (np.float32(v) for v in (0, 0.5, 1, 2, 3))
 QUICK = np.float32(1.702)
+LOG2_E = np.float32(math.log2(math.e))
 _CUBE = np.float32(0.044715)
 _TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # 1 + tanh(u) = 2 · s(2u), without cancellation
 _MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))

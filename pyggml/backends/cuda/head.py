@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.blocks import block_max, block_sum
 from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.formulas import LOG2_E
+from pyggml.backends.cuda.fours import load_four
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_row
 from pyggml.backends.cuda.losses import summed, target_fault
-from pyggml.backends.cuda.ptx import bf16_bits
+from pyggml.backends.cuda.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.table import declare
 from pyggml.backends.cuda.unpack import unpacked
 from pyggml.call import Call
@@ -86,6 +89,40 @@ def _softmax_rows(z, losses, right, targets, weights, n, cap, fault, number, end
                 right[i] = _ONE if logit == top else _ZERO
             elif weight != _ZERO:
                 cuda.atomic.max(fault, 0, number)
+
+
+@kernel
+def _rounded_gradients(z, out, targets, weights, n, ends):
+    """The same without a cap, eight numbers of a thread at a time: 2^x is exact enough for
+    bfloat16."""
+    apart = 4 * cuda.blockDim.x
+    for i in range(cuda.blockIdx.x, targets.size, cuda.gridDim.x):
+        start, target, weight = np.int64(i) * n, targets[i], weights[i]
+        top, share = ends[2 * i] * LOG2_E, weight / ends[2 * i + 1]
+        for first in range(0, n, 2 * apart):
+            j = first + 4 * cuda.threadIdx.x
+            k, j_read = j + apart, min(j, n - 4)
+            a, b = load_four(z, start + j_read), load_four(z, start + min(k, n - 4))
+            cuda.syncthreads()
+            if j < n:
+                _put_slopes(out, 2 * start, j, a, top, share, target, weight)
+            if k < n:
+                _put_slopes(out, 2 * start, k, b, top, share, target, weight)
+
+
+@device
+def _put_slopes(out, start, j, four, top, share, target, weight):
+    """Four gradients in bfloat16: share · e^(logit − maximum), less the weight at the target."""
+    if weight != _ZERO:
+        a = share * ptx.power_of_two(four[0] * LOG2_E - top)
+        b = share * ptx.power_of_two(four[1] * LOG2_E - top)
+        c = share * ptx.power_of_two(four[2] * LOG2_E - top)
+        d = share * ptx.power_of_two(four[3] * LOG2_E - top)
+        a, b = a - weight * (target == j), b - weight * (target == j + 1)
+        c, d = c - weight * (target == j + 2), d - weight * (target == j + 3)
+        put_four_bf16(out, start + j, a, b, c, d)
+    else:
+        put_four_bf16(out, start + j, _ZERO, _ZERO, _ZERO, _ZERO)
 
 
 @cache
@@ -234,8 +271,12 @@ def _chunk(
     if site.node.params["gradient"]:
         rounds = _rounds(back)
         dz = z.view(np.uint16) if rounds else z
-        gradients, of_rows = _gradient_kernel(rounds), (*rows[2:], n_vocab, cap, ends)
-        calls.append(per_row(gradients, n, n_vocab, stream, z, dz, *of_rows))
+        if rounds and not cap and n_vocab % 4 == 0 and ptx.TENSOR_CORES:
+            quick = z, dz, *rows[2:], n_vocab, ends
+            calls.append(per_row(_rounded_gradients, n, n_vocab, stream, *quick))
+        else:
+            gradients, of_rows = _gradient_kernel(rounds), (*rows[2:], n_vocab, cap, ends)
+            calls.append(per_row(gradients, n, n_vocab, stream, z, dz, *of_rows))
         to_h = Operands(site.saved[1][of_h], z, w, rest, False, stream)
         if rounds:
             to_h = replace(to_h, rounded=dz, is_rounded=True, rounded_step=2 * n_vocab)

@@ -1,7 +1,8 @@
 """RMS norm of heads and their rotation in one kernel, as Qwen 3 has them; and their gradients.
 
-A warp has a head of 128 features, a lane four neighbours of it. The other feature of a pair (j and
-j + 64) is with the lane 16 further, or 16 before. Heads and gradients are F32 or BF16.
+A warp has heads of 128 features, a lane four neighbours of each. The other feature of a pair (j and
+j + 64) is with the lane 16 further, or 16 before. Heads of one token share its angles. Heads and
+gradients are F32 or BF16.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ _SIZE = np.float32(_HEAD)
 
 
 @device
-def _turned(v, table, head, n_heads, n_tokens, sign):
+def _angles(table, head, n_heads, n_tokens):
+    """(cosines, sines) of the lane's four features, for the token of a head."""
+    at = 2 * (head // n_heads % n_tokens) * _PAIRS + (4 * cuda.threadIdx.x & (_PAIRS - 1))
+    return load_four(table, at), load_four(table, at + _PAIRS)
+
+
+@device
+def _turned(v, cos, sin, sign):
     """The lane's four features of a head, turned; sign −1 turns back."""
-    lane = cuda.threadIdx.x
-    at = 2 * (head // n_heads % n_tokens) * _PAIRS + (4 * lane & (_PAIRS - 1))
-    cos, sin = load_four(table, at), load_four(table, at + _PAIRS)
-    s = sign * np.float32(2 * (lane >> 4) - 1)
+    s = sign * np.float32(2 * (cuda.threadIdx.x >> 4) - 1)
     return (
         v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
         v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),
@@ -49,47 +54,69 @@ def _dot(p, q):
     return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
 
 
+@device
+def _hold(held, i, four):
+    held[i, 0], held[i, 1], held[i, 2], held[i, 3] = four
+
+
+@device
+def _held(held, i):
+    return held[i, 0], held[i, 1], held[i, 2], held[i, 3]
+
+
 @cache
-def _norm_turn(x_in_bf16: bool, out_in_bf16: bool) -> Any:
-    load, store = loader(x_in_bf16), storer(out_in_bf16)
+def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
+    load, store, of_heads = loader(x_in_bf16), storer(out_in_bf16), (together, 4)
 
     @kernel
     def norm_turn(out, x, w, table, n_heads, n_tokens, eps):
+        heads = cuda.local.array(of_heads, np.float32)
         weight = load_four(w, 4 * cuda.threadIdx.x)
-        for head in range(first_row(), x.size // _HEAD, rows_apart()):
-            at = head * _HEAD + 4 * cuda.threadIdx.x
-            p = load(x, at)
-            r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
-            v = (
-                p[0] * r * weight[0],
-                p[1] * r * weight[1],
-                p[2] * r * weight[2],
-                p[3] * r * weight[3],
-            )
-            v = _turned(v, table, head, n_heads, n_tokens, ONE)
-            store(out, at, v[0], v[1], v[2], v[3])
+        for group in range(first_row(), x.size // (together * _HEAD), rows_apart()):
+            first = group * together * _HEAD + 4 * cuda.threadIdx.x
+            cos, sin = _angles(table, group * together, n_heads, n_tokens)
+            for i in range(together):
+                _hold(heads, i, load(x, first + i * _HEAD))
+            for i in range(together):
+                p = _held(heads, i)
+                r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+                v = (
+                    p[0] * r * weight[0],
+                    p[1] * r * weight[1],
+                    p[2] * r * weight[2],
+                    p[3] * r * weight[3],
+                )
+                v = _turned(v, cos, sin, ONE)
+                store(out, first + i * _HEAD, v[0], v[1], v[2], v[3])
 
     return norm_turn
 
 
 @cache
-def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool) -> Any:
+def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, together: int) -> Any:
     load_x, load_dy, store = loader(x_in_bf16), loader(dy_in_bf16), storer(dx_in_bf16)
+    of_heads = together, 4
 
     @kernel
     def turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
+        heads = cuda.local.array(of_heads, np.float32)
+        slopes = cuda.local.array(of_heads, np.float32)
         weight = load_four(w, 4 * cuda.threadIdx.x)
-        for head in range(first_row(), x.size // _HEAD, rows_apart()):
-            at = head * _HEAD + 4 * cuda.threadIdx.x
-            p, v = load_x(x, at), load_dy(dy, at)
-            v = _turned(v, table, head, n_heads, n_tokens, -ONE)
-            v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
-            r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
-            b = r * r * r * _dot(p, v) / _SIZE
-            store(
-                dx, at, r * v[0] - b * p[0], r * v[1] - b * p[1], r * v[2] - b * p[2],
-                r * v[3] - b * p[3],
-            )  # fmt: skip
+        for group in range(first_row(), x.size // (together * _HEAD), rows_apart()):
+            first = group * together * _HEAD + 4 * cuda.threadIdx.x
+            cos, sin = _angles(table, group * together, n_heads, n_tokens)
+            for i in range(together):
+                _hold(heads, i, load_x(x, first + i * _HEAD))
+                _hold(slopes, i, load_dy(dy, first + i * _HEAD))
+            for i in range(together):
+                p, v = _held(heads, i), _turned(_held(slopes, i), cos, sin, -ONE)
+                v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
+                r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+                b = r * r * r * _dot(p, v) / _SIZE
+                store(
+                    dx, first + i * _HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],
+                    r * v[2] - b * p[2], r * v[3] - b * p[3],
+                )  # fmt: skip
 
     return turn_norm_back
 
@@ -102,6 +129,11 @@ def _serves(norm: Site, rope: Site, kept: Sequence[bool]) -> bool:
     return not (SIMULATED or kept[0]) and whole and is_head and in_fours(*arrays)
 
 
+def _together(x: Tensor) -> int:
+    """Heads of a warp: all of one token."""
+    return next(n for n in (4, 2, 1) if x.shape[-2] % n == 0)
+
+
 def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
     return x.shape[-2], table.shape[0]
 
@@ -111,8 +143,9 @@ def _bind_forward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     if rope.node.src[0] is not norm.node or not _serves(norm, rope, kept):
         return None
     arrays = rope.out, *norm.src, rope.src[1]
-    run = _norm_turn(*(t.dtype is BF16 for t in (norm.node.src[0], rope.node)))
-    n_rows, of_table = rope.node.n_elements // _HEAD, _sizes(*rope.node.src)
+    together, of_table = _together(rope.node), _sizes(*rope.node.src)
+    n_rows = rope.node.n_elements // (_HEAD * together)
+    run = _norm_turn(*(t.dtype is BF16 for t in (norm.node.src[0], rope.node)), together)
     return per_rows(run, n_rows, _HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
@@ -121,11 +154,10 @@ def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     if back.node.src[2] is not rope.node or not _serves(back, rope, kept):
         return None
     (x, w, _), (dy, table) = back.src, rope.src
-    n_rows, of_table = back.node.n_elements // _HEAD, _sizes(*rope.node.src)
-    arrays = back.out, x, w, dy, table
-    run = _turn_norm_back(
-        *(t.dtype is BF16 for t in (back.node.src[0], rope.node.src[0], back.node))
-    )
+    together, of_table = _together(rope.node), _sizes(*rope.node.src)
+    n_rows, arrays = back.node.n_elements // (_HEAD * together), (back.out, x, w, dy, table)
+    tensors = back.node.src[0], rope.node.src[0], back.node
+    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
     return per_rows(run, n_rows, _HEAD, back.stream, *arrays, *of_table, *back.scalars)
 
 

@@ -230,22 +230,31 @@ if TENSOR_CORES:
         word = types.uint32
         return _FOUR_FLOATS(_FOUR_FLOATS, _FOUR_WORDS, word, word), emit
 
-    def _load_matrices(suffix: str) -> Any:
+    def _load_matrices(suffix: str) -> tuple[Any, Any]:
+        """(shared, at) and (shared, at, flip): four 8×8 matrices of 16-bit numbers. Lane l gives
+        the address of row l % 8 of matrix l // 8: byte `at`, in the second the bits `flip` of the
+        address turned over."""
+
+        def emit(context, builder, signature, arguments):
+            address = _shared_address(context, builder, signature.args[0], arguments[:2])
+            if len(arguments) == 3:
+                address = builder.xor(address, builder.trunc(arguments[2], _WORD))
+            text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
+            words = _assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
+            return context.make_tuple(builder, signature.return_type, words)
+
         @intrinsic
         def load(typing, shared, at):
-            def emit(context, builder, signature, arguments):
-                address = _shared_address(context, builder, shared, arguments)
-                text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
-                words = _assemble(builder, text, [_WORD] * 4, [address], "=r,=r,=r,=r,r")
-                return context.make_tuple(builder, signature.return_type, words)
-
             return _FOUR_WORDS(shared, types.int64), emit
 
-        return load
+        @intrinsic
+        def load_flipped(typing, shared, at, flip):
+            return _FOUR_WORDS(shared, types.int64, types.int64), emit
 
-    # Four 8×8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l // 8.
-    load_matrices = _load_matrices("")
-    load_matrices_transposed = _load_matrices(".trans")
+        return load, load_flipped
+
+    load_matrices, load_flipped_matrices = _load_matrices("")
+    load_matrices_transposed, load_flipped_matrices_transposed = _load_matrices(".trans")
 
     @intrinsic
     def copy_16(typing, shared, to, source, at, n_bytes):

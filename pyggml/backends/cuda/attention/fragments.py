@@ -17,14 +17,9 @@ from pyggml.backends.cuda.driver import cuda, device
 
 THREADS = 128  # of a block: four warps
 HEAD_SIZES = (64, 128)
+ALIGNED = 256  # bytes: a tile begins at a multiple of this
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
-
-
-@device
-def place(row, chunk, row_bytes):
-    """The byte of a chunk of a row in its tile."""
-    return row * row_bytes + ((chunk ^ (row & 7)) << 4)
 
 
 @cache
@@ -32,15 +27,18 @@ def tile_copier(rows: int, head_size: int) -> Any:
     """copy(tile, at, x, first, head, n, n_heads): starts the copies of rows first … of bfloat16 x
     (n, n_heads, D) to byte `at` of a tile, zeros from n on."""
     chunks, row_bytes = head_size // 8, 2 * head_size
+    shift, together = chunks.bit_length() - 1, THREADS // chunks  # rows at once, a multiple of 8
 
     @device
     def copy(tile, at, x, first, head, n, n_heads):
-        for e in range(cuda.threadIdx.x, rows * chunks, THREADS):
-            row, chunk = e // chunks, e % chunks
-            inside = first + row < n
-            source = (np.int64(first + row) * n_heads + head) * row_bytes + chunk * 16
-            to = at + place(row, chunk, row_bytes)
-            ptx.copy_16(tile, to, x, source if inside else 0, np.int32(16 if inside else 0))
+        row, chunk = cuda.threadIdx.x >> shift, cuda.threadIdx.x & (chunks - 1)
+        to = at + row * row_bytes + ((chunk ^ (row & 7)) << 4)
+        source = (np.int64(first + row) * n_heads + head) * row_bytes + chunk * 16
+        for i in range(rows // together):
+            inside = first + row + i * together < n
+            of_row = source + i * together * n_heads * row_bytes
+            to_row = to + i * together * row_bytes
+            ptx.copy_16(tile, to_row, x, of_row if inside else 0, np.int32(16 if inside else 0))
 
     return copy
 
@@ -52,31 +50,30 @@ def readers(head_size: int) -> tuple[Any, Any, Any]:
     left(tile, at, row, k)       A: rows row … + 15, numbers 16k … + 15 of each
     right(tile, at, row, k)      B of two results: n is the row, row … + 15; k as above
     across(tile, at, row, n)     B of two results: k is the row, row … + 15; n from 16n on
+
+    8 divides `row`. Chunk 2k + c of row r lies at ((2k + c) ^ (r & 7)) << 4 of its row, which is
+    ((c ^ (r & 7)) << 4) ^ (k << 5): from k to k only bits of the address flip.
     """
     row_bytes = 2 * head_size
 
     @device
-    def place_of(row, chunk, pair):
-        """The byte of chunk 2·pair + chunk, where 8 divides row − lane's: what depends on the lane
-        is the same for all rows and pairs."""
-        lane = cuda.threadIdx.x & 31
-        return row * row_bytes + (((chunk ^ (lane & 7)) << 4) ^ (pair << 5))
-
-    @device
     def left(tile, at, row, k):
         lane = cuda.threadIdx.x & 31
-        return ptx.load_matrices(tile, at + place_of(row + (lane & 15), lane >> 4, k))
+        mine = (lane & 15) * row_bytes + (((lane >> 4) ^ (lane & 7)) << 4)
+        return ptx.load_flipped_matrices(tile, at + row * row_bytes + mine, k << 5)
 
     @device
     def right(tile, at, row, k):
         lane = cuda.threadIdx.x & 31
-        mine = row + (lane & 7) + ((lane >> 4) << 3)
-        return ptx.load_matrices(tile, at + place_of(mine, (lane >> 3) & 1, k))
+        of_row = (lane & 7) + ((lane >> 4) << 3)
+        mine = of_row * row_bytes + ((((lane >> 3) & 1) ^ (lane & 7)) << 4)
+        return ptx.load_flipped_matrices(tile, at + row * row_bytes + mine, k << 5)
 
     @device
     def across(tile, at, row, n):
         lane = cuda.threadIdx.x & 31
-        return ptx.load_matrices_transposed(tile, at + place_of(row + (lane & 15), lane >> 4, n))
+        mine = (lane & 15) * row_bytes + (((lane >> 4) ^ (lane & 7)) << 4)
+        return ptx.load_flipped_matrices_transposed(tile, at + row * row_bytes + mine, n << 5)
 
     return left, right, across
 
@@ -118,7 +115,7 @@ def kept(held, i):
 
 @device
 def _put_two_floats(out, at, a, b):
-    out[at], out[at + 1] = a, b
+    ptx.store_pair(out, 4 * at, ptx.bits_of(a), ptx.bits_of(b))
 
 
 @device

@@ -14,6 +14,7 @@ import numpy as np
 
 from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.attention.fragments import (
+    ALIGNED,
     HEAD_SIZES,
     LN_2,
     LOG2_E,
@@ -69,7 +70,7 @@ def _softmax(s, top, total, starts, stops, key, scale):
     first, second = top[0], top[1]
     for i in range(KEYS // 8):
         for e in range(4):
-            j, r = column + 8 * i + (e & 1), e >> 1
+            j, r = np.int32(column + 8 * i + (e & 1)), e >> 1
             is_seen = starts[r] <= j and j < stops[r]
             s[i, e] = s[i, e] * scale if is_seen else MINUS_INF
         first = max(first, max(s[i, 0], s[i, 1]))
@@ -153,12 +154,12 @@ def _kernel(head_size: int, out_in_bf16: bool) -> Any:
 
     @kernel
     def forward(out, lse, q, k, v, span, n_queries, n_keys, n_heads, n_key_heads, scale):
-        tile = cuda.shared.array(n_bytes, np.uint8, 128)
+        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
         s = cuda.local.array(of_scores, np.float32)
         o = cuda.local.array(of_results, np.float32)
         held = cuda.local.array(of_query, np.uint32)
         top, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
-        starts, stops = cuda.local.array(2, np.int64), cuda.local.array(2, np.int64)
+        starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         first, head = cuda.blockIdx.x * ROWS, cuda.blockIdx.y
         key_head, query = head // (n_heads // n_key_heads), first + 16 * warp + (lane >> 2)

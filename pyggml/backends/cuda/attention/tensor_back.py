@@ -8,12 +8,14 @@ key head. Both make the scores again, so that each number is summed by one warp 
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.attention.fragments import (
+    ALIGNED,
     LOG2_E,
     THREADS,
     add_product,
@@ -36,7 +38,7 @@ from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
 from pyggml.backends.cuda.launch import in_turn, launch, per_row
 from pyggml.backends.cuda.warp import LANES, warp_sum
 from pyggml.call import Call
-from pyggml.dtypes import BF16, F32, I32
+from pyggml.dtypes import BF16
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
@@ -49,25 +51,39 @@ _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
 
 
 @cache
-def _deltas(o_in_bf16: bool, do_in_bf16: bool) -> Any:
+def _records(o_in_bf16: bool, do_in_bf16: bool) -> Any:
     load_o, load_do = loader(o_in_bf16), loader(do_in_bf16)
 
     @kernel
-    def deltas(delta, o, do, n_queries, n_heads, head_size):
-        """delta (H, T) = do·o, a warp for each."""
-        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        for e in range(cuda.blockIdx.x * _WARPS + warp, delta.size, cuda.gridDim.x * _WARPS):
-            query, head = e // n_heads, e % n_heads
-            total = ZERO
-            for c in range(4 * lane, head_size, 4 * LANES):
-                p = load_o(o, np.int64(e) * head_size + c)
-                q = load_do(do, np.int64(e) * head_size + c)
-                total += p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3]
-            total = warp_sum(total)
-            if lane == 0:
-                delta[head * n_queries + query] = total
+    def records(pairs, spans, o, do, lse, span, sizes):
+        """What the keys' kernel needs of each query, without bounds to check.
 
-    return deltas
+        pairs (H, P, 2): lse in powers of two and δ = do·o, a warp for each; spans (P, 2): the keys
+        that a query sees. P is n_queries, rounded up: what is added sees nothing.
+        """
+        n_queries, n_padded, n_keys, n_heads, head_size = sizes
+        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        for e in range(
+            cuda.blockIdx.x * _WARPS + warp, n_padded * n_heads, cuda.gridDim.x * _WARPS
+        ):
+            query, head = e // n_heads, e % n_heads
+            total, power, start, stop = ZERO, ZERO, np.int32(0), np.int32(0)
+            if query < n_queries:
+                for c in range(4 * lane, head_size, 4 * LANES):
+                    p = load_o(o, np.int64(e) * head_size + c)
+                    q = load_do(do, np.int64(e) * head_size + c)
+                    total += p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3]
+                total = warp_sum(total)
+                power = lse[head * n_queries + query] * LOG2_E
+                one, other = seen(span, query, n_keys)
+                start, stop = np.int32(one), np.int32(other)
+            if lane == 0:
+                at = 2 * (head * n_padded + query)
+                pairs[at], pairs[at + 1] = power, total
+                if head == 0:
+                    spans[2 * query], spans[2 * query + 1] = start, stop
+
+    return records
 
 
 @cache
@@ -115,7 +131,7 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
     column = key + ((cuda.threadIdx.x & 3) << 1)
     for i in range(KEYS // 8):
         for e in range(4):
-            j, r = column + 8 * i + (e & 1), e >> 1
+            j, r = np.int32(column + 8 * i + (e & 1)), e >> 1
             p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - lse[r])
             is_seen = starts[r] <= j and j < stops[r]
             dp[i, e] = p * (dp[i, e] - delta[r]) * scale if is_seen else ZERO
@@ -132,15 +148,17 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
     of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
 
     @kernel
-    def backward(dq, q, k, v, do, span, lse, delta, n_queries, n_keys, n_heads, n_key_heads, scale):
-        tile = cuda.shared.array(n_bytes, np.uint8, 128)
+    def backward(
+        dq, span, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads, n_key_heads, scale
+    ):
+        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
         s = cuda.local.array(of_scores, np.float32)
         dp = cuda.local.array(of_scores, np.float32)
         sums = cuda.local.array(of_results, np.float32)
         held = cuda.local.array(of_query, np.uint32)
         held_do = cuda.local.array(of_query, np.uint32)
         top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
-        starts, stops = cuda.local.array(2, np.int64), cuda.local.array(2, np.int64)
+        starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
         warp, first, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x * ROWS, cuda.blockIdx.y
         key_head = head // (n_heads // n_key_heads)
         query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
@@ -151,8 +169,8 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
             top[r], slope[r], starts[r], stops[r] = ZERO, ZERO, 0, 0
             if query + 8 * r < n_queries:
                 starts[r], stops[r] = seen(span, query + 8 * r, n_keys)
-                at = np.int64(head) * n_queries + query + 8 * r
-                top[r], slope[r] = lse[at] * LOG2_E, delta[at]
+                at = 2 * (np.int64(head) * n_padded + query + 8 * r)
+                top[r], slope[r] = pairs[at], pairs[at + 1]
         start, stop = seen_by_rows(span, first, min(ROWS, n_queries - first), n_keys)
         clear(sums, head_size // 8)
         ptx.await_copies()
@@ -185,8 +203,8 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
 
 @kernel
 def _find_queries(range_of, span, n_queries, n_keys):
-    """range_of (groups of keys, 2): the first query that sees any of ROWS keys, and the one past
-    the last. A block takes a group."""
+    """range_of (groups of keys, 2): the first query that sees any of ROWS keys, rounded down to a
+    multiple of QUERIES, and the one past the last. A block takes a group."""
     parts = cuda.shared.array(MOST_THREADS, np.int32)
     for group in range(cuda.blockIdx.x, range_of.size // 2, cuda.gridDim.x):
         first, before, past = group * ROWS, np.int32(-n_queries), np.int32(0)
@@ -196,21 +214,22 @@ def _find_queries(range_of, span, n_queries, n_keys):
                 before, past = max(before, np.int32(-query)), np.int32(query + 1)
         before, past = block_max(before, parts), block_max(past, parts)
         if cuda.threadIdx.x == 0:
-            range_of[2 * group], range_of[2 * group + 1] = -before, past
+            range_of[2 * group], range_of[2 * group + 1] = -before // QUERIES * QUERIES, past
 
 
 @device
-def _load_queries(floats, seen_by, lse, delta, span, query, n_queries, n_keys, head):
-    """Of the lane's columns: (lse in powers of two, δ), and the keys that each query sees."""
-    column = query + ((cuda.threadIdx.x & 3) << 1)
+def _load_queries(floats, seen_by, pairs, spans, query, at):
+    """Of the lane's columns: (lse in powers of two, δ), and the keys that each query sees.
+
+    at: of the head's first pair
+    """
     for i in range(QUERIES // 8):
-        for half in range(2):
-            j, to = column + 8 * i + half, 2 * i + half
-            last = min(j, n_queries - 1)
-            start, stop = seen(span, last, n_keys)
-            seen_by[to, 0], seen_by[to, 1] = start, stop if j < n_queries else start
-            at = np.int64(head) * n_queries + last
-            floats[to, 0], floats[to, 1] = lse[at] * LOG2_E, delta[at]
+        column = query + 8 * i + ((cuda.threadIdx.x & 3) << 1)
+        f, s = ptx.load_words(pairs, 8 * (at + column)), ptx.load_words(spans, 8 * column)
+        floats[2 * i, 0], floats[2 * i, 1] = ptx.as_float(f[0]), ptx.as_float(f[1])
+        floats[2 * i + 1, 0], floats[2 * i + 1, 1] = ptx.as_float(f[2]), ptx.as_float(f[3])
+        seen_by[2 * i, 0], seen_by[2 * i, 1] = np.int32(s[0]), np.int32(s[1])
+        seen_by[2 * i + 1, 0], seen_by[2 * i + 1, 1] = np.int32(s[2]), np.int32(s[3])
 
 
 @device
@@ -218,7 +237,7 @@ def _slopes_by_key(s, dp, floats, seen_by, key, scale):
     """s becomes p, dp becomes ds; rows are the lane's keys `key` and `key` + 8."""
     for i in range(QUERIES // 8):
         for e in range(4):
-            of, row = 2 * i + (e & 1), key + 8 * (e >> 1)
+            of, row = 2 * i + (e & 1), np.int32(key + 8 * (e >> 1))
             is_seen = seen_by[of, 0] <= row and row < seen_by[of, 1]
             p = ptx.power_of_two(s[i, e] * (scale * LOG2_E) - floats[of, 0]) if is_seen else ZERO
             s[i, e] = p
@@ -254,10 +273,10 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
     @kernel
     def backward(
-        dk, dv, range_of, q, k, v, do, span, lse, delta, n_queries, n_keys, n_heads, n_key_heads,
-        scale,
+        dk, dv, range_of, spans, q, k, v, do, pairs, n_queries, n_padded, n_keys, n_heads,
+        n_key_heads, scale,
     ):  # fmt: skip
-        tile = cuda.shared.array(n_bytes, np.uint8, 128)
+        tile = cuda.shared.array(n_bytes, np.uint8, ALIGNED)
         s = cuda.local.array(of_scores, np.float32)
         dp = cuda.local.array(of_scores, np.float32)
         dks = cuda.local.array(of_results, np.float32)
@@ -283,7 +302,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
                 copy_queries(tile, there, q, query + QUERIES, head, n_queries, n_heads)
                 copy_queries(tile, there + one, do, query + QUERIES, head, n_queries, n_heads)
                 ptx.commit_copies()
-                _load_queries(floats, seen_by, lse, delta, span, query, n_queries, n_keys, head)
+                _load_queries(floats, seen_by, pairs, spans, query, head * n_padded)
                 ptx.await_all_but_one()
                 cuda.syncthreads()
                 scores(s, tile, 0, here)
@@ -302,13 +321,19 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
 
 
 def scratch(node: Tensor) -> int:
-    """The sources that are rounded, δ (H, T), and the queries of each block of keys."""
+    """The sources that are rounded, and what is known of queries and of groups of keys."""
     return scratch_in_bf16(node, *_ROUNDED) + sum(_parts(node))
 
 
-def _parts(node: Tensor) -> tuple[int, int]:
-    delta = F32.block_bytes * node.shape[0] * node.shape[1]
-    return round_up(delta, _LINE), 2 * I32.block_bytes * -(-node.src[1].shape[0] // ROWS)
+def _padded(node: Tensor) -> int:
+    return round_up(node.shape[0], QUERIES)
+
+
+def _parts(node: Tensor) -> tuple[int, int, int]:
+    """Bytes of pairs (H, P, 2), spans (P, 2) and the queries of each group of keys (…, 2)."""
+    n_queries, n_heads, n_groups = _padded(node), node.shape[1], -(-node.src[1].shape[0] // ROWS)
+    one, other, third = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
+    return round_up(one, _LINE), round_up(other, _LINE), third
 
 
 def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:
@@ -316,34 +341,33 @@ def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:
 
 
 def bind(site: Site) -> Call:
-    node = site.node
+    node, stream = site.node, site.stream
     (n_queries, n_heads, head_size), (n_keys, n_key_heads, _) = node.shape, node.src[1].shape
     arrays, calls, rest = in_bf16(site, *_ROUNDED)
-    delta = rest[: F32.block_bytes * n_queries * n_heads].view(np.float32)
-    at, n_bytes = _parts(node)
-    range_of = rest[at : at + n_bytes].view(np.int32)
+    ends = np.cumsum([0, *_parts(node)])
+    kinds = np.float32, np.int32, np.int32
+    pairs, spans, range_of = (
+        rest[a:b].view(kind) for (a, b), kind in zip(pairwise(ends), kinds, strict=True)
+    )
     span, o, lse, do = site.src[3:7]
-    of_delta = (delta, o, do, n_queries, n_heads, head_size)
-    deltas = _deltas(*_in_bf16(node.src[4], node.src[6]))
-    sizes = n_queries, n_keys, n_heads, n_key_heads
-    common = (*arrays, span, lse, delta, *sizes, np.float32(node.params["scale"]))
+    of_records = n_queries, _padded(node), n_keys, n_heads, head_size
+    sizes = n_queries, _padded(node), n_keys, n_heads, n_key_heads
+    common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
     by_query, by_key = (-(-n_queries // ROWS), n_heads), (-(-n_keys // ROWS), n_key_heads)
+    records = _records(*_in_bf16(node.src[4], node.src[6]))
     of_queries = _queries_kernel(head_size, *_in_bf16(node))
     of_keys = _keys_kernel(head_size, *_in_bf16(*node.saved[:2]))
-    stream = site.stream
+    n_blocks = min(-(-n_heads * _padded(node) // _WARPS), 4096)
+    results = site.saved[:2]
     return in_turn(
         per_row(_find_queries, by_key[0], n_queries, stream, range_of, span, n_queries, n_keys),
         *calls,
-        launch(deltas, min(-(-delta.size // _WARPS), 4096), _WARPS * LANES, stream, *of_delta),
-        launch(of_queries, by_query, THREADS, stream, site.out, *common, writes=[site.out]),
         launch(
-            of_keys,
-            by_key,
-            THREADS,
-            stream,
-            *site.saved[:2],
-            range_of,
-            *common,
-            writes=site.saved[:2],
+            records, n_blocks, _WARPS * LANES, stream, pairs, spans, o, do, lse, span, of_records,
+            writes=[pairs, spans],
         ),
-    )
+        launch(of_queries, by_query, THREADS, stream, site.out, span, *common, writes=[site.out]),
+        launch(
+            of_keys, by_key, THREADS, stream, *results, range_of, spans, *common, writes=results
+        ),
+    )  # fmt: skip

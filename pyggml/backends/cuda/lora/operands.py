@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE
+from pyggml.backends.cuda.formulas import LOG2_E, ONE
 from pyggml.backends.cuda.glu import OF_THREE, OF_TWO
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.unpack import rounded
@@ -19,7 +19,6 @@ from pyggml.dtypes import BF16
 from pyggml.tensors import Tensor
 
 Types = tuple[bool, ...]  # of each operand: whether it is BF16
-LOG2_E = np.float32(1.4426950408889634)
 FORMULAS = frozenset((*OF_TWO, *OF_THREE))
 
 
