@@ -40,7 +40,7 @@ MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
 TILE = 8  # columns of a tensor core's result
 COLUMNS = 32  # of x, eight to a lane
 _STEPS = 2  # of 32 numbers, whose loads are under way at the same time
-_BLOCKS = 2112  # that fill a large card several times: the last ones to end cost little
+_BLOCKS = 1056  # that fill a large card twice: the last ones to end cost little
 _LINE = 64  # numbers of a cache line of bfloat16
 
 
