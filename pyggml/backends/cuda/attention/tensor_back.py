@@ -141,8 +141,7 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
 def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
     put = put_two(dq_in_bf16)
     copy_rows, copy_keys = tile_copier(ROWS, head_size), tile_copier(KEYS, head_size)
-    left = readers(head_size)[0]
-    by_row, across_rows = _products(head_size)
+    left, by_row, across_rows = readers(head_size)[0], *_products(head_size)
     half = ROWS * head_size * 2  # also k and v of KEYS keys
     at_values, n_bytes = half // 2, 2 * half
     of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
