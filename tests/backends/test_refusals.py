@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -217,3 +218,16 @@ def test_a_driver_without_edges_that_begin_early(monkeypatch):
     )
     calls(), calls()
     assert tried == [True, False] and found.called[-1] == "cuGraphLaunch"
+
+
+def test_what_is_gone_is_freed(monkeypatch):
+    """Numba has two lists of what waits to be freed: one of memory, one of all else."""
+    freed = []
+    memory, modules = (SimpleNamespace(clear=partial(freed.append, n)) for n in ("array", "module"))
+    context = SimpleNamespace(
+        memory_manager=SimpleNamespace(deallocations=memory), deallocations=modules
+    )
+    monkeypatch.setattr(driver.cuda, "current_context", lambda: context)
+    monkeypatch.setattr(driver, "SIMULATED", False)
+    driver.free_what_is_gone()
+    assert freed == ["array", "module"]

@@ -28,6 +28,9 @@ class DryCard(CudaBackend):
     def read(self, tensor):
         return np.zeros(tensor.shape, tensor.dtype.numpy)
 
+    def begin_read(self, tensor):
+        return lambda: self.read(tensor)
+
     def joined(self, calls, graph):
         fused(calls, graph)
         return []

@@ -208,9 +208,11 @@ class Captured:
 
 
 def free_what_is_gone() -> None:
-    """Free the memory of arrays that are gone, which Numba lets wait until it needs some."""
+    """Free the memory of arrays and modules that are gone, which Numba lets wait a while."""
     if not SIMULATED:
-        cuda.current_context().deallocations.clear()
+        context = cuda.current_context()
+        context.memory_manager.deallocations.clear()
+        context.deallocations.clear()
 
 
 def _next(stream: Any) -> list[Any]:
