@@ -33,11 +33,12 @@ class Meter:
     """A run's figures after each step, averaged over the last ones.
 
     The first step may compile, so its time does not count, unless it is so long that compiling
-    hardly matters.
+    hardly matters; on a device the second does not either (`n_first`).
     """
 
-    def __init__(self, history: History | None = None) -> None:
+    def __init__(self, history: History | None = None, n_first: int = 1) -> None:
         self.history = history or History()
+        self._n_first = n_first
         self.first: StepReport | None = None
         self.last: StepReport | None = None
         self._warned = False
@@ -47,8 +48,9 @@ class Meter:
 
     def add(self, report: Report) -> None:
         if isinstance(report, StepReport):
-            if self.first is None:
+            if self._n_first > 0:
                 self.first, self._began = report, perf_counter()
+                self._n_first -= 1
             elif self.last is self.first:
                 self._recent.clear()
             self.last = report

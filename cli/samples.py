@@ -101,11 +101,13 @@ def compare(before: Model, after: Model, ids: np.ndarray) -> list[tuple[str, str
         say(printable(model.tokenizer.decode(ids)), end="")
         n = min(N_TOKENS, model.config.n_ctx - len(ids))
         stream, answer, made = model.tokenizer.stream(), "", 0
-        for token in generate(model, ids, n, _HOW):
-            answer += (piece := stream.feed(token))
-            made += 1
-            say(printable(piece), end="")
-        say(printable(stream.flush()))
+        try:
+            for token in generate(model, ids, n, _HOW):
+                answer += (piece := stream.feed(token))
+                made += 1
+                say(printable(piece), end="")
+        finally:  # what an error says begins a line
+            say(printable(stream.flush()))
         how = "ended by itself" if made < n else f"cut after {n} tokens"
         say(f"[{how}]")
         answers.append((f"{label}, {how}", answer))

@@ -137,14 +137,19 @@ class Trainer:
         every = max(threads.most() // self.ranks.n_beside, 1)
         return min(self.config.threads or every, threads.most())
 
-    def rehearse(self) -> float:
-        """Seconds of a step, measured on the second of two: the first may compile.
+    @property
+    def n_first(self) -> int:
+        """Steps whose time tells nothing: one may compile, on a device another captures."""
+        return 1 + any(not b.is_host for b in self.model.devices.backends)
 
-        If windows differ in length, the time is that of steps as long as the mean. Meant for a dry
-        run: the parameters have changed afterwards, and nothing is on the disk.
+    def rehearse(self) -> float:
+        """Seconds of a step after the first ones, of windows as long as the mean.
+
+        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
         """
         self._begin()
-        self._step()
+        for _ in range(self.n_first):
+            self._step()
         train, windows = self.corpus.train, self._windows()
         share = train.n_computed() / len(train) * len(windows) / train.n_computed(windows)
         return self._step().seconds * share

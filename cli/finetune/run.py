@@ -199,7 +199,7 @@ def _train(
     job: Job, trainer: Trainer, trained: Trained, prompt: np.ndarray, told: record.Rows
 ) -> bool:
     """Train and write the result; returns whether training reached its end."""
-    start, meter = trainer.progress.step, Meter(trainer.history)
+    start, meter = trainer.progress.step, Meter(trainer.history, trainer.n_first)
     with stopping(trainer.stop):
         with (
             _helped(job, trainer, trained) as compiled,

@@ -1,5 +1,7 @@
 """--device: what is refused, and a device that is lost in the middle of a run."""
 
+from dataclasses import replace
+
 import pytest
 from separate_cpu import SeparateCPU
 
@@ -7,6 +9,7 @@ from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.finetune import memory
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from pyggml.lora import Trainer
 
 
 def has_card():
@@ -115,6 +118,14 @@ def test_a_dry_run_says_a_device_s_memory(finetune, monkeypatch):
     *leaves, _, arena = sorted(device.asked)  # the optimiser has half a megabyte of its own
     taken = sum(leaves) + arena + found.own + found.cache
     assert found.n_bytes == pytest.approx(taken, rel=0.02)
+
+
+def test_a_dry_run_on_a_device_times_the_third_step(finetune, monkeypatch):
+    seconds = iter([30.0, 20.0, 0.25])
+    made = Trainer._step
+    monkeypatch.setattr("pyggml.model.backends_of", lambda *_: [Small(90_000_000)])
+    monkeypatch.setattr(Trainer, "_step", lambda t: replace(made(t), seconds=next(seconds)))
+    assert finetune("--device", "cuda", "--dry-run").row("time").startswith("0.2 s a step")
 
 
 def test_a_device_with_too_little_memory_is_found_before_a_step(finetune, monkeypatch):

@@ -33,6 +33,14 @@ def test_a_first_step_that_may_have_compiled_counts_until_there_is_another(clock
     assert (meter.tokens_per_second, meter.each, meter.left) == (32, 2, "3 min 14 s left")
 
 
+def test_on_a_device_two_steps_tell_nothing_of_the_length(clock):
+    meter = Meter(n_first=2)
+    for number, now in ((1, 9.0), (2, 12.0), (3, 12.5)):
+        clock.append(now)
+        meter.add(step(number, seconds=now))
+        assert meter.estimate() == ("0.5 s a step, 48 s left" if number == 3 else None)
+
+
 def test_the_length_of_the_run_is_said_once_and_as_soon_as_it_is_known(clock):
     meter = Meter()
     meter.add(step(1))
