@@ -34,6 +34,32 @@ def test_packed_experts_are_the_unpacked_ones(name, tmp_path):
         assert nmse(session.feed(TOKENS[start:end]), wanted[end - 1]) < 1e-10
 
 
+ROUTED = [*MIXTURES, "granitemoe", "lfm2moe", "qwen35moe", "qwen3next", "gpt-oss"]
+
+
+def choices(path, compute):
+    """What decides which experts the golden tokens get: (blocks, tokens, experts)."""
+    model = pyggml.load(path, compute=compute)
+    names = [n for n in model.activations if n.endswith("ffn_gate_inp")]
+    with model.trace("*ffn_gate_inp") as t:
+        model.logits(TOKENS)
+    scores = np.stack([t[n] for n in names])
+    biases = [w.data for n, w in model.parts.weights.items() if n.endswith("exp_probs_b.bias")]
+    return 1 / (1 + np.exp(-scores)) + np.stack(biases)[:, None] if biases else scores
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_no_choice_of_a_golden_mixture_is_near_a_tie(name):
+    """Else another rounding gives a token another expert, and the gradients say nothing."""
+    path = GOLDEN / f"{name}.gguf"
+    exact, rounded = (choices(path, compute) for compute in ("f32", "bf16"))
+    with gguf.open(path) as file:
+        n_used = next(f.value for k, f in file.metadata.items() if k.endswith("used_count"))
+    ordered = np.sort(exact, axis=-1)
+    noise = np.sqrt(np.mean((rounded - exact) ** 2, axis=-1))
+    assert ((ordered[..., -n_used] - ordered[..., -n_used - 1]) > 2 * noise).all()
+
+
 @pytest.fixture
 def in_one(tmp_path):
     """Write a golden mixture with gates and ups in one tensor, as the converter's

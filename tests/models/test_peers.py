@@ -1,5 +1,7 @@
 """Architectures against transformers' classes and llama.cpp, on the small models of `peers`."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from peers.files import GOLDEN, save
 from peers.peer import LORA_RANK, LORA_SCALE
 from peers.trial import in_f32, llama_cpp_logits, trained, wide_modules
 
+BF16 = json.loads((GOLDEN / "bf16.json").read_text())
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
 
 
@@ -71,6 +74,19 @@ def test_a_cache_changes_nothing(model, values):
         found = session.feed(tokens[session.n_past : session.n_past + n])
         assert nmse(found, whole[session.n_past - 1]) < 1e-10
     assert session.n_past == len(tokens)
+
+
+def test_how_far_bfloat16_is(name, values):
+    """The table is a measure for cards; random weights are harder to round than trained ones."""
+    allowed = {what: 2 * error for what, error in BF16[name].items()}
+    model = pyggml.load(GOLDEN / f"{name}.gguf", compute="bf16")
+    assert nmse(model.logits(values["tokens"]), values["logits"]) < allowed["logits"]
+    _, grads = loss_and_grads(adapted(model, values), values["tokens"])
+    found, exact = (
+        np.concatenate([of(key).ravel() for key in grads])
+        for of in (grads.get, lambda key: values[f"grad/{key}"])
+    )
+    assert np.linalg.norm(found - exact) < allowed["gradients"] * np.linalg.norm(exact)
 
 
 # -- the others ---------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from zlib import crc32
+
 import numpy as np
 
 from peers.dense import QK_BESIDE
-from peers.peer import Arrays, Peer
+from peers.peer import Arrays, Peer, drawn
 from peers.variants import YARN, YARN_KEYS
 
 RMS_NORM = {"attention.layer_norm_rms_epsilon": 1e-6}
@@ -31,6 +34,24 @@ NAMES = {
     "feed_forward.expert_bias": "exp_probs_b.bias",
 }
 PACKED = {"experts.gate_up_proj": "exps", "shared_mlp.input_linear.weight": "shexp"}
+
+
+ROUTERS = ("mlp.gate.weight", "feed_forward.gate.weight", "mlp.router.weight")
+Draw = Callable[[str, tuple[int, ...], np.random.Generator], np.ndarray]
+
+
+def routed(seed: int, others: Draw = drawn) -> Draw:
+    """Numbers of which those of routers have a seed of their own.
+
+    With the seeds that are used no token's choice of experts is near a tie, which other roundings
+    would turn: a single other choice moves the gradients by a sixth of their norm.
+    """
+
+    def draw(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        own = np.random.default_rng([crc32(name.encode()), seed])
+        return others(name, shape, own if name.endswith(ROUTERS) else rng)
+
+    return draw
 
 
 def apart(state: Arrays) -> Arrays:
@@ -110,6 +131,7 @@ MIXTURES = [
         | {"rope.dimension_count": 8}
         | EXPERT_KEYS,
         convert=beside,
+        draw=routed(37),
     ),
     Peer(
         name="qwen2moe",
@@ -118,6 +140,7 @@ MIXTURES = [
         config=QWEN_EXPERTS | {"shared_expert_intermediate_size": 40},
         keys=RMS_NORM | ROPE | QWEN_KEYS | {"expert_shared_feed_forward_length": 40},
         convert=apart,
+        draw=routed(5),
         fixed=("norm.weight", "ffn_gate_inp_shexp.weight"),  # one row: no rank fits
     ),
     Peer(
@@ -130,6 +153,7 @@ MIXTURES = [
         | ROPE
         | {"attention.key_length": 16, "attention.value_length": 16},
         convert=apart,
+        draw=routed(50),
     ),
     Peer(
         name="olmoe",
@@ -154,6 +178,7 @@ MIXTURES = [
         | {"leading_dense_block_count": 1, "expert_feed_forward_length": 24}
         | EXPERT_KEYS,
         convert=in_blocks,
+        draw=routed(17),
         fixed=("norm.weight", "shortconv.conv.weight"),
         buffers=("expert_bias",),
     ),
@@ -173,6 +198,7 @@ MIXTURES = [
         | YARN_KEYS
         | EXPERT_KEYS,
         convert=by_turns,
+        draw=routed(3),
         fixed=("norm.weight", "exps.bias"),
     ),
     granite("granitemoe", "GraniteMoe", {}, {}),

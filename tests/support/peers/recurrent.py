@@ -8,6 +8,7 @@ import numpy as np
 
 from peers.dense import RMS_NORM
 from peers.experts import apart as experts_apart
+from peers.experts import routed
 from peers.peer import Arrays, Peer, drawn
 from peers.variants import RMS_NORM_5, one_more
 
@@ -201,7 +202,7 @@ DELTA_NETS = [
         config=DELTA_CONFIG | SHARED_CONFIG,
         keys=DELTA_KEYS | SECTIONS | SHARED,
         convert=lambda state: experts_apart(values_apart(state)),
-        draw=near_zero,
+        draw=routed(40, near_zero),
         fixed=ROUTED,
     ),
     Peer(
