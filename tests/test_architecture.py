@@ -22,6 +22,7 @@ LAYERS = [
         "dtypes",
         "files",
         "positions",
+        "resampling",
         "scratch",
         "settings",
         "sizes",

@@ -14,7 +14,8 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import Sample
-from pyggml.ops.resample import Axis, picked, resampling_op
+from pyggml.ops.resample import resampling_op
+from pyggml.resampling import Axis, picked
 from pyggml.tensors import Shape, Tensor
 
 Widths = tuple[tuple[int, int], ...]

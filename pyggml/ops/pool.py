@@ -21,7 +21,8 @@ from pyggml.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.ops.conv import Pair, out_size
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.layout import reshape
-from pyggml.ops.resample import Axis, picked, resampling_op
+from pyggml.ops.resample import resampling_op
+from pyggml.resampling import Axis, picked
 from pyggml.tensors import Shape, Tensor
 
 _KINDS = ("avg", "max")

@@ -2,8 +2,7 @@
 
     y[a, b, …] = Σ w0[a, p]·w1[b, q]·… · x[i0[a, p], i1[b, q], …]  over p, q, …
 
-An axis is a pair (i, w) of arrays (n_out, n_taps): the indices of the elements that make up each
-result, and their weights. A weight of 0 skips its element. The transpose uses the same pairs.
+What an axis (i, w) is stands in pyggml/resampling.py. The transpose uses the same pairs.
 """
 
 from __future__ import annotations
@@ -21,16 +20,8 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import OPS, Memory, Op, Refused, Sample, Spec, op
 from pyggml.ops.expect import expect, expect_axes, expect_type
+from pyggml.resampling import AXES, Axes, Axis, picked, shape_of
 from pyggml.tensors import Shape, Tensor
-
-Axis = tuple[np.ndarray, np.ndarray]  # indices int64, weights float32
-Axes = Callable[..., list[Axis]]  # (x's shape, **params) -> one Axis for each of its axes
-
-
-def picked(indices: np.ndarray) -> Axis:
-    """The axis whose result i is element indices[i], or 0 for a negative index."""
-    column = indices.reshape(-1, 1)
-    return np.maximum(column, 0), (column >= 0).astype(np.float32)
 
 
 @kernel
@@ -96,6 +87,7 @@ def resampling_op(
     name_back has the op's parameters and one more, `of`: the shape of the op's source.
     """
     rules = _Rules(name, axes, samples)
+    AXES[name] = axes
     forth = op(
         name=name,
         ggml=ggml,
@@ -130,7 +122,7 @@ class _Rules:
     samples: Callable[[np.random.Generator], Iterator[Sample]]
 
     def _shape(self, of: Shape, **params: Any) -> Shape:
-        return tuple(len(index) for index, _ in self.axes(of, **params))
+        return shape_of(self.axes(of, **params))
 
     def spec(self, x: Tensor, **params: Any) -> Spec:
         expect_type(self.name, "x", x)

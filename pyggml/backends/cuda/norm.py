@@ -138,6 +138,19 @@ def _by_row(run: Any) -> Callable[[Site], Call]:
     return bind
 
 
+def _by_group(run: Any) -> Callable[[Site], Call]:
+    """The same for rows that are runs of channels; params begin with how many there are."""
+
+    def bind(site: Site) -> Call:
+        n_groups, *params = site.scalars
+        t = site.node
+        n_rows = (t.shape[0] if len(t.shape) == 4 else 1) * n_groups
+        n = t.n_elements // n_rows
+        return per_rows(run, n_rows, n, site.stream, site.out, *site.src, n, *params)
+
+    return bind
+
+
 for _name, _run in {
     "rms_norm": _rms_norm,
     "rms_norm_back": _rms_norm_back,
@@ -147,3 +160,5 @@ for _name, _run in {
     "norm_back": _norm_back,
 }.items():
     declare(_name, Kernel(_by_row(_run)))
+declare("group_norm", Kernel(_by_group(_norm)))
+declare("group_norm_back", Kernel(_by_group(_norm_back)))
