@@ -30,11 +30,22 @@ class Bytes:
         self.array, self.n, self.address = array, int(array.size), address(array)
 
 
+_LOCKED: list[range] = []  # addresses of all pieces
+
+
+def is_locked(values: np.ndarray) -> bool:
+    """Whether an array lies in a piece, as one that was read from a card may."""
+    start = values.ctypes.data
+    return any(start in piece for piece in _LOCKED)
+
+
 class _Piece:
     """Page-locked memory, and an event: what was last copied there has arrived."""
 
     def __init__(self, n: int) -> None:
         self.memory = cuda.pinned_array(n, np.uint8)
+        first = self.memory.ctypes.data
+        _LOCKED.append(range(first, first + n))
         self.arrived = cuda.event()
 
 
@@ -50,6 +61,8 @@ class Transfers:
         """Copy an array without gaps. It may change as soon as this returns: the driver has a copy,
         as of all that is not page-locked."""
         assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
+        if is_locked(values):
+            values = values.copy()
         if SIMULATED:
             target.array.copy_to_device(values.reshape(-1).view(np.uint8))
         elif target.n:

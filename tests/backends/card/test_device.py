@@ -68,6 +68,18 @@ def test_what_was_asked_for_is_what_it_was_then(card):
     assert (first() == 1).all()
 
 
+def test_what_was_read_may_change_once_it_is_written_elsewhere(card):
+    """The driver would read page-locked memory only when its turn comes."""
+    t, u = placed(card, (3, 1000), F32), placed(card, (3, 1000), F32)
+    card.write(t, np.full((3, 1000), 1.0))
+    found = card.read(t)
+    assert transfers.is_locked(found)
+    assert not transfers.is_locked(found.copy())
+    card.write(u, found)
+    found[:] = 2
+    assert (card.read(u) == 1).all()
+
+
 @pytest.mark.parametrize("most", [transfers._MOST_LOCKED, 4 << 10])
 def test_arrays_share_no_memory_while_somebody_has_them(card, most, monkeypatch):
     monkeypatch.setattr(transfers, "_MOST_LOCKED", most)
