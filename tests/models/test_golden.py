@@ -27,6 +27,7 @@ ARCHITECTURES += ["granite", "lfm2", "olmo2", "phi3", "smollm3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
 # llama.cpp computed Q8_0_exact and Q4_K_M_exact, and takes a GELU from a table of halves.
 ROUNDED_GELU = {"gemma2": 1.2e-7, "gemma3": 3.5e-7, "gpt2": 2e-7}  # measured: half of it
+SAME_GELU = {"gemma2": 1.5e-9, "gemma3": 3.5e-8, "gpt2": 4.5e-9}  # likewise, with that table
 ROUNDING = 5e-12  # NMSE of float32 logits; measured: at most 2.1e-12
 COMMITTED = Path(__file__).parents[1] / "golden/models"
 
@@ -65,7 +66,8 @@ def test_the_table_of_gelus_is_what_is_left(architecture, kind, golden_file, gol
     model = pyggml.load(golden_file(f"{architecture}-{kind}.gguf"), compute="f32")
     wanted = golden(architecture)
     monkeypatch.setattr(CPU, "bind", bind)
-    assert nmse(model.logits(wanted["tokens"])[wanted["rows"]], wanted[EXACT[kind]]) < 3e-8
+    error = nmse(model.logits(wanted["tokens"])[wanted["rows"]], wanted[EXACT[kind]])
+    assert error < SAME_GELU[architecture]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -92,7 +94,7 @@ def test_llama_cpp_is_met_at_its_own_distance(architecture, kind, golden_file, g
         < 1.01 * rounding
     )
     found = pyggml.load(path, adapter, compute="f32").logits(wanted["tokens"])
-    assert nmse(found, wanted[f"{kind}+lora"]) < 3 * rounding
+    assert nmse(found, wanted[f"{kind}+lora"]) < 1.2 * rounding  # measured: at most 1.11
 
 
 @pytest.mark.parametrize("fused", [True, False])
