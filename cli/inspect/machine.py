@@ -10,8 +10,7 @@ from pyggml._isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
 from pyggml._jit import CACHE
 from pyggml.attention import Problem as Attention
 from pyggml.attention import backward_path, forward_path
-from pyggml.backends.cuda import cards
-from pyggml.backends.webgpu import adapter_name
+from pyggml.backends.choice import KINDS
 from pyggml.cli.show import plural, row, say, size
 from pyggml.dtypes import F32, dtype
 from pyggml.errors import DeviceError
@@ -32,8 +31,7 @@ def say_machine() -> None:
         row("", f"not {isa.name}: {why_not(isa)}")
     row("compute", f"auto is {FASTEST}; weights that are no whole numbers: {FLOATS}")
     _say_cache()
-    _say_cards()
-    _say_adapter()
+    _say_devices()
     say()
     say(_line("what computes, by tokens", [str(n) for n in _TOKENS]))
     for name in _WEIGHTS:
@@ -62,23 +60,16 @@ def _say_cache() -> None:
     row("kernels", f"{size(sum(sizes))} of compiled ones in {CACHE}")
 
 
-def _say_cards() -> None:
-    try:
-        found = cards()
-    except DeviceError as error:
-        row("devices", str(error))
-        return
-    for i, card in enumerate(found):
-        capability = ".".join(map(str, card.capability))
-        about = f"{card.name}, {size(card.n_bytes)}, compute capability {capability}"
-        row("" if i else "devices", f"cuda:{card.index}: {about}")
-
-
-def _say_adapter() -> None:
-    try:
-        row("", f"webgpu: {adapter_name()}")
-    except DeviceError as error:
-        row("", str(error))
+def _say_devices() -> None:
+    label = "devices"
+    for kind in KINDS.values():
+        try:
+            lines = [f"{word}: {about}" for word, about in kind.found()]
+        except DeviceError as error:
+            lines = [str(error)]
+        for line in lines:
+            row(label, line)
+            label = ""
 
 
 def _product(form: Form, weight: str, n_tokens: int) -> str:

@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from pyggml.backends.base import Backend
 from pyggml.errors import ConfigError, DeviceError
 
-WANTED = "wanted cpu, cuda, cuda:N, webgpu or auto"
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of device beside the CPU.
+
+    open       (number or None for the preferred one, whether products are exact) -> a device;
+               DeviceError, which names what is missing
+    found      -> a line for each that this machine has: its word, what it is; or DeviceError
+    numbered   whether a word may name one of several: cuda:1
+    automatic  whether `auto` takes it
+    """
+
+    open: Callable[[int | None, bool], Backend]
+    found: Callable[[], Iterator[tuple[str, str]]]
+    numbered: bool = False
+    automatic: bool = False
+
+
+# Packages of devices are imported when their word is given: most runs need none.
+
+
+def _open_cuda(number: int | None, exact: bool) -> Backend:
+    from pyggml.backends.cuda import open_cuda
+
+    return open_cuda(number, "f32" if exact else "bf16")
+
+
+def _found_cuda() -> Iterator[tuple[str, str]]:
+    from pyggml.backends.cuda import cards
+
+    for card in cards():
+        capability = ".".join(map(str, card.capability))
+        about = f"{card.n_bytes / 1e9:.1f} GB, compute capability {capability}"
+        yield f"cuda:{card.index}", f"{card.name}, {about}"
+
+
+def _open_webgpu(number: int | None, exact: bool) -> Backend:
+    from pyggml.backends.webgpu import open_webgpu
+
+    return open_webgpu("f32" if exact else "f16")
+
+
+def _found_webgpu() -> Iterator[tuple[str, str]]:
+    from pyggml.backends.webgpu import adapter_name
+
+    yield "webgpu", adapter_name()
+
+
+KINDS = {
+    "cuda": Kind(_open_cuda, _found_cuda, numbered=True, automatic=True),
+    "webgpu": Kind(_open_webgpu, _found_webgpu),
+}
+WORDS = ["cpu", *(w for n, k in KINDS.items() for w in (n, f"{n}:N")[: 1 + k.numbered]), "auto"]
+WANTED = f"wanted {', '.join(WORDS[:-1])} or {WORDS[-1]}"
 
 
 def backends_of(device: str, compute: str = "auto") -> list[Backend]:
@@ -23,22 +77,23 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     Raises ConfigError for another word, and DeviceError, which names what is missing, for a device
     that cannot be used.
     """
+    exact = compute == "f32"
     name, colon, number = device.partition(":")
-    known = name in ("cpu", "cuda", "webgpu", "auto")
-    if not known or (colon and (name != "cuda" or not number.isdigit())):
-        raise ConfigError([("device", f"is {device!r}, {WANTED}")])
-    if name == "cpu":
+    if device == "auto":
+        return _first_automatic(exact)
+    if device == "cpu":
         return []
-    if name == "webgpu":
-        from pyggml.backends.webgpu import open_webgpu
+    kind = KINDS.get(name)
+    if kind is None or (colon and not (kind.numbered and number.isdigit())):
+        raise ConfigError([("device", f"is {device!r}, {WANTED}")])
+    return [kind.open(int(number) if number else None, exact)]
 
-        return [open_webgpu("f32" if compute == "f32" else "f16")]
-    from pyggml.backends.cuda import open_cuda
 
-    rounding: Literal["f32", "bf16"] = "f32" if compute == "f32" else "bf16"
-    try:
-        return [open_cuda(int(number) if number else None, rounding)]
-    except DeviceError:
-        if name == "auto":
-            return []
-        raise
+def _first_automatic(exact: bool) -> list[Backend]:
+    for kind in KINDS.values():
+        try:
+            if kind.automatic:
+                return [kind.open(None, exact)]
+        except DeviceError:
+            continue
+    return []

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from separate_cpu import SeparateCPU
 
+from pyggml.backends.choice import WANTED
 from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.finetune import memory
+from pyggml.cli.options import DEVICE_HELP
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
 
@@ -63,6 +65,10 @@ def test_a_lost_device_leaves_the_checkpoint(finetune, tmp_path, monkeypatch, ke
     wanted = f"--resume {folder} goes on from {newest}" if keeps else "no checkpoint was kept"
     assert wanted in ended.err and bool(newest) == keeps
     assert not (tmp_path / "adapter.gguf").exists()
+
+
+def test_help_names_the_devices_that_there_are():
+    assert f"wanted {DEVICE_HELP}" == WANTED
 
 
 def test_webgpu_from_the_command_line(finetune, pyggml, tiny, tmp_path, monkeypatch):

@@ -45,6 +45,6 @@ def test_a_resumed_run_computes_as_the_one_that_it_continues(
 def test_inspect_names_the_devices(pyggml, monkeypatch):
     assert "devices " in pyggml("inspect", "--machine").out
     found = [Card(1, "GeForce", (8, 9), 24 * 10**9)]
-    monkeypatch.setattr("pyggml.cli.inspect.machine.cards", lambda: found)
+    monkeypatch.setattr("pyggml.backends.cuda.cards", lambda: found)
     told = "cuda:1: GeForce, 24.0 GB, compute capability 8.9"
     assert pyggml("inspect", "--machine").row("devices") == told
