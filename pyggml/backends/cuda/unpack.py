@@ -11,15 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.driver import cuda, device, kernel
+from pyggml.backends.cuda.fours import in_fours, load_four, put_four_bf16
 from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.ptx import (
-    as_float,
-    bf16_bits,
-    put_eight,
-    put_eight_bf16,
-    put_four_bf16,
-)
+from pyggml.backends.cuda.ptx import bf16_bits, put_eight, put_eight_bf16
 from pyggml.backends.cuda.weights import eights_of, weight_of
 from pyggml.call import Call
 from pyggml.dtypes import DType
@@ -158,28 +153,23 @@ def unpacked_beside(
 
 
 @kernel
-def _round(out, x, row, gap):
+def _round(out, x):
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        out[_wide(i, row, gap)] = bf16_bits(x[i])
+        out[i] = bf16_bits(x[i])
 
 
-if not SIMULATED:
-    from pyggml.backends.cuda.ptx import load_words
-
-    @kernel
-    def _round_fours(out, x, row, gap):
-        for group in range(cuda.grid(1), x.size // 4, cuda.gridsize(1)):
-            a, b, c, d = load_words(x, 16 * group)
-            at = _wide(4 * group, row, gap)
-            put_four_bf16(out, at, as_float(a), as_float(b), as_float(c), as_float(d))
+@kernel
+def _round_fours(out, x):
+    for i in range(cuda.grid(1), x.size // 4, cuda.gridsize(1)):
+        a, b, c, d = load_four(x, 4 * i)
+        put_four_bf16(out, 4 * i, a, b, c, d)
 
 
-def rounded(out: Any, x: Any, stream: Any, row: int = 4, gap: int = 0) -> Call:
+def rounded(out: Any, x: Any, stream: Any) -> Call:
     """A call that rounds float32 x to bfloat16 in out (uint16)."""
-    in_fours = x.size % 4 == row % 4 == gap % 4 == 0 and _is_aligned(x, 16) and _is_aligned(out, 8)
-    if SIMULATED or not in_fours:
-        return per_element(_round, x.size, stream, out, x, row, gap)
-    return per_element(_round_fours, x.size // 4, stream, out, x, row, gap)
+    if in_fours(out, x):
+        return per_element(_round_fours, x.size // 4, stream, out, x)
+    return per_element(_round, x.size, stream, out, x)
 
 
 def _is_aligned(array: Any, n_bytes: int) -> bool:
