@@ -6,6 +6,7 @@ Addresses count bytes from the start of an array in shared memory, as in ptx.py.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pyggml.backends.cuda.driver import SIMULATED
@@ -38,17 +39,14 @@ if not SIMULATED:
         start = builder.addrspacecast(start, _BYTE.as_pointer(_SHARED))
         return builder.bitcast(builder.gep(start, [at]), to.as_pointer(_SHARED))
 
-    def _shared_number(to: Any, widen: str, result: Any) -> Any:
-        @intrinsic
-        def load(typing, shared, at):
-            def emit(context, builder, signature, arguments):
-                found = _shared(context, builder, shared, arguments, to)
-                wide = _WORD if result is types.uint32 else _FLOAT
-                return getattr(builder, widen)(found, wide) if widen else found
+    @intrinsic
+    def shared_word(typing, shared, at):
+        """The word (uint32) at byte `at` of an array in shared memory."""
 
-            return result(shared, types.int64), emit
+        def emit(context, builder, signature, arguments):
+            return _shared(context, builder, shared, arguments, _WORD)
 
-        return load
+        return types.uint32(shared, types.int64), emit
 
     def _shared_words(n: int) -> Any:
         @intrinsic
@@ -64,11 +62,7 @@ if not SIMULATED:
 
         return load
 
-    # What lies at byte `at` of an array in shared memory: uint32, of a half float32.
-    shared_byte = _shared_number(_BYTE, "zext", types.uint32)
-    shared_short = _shared_number(_SHORT, "zext", types.uint32)
-    shared_half = _shared_number(ir.HalfType(), "fpext", types.float32)
-    shared_word = _shared_number(_WORD, "", types.uint32)
+    # The words (uint32) from byte `at` of an array in shared memory on.
     shared_pair, shared_words = _shared_words(2), _shared_words(4)
 
     def _put_shared(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
@@ -98,6 +92,53 @@ if not SIMULATED:
 
         word = types.uint32
         return types.void(shared, types.int64, word, word, word, word), emit
+
+    @intrinsic
+    def half_of(typing, word):
+        """The float16 in the low half of a word, as float32."""
+
+        def emit(context, builder, signature, arguments):
+            half = builder.bitcast(builder.trunc(arguments[0], _SHORT), ir.HalfType())
+            return builder.fpext(half, _FLOAT)
+
+        return types.float32(types.uint32), emit
+
+    @cache
+    def copier(n_bytes: int) -> Any:
+        """copy(shared, to, source, at): begin to copy n_bytes to shared memory, as all lanes of a
+        warp call it, each with the places of its own first 16 bytes."""
+        copy = "cp.async.cg.shared.global [$0 + {0}], [$1 + {0}], 16;"
+        lines = [copy.format(i) for i in range(0, n_bytes - 511, 512)]
+        if n_bytes % 512:
+            last, n_lanes = n_bytes // 512 * 512, n_bytes % 512 // 16
+            lines += ["{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid;"]
+            lines += [f"setp.lt.u32 p, l, {n_lanes}; @p {copy.format(last)} }}"]
+        text = " ".join(lines)
+
+        @intrinsic
+        def copy(typing, shared, to, source, at):
+            def emit(context, builder, signature, arguments):
+                to_array, to, from_array, at = arguments
+                here = _shared_pointer(context, builder, shared, (to_array, to), _BYTE)
+                start = context.make_array(source)(context, builder, from_array).data
+                there = builder.add(builder.ptrtoint(start, _LONG), at)
+                operands = [builder.ptrtoint(here, _WORD), there]
+                form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG])
+                builder.asm(form, text, "r,l,~{memory}", operands, True)
+                return context.get_dummy_value()
+
+            return types.void(shared, types.int64, source, types.int64), emit
+
+        return copy
+
+    @intrinsic
+    def nearest(typing, x):
+        """The whole number (int32) nearest to a float32."""
+
+        def emit(context, builder, signature, arguments):
+            return _pure(builder, "cvt.rni.s32.f32 $0, $1;", _WORD, "=r,f", arguments)
+
+        return types.int32(types.float32), emit
 
     @intrinsic
     def dot_bytes(typing, a, b, c):

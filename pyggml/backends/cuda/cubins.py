@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 # It makes numba.cuda that of the package numba-cuda, so it comes first.
-from pyggml.backends.cuda.driver import is_failure  # isort: skip
+from pyggml.backends.cuda.driver import allow_shared, is_failure  # isort: skip
 
 import numpy as np
 from llvmlite import ir
@@ -80,8 +80,8 @@ def described(value: Any) -> Any:
 class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     """Numba's hook for the kernels of one function: it asks for a signature, or hands a kernel."""
 
-    def __init__(self, function: Callable) -> None:
-        self._function = function
+    def __init__(self, function: Callable, shared_bytes: int = 0) -> None:
+        self._function, self._shared_bytes = function, shared_bytes
 
     def _path(self, argtypes: tuple[Any, ...]) -> Path | None:
         folder = _folder()
@@ -95,13 +95,19 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         text = json.dumps([function, tuple(capability), str(argtypes)])
         return folder / f"{self._function.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
 
+    def _ready(self, kernel: Any) -> Any:
+        """The kernel, allowed to take its shared memory."""
+        if self._shared_bytes:
+            allow_shared(kernel._codelibrary.get_cufunc().handle, self._shared_bytes)
+        return kernel
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel of these argument types, or None."""
         argtypes = tuple(getattr(sig, "args", sig))
         path = self._path(argtypes)
         found = path and read(path)
         try:
-            return found and kernel_of(*found, argtypes)
+            return found and self._ready(kernel_of(*found, argtypes))
         except Exception as error:
             if is_failure(error):  # the driver does not take it
                 return None
@@ -110,6 +116,7 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a kernel that Numba has compiled. If it cannot be written, the next process compiles
         it again."""
+        self._ready(data)
         path = self._path(tuple(getattr(sig, "args", sig)))
         if path is None or data.cooperative or data.launch_config_sensitive:
             return

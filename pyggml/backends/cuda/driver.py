@@ -34,6 +34,7 @@ __all__ = [
     "CudaAPIError",
     "CudaSupportError",
     "address",
+    "allow_shared",
     "cuda",
     "device",
     "driver",
@@ -41,6 +42,7 @@ __all__ = [
     "is_failure",
     "kernel",
     "make_current",
+    "most_shared",
     "ran_out",
     "shared_cell",
     "versions",
@@ -53,15 +55,40 @@ if not SIMULATED:  # a kernel for one row has one block
 device: Callable[[Callable], Any] = cuda.jit(device=True)
 
 
-def kernel(function: Callable) -> Any:
-    """A kernel, compiled when it is first launched and kept on disk (cubins.py)."""
-    made = cuda.jit(function)
-    if not SIMULATED:
-        with suppress(ImportError):  # another version of numba-cuda may lack what that needs
-            from pyggml.backends.cuda.cubins import Cubins
+def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> Any:
+    """A kernel, compiled when it is first launched and kept on disk (cubins.py).
 
-            made._cache = Cubins(function)
+    most_threads: of a block, which limits the registers of each; 0 for any number
+    shared_bytes: of dynamic shared memory that a launch may ask for, if that is more than 48 KiB
+    """
+    if SIMULATED:
+        return cuda.jit(function)
+    made = cuda.jit(launch_bounds=most_threads)(function) if most_threads else cuda.jit(function)
+    with suppress(ImportError):  # another version of numba-cuda may lack what that needs
+        from pyggml.backends.cuda.cubins import Cubins
+
+        made._cache = Cubins(function, shared_bytes)
     return made
+
+
+_SHARED_OF_LARGE = 227 << 10  # of a card that there is none of
+_MOST_DYNAMIC = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+def most_shared() -> int:
+    """Bytes of shared memory that a block may have on this card."""
+    try:
+        return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    except CudaSupportError:
+        return _SHARED_OF_LARGE
+
+
+def allow_shared(kernel: Any, n_bytes: int) -> None:
+    """Let the launches of a kernel (its handle) ask for so much dynamic shared memory."""
+    from cuda.bindings.driver import CUfunction_attribute
+
+    card = cuda.get_current_device().id
+    driver.cuKernelSetAttribute(CUfunction_attribute(_MOST_DYNAMIC), n_bytes, kernel, card)
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile

@@ -74,8 +74,8 @@ def _heads() -> Any:
     @kernel
     def heads(q_out, k_cache, v_cache, q, k, v, weights, table, ids, sizes, eps, turn, faults):
         rows = cuda.shared.array((_WARPS, _WIDEST), np.float32)
-        await_others()
         release_others()
+        await_others()
         n_tokens, n_heads, n_key_heads, d, n_rows = sizes
         warp, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
         of_token = n_heads + 2 * n_key_heads

@@ -1,15 +1,16 @@
-"""Weights of a block as whole numbers, four to a word: for the products of gemm/packed_dots.py.
+"""Weights of a unit as whole numbers, four to a word: for the products of gemm/packed_dots.py.
 
-`PackedBlock` runs a decoder (pyggml.quants.layout) and writes down, for each group of 32 weights,
-the expressions of its scales, its minimum and its words: word q of the first half has the bytes 4q
-to 4q + 3, of the second half 16 + 4q to 16 + 4q + 3, for q from 0 to 3. A lane takes both words of
-its own q, which in most types come from the same four bytes.
+A unit is what one thread multiplies: at most eight groups of 32 weights, in one block or several.
+`PackedBlock` runs a decoder (pyggml.quants.layout) and writes down, for each group, the expressions
+of its scales, its minimum and its eight words, of the unit's own words w0, w1, …
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from math import gcd
 from textwrap import indent
 from typing import Any, NamedTuple
 
@@ -18,16 +19,16 @@ import numpy as np
 from pyggml._jit import BlockCode
 from pyggml.backends.cuda import byte_ptx, ptx
 from pyggml.backends.cuda.driver import device
-from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.weights import half_e8m0
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP, SUBGROUP, Block
 
+MOST_GROUPS = 8  # of a unit
 _ONES = 0x01010101
 
 
 class Values(NamedTuple):
-    """n numbers: `one(i)` is the expression of number i, `word(half)` that of four bytes.
+    """n numbers: `one(i)` is the expression of number i, `word(i)` that of the i-th four of them.
 
     kind is "bytes", "ints" or "floats"; only GROUP or SUBGROUP bytes have words.
     """
@@ -39,10 +40,10 @@ class Values(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Expressions of 32 weights: a scale for each half, the words of each, and a minimum or ''."""
+    """Expressions of 32 weights: a scale for each half, eight words, and a minimum or ''."""
 
     scales: tuple[str, str]
-    words: tuple[str, str]
+    words: tuple[str, ...]
     minimum: str
 
 
@@ -55,36 +56,40 @@ def _bits(n: int) -> str:
 
 
 class PackedBlock(Block):
-    """Collects the groups of a block of so many bytes."""
+    """Collects the groups of the block that begins at byte `start` of its unit."""
 
     size = 1  # of plain types, which have no words
 
-    def __init__(self, block_bytes: int) -> None:
+    def __init__(self, start: int) -> None:
         self._groups: dict[int, Group] = {}
         self._minima: Values | None = None
-        self._block_bytes = block_bytes
+        self._start = start
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _load(self, offset: int, start: str = "at") -> str:
-        """Four bytes, by as few loads as their alignment allows."""
-        both = offset | self._block_bytes
-        name = "load_word" if both % 4 == 0 else "load_shorts" if both % 2 == 0 else "load_bytes"
-        return f"{name}(raw, {start} + {offset})"
+    def _load(self, offset: int) -> str:
+        """Four bytes: a word, or what is in two."""
+        i, first = divmod(self._start + offset, 4)
+        if not first:
+            return f"w{i}"
+        return f"pick_bytes(w{i}, w{i + 1}, {_bits(0x3210 + 0x1111 * first)})"
 
     def _byte(self, offset: int) -> str:
-        """One byte, of four that are read at once where they can be."""
-        if self._block_bytes % 4:
-            return f"np.int32(load_byte(raw, at + {offset}))"
-        word, shift = f"load_word(raw, at + {offset & ~3})", 8 * (offset & 3)
-        return f"np.int32(({word} >> {_bits(shift)}) & {_bits(255)})"
+        i, first = divmod(self._start + offset, 4)
+        return f"((w{i} >> {_bits(8 * first)}) & {_bits(255)})"
+
+    def _short(self, offset: int) -> str:
+        i, first = divmod(self._start + offset, 4)
+        if first == 3:
+            return f"({self._load(offset)} & {_bits(0xFFFF)})"
+        return f"((w{i} >> {_bits(8 * first)}) & {_bits(0xFFFF)})"
 
     def bytes(self, offset: int, n: int = GROUP) -> Values:
         def one(i: int) -> str:
-            return self._byte(offset + i)
+            return f"np.int32({self._byte(offset + i)})"
 
-        def word(half: int) -> str:
-            return self._load(offset + 16 * half, "own")
+        def word(i: int) -> str:
+            return self._load(offset + 4 * i)
 
         return Values("bytes", n, one, word if n >= SUBGROUP else None)
 
@@ -94,12 +99,11 @@ class PackedBlock(Block):
 
     def flags(self, offset: int, value: int) -> Values:
         def one(i: int) -> str:
-            bit = f"(({self._byte(offset + i // 8)} >> {_whole(i % 8)}) & {_whole(1)})"
-            return f"({bit} * {_whole(value)})"
+            byte = f"np.int32({self._byte(offset + i // 8)})"
+            return f"((({byte} >> {_whole(i % 8)}) & {_whole(1)}) * {_whole(value)})"
 
-        def word(half: int) -> str:
-            shift = f"(np.uint32(4 * q) + {_bits(16 * half)})"
-            four = f"(({self._load(offset)} >> {shift}) & {_bits(15)})"
+        def word(i: int) -> str:
+            four = f"(({self._load(offset)} >> {_bits(4 * i)}) & {_bits(15)})"
             return f"((({four} * {_bits(0x00204081)}) & {_bits(_ONES)}) * {_bits(value)})"
 
         return Values("bytes", GROUP, one, word)
@@ -107,25 +111,24 @@ class PackedBlock(Block):
     def fields(self, offset: int, n_bytes: int, n_bits: int) -> Values:
         def one(i: int) -> str:
             first = i * n_bits
-            byte = self._byte(offset + first // 8)
+            byte = f"np.int32({self._byte(offset + first // 8)})"
             return f"(({byte} >> {_whole(first % 8)}) & {_whole((1 << n_bits) - 1)})"
 
         return Values("ints", 8 * n_bytes // n_bits, one)
 
     def f16(self, offset: int, n: int = 1) -> Values:
-        return Values("floats", n, lambda i: f"load_half(raw, at + {offset + 2 * i})")
+        return Values("floats", n, lambda i: f"half_of({self._short(offset + 2 * i)})")
 
     def bf16(self, offset: int, n: int = 1) -> Values:
-        def one(i: int) -> str:
-            return f"as_float(load_short(raw, at + {offset + 2 * i}) << {_bits(16)})"
-
-        return Values("floats", n, one)
+        return Values(
+            "floats", n, lambda i: f"as_float({self._short(offset + 2 * i)} << {_bits(16)})"
+        )
 
     def f32(self, offset: int, n: int = 1) -> Values:
         return Values("floats", n, lambda i: f"as_float({self._load(offset + 4 * i)})")
 
     def half_e8m0(self, offset: int) -> Values:
-        return Values("floats", 1, lambda _: f"half_e8m0(load_byte(raw, at + {offset}))")
+        return Values("floats", 1, lambda _: f"half_e8m0(np.uint32({self._byte(offset)}))")
 
     # -- arithmetic ----------------------------------------------------------------------------
 
@@ -135,17 +138,17 @@ class PackedBlock(Block):
         def one(i: int) -> str:
             return f"((({whole.one(i)} >> {_whole(first)}) & {_whole(mask)}) << {_whole(to)})"
 
-        def word(half: int) -> str:
+        def word(i: int) -> str:
             assert whole.word is not None
-            moved = f"(({whole.word(half)} >> {_bits(first)}) & {_bits(mask * _ONES)})"
+            moved = f"(({whole.word(i)} >> {_bits(first)}) & {_bits(mask * _ONES)})"
             return f"({moved} << {_bits(to)})" if to else moved
 
         return whole._replace(one=one, word=whole.word and word)
 
     def either(self, a: Values, b: Values) -> Values:
-        def word(half: int) -> str:
+        def word(i: int) -> str:
             assert a.word is not None and b.word is not None
-            return f"({a.word(half)} | {b.word(half)})"
+            return f"({a.word(i)} | {b.word(i)})"
 
         both = a.word and b.word and word
         return a._replace(one=lambda i: f"({a.one(i)} | {b.one(i)})", word=both)
@@ -154,10 +157,9 @@ class PackedBlock(Block):
         def one(i: int) -> str:
             return a.one(i) if i < a.n else b.one(i - a.n)
 
-        def word(half: int) -> str:
-            found = b.word if half else a.word
-            assert found is not None
-            return found(0)
+        def word(i: int) -> str:
+            assert a.word is not None and b.word is not None
+            return a.word(i) if i < a.n // 4 else b.word(i - a.n // 4)
 
         return Values(a.kind, a.n + b.n, one, word if a.n == SUBGROUP else None)
 
@@ -166,10 +168,10 @@ class PackedBlock(Block):
             less = f"({whole.one(i)} - {_whole(n)})"
             return f"({less} & {_whole(255)})" if whole.kind == "bytes" else less
 
-        def word(half: int) -> str:  # of bytes below 128: their top bits keep what is borrowed
+        def word(i: int) -> str:  # of bytes below 128: their top bits keep what is borrowed
             assert whole.word is not None
             top = _bits(0x80 * _ONES)
-            return f"((({whole.word(half)} | {top}) - {_bits(n * _ONES)}) ^ {top})"
+            return f"((({whole.word(i)} | {top}) - {_bits(n * _ONES)}) ^ {top})"
 
         return whole._replace(one=one, word=whole.word and word)
 
@@ -179,9 +181,9 @@ class PackedBlock(Block):
             for first in range(0, 16, 4)
         ]
 
-        def word(half: int) -> str:
+        def word(i: int) -> str:
             assert nibbles.word is not None
-            return f"look_up({nibbles.word(half)}, {', '.join(words)})"
+            return f"look_up({nibbles.word(i)}, {', '.join(words)})"
 
         return nibbles._replace(one=_no_single, word=word)
 
@@ -218,7 +220,7 @@ class PackedBlock(Block):
         assert q.word is not None
         minimum = self._minima.one(i // GROUP) if self._minima else ""
         both = scales[0].one(0), scales[1].one(0)
-        self._groups[i] = Group(both, (q.word(0), q.word(1)), minimum)
+        self._groups[i] = Group(both, tuple(q.word(n) for n in range(GROUP // 4)), minimum)
 
     @property
     def groups(self) -> list[Group]:
@@ -230,36 +232,75 @@ def _no_single(i: int) -> str:
     raise TypeError("a number of a table, wanted none but in words")
 
 
+class Unit(NamedTuple):
+    """n_groups of a type, in n_bytes."""
+
+    name: str
+    n_groups: int
+    n_bytes: int
+
+
+def unit_of(name: str, k: int) -> Unit | None:
+    """The unit of rows of k weights of this type; None if they have none."""
+    dtype = QUANTS[name].dtype
+    n_groups = gcd(k // GROUP, MOST_GROUPS)
+    if isinstance(QUANTS[name].decode, BlockCode) or k % GROUP or GROUP * n_groups % dtype.block:
+        return None
+    n_bytes = GROUP * n_groups // dtype.block * dtype.block_bytes
+    return None if n_bytes % 2 else Unit(name, n_groups, n_bytes)
+
+
 @cache
-def groups_of(name: str) -> tuple[Group, ...]:
-    """The groups of a block of the type of this name."""
-    quant = QUANTS[name]
-    assert not isinstance(quant.decode, BlockCode), f"{name} has no decoder"
-    block = PackedBlock(quant.dtype.block_bytes)
-    quant.decode(block)
-    return tuple(block.groups)
+def groups_of(unit: Unit) -> tuple[Group, ...]:
+    """The groups of a unit, in the order of its weights."""
+    quant, groups = QUANTS[unit.name], list[Group]()
+    assert not isinstance(quant.decode, BlockCode), f"{unit.name} has no decoder"
+    for start in range(0, unit.n_bytes, quant.dtype.block_bytes):
+        block = PackedBlock(start)
+        quant.decode(block)
+        groups += block.groups
+    return tuple(groups)
 
 
-def source_of(name: str) -> str:
-    """The source of `unpack(raw, at, q)`: lane q's share of each group of the block at byte `at`, a
-    tuple (word, word, scale, scale, minimum)."""
-    lines = ["def unpack(raw, at, q):", "    own = at + 4 * q", "    return ("]
-    for group in groups_of(name):
-        parts = (*group.words, *group.scales, group.minimum or "ZERO")
-        lines += ["        (", *(f"            {part}," for part in parts), "        ),"]
-    return "\n".join([*lines, "    )"])
+class Loads:
+    """The lines that load the words of a unit at byte `at` of shared memory, each once.
 
+    As many words are loaded at once as the alignment of units allows. Where every other unit begins
+    in the middle of a word, a word is what `first` picks of two.
+    """
 
-@device
-def _load_shorts(raw, at):
-    return byte_ptx.shared_short(raw, at) | (byte_ptx.shared_short(raw, at + 2) << np.uint32(16))
+    def __init__(self, unit: Unit) -> None:
+        self._alignment = gcd(unit.n_bytes, 16)
+        self._loaded: set[int] = set()
 
+    def opening(self) -> list[str]:
+        """Where units begin anywhere: the words around, and which bytes of two are one of its."""
+        if self._alignment > 2:
+            return ["    whole = at"]
+        lines = ["    whole = at & ~np.int64(3)"]
+        return [*lines, f"    first = {_bits(0x5432)} if at & 2 else {_bits(0x3210)}"]
 
-@device
-def _load_bytes(raw, at):
-    low = byte_ptx.shared_byte(raw, at) | (byte_ptx.shared_byte(raw, at + 1) << np.uint32(8))
-    high = byte_ptx.shared_byte(raw, at + 2) | (byte_ptx.shared_byte(raw, at + 3) << np.uint32(8))
-    return low | (high << np.uint32(16))
+    def lines(self, expressions: Sequence[str]) -> Iterator[str]:
+        """The lines for the words in these expressions that are not loaded yet."""
+        found = {int(i) for text in expressions for i in re.findall(r"\bw(\d+)\b", text)}
+        step = max(1, self._alignment // 4)
+        for start in sorted({i // step * step for i in found}):
+            if self._alignment > 2:
+                yield from self._load("w", start, step)
+            elif start not in self._loaded:
+                yield from self._load("v", start, 1)
+                yield from self._load("v", start + 1, 1)
+                yield f"    w{start} = pick_bytes(v{start}, v{start + 1}, first)"
+                self._loaded.add(start)
+
+    def _load(self, letter: str, start: int, step: int) -> Iterator[str]:
+        key = start if letter == "w" else -1 - start
+        if key in self._loaded:
+            return
+        self._loaded.add(key)
+        names = ", ".join(f"{letter}{start + i}" for i in range(step))
+        name = {1: "shared_word", 2: "shared_pair", 4: "shared_words"}[step]
+        yield f"    {names} = {name}(memory, whole + {4 * start})"
 
 
 @device
@@ -276,16 +317,12 @@ def _look_up(indices, a, b, c, d):
     return (above & is_above) | (below & ~is_above)
 
 
-@cache
-def unpacker_of(name: str) -> Any:
-    """`unpack` as a device function of blocks in shared memory."""
-    known = {
-        "np": np, "ZERO": ZERO, "as_float": ptx.as_float, "half_e8m0": half_e8m0,
-        "load_byte": byte_ptx.shared_byte, "load_short": byte_ptx.shared_short, "look_up": _look_up,
-        "load_half": byte_ptx.shared_half, "load_word": byte_ptx.shared_word,
-        "load_shorts": _load_shorts, "load_bytes": _load_bytes,
-    }  # fmt: skip
-    return device(closed(source_of(name), "unpack", known))
+KNOWN = {
+    "np": np, "as_float": ptx.as_float, "half_e8m0": half_e8m0, "half_of": byte_ptx.half_of,
+    "look_up": _look_up, "pick_bytes": byte_ptx.pick_bytes, "shared_pair": byte_ptx.shared_pair,
+    "shared_word": byte_ptx.shared_word, "shared_words": byte_ptx.shared_words,
+}  # fmt: skip
+"""What the expressions of groups and the lines that load words name."""
 
 
 def closed(source: str, name: str, known: Mapping[str, Any]) -> Any:

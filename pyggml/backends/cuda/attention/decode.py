@@ -214,8 +214,8 @@ def _attend(head_size: int, key_type: str, n_together: int) -> Any:
         z = cuda.local.array(of_scores, np.float32)
         tops = cuda.local.array(n_together, np.float32)
         weights = cuda.local.array(n_together, np.float32)
-        await_others()
         release_others()
+        await_others()
         part, n_parts, query = cuda.blockIdx.x, cuda.gridDim.x, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head = cuda.blockIdx.y * n_together

@@ -4,9 +4,11 @@ Of each group of 32 numbers, x = d · (256·high + low): d is the greatest |x| b
 are signed bytes. So x is known to 2⁻¹⁶ of its group's greatest, finer than bfloat16, and a product
 with bytes is four instructions for eight weights (dp4a).
 
-A group takes 64 bytes: for each of four lanes q, the words of high and low digits of its numbers
-4q … and 16 + 4q …. Then come all d, each with a quarter of the group's sum, for what a type adds to
-all weights of a group. Eight groups are followed by one's room, which spreads them over the banks.
+A group takes 64 bytes: for each q below 4, the words of high and low digits of its numbers 4q … and
+16 + 4q …. Then come all d, each with its group's sum, for what a type adds to all weights of a
+group. A unit's groups (packed.py) are followed by room that spreads the units over the banks.
+
+Where A is normalised, the digits are those of a · w; the rate of a row multiplies its results.
 """
 
 from __future__ import annotations
@@ -18,32 +20,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda import byte_ptx, ptx
-from pyggml.backends.cuda.blocks import block_sum
 from pyggml.backends.cuda.driver import cuda, device
 from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.warp import ALL
+from pyggml.backends.cuda.fours import load_four
+from pyggml.backends.cuda.warp import ALL, warp_sum
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 GROUP_BYTES, FACTOR_BYTES = 64, 8
-EIGHT = 8 * GROUP_BYTES + GROUP_BYTES  # bytes of eight groups
-EIGHT_FACTORS = 8 * FACTOR_BYTES + FACTOR_BYTES
+_PAD = 16  # after the digits of a unit: its eight lanes then read all banks at once
 
 _LARGEST = np.float32(127 * 256 + 127)
-_HALF, _QUARTER = np.float32(0.5), np.float32(0.25)
 
 
 class Room(NamedTuple):
-    """Bytes of a row: of its digits, and of its factors."""
+    """Bytes of shared memory: a row's digits, a row's factors; where sums of squares begin."""
 
     digits: int
     factors: int
+    squares: int
 
 
-def room_of(k: int) -> Room:
-    """Of k numbers."""
-    eights = -(-k // (8 * GROUP))
-    return Room(eights * EIGHT, round_up(eights * EIGHT_FACTORS, 16))  # 16: what a copy brings
+def unit_digits(n_groups: int) -> int:
+    """Bytes from the digits of a unit to those of the next."""
+    return n_groups * GROUP_BYTES + _PAD
+
+
+def unit_factors(n_groups: int) -> int:
+    return n_groups * FACTOR_BYTES + FACTOR_BYTES
+
+
+def room_of(rows: int, k: int, n_groups: int) -> Room:
+    """Of rows of k numbers, in units of so many groups."""
+    n_units = k // (GROUP * n_groups)
+    row, factors = n_units * unit_digits(n_groups), round_up(n_units * unit_factors(n_groups), 16)
+    return Room(row, factors, rows * (row + factors))
 
 
 @device
@@ -59,99 +70,120 @@ def _sum_of_lanes(x):
 
 
 @device
-def _rounded(x):
-    return np.int32(math.floor(x + _HALF))
-
-
-@device
-def _digits(a, b, c, d, per_step):
+def _digits(four, per_step):
     """The words of the high and the low digits of four numbers."""
-    first, second = _rounded(a * per_step), _rounded(b * per_step)
-    third, fourth = _rounded(c * per_step), _rounded(d * per_step)
-    two, four = np.uint32(0x40), np.uint32(0x5410)
+    first, second = byte_ptx.nearest(four[0] * per_step), byte_ptx.nearest(four[1] * per_step)
+    third, fourth = byte_ptx.nearest(four[2] * per_step), byte_ptx.nearest(four[3] * per_step)
+    two, both = np.uint32(0x40), np.uint32(0x5410)
     low = byte_ptx.pick_bytes(
         byte_ptx.pick_bytes(np.uint32(first), np.uint32(second), two),
         byte_ptx.pick_bytes(np.uint32(third), np.uint32(fourth), two),
-        four,
+        both,
     )
     up, two = np.int32(128), np.uint32(0x51)  # a low digit below 0 takes one from the high digit
     high = byte_ptx.pick_bytes(
         byte_ptx.pick_bytes(np.uint32(first + up), np.uint32(second + up), two),
         byte_ptx.pick_bytes(np.uint32(third + up), np.uint32(fourth + up), two),
-        four,
+        both,
     )
     return high, low
 
 
 @device
-def _greatest(a, b, c, d):
-    return max(max(abs(a), abs(b)), max(abs(c), abs(d)))
+def _greatest(four):
+    return max(max(abs(four[0]), abs(four[1])), max(abs(four[2]), abs(four[3])))
 
 
 @device
-def _put_digits(memory, to, factors, group, q, a, b, c, d, e, f, g, h):
-    """Write a lane's share of a group: numbers 4q … and 16 + 4q …; to, factors: where the row's
-    digits and factors begin. All lanes of a warp call it."""
-    greatest = _greatest_of_lanes(max(_greatest(a, b, c, d), _greatest(e, f, g, h)))
-    total = _sum_of_lanes((a + b + c + d) + (e + f + g + h))
+def _sum(four):
+    return (four[0] + four[1]) + (four[2] + four[3])
+
+
+@device
+def _squares(four):
+    a, b, c, d = four
+    return (a * a + b * b) + (c * c + d * d)
+
+
+@device
+def _times(four, other):
+    return four[0] * other[0], four[1] * other[1], four[2] * other[2], four[3] * other[3]
+
+
+@device
+def _put_digits(memory, at, factor_at, q, first, second):
+    """Write a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call it."""
+    greatest = _greatest_of_lanes(max(_greatest(first), _greatest(second)))
+    total = _sum_of_lanes(_sum(first) + _sum(second))
     per_step = _LARGEST / greatest if greatest > ZERO else ZERO
-    high, low = _digits(a, b, c, d, per_step)
-    high_too, low_too = _digits(e, f, g, h, per_step)
-    at = to + group * GROUP_BYTES + (group >> 3) * GROUP_BYTES + 16 * q
-    byte_ptx.put_shared_words(memory, at, high, low, high_too, low_too)
+    high, low = _digits(first, per_step)
+    high_too, low_too = _digits(second, per_step)
+    byte_ptx.put_shared_words(memory, at + 16 * q, high, low, high_too, low_too)
     if q == 0:
-        at = factors + group * FACTOR_BYTES + (group >> 3) * FACTOR_BYTES
         step = greatest / _LARGEST + (total - total)  # NaN where a number is none
-        byte_ptx.put_shared_pair(memory, at, ptx.bits_of(step), ptx.bits_of(total * _QUARTER))
+        byte_ptx.put_shared_pair(memory, factor_at, ptx.bits_of(step), ptx.bits_of(total))
 
 
 # -- all rows ------------------------------------------------------------------------------------
 
 
 @device
-def _rate(a, at, k, eps, parts):
-    """1 over the root of the mean square of a row of A."""
-    total = ZERO
-    for i in range(at + cuda.threadIdx.x, at + k, cuda.blockDim.x):
-        total += a[i] * a[i]
-    return ONE / math.sqrt(block_sum(total, parts) / np.float32(k) + eps)
+def _one_by_one(x, i):
+    return x[i], x[i + 1], x[i + 2], x[i + 3]
 
 
 @cache
-def rounder(rows: int, has_norm: bool) -> Any:
-    """round_a(memory, parts, a, k, room, norm): all rows of A as digits, by the threads of a block.
+def rounder(rows: int, n_groups: int, has_norm: bool, in_fours: bool) -> Any:
+    """round_a(memory, floats, a, k, room, norm): all rows of A as digits, by the threads of a block.
 
-    parts: float32 (THREADS,) in shared memory
-    norm: (weights, eps, out, is_kept): A is rms_norm(a) · weights, and goes to `out` if it is kept
+    n_groups: of a unit; in_fours: whether A, and a norm's weights, lie as load_four wants them
+    memory, floats: shared memory by words and by float32, to which the warps' sums of squares go
+    norm: (weights, eps, out, is_kept): A is rms_norm(a) · weights, up to the rate of each row
     """
+    load = load_four if in_fours else _one_by_one
+    digits_apart, factors_apart = unit_digits(n_groups), unit_factors(n_groups)
 
     @device
-    def value(a, i, j, rate, norm):
-        """Number i of A, the j-th of its row."""
-        if has_norm:
-            y = a[i] * rate * norm[0][j]
-            if norm[3] and cuda.blockIdx.x == 0:
-                norm[2][i] = y
-            return y
-        return a[i]
-
-    @device
-    def round_a(memory, parts, a, k, room, norm):
-        n_groups, q = k // GROUP, cuda.threadIdx.x & 3
+    def round_a(memory, floats, a, k, room, norm):
+        all_groups, warp, n_warps = k // GROUP, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
+        lane, q = cuda.threadIdx.x & 31, cuda.threadIdx.x & 3
         for t in range(rows):
-            rate = _rate(a, t * k, k, norm[1], parts) if has_norm else ONE
-            to, factors = t * room.digits, rows * room.digits + t * room.factors
-            for first in range(cuda.threadIdx.x >> 5 << 3, n_groups, cuda.blockDim.x >> 2):
+            squares = ZERO
+            for start in range(8 * warp, all_groups, 8 * n_warps):
                 # Lanes beyond the last group go along: they write it once more.
-                group = min(first + ((cuda.threadIdx.x & 31) >> 2), n_groups - 1)
-                j = group * GROUP + 4 * q
-                i = t * k + j
-                _put_digits(
-                    memory, to, factors, group, q,
-                    value(a, i, j, rate, norm), value(a, i + 1, j + 1, rate, norm),
-                    value(a, i + 2, j + 2, rate, norm), value(a, i + 3, j + 3, rate, norm),
-                    value(a, i + 16, j + 16, rate, norm), value(a, i + 17, j + 17, rate, norm),
-                    value(a, i + 18, j + 18, rate, norm), value(a, i + 19, j + 19, rate, norm),
-                )  # fmt: skip
+                own = start + (lane >> 2)
+                group = min(own, all_groups - 1)
+                i = group * GROUP + 4 * q
+                first, second = load(a, t * k + i), load(a, t * k + i + 16)
+                if has_norm:
+                    squares += _squares(first) + _squares(second) if own == group else ZERO
+                    first = _times(first, load(norm[0], i))
+                    second = _times(second, load(norm[0], i + 16))
+                unit, of_unit = group // n_groups, group % n_groups
+                at = t * room.digits + unit * digits_apart + of_unit * GROUP_BYTES
+                factor_at = rows * room.digits + t * room.factors
+                factor_at += unit * factors_apart + of_unit * FACTOR_BYTES
+                _put_digits(memory, at, factor_at, q, first, second)
+            if has_norm:
+                squares = warp_sum(squares)
+                if lane == 0:
+                    floats[(room.squares >> 2) + t * n_warps + warp] = squares
 
     return round_a
+
+
+@cache
+def rater(rows: int, has_norm: bool) -> Any:
+    """rate(floats, t, k, room, norm): what multiplies the results of row t, after all threads have
+    rounded A: 1 over the root of the mean square."""
+
+    @device
+    def rate(floats, t, k, room, norm):
+        if not has_norm:
+            return ONE
+        total, n_warps = ZERO, cuda.blockDim.x >> 5
+        for warp in range(n_warps):
+            total += floats[(room.squares >> 2) + t * n_warps + warp]
+        return ONE / math.sqrt(total / np.float32(k) + norm[1])
+
+    return rate

@@ -10,29 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 from typing import Any
 
 import numpy as np
 
-from pyggml._jit import BlockCode
-from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel
+from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel, most_shared
 from pyggml.backends.cuda.early import begins_early
+from pyggml.backends.cuda.fours import in_fours
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.gemm.packed_dots import PIECES, QUADS, Cut, Kind, product_of
+from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, Room, product_of
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.launch import THREADS, launch
-from pyggml.backends.cuda.packed import closed
+from pyggml.backends.cuda.launch import launch
+from pyggml.backends.cuda.packed import Unit, closed, unit_of
 from pyggml.call import Call
 from pyggml.dtypes import DType
-from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
 MOST = 4  # rows of A
-_MANY = 4096  # rows of W from which a lane has two
-_WARPS = (8, 4, 2)  # of a block: as many as its shared memory holds
-_SHARED = 46 << 10  # bytes that a block may take
-_PROCESSORS, _OF_PROCESSOR, _MOST_WARPS = 132, 220 << 10, 24  # of a large card; bytes, warps
+_BLOCKS = 132  # one for each multiprocessor of a large card
+_FEWEST_WARPS, _MOST_WARPS = 8, 16  # of a block; the fewest round A at once
+_SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,87 +58,141 @@ class Norm:
 
 def serves(dtype: DType, rows: int, k: int) -> bool:
     """Whether there are such products with W of this type."""
-    if SIMULATED or not dtype.quantised or rows > MOST or k % GROUP:
+    if SIMULATED or not dtype.quantised or rows > MOST:
         return False
-    has_words = not isinstance(QUANTS[dtype.name].decode, BlockCode)
-    return has_words and _bytes(dtype, rows, k, 2, min(_WARPS)) <= _SHARED
+    unit = unit_of(dtype.name, k)
+    return unit is not None and _least_bytes(unit, rows, k) <= _shared()
 
 
-def _cut(dtype: DType, k: int) -> Cut:
-    n_blocks = k // dtype.block
-    quads = min((8, 4, 2), key=lambda n: (round_up(n_blocks, n), -n))
-    piece = min(n_blocks, PIECES.get(dtype.block, 1) * quads)
-    return Cut(quads, piece, round_up(piece * dtype.block_bytes, 16) + 16)
+@cache
+def _shared() -> int:
+    return min(_SHARED, most_shared())
 
 
-def _bytes(dtype: DType, rows: int, k: int, columns: int, n_warps: int) -> int:
-    """Of shared memory: A, and two pieces of every warp's rows."""
-    cut = _cut(dtype, k)
-    return rows * sum(digits.room_of(k)) + 2 * n_warps * (QUADS // cut.quads) * columns * cut.stage
+def _least_bytes(unit: Unit, rows: int, k: int) -> int:
+    """Of shared memory: A, a slab's sums and a chunk."""
+    row = k // (GROUP * unit.n_groups)
+    slab = row * CHUNK // gcd(row, CHUNK)
+    a = digits.room_of(rows, k, unit.n_groups)
+    return a.squares + 4 * rows * (_MOST_WARPS + 2 * slab) + _chunk_bytes(unit)
+
+
+def _chunk_bytes(unit: Unit) -> int:
+    return CHUNK * unit.n_bytes + 16  # a load of the last word may go beyond
 
 
 def products(
     parts: Sequence[Part], a: Any, rows: int, k: int, stream: Any, norm: Norm | None = None
 ) -> Call:
     """The launch. `serves` holds for all parts."""
-    kinds, sizes = [], []
-    for part in parts:
-        columns = 2 if part.up is not None or (part.n >= _MANY and rows <= 2) else 1
-        kinds.append(Kind(part.dtype.name, columns, rows, part.up is not None))
-        sizes.append((part.dtype, rows, k, columns))
-    n_warps = next(n for n in _WARPS if all(_bytes(*size, n) <= _SHARED for size in sizes))
-    n_bytes = max(_bytes(*size, n_warps) for size in sizes)
-    room = _PROCESSORS * min(_OF_PROCESSOR // n_bytes, _MOST_WARPS // n_warps)
-    wanted = [_blocks(part, kind, n_warps, k) for part, kind in zip(parts, kinds, strict=True)]
-    shrink = max(1.0, sum(wanted) / room)
-    blocks = [max(1, int(n / shrink)) for n in wanted]
-    ends = tuple(np.int64(n) for n in np.cumsum(blocks))
     of_norm = (a, np.float32(0), a, False) if norm is None else (
         norm.weights, norm.eps, norm.out, norm.is_kept
     )  # fmt: skip
-    run = _kernel(tuple(kinds), norm is not None)
+    units = [_unit(part, k) for part in parts]
+    lies_well = k % 4 == 0 and in_fours(a, of_norm[0])
+    kinds = [
+        Kind(unit, rows, part.up is not None, lies_well)
+        for part, unit in zip(parts, units, strict=True)
+    ]
+    blocks = _share_out([part.w.size * (1 + kind.is_gated) for part, kind in zip(parts, kinds)])
+    blocks = [min(n, _n_slabs(p, u, k)) for n, p, u in zip(blocks, parts, units, strict=True)]
+    cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
+    room, n_warps, n_bytes = _room(kinds, cuts, k)
+    ends = tuple(np.int64(n) for n in np.cumsum(blocks))
+    arguments = tuple(_argument(p, c) for p, c in zip(parts, cuts, strict=True))
     return launch(
-        run, int(ends[-1]), 32 * n_warps, stream, tuple(_argument(p, k) for p in parts), ends, a, k,
-        digits.room_of(k), of_norm, shared_bytes=n_bytes,
+        _kernel(tuple(kinds), norm is not None), int(ends[-1]), 32 * n_warps, stream, arguments,
+        ends, a, k, room, of_norm, shared_bytes=n_bytes,
     )  # fmt: skip
 
 
-def _blocks(part: Part, kind: Kind, n_warps: int, k: int) -> int:
-    """As many as have rows."""
-    of_lane = 1 if kind.is_gated else kind.columns
-    return -(-part.n // (n_warps * of_lane * (QUADS // _cut(part.dtype, k).quads)))
+def _unit(part: Part, k: int) -> Unit:
+    unit = unit_of(part.dtype.name, k)
+    assert unit is not None
+    return unit
 
 
-def _argument(part: Part, k: int) -> tuple[Any, ...]:
+def _share_out(sizes: Sequence[int]) -> list[int]:
+    """Blocks for parts of so many bytes."""
+    shares = [max(1, _BLOCKS * size // sum(sizes)) for size in sizes]
+    for _ in range(_BLOCKS - sum(shares)):
+        neediest = max(range(len(sizes)), key=lambda i: sizes[i] / shares[i])
+        shares[neediest] += 1
+    return shares
+
+
+def _slab(unit: Unit, k: int) -> tuple[int, int]:
+    """Units of a row, and rows of a slab."""
+    row = k // (GROUP * unit.n_groups)
+    return row, CHUNK // gcd(row, CHUNK)
+
+
+def _n_slabs(part: Part, unit: Unit, k: int) -> int:
+    return -(-part.n // _slab(unit, k)[1])
+
+
+def _cut(part: Part, unit: Unit, k: int, n_blocks: int) -> Cut:
+    row, slab = _slab(unit, k)
+    slabs, more = divmod(_n_slabs(part, unit, k), n_blocks)
+    return Cut(row, slab, slabs, more, (slabs + (more > 0)) * slab * row)
+
+
+def _room(kinds: Sequence[Kind], cuts: Sequence[Cut], k: int) -> tuple[Room, int, int]:
+    """Of a block: its shared memory, its warps, and its bytes. As many warps as chunks, or as many
+    as have a chunk in each of a few rounds, if the memory is enough."""
+    rows, groups = kinds[0].rows, kinds[0].unit.n_groups  # alike in all, as k is
+    a = digits.room_of(rows, k, groups)
+    matrices = [1 + kind.is_gated for kind in kinds]
+    both = list(zip(cuts, matrices, strict=True))
+    sums = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
+    chunks = round_up(sums + max(4 * rows * cut.most * n for cut, n in both), 16)
+    chunk = max(_chunk_bytes(kind.unit) for kind in kinds)
+    tasks = max(cut.most // CHUNK * n for cut, n in both)
+    most = max(1, min(_MOST_WARPS, (_shared() - chunks) // chunk))
+    n_chunks = -(-tasks // -(-tasks // most))
+    n_warps = n_chunks if tasks > n_chunks else max(n_chunks, _FEWEST_WARPS)
+    return Room(a, sums, chunks, chunk), n_warps, chunks + n_chunks * chunk
+
+
+def _argument(part: Part, cut: Cut) -> tuple[Any, ...]:
     """As `product_of` has it."""
     added, w = part.out if part.added is None else part.added, part.w.view(np.uint8)
     up = w if part.up is None else part.up.view(np.uint8)
-    return part.out, added, w, up, part.n, _cut(part.dtype, k), part.added is not None
+    return part.out, added, w, up, part.n, cut, part.added is not None
 
 
-def _source(n_parts: int) -> str:
-    """The source of a launch's kernel: each block computes some of one part."""
-    lines = ["def multiply(parts, ends, a, k, room, norm):"]
-    lines += [
+def _source(kinds: Sequence[Kind]) -> str:
+    """The source of a launch's kernel: each block computes some of one part. Parts of one kind
+    share their code."""
+    lines = [
+        "def multiply(parts, ends, a, k, room, norm):",
         "    memory = cuda.shared.array(0, np.uint32)",
-        f"    sums = cuda.shared.array({THREADS}, np.float32)",
+        "    floats = cuda.shared.array(0, np.float32)",
         "    number = cuda.blockIdx.x",
     ]
-    for i in range(n_parts):
-        first = f"ends[{i - 1}]" if i else "0"
-        mine = f"number - {first}, ends[{i}] - {first}"
-        lines += [
-            f"    if {first} <= number < ends[{i}]:",
-            f"        product{i}(memory, sums, parts[{i}], a, k, room, norm, {mine})",
-        ]
+    for kind in dict.fromkeys(kinds):
+        own = [i for i, other in enumerate(kinds) if other == kind]
+        of_kind = " or ".join(f"{_first(i)} <= number < ends[{i}]" for i in own)
+        lines += [f"    if {of_kind}:", f"        part, first = parts[{own[0]}], {_first(own[0])}"]
+        for i in own[1:]:
+            lines += [f"        if number >= {_first(i)}:"]
+            lines += [f"            part, first = parts[{i}], {_first(i)}"]
+        name = f"product{kinds.index(kind)}"
+        lines += [f"        {name}(memory, floats, part, a, k, room, norm, number - first)"]
     return "\n".join(lines)
+
+
+def _first(i: int) -> str:
+    """The first block of part i."""
+    return f"ends[{i - 1}]" if i else "np.int64(0)"
 
 
 @cache
 def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
     known: dict[str, Any] = {"cuda": cuda, "np": np}
-    known |= {f"product{i}": product_of(kind, has_norm) for i, kind in enumerate(kinds)}
-    return begins_early(kernel(closed(_source(len(kinds)), "multiply", known)))
+    known |= {f"product{kinds.index(k)}": product_of(k, has_norm) for k in dict.fromkeys(kinds)}
+    source = closed(_source(kinds), "multiply", known)
+    return begins_early(kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared()))
 
 
 # -- the path -----------------------------------------------------------------------------------
