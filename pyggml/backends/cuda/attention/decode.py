@@ -1,18 +1,19 @@
 """Attention of few queries over many keys, as in generation: blocks share the keys of a head.
 
-A block takes a part of the keys that a query sees, for some of the heads that share them; each of
-its warps takes a few keys at a time, and a lane holds every 32nd number of a head. The block of a
-query that ends last joins the sums of all, in their order.
+A block takes some of the keys that a query sees, for some of the heads that share them; each of its
+warps takes a few keys at a time, and a lane holds four neighbouring numbers of every 128 of a head.
+The block of a query that ends last joins the sums of all, in their order.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     NO_KEYS,
@@ -28,18 +29,35 @@ from pyggml.backends.cuda.attention.scores import (
 from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.early import begins_early, waiting
+from pyggml.backends.cuda.fours import in_fours, load_four
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.warp import LANES, warp_max, warp_sum
 from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.dtypes import F16, F32
 from pyggml.tensors import Tensor
 
+if not SIMULATED:
+    from pyggml.backends.cuda.byte_ptx import half_of
+
 MOST = 2 if SIMULATED else 8  # queries
-_WARPS = 2 if SIMULATED else 4
+_WARPS = 2 if SIMULATED else 8
 _PARTS = 5 if SIMULATED else 16  # of a query's keys, at most
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
-_TOGETHER = 4  # heads of a block, at most
+_TOGETHER, _NUMBERS = 4, 1024  # heads of a block, and numbers of them, at most
+_AT_ONCE = 8  # parts that are read at once, for each read takes its time
+
+
+class _Shape(NamedTuple):
+    """What a kernel is compiled for: the size of a head, the type of keys, heads of a block, blocks
+    of heads that share their keys, whether scores have a bias, and whether all lie in fours."""
+
+    head_size: int
+    key_type: str
+    n_together: int
+    blocks: int
+    has_bias: bool
+    in_fours: bool
 
 
 def takes(node: Tensor) -> bool:
@@ -50,7 +68,13 @@ def takes(node: Tensor) -> bool:
 def _heads(node: Tensor) -> int:
     """Heads of a block: of those that share their keys."""
     sharing = node.shape[1] // node.src[1].shape[1]
-    return next(n for n in range(min(sharing, _TOGETHER), 0, -1) if sharing % n == 0)
+    most = min(sharing, _TOGETHER, max(1, _NUMBERS // node.shape[2]))
+    return next(n for n in range(most, 0, -1) if sharing % n == 0)
+
+
+def _fours(head_size: int) -> int:
+    """Of a head, by lane."""
+    return -(-head_size // (4 * LANES))
 
 
 def _batch(head_size: int) -> int:
@@ -72,23 +96,25 @@ def scratch(node: Tensor) -> int:
 
 
 @device
-def _put_part(parts, at, sums, ends, g):
-    """The sum, maximum and weight of a block's head g, of its warps'."""
-    n_warps, _, head_size = sums.shape
-    highest = MINUS_INF
-    for w in range(n_warps):
-        highest = max(highest, ends[w, g, 0])
-    base = ZERO if highest == MINUS_INF else highest
-    for c in range(cuda.threadIdx.x, head_size, cuda.blockDim.x):
-        value = ZERO
+def _put_parts(parts, first, step, sums, ends):
+    """The sum, maximum and weight of each of a block's heads, of its warps'. first: where those of
+    the first head begin; step: from head to head"""
+    n_warps, n_together, head_size = sums.shape
+    for i in range(cuda.threadIdx.x, n_together * head_size, _WARPS * LANES):
+        g, c = i // head_size, i % head_size
+        highest = MINUS_INF
         for w in range(n_warps):
-            value += sums[w, g, c] * math.exp(ends[w, g, 0] - base)
+            highest = max(highest, ends[w, g, 0])
+        base = ZERO if highest == MINUS_INF else highest
+        value, weight = ZERO, ZERO
+        for w in range(n_warps):
+            share = math.exp(ends[w, g, 0] - base)
+            value += sums[w, g, c] * share
+            weight += ends[w, g, 1] * share
+        at = first + g * step
         parts[at + c] = value
-    if cuda.threadIdx.x == 0:
-        weight = ZERO
-        for w in range(n_warps):
-            weight += ends[w, g, 1] * math.exp(ends[w, g, 0] - base)
-        parts[at + head_size], parts[at + head_size + 1] = highest, weight
+        if c == 0:
+            parts[at + head_size], parts[at + head_size + 1] = highest, weight
 
 
 @device
@@ -115,15 +141,15 @@ def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size
 
 @device
 def _sum_of_parts(parts, at, step, shares, n_parts):
-    """A number of a head's result; four parts are read at once, for each read takes its time."""
+    """A number of a head's result."""
     total = ZERO
-    for part in range(0, n_parts - 3, 4):
-        a, b = parts[at + part * step], parts[at + (part + 1) * step]
-        c, d = parts[at + (part + 2) * step], parts[at + (part + 3) * step]
-        total += a * shares[part] + b * shares[part + 1]
-        total += c * shares[part + 2] + d * shares[part + 3]
-    for part in range(n_parts // 4 * 4, n_parts):
-        total += parts[at + part * step] * shares[part]
+    values = cuda.local.array(_AT_ONCE, np.float32)
+    for first in range(0, n_parts, _AT_ONCE):
+        for i in range(_AT_ONCE):
+            values[i] = parts[at + min(first + i, n_parts - 1) * step]
+        for i in range(_AT_ONCE):
+            if first + i < n_parts:
+                total += values[i] * shares[first + i]
     return total
 
 
@@ -136,35 +162,72 @@ def _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes
         first = (row + g) * n_parts * step
         _share_out(shares[g], lse, parts, sinks, first, query, head + g, n_parts, head_size, sizes)
     cuda.syncthreads()
-    for i in range(cuda.threadIdx.x, n_together * head_size, cuda.blockDim.x):
+    for i in range(cuda.threadIdx.x, n_together * head_size, _WARPS * LANES):
         g, c = i // head_size, i % head_size
         at = (row + g) * n_parts * step + c
         out[row * head_size + i] = _sum_of_parts(parts, at, step, shares[g], n_parts)
 
 
-def _reader(load: Any, head_size: int, mine: int, batch: int) -> Any:
+def _four_loader(name: str, head_size: int, in_fours: bool) -> Any:
+    """load(x, at, c): numbers c to c + 3 of the head that begins at number `at`, as float32."""
+    if in_fours and name == F16.name and not SIMULATED:
+
+        @device
+        def load_halves(x, at, c):
+            low, high = ptx.load_pair(x, 2 * (at + c))
+            half = np.uint32(16)
+            return half_of(low), half_of(low >> half), half_of(high), half_of(high >> half)
+
+        return load_halves
+    if in_fours and name == F32.name:
+
+        @device
+        def load_floats(x, at, c):
+            return load_four(x, at + c)
+
+        return load_floats
+    load = key_loader(name)
+
     @device
-    def read(into, x, key, last, key_head, n_key_heads, lane):
-        """A lane's numbers of the next keys, or of their values; after the last one, its again."""
-        for u in range(batch):
-            at = (np.int64(min(key + u, last - 1)) * n_key_heads + key_head) * head_size
-            for i in range(mine):
-                c = lane + i * LANES
-                into[u * mine + i] = load(x, at + c) if c < head_size else ZERO
+    def one(x, at, c):
+        return load(x, at + c) if c < head_size else ZERO
+
+    @device
+    def load_each(x, at, c):
+        return one(x, at, c), one(x, at, c + 1), one(x, at, c + 2), one(x, at, c + 3)
+
+    return load_each
+
+
+def _reader(name: str, shape: _Shape) -> Any:
+    load, head_size = _four_loader(name, shape.head_size, shape.in_fours), shape.head_size
+    fours = _fours(head_size)
+
+    @device
+    def read(into, to, x, at, lane):
+        """A lane's numbers of the head that begins at `at`."""
+        for i in range(fours):
+            c = 4 * (lane + i * LANES)
+            four = load(x, at, c) if c < head_size else (ZERO, ZERO, ZERO, ZERO)
+            for j in range(4):
+                into[to + 4 * i + j] = four[j]
 
     return read
 
 
-def _scorer(mine: int, batch: int) -> Any:
+def _scorer(mine: int, batch: int, has_bias: bool) -> Any:
     @device
-    def score(z, held, keys, g, head, query, key, last, stop, mask, sizes, factors):
+    def score(z, held, keys, g, head, query, key, last, mask, sizes, factors):
         """The scores of a batch of keys for head g of the block."""
         for u in range(batch):
             dot = ZERO
             for i in range(mine):
                 dot += held[g * mine + i] * keys[u * mine + i]
-            found = capped(warp_sum(dot), factors)
-            found += bias_of(head + g, query, key + u, stop, mask, sizes, factors)
+            z[g * batch + u] = warp_sum(dot)
+        for u in range(batch):
+            found = capped(z[g * batch + u], factors)
+            if has_bias and key + u < last:
+                found += bias_of(head + g, query, key + u, last, mask, sizes, factors)
             z[g * batch + u] = found if key + u < last else MINUS_INF
 
     return score
@@ -193,15 +256,25 @@ def _carrier(mine: int, batch: int) -> Any:
 
 
 @cache
-def _attend(head_size: int, key_type: str, n_together: int) -> Any:
-    """The kernel for this size of a head, type of keys, and number of heads of a block."""
-    mine, batch = -(-head_size // LANES), _batch(head_size)
-    read = _reader(key_loader(key_type), head_size, mine, batch)
-    score, carry = _scorer(mine, batch), _carrier(mine, batch)
+def _attend(shape: _Shape) -> Any:
+    head_size, n_together, batch = shape.head_size, shape.n_together, _batch(shape.head_size)
+    mine, sharing = 4 * _fours(head_size), shape.blocks
+    read_keys, read_query = _reader(shape.key_type, shape), _reader(F32.name, shape)
+    score, carry = _scorer(mine, batch, shape.has_bias), _carrier(mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     of_shares, of_heads = (n_together, _PARTS), n_together * mine
     of_keys, of_scores = batch * mine, n_together * batch
     await_others, release_others = waiting()
+
+    @device
+    def put_sums(sums, ends, o, tops, weights, warp, lane):
+        """A warp's sums of each head; its maximum and weight, alike in all lanes."""
+        for g in range(n_together):
+            for i in range(mine):
+                c = 4 * (lane + i // 4 * LANES) + i % 4
+                if c < head_size:
+                    sums[warp, g, c] = o[g * mine + i]
+            ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]
 
     @kernel
     def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors):
@@ -218,32 +291,28 @@ def _attend(head_size: int, key_type: str, n_together: int) -> Any:
         await_others()
         part, n_parts, query = cuda.blockIdx.x, cuda.gridDim.x, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        head = cuda.blockIdx.y * n_together
+        head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
-        key_head = head // (sizes.n_heads // sizes.n_key_heads)
+        start, last = seen(span, query, sizes.n_keys)
         for g in range(n_together):
             tops[g], weights[g] = MINUS_INF, ZERO
+            read_query(held, g * mine, q, (row + g) * head_size, lane)
             for i in range(mine):
-                c = lane + i * LANES
-                held[g * mine + i] = q[(row + g) * head_size + c] if c < head_size else ZERO
                 o[g * mine + i] = ZERO
-        start, stop = seen(span, query, sizes.n_keys)
-        share = (stop - start + n_parts - 1) // n_parts
-        last = min(stop, start + (part + 1) * share)
-        for key in range(start + part * share + warp * batch, last, _WARPS * batch):
-            read(keys, k, key, last, key_head, sizes.n_key_heads, lane)
-            read(values, v, key, last, key_head, sizes.n_key_heads, lane)
+        key = start + (part * _WARPS + warp) * batch
+        while key < last:
+            for u in range(batch):
+                at = np.int64(min(key + u, last - 1)) * sizes.n_key_heads + key_head
+                read_keys(keys, u * mine, k, at * head_size, lane)
+                read_keys(values, u * mine, v, at * head_size, lane)
             for g in range(n_together):
-                score(z, held, keys, g, head, query, key, last, stop, mask, sizes, factors)
+                score(z, held, keys, g, head, query, key, last, mask, sizes, factors)
                 carry(o, tops, weights, z, values, g)
-        for g in range(n_together):
-            for i in range(mine):
-                if lane + i * LANES < head_size:
-                    sums[warp, g, lane + i * LANES] = o[g * mine + i]
-            ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]  # alike in all lanes
+            key += n_parts * (_WARPS * batch)
+        put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
-        for g in range(n_together):
-            _put_part(parts, ((row + g) * n_parts + part) * (head_size + 2), sums, ends, g)
+        step = head_size + 2
+        _put_parts(parts, (row * n_parts + part) * step, n_parts * step, sums, ends)
         of_query = cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y
         if is_last(ticket, tickets, of_query, n_parts):
             _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes)
@@ -258,12 +327,17 @@ def bind(site: Site) -> Call:
     mask = extras[0] if node.params["masked"] else q
     sinks = extras[-1] if sizes.has_sinks else q
     n_queries, n_heads, head_size = node.shape
+    lies_well = head_size % 4 == 0 and in_fours(q, k, v)
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
     parts = site.scratch.view(np.float32)
     n_groups = n_heads // n_together
     tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
-    run = _attend(head_size, node.src[1].dtype.name, n_together)
+    has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
+    shape = _Shape(
+        head_size, node.src[1].dtype.name, n_together, blocks, has_bias, lies_well
+    )  # fmt: skip
+    run = _attend(shape)
     return launch(
         run, (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream, site.out,
         site.saved[0], parts, tickets, q, k, v, span, mask, sinks, sizes, factors_of(node),

@@ -149,7 +149,8 @@ def rounder(rows: int, n_groups: int, has_norm: bool, in_fours: bool) -> Any:
         lane, q = cuda.threadIdx.x & 31, cuda.threadIdx.x & 3
         for t in range(rows):
             squares = ZERO
-            for start in range(8 * warp, all_groups, 8 * n_warps):
+            start = 8 * warp
+            while start < all_groups:  # a range would begin with a division
                 # Lanes beyond the last group go along: they write it once more.
                 own = start + (lane >> 2)
                 group = min(own, all_groups - 1)
@@ -164,6 +165,7 @@ def rounder(rows: int, n_groups: int, has_norm: bool, in_fours: bool) -> Any:
                 factor_at = rows * room.digits + t * room.factors
                 factor_at += unit * factors_apart + of_unit * FACTOR_BYTES
                 _put_digits(memory, at, factor_at, q, first, second)
+                start += 8 * n_warps
             if has_norm:
                 squares = warp_sum(squares)
                 if lane == 0:

@@ -158,7 +158,8 @@ def _adder(kind: Kind) -> Any:
     def add(memory, floats, part, room, first, n_tasks):
         warp, n_warps, lane = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5, cuda.threadIdx.x & 31
         cut, here = part[5], room.chunks + warp * room.chunk
-        for task in range(warp, n_tasks, n_warps):
+        task = np.int64(warp)
+        while task < n_tasks:
             number = task // n_matrices * CHUNK + lane
             of_row = number % cut.row
             x, f = of_row * x_unit, rows * room.a.digits + of_row * f_unit
@@ -173,6 +174,7 @@ def _adder(kind: Kind) -> Any:
             for t in range(rows):
                 of_matrix = (task % n_matrices * rows + t) * cut.most
                 floats[(room.sums >> 2) + of_matrix + number] = found[t]
+            task += n_warps
 
     return fetch, add
 
@@ -198,7 +200,8 @@ def _finisher(kind: Kind, has_norm: bool) -> Any:
         cut, sums = part[5], room.sums >> 2
         for t in range(rows):
             rate = rate_of(floats, t, k, room.a, norm)
-            for row in range(cuda.threadIdx.x, n_rows, cuda.blockDim.x):
+            row = np.int64(cuda.threadIdx.x)
+            while row < n_rows:
                 at = t * part[4] + first + row
                 place = sums + t * cut.most + row * cut.row
                 total = rate * _row_sum(floats, place, cut.row)
@@ -209,6 +212,7 @@ def _finisher(kind: Kind, has_norm: bool) -> Any:
                     part[0][at] = part[1][at] + total
                 else:
                     part[0][at] = total
+                row += cuda.blockDim.x
 
     return finish
 
