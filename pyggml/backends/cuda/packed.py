@@ -317,12 +317,14 @@ def _look_up(indices, a, b, c, d):
     return (above & is_above) | (below & ~is_above)
 
 
-KNOWN = {
-    "np": np, "as_float": ptx.as_float, "half_e8m0": half_e8m0, "half_of": byte_ptx.half_of,
-    "look_up": _look_up, "pick_bytes": byte_ptx.pick_bytes, "shared_pair": byte_ptx.shared_pair,
-    "shared_word": byte_ptx.shared_word, "shared_words": byte_ptx.shared_words,
-}  # fmt: skip
-"""What the expressions of groups and the lines that load words name."""
+def known() -> dict[str, Any]:
+    """What the expressions of groups and the lines that load words name."""
+    return {
+        "np": np, "as_float": ptx.as_float, "half_e8m0": half_e8m0, "half_of": byte_ptx.half_of,
+        "look_up": _look_up, "pick_bytes": byte_ptx.pick_bytes,
+        "shared_pair": byte_ptx.shared_pair, "shared_word": byte_ptx.shared_word,
+        "shared_words": byte_ptx.shared_words,
+    }  # fmt: skip
 
 
 def closed(source: str, name: str, known: Mapping[str, Any]) -> Any:

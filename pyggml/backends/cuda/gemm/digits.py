@@ -134,7 +134,7 @@ def _one_by_one(x, i):
 
 @cache
 def rounder(rows: int, n_groups: int, has_norm: bool, in_fours: bool) -> Any:
-    """round_a(memory, floats, a, k, room, norm): all rows of A as digits, by the threads of a block.
+    """round_a(memory, floats, a, k, room, norm): all rows of A as digits, by a block's threads.
 
     n_groups: of a unit; in_fours: whether A, and a norm's weights, lie as load_four wants them
     memory, floats: shared memory by words and by float32, to which the warps' sums of squares go

@@ -94,7 +94,7 @@ def products(
         Kind(unit, rows, part.up is not None, lies_well)
         for part, unit in zip(parts, units, strict=True)
     ]
-    blocks = _share_out([part.w.size * (1 + kind.is_gated) for part, kind in zip(parts, kinds)])
+    blocks = _share_out([part.w.size for part in parts])
     blocks = [min(n, _n_slabs(p, u, k)) for n, p, u in zip(blocks, parts, units, strict=True)]
     cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
     room, n_warps, n_bytes = _room(kinds, cuts, k)

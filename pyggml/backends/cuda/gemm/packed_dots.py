@@ -19,7 +19,7 @@ from pyggml.backends.cuda.driver import cuda, device
 from pyggml.backends.cuda.early import waiting
 from pyggml.backends.cuda.formulas import ZERO, silu
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.packed import KNOWN, Group, Loads, Unit, closed, groups_of
+from pyggml.backends.cuda.packed import Loads, Unit, closed, groups_of, known
 
 CHUNK = 32  # units
 
@@ -111,8 +111,8 @@ def _dot(words: range) -> str:
 
 @cache
 def _multiplier(unit: Unit, rows: int) -> Any:
-    known = {**KNOWN, "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
-    return device(closed(source_of(unit, rows), "multiply_unit", known))
+    names = {**known(), "ZERO": ZERO, "dot_bytes": byte_ptx.dot_bytes}
+    return device(closed(source_of(unit, rows), "multiply_unit", names))
 
 
 # -- a chunk -------------------------------------------------------------------------------------
