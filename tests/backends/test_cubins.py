@@ -14,15 +14,17 @@ from pyggml.backends.cuda.cubins import Cubins, described
 
 DIGESTS = """
 import hashlib, json
-from pyggml.backends.cuda.attention.decode import _attend
+from pyggml.backends.cuda.attention.decode import _Shape, _attend
 from pyggml.backends.cuda.cubins import described
 from pyggml.backends.cuda.gemm import few_rows
 from pyggml.backends.cuda.gemm.packed_dots import Kind
+from pyggml.backends.cuda.packed import unit_of
 from pyggml.backends.cuda.unary import _silu_back
 from pyggml.backends.cuda.weights import four_of
-kinds = [Kind(name, 2, 1, False) for name in ("Q8_0", "Q4_K", "Q6_K")]
+kinds = [Kind(unit_of(name, 256), 1, False, True) for name in ("Q8_0", "Q4_K", "Q6_K")]
 found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
-found += [*(few_rows._kernel((kind,), True) for kind in kinds), _attend(128, "F16", 2)]
+found += [few_rows._kernel((kind,), True) for kind in kinds]
+found += [_attend(_Shape(128, "F16", 2, 1, False, True))]
 texts = [json.dumps(described(k)) for k in found]
 print([hashlib.sha256(t.encode()).hexdigest() for t in texts])
 """

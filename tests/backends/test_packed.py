@@ -1,4 +1,4 @@
-"""Words of packed weights: what a lane of the card's products reads is what the CPU unpacks."""
+"""Words of packed weights: a lane of the card's products multiplies what the CPU unpacks."""
 
 import numpy as np
 import pytest
@@ -8,63 +8,104 @@ from pyggml.quants import QUANTS, dequantize
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
-from pyggml.backends.cuda.packed import groups_of, source_of
+from pyggml.backends.cuda.gemm.packed_dots import source_of
+from pyggml.backends.cuda.packed import unit_of
 
 NAMES = [
     name
     for name, quant in QUANTS.items()
     if quant.dtype.quantised and not isinstance(quant.decode, BlockCode)
 ]
+F_AT = 4096  # where factors of A begin in the memory of the test
 
 
-def word_at(raw, at, n=4):
-    return np.uint64(int.from_bytes(bytes(raw[at : at + n]), "little"))
+def number_at(memory, at, n):
+    assert at % n == 0, f"{n} bytes are read at {at}"
+    return word_of(memory[at : at + n])
+
+
+def words_at(n):
+    return lambda memory, at: tuple(number_at(memory[at:], 4 * i, 4) for i in range(n))
+
+
+def bytes_of(*words):
+    return b"".join((int(word) & 0xFFFFFFFF).to_bytes(4, "little") for word in words)
+
+
+def word_of(raw):
+    return np.uint64(int.from_bytes(bytes(raw), "little"))
+
+
+def pick_bytes(low, high, which):
+    both = bytes_of(low, high)
+    return word_of(both[int(which) >> 4 * i & 7] for i in range(4))
+
+
+def dot_bytes(a, b, c):
+    pairs = zip(*(np.frombuffer(bytes_of(w), np.int8).tolist() for w in (a, b)), strict=True)
+    return np.int64(int(c) + sum(x * y for x, y in pairs))
 
 
 def look_up(indices, *words):
-    table = b"".join(int(word).to_bytes(4, "little") for word in words)
-    chosen = (table[byte] for byte in int(indices).to_bytes(4, "little"))
-    return np.uint64(int.from_bytes(bytes(chosen), "little"))
-
-
-def half_e8m0(e):
-    return np.ldexp(np.float32(1), int(e) - 128)
-
-
-KNOWN = {
-    "ZERO": np.float32(0),
-    "load_byte": lambda raw, at: word_at(raw, at, 1),
-    "load_short": lambda raw, at: word_at(raw, at, 2),
-    "load_half": lambda raw, at: np.frombuffer(bytes(raw[at : at + 2]), np.float16)[0].astype("f4"),
-    **dict.fromkeys(("load_word", "load_shorts", "load_bytes"), word_at),
-    "as_float": lambda word: np.uint32(word).view(np.float32),
-    "half_e8m0": half_e8m0,
-    "look_up": look_up,
-}
+    return word_of(bytes_of(*words)[i] for i in bytes_of(indices))
 
 
 class Wide:
     """NumPy whose whole numbers are wide, as the results of Numba's are."""
 
+    int64 = np.int64
     int32 = staticmethod(lambda x: np.int64(np.uint64(x).astype(np.uint32).view(np.int32)))
     uint32 = staticmethod(lambda x: np.uint64(np.uint64(x) & np.uint64(0xFFFFFFFF)))
     float32 = np.float32
 
 
+KNOWN = {
+    "np": Wide,
+    "ZERO": np.float32(0),
+    "shared_word": lambda memory, at: number_at(memory, at, 4),
+    "shared_pair": words_at(2),
+    "shared_words": words_at(4),
+    "pick_bytes": pick_bytes,
+    "dot_bytes": dot_bytes,
+    "look_up": look_up,
+    "half_of": lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4"),
+    "half_e8m0": lambda e: np.ldexp(np.float32(1), int(e) - 128),
+    "as_float": lambda word: np.uint32(int(word)).view(np.float32),
+}
+
+
+def in_digits(x):
+    """The digits and the factors of rows of groups of 32 numbers, as bytes: see digits.py."""
+    step = abs(x).max(-1, keepdims=True) / 32639
+    whole = np.rint(x / step).astype(int)
+    low = (whole + 128) % 256 - 128
+    high = (whole - low) // 256
+    both = np.stack([high, low], -2).reshape(*x.shape[:-1], 2, 2, 4, 4).astype(np.int8)
+    lanes = np.moveaxis(both, (-4, -3, -2), (-2, -3, -4))  # (…, q, half, digit, four)
+    factors = np.concatenate([step, x.sum(-1, keepdims=True)], -1).astype("f4")
+    return lanes.tobytes(), factors.tobytes()
+
+
+@pytest.mark.parametrize("k", [32, 64, 128, 256])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_words_of_a_block_are_its_weights(name):
-    block_bytes = QUANTS[name].dtype.block_bytes
-    raw = np.random.default_rng(7).integers(0, 256, block_bytes, np.uint8)
+def test_a_unit_times_rows_of_a_is_what_the_cpu_unpacks_times_them(name, k):
+    unit = unit_of(name, k)
+    if unit is None:
+        pytest.skip(f"{name} has no units of {k} weights")
+    rng = np.random.default_rng(7)
+    raw = rng.integers(0, 64, unit.n_bytes, np.uint8)  # scales stay far from infinity
+    x = rng.standard_normal((2, unit.n_groups, 32))
+    digits, factors = in_digits(x)
+    at = (1 << 13) + 16 * unit.n_bytes + (unit.n_bytes & 2)  # its place, also in mid-word
+    memory = np.zeros(1 << 14, np.uint8)
+    memory[at : at + unit.n_bytes] = raw
+    memory[: len(digits)] = np.frombuffer(digits, np.uint8)
+    memory[F_AT : F_AT + len(factors)] = np.frombuffer(factors, np.uint8)
+    known = dict(KNOWN)
+    exec(source_of(unit, 2), known)
+    steps = 64 * unit.n_groups, 8 * unit.n_groups
     with np.errstate(all="ignore"):
-        wanted = dequantize(raw, name)
-        known = {**KNOWN, "np": Wide}
-        exec(source_of(name), known)
-        found = np.empty((len(groups_of(name)), 2, 4, 4), np.float32)
-        for q in range(4):
-            for group, parts in zip(found, known["unpack"](raw, 0, q), strict=True):
-                *words, first, second, minimum = parts
-                second = second if groups_of(name)[0].scales[0] else first
-                for half, scale in enumerate((first, second)):
-                    bytes_ = (int(words[half]) & 0xFFFFFFFF).to_bytes(4, "little")
-                    group[half, q] = scale * np.frombuffer(bytes_, np.int8).astype("f4") + minimum
-    np.testing.assert_allclose(found.reshape(-1), wanted.reshape(-1), rtol=1e-6, equal_nan=True)
+        found = known["multiply_unit"](memory, at, 0, F_AT, *steps)
+    weights = dequantize(raw, name).astype(float)
+    largest = abs(weights).sum() * abs(x).max()
+    np.testing.assert_allclose(found, x.reshape(2, -1) @ weights, atol=1e-4 * largest)

@@ -202,24 +202,6 @@ def test_a_library_that_fails_in_a_capture(monkeypatch, text):
     assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture"]
 
 
-def test_a_driver_without_edges_that_begin_early(monkeypatch):
-    """The second capture does without them."""
-    found, tried = Recorder(monkeypatch), []
-    monkeypatch.setattr(driver, "_next", lambda stream: [])
-
-    def set_next(stream, nodes, early):
-        tried.append(early)
-        if early:
-            raise of_package("cuda", "function cuStreamUpdateCaptureDependencies_v2 is not found")
-
-    monkeypatch.setattr(driver, "_set_next", set_next)
-    calls = driver.Captured(
-        [lambda: None], SimpleNamespace(handle=0), lambda: [()], lambda waits: [True]
-    )
-    calls(), calls()
-    assert tried == [True, False] and found.called[-1] == "cuGraphLaunch"
-
-
 def test_what_is_gone_is_freed(monkeypatch):
     """Numba has two lists of what waits to be freed: one of memory, one of all else."""
     freed = []

@@ -1,5 +1,5 @@
-"""Instructions of products with bytes (gemm/packed_dots.py): shared memory read and written by the
-byte, products of four bytes, and the order of kernels. Numba's simulator has none of them.
+"""Instructions of products with bytes (gemm/packed_dots.py): shared memory that is filled, read and
+written, products of four bytes, rounding. Numba's simulator has none of them.
 
 Addresses count bytes from the start of an array in shared memory, as in ptx.py.
 """
@@ -15,8 +15,6 @@ if not SIMULATED:
     from llvmlite import ir
     from numba import types
     from numba.cuda.extending import intrinsic
-
-    from pyggml.backends.cuda.ptx import plain
 
     _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
     _FLOAT, _ANY = ir.FloatType(), _BYTE.as_pointer()
@@ -107,12 +105,12 @@ if not SIMULATED:
     def copier(n_bytes: int) -> Any:
         """copy(shared, to, source, at): begin to copy n_bytes to shared memory, as all lanes of a
         warp call it, each with the places of its own first 16 bytes."""
-        copy = "cp.async.cg.shared.global [$0 + {0}], [$1 + {0}], 16;"
-        lines = [copy.format(i) for i in range(0, n_bytes - 511, 512)]
+        one = "cp.async.cg.shared.global [$0 + {0}], [$1 + {0}], 16;"
+        lines = [one.format(i) for i in range(0, n_bytes - 511, 512)]
         if n_bytes % 512:
             last, n_lanes = n_bytes // 512 * 512, n_bytes % 512 // 16
             lines += ["{ .reg .pred p; .reg .u32 l; mov.u32 l, %laneid;"]
-            lines += [f"setp.lt.u32 p, l, {n_lanes}; @p {copy.format(last)} }}"]
+            lines += [f"setp.lt.u32 p, l, {n_lanes}; @p {one.format(last)} }}"]
         text = " ".join(lines)
 
         @intrinsic
@@ -158,6 +156,3 @@ if not SIMULATED:
             return _pure(builder, "prmt.b32 $0, $1, $2, $3;", _WORD, "=r,r,r,r", arguments)
 
         return types.uint32(types.uint32, types.uint32, types.uint32), emit
-
-    await_grid = plain("griddepcontrol.wait;")
-    release_grid = plain("griddepcontrol.launch_dependents;")

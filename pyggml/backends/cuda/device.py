@@ -21,7 +21,6 @@ from pyggml.backends.cuda.driver import (
     ran_out,
     shared_cell,
 )
-from pyggml.backends.cuda.early import begin_early
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
@@ -159,8 +158,7 @@ class CudaBackend(Backend):
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
         steps, waits = side_by_side(fused(cast(Sequence[BoundCall], calls), graph))
-        early = partial(begin_early, steps)
-        return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []
+        return [Call(self._run, Captured(steps, self.stream, waits))] if steps else []
 
     def _run(self, calls: Captured) -> None:
         with self._working():

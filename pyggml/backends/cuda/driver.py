@@ -55,28 +55,39 @@ if not SIMULATED:  # a kernel for one row has one block
 device: Callable[[Callable], Any] = cuda.jit(device=True)
 
 
+def _store() -> Any:
+    """The store of compiled kernels; None with a version of numba-cuda that lacks what it needs."""
+    try:
+        return importlib.import_module("pyggml.backends.cuda.cubins").Cubins
+    except ImportError:
+        return None
+
+
 def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> Any:
     """A kernel, compiled when it is first launched and kept on disk (cubins.py).
 
     most_threads: of a block, which limits the registers of each; 0 for any number
-    shared_bytes: of dynamic shared memory that a launch may ask for, if that is more than 48 KiB
+    shared_bytes: of dynamic shared memory that a launch may ask for, if that is more than 48 KiB;
+                  at most `most_shared()`
     """
     if SIMULATED:
         return cuda.jit(function)
     made = cuda.jit(launch_bounds=most_threads)(function) if most_threads else cuda.jit(function)
-    with suppress(ImportError):  # another version of numba-cuda may lack what that needs
-        from pyggml.backends.cuda.cubins import Cubins
-
-        made._cache = Cubins(function, shared_bytes)
+    store = _store()
+    if store is not None:
+        made._cache = store(function, shared_bytes)
     return made
 
 
+_ALWAYS_SHARED = 48 << 10  # bytes of dynamic shared memory without `allow_shared`
 _SHARED_OF_LARGE = 227 << 10  # of a card that there is none of
 _MOST_DYNAMIC = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 def most_shared() -> int:
     """Bytes of shared memory that a block may have on this card."""
+    if _store() is None:  # which allows a kernel more
+        return _ALWAYS_SHARED
     try:
         return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     except CudaSupportError:
@@ -93,7 +104,6 @@ def allow_shared(kernel: Any, n_bytes: int) -> None:
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
-_PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -164,7 +174,6 @@ class Captured:
 
     waits: tells, for each call, the numbers of those that end before it begins; the card may run it
     beside all others. Without `waits` each call waits for the one before.
-    early: tells, of these, which calls are of kernels that wait by themselves (early.py)
     """
 
     def __init__(
@@ -172,10 +181,8 @@ class Captured:
         calls: Iterable[Callable[[], None]],
         stream: Any,
         waits: Callable[[], Sequence[Sequence[int]]] | None = None,
-        early: Callable[[Sequence[Sequence[int]]], Sequence[bool]] | None = None,
     ) -> None:
         self.calls, self.waits, self._stream = tuple(calls), waits, stream
-        self._early = early
         self._times, self._graph = 0, None
 
     def __call__(self) -> None:
@@ -198,9 +205,8 @@ class Captured:
             return
         last: list[list[Any]] = []  # of each call
         waits = self.waits()
-        early = (False,) * len(waits) if self._early is None else self._early(waits)
-        for call, before, is_early in zip(self.calls, waits, early, strict=True):
-            _set_next(self._stream, [node for i in before for node in last[i]], is_early)
+        for call, before in zip(self.calls, waits, strict=True):
+            _set_next(self._stream, [node for i in before for node in last[i]])
             call()
             last.append(_next(self._stream))
 
@@ -222,9 +228,6 @@ class Captured:
                 driver.cuStreamEndCapture(stream)
             if not is_failure(error) or ran_out(error):
                 raise
-            if self._early is not None:  # an older driver may know of no such edges
-                self._early = None
-                return self._captured()
             return None
         try:
             made = driver.cuGraphInstantiate(graph, 0)
@@ -247,21 +250,14 @@ def _next(stream: Any) -> list[Any]:
     return list(driver.cuStreamGetCaptureInfo(stream.handle)[3])
 
 
-def _set_next(stream: Any, nodes: Sequence[Any], early: bool) -> None:
-    """Let the next node that is captured wait for these, or begin early and wait by itself."""
+def _set_next(stream: Any, nodes: Sequence[Any]) -> None:
+    """Let the next node that is captured wait for these."""
     from cuda.bindings import driver as bindings
 
     nodes = list({int(node): node for node in nodes}.values())
     # Bindings of CUDA 13 also take data of each edge; those of 12 have a second name for that.
-    name = "cuStreamUpdateCaptureDependencies"
-    has_two = hasattr(bindings, f"{name}_v2")
-    of_edges: tuple[Any, ...] = () if has_two else (None,)
-    if early and nodes:
-        edge = bindings.CUgraphEdgeData()
-        edge.from_port = _PROGRAMMATIC  # of the kernel: when all its blocks have released others
-        edge.type = _PROGRAMMATIC
-        name, of_edges = f"{name}_v2" if has_two else name, ([edge] * len(nodes),)
-    getattr(driver, name)(stream.handle, nodes, *of_edges, len(nodes), _SET)
+    of_edges = () if hasattr(bindings, "cuStreamUpdateCaptureDependencies_v2") else (None,)
+    driver.cuStreamUpdateCaptureDependencies(stream.handle, nodes, *of_edges, len(nodes), _SET)
 
 
 def _destroy(graph: Any) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from pyggml.backends.cuda.branches import ranges
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.early import begins_early, waiting
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Site
@@ -69,13 +68,9 @@ def _turned(out, to, head, d, table, token, turn):
 
 @cache
 def _heads() -> Any:
-    await_others, release_others = waiting()
-
     @kernel
     def heads(q_out, k_cache, v_cache, q, k, v, weights, table, ids, sizes, eps, turn, faults):
         rows = cuda.shared.array((_WARPS, _WIDEST), np.float32)
-        release_others()
-        await_others()
         n_tokens, n_heads, n_key_heads, d, n_rows = sizes
         warp, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
         of_token = n_heads + 2 * n_key_heads
@@ -107,7 +102,7 @@ def _heads() -> Any:
                     _turned(k_cache, to, rows[warp], d, table, token, turn)
             sync_warp()
 
-    return begins_early(heads)
+    return heads
 
 
 def _follow(sites: Sequence[Site]) -> bool:

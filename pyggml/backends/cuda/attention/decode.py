@@ -28,7 +28,6 @@ from pyggml.backends.cuda.attention.scores import (
 )
 from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.early import begins_early, waiting
 from pyggml.backends.cuda.fours import in_fours, load_four
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
@@ -264,7 +263,6 @@ def _attend(shape: _Shape) -> Any:
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     of_shares, of_heads = (n_together, _PARTS), n_together * mine
     of_keys, of_scores = batch * mine, n_together * batch
-    await_others, release_others = waiting()
 
     @device
     def put_sums(sums, ends, o, tops, weights, warp, lane):
@@ -287,8 +285,6 @@ def _attend(shape: _Shape) -> Any:
         z = cuda.local.array(of_scores, np.float32)
         tops = cuda.local.array(n_together, np.float32)
         weights = cuda.local.array(n_together, np.float32)
-        release_others()
-        await_others()
         part, n_parts, query = cuda.blockIdx.x, cuda.gridDim.x, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
@@ -317,7 +313,7 @@ def _attend(shape: _Shape) -> Any:
         if is_last(ticket, tickets, of_query, n_parts):
             _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes)
 
-    return begins_early(attend)
+    return attend
 
 
 def bind(site: Site) -> Call:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel, most_shared
-from pyggml.backends.cuda.early import begins_early
 from pyggml.backends.cuda.fours import in_fours
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, Room, product_of
@@ -192,7 +191,7 @@ def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
     known: dict[str, Any] = {"cuda": cuda, "np": np}
     known |= {f"product{kinds.index(k)}": product_of(k, has_norm) for k in dict.fromkeys(kinds)}
     source = closed(_source(kinds), "multiply", known)
-    return begins_early(kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared()))
+    return kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
 
 
 # -- the path -----------------------------------------------------------------------------------

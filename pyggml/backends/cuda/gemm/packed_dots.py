@@ -3,7 +3,7 @@
 A lane multiplies a unit of W (packed.py), at most 256 weights of a row, at offsets that are known
 when the kernel is compiled. A warp takes 32 units that follow each other, a chunk: it lies in one
 piece whatever the type and the length of a row. Copies of 16 bytes bring it to shared memory; those
-of a warp's first chunk are under way before A is there. A block has whole rows; it adds up their
+of a warp's first chunk are under way while A is rounded. A block has whole rows; it adds up their
 units when all are multiplied.
 """
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from pyggml.backends.cuda import byte_ptx, ptx
 from pyggml.backends.cuda.driver import cuda, device
-from pyggml.backends.cuda.early import waiting
 from pyggml.backends.cuda.formulas import ZERO, silu
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.packed import Loads, Unit, closed, groups_of, known
@@ -244,7 +243,6 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
     unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
     (fetch, add), finish, keep = _adder(kind), _finisher(kind, has_norm), _keeper(kind, has_norm)
     round_a = digits.rounder(rows, unit.n_groups, has_norm, kind.in_fours)
-    await_others, release_others = waiting()
 
     @device
     def product(memory, floats, part, a, k, room, norm, number):
@@ -252,11 +250,9 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
         first_row = (number * cut.slabs + min(number, cut.more)) * cut.slab
         n_rows = (cut.slabs + (1 if number < cut.more else 0)) * cut.slab
         first, n_tasks = first_row * cut.row * unit.n_bytes, n_rows * cut.row // CHUNK * n_matrices
-        release_others()
         if warp < n_tasks:
             fetch(memory, room.chunks + warp * room.chunk, part, first, warp)
         ptx.commit_copies()
-        await_others()
         round_a(memory, floats, a, k, room.a, norm)
         cuda.syncthreads()
         add(memory, floats, part, room, first, n_tasks)
