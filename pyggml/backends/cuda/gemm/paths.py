@@ -5,7 +5,7 @@ product`). cuBLAS's and the tensor cores' have the unpacking in them. Few rows: 
 two such matrices in one launch, a norm before them.
 
     rows            1       8     128     512    8192
-    few rows       12
+    few rows        8
     dots           22     101
     cublas         27      26      28      44     350
     tensor         82      82      86     156    1594
