@@ -138,7 +138,7 @@ def test_no_memory_for_a_context(monkeypatch):
     def none():
         raise full
 
-    with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted$"):
+    with pytest.raises(DeviceMemoryError, match="the driver's own memory is wanted$"):
         Fails(monkeypatch, none).raises(full)
 
 

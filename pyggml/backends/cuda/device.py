@@ -201,11 +201,11 @@ class CudaBackend(Backend):
             raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
 
     def _wanted(self, n_bytes: int) -> str:
-        wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
         try:
             free, total = cuda.current_context().get_memory_info()
         except Exception as error:
             if not is_failure(error):
                 raise
-            return wanted  # there is no context, which takes memory too
+            return "the driver's own memory is wanted"  # a context, which every process needs
+        wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
         return f"{wanted}, {free:,} of {total:,} are free"
