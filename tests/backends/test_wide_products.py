@@ -46,6 +46,33 @@ def test_every_adapted_product_is_joined(name):
     assert [t.shape for t in wide.outputs] == [t.shape for t in graph.outputs]
 
 
+def test_what_is_rounded_where_it_is_read_is_bfloat16():
+    _, wide, _ = graphs("qwen3-F16")
+    types = {t.op.name: set() for t in wide.nodes}
+    for t in wide.nodes:
+        types[t.op.name].add(t.dtype.name)
+    assert types["gated_gradients"] == types["wide_rows"] == {"BF16"}
+    assert types["add"] == {"F32"}  # residual sums, and gradients of factors
+    assert types["cpy"] == {"BF16"}  # copies of residual sums; nothing is widened again
+    loss = wide.nodes.index(wide.outputs[0])
+    for t in wide.nodes[loss + 1 :]:
+        if t.op.name.startswith("rms_norm_mul"):
+            assert t.src[0].dtype.name == "BF16"
+    for t in wide.nodes[:loss]:
+        if t.op.name == "add":
+            assert all(wide.nodes.index(r) <= loss for r in wide.nodes if t in r.src)
+
+
+def test_up_is_computed_again_for_its_gradients():
+    _, wide, _ = graphs("qwen3-F16")
+    loss = wide.nodes.index(wide.outputs[0])
+    for t in wide.nodes:
+        if t.op.name == "gated_gradients":
+            _, up, _ = t.src[:3]
+            assert wide.nodes.index(up) > loss and up.op.name == "wide_product"
+            assert all(wide.nodes.index(s) < wide.nodes.index(t) for s in up.src if s.op)
+
+
 def test_dropout_keeps_products_apart():
     graph, wide, _ = graphs("llama-Q8_0", dropout=0.1)
     assert ops_of(wide) == ops_of(graph) and wide is graph
