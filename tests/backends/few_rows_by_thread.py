@@ -197,15 +197,17 @@ def added(kind, n, k, rows):
     show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), a @ plain.T + before)
 
 
-def normed(k=512, rows=2):
+def normed(kinds, k, rows):
     a, weights, out = 3 * numbers(rows, k), numbers(k), np.full(rows * k, np.nan, np.float32)
     wanted = a / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-3) * weights
-    (first, w), (second, v) = part_of("Q4_K", 9, k, rows), part_of("Q6_K", 5, k, rows)
+    (first, w), (second, v) = (
+        part_of(kind, n, k, rows) for kind, n in zip(kinds, (9, 5), strict=True)
+    )
     norm = few_rows.Norm(weights, np.float32(1e-3), out, True)
     launch([first, second], a.reshape(-1), rows, k, norm)
-    show("first of two", first.out.reshape(rows, -1), wanted @ w.T)
-    show("second of two", second.out.reshape(rows, -1), wanted @ v.T)
-    show("norm", out.reshape(rows, k), wanted)
+    show(f"first of {kinds}", first.out.reshape(rows, -1), wanted @ w.T)
+    show(f"second of {kinds}", second.out.reshape(rows, -1), wanted @ v.T)
+    show(f"norm before {kinds}", out.reshape(rows, k), wanted)
 
 
 def gated(k=768, n=7):
@@ -220,5 +222,6 @@ added("Q8_0", 70, 256, 1)
 added("Q4_K", 45, 256, 1)
 added("Q8_0", 13, 160, 3)
 added("Q6_K", 9, 768, 2)
-normed()
+normed(("Q4_K", "Q6_K"), 512, 2)
+normed(("Q8_0", "Q8_0"), 160, 1)  # groups of no full warp; both parts run the same code
 gated()
