@@ -25,6 +25,7 @@ from pyggml.lora import (
     perplexity,
 )
 from pyggml.ops import OPS
+from pyggml.sizes import round_up
 
 CTX, STEPS = 12, 4
 TOKENS = np.arange(19) * 7 % 48
@@ -155,8 +156,11 @@ def test_on_a_device_that_can_do_all_the_host_reads_losses_alone(tiny, corpus_of
 
     trainer.run(report)
     (before, launches), (after, later) = seen[:2]
-    passes, n = 2, 2 * CTX
-    written = {(n,): 4 * passes, (n, 2): passes, (): passes, (7,): 1}  # inputs, seed, settings
+    passes = 2
+    # Bytes of ids, positions, spans; of targets and their weights.
+    batch, targets = ([2 * CTX * n for n in sizes] for sizes in ((4, 4, 8), (4, 4)))
+    together = {(sum(round_up(n, 64) for n in part),): passes for part in (batch, targets)}
+    written = {**together, (): passes, (7,): 1}  # inputs, each part in one copy; seed; settings
     read = {(): 2 * passes, (1,): 1}  # loss and right tokens, the gradient's length
     assert after - before == Counter(
         {("written", shape): times for shape, times in written.items()}
