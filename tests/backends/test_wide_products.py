@@ -38,7 +38,7 @@ def test_every_adapted_product_is_joined(name):
     graph, wide, n_adapted = graphs(name)
     found = ops_of(wide)
     assert found["gradient_of_a"] == found["gradient_of_b"] == n_adapted
-    assert found["wide_product"] == n_adapted + n_adapted // 7  # `up` of each layer twice
+    assert found["wide_product"] == n_adapted
     assert found["wide_gradient"] + 2 * found["gated_gradients"] == n_adapted
     assert found["gated_gradients"] == n_adapted // 7  # that many layers
     assert not found["mul_mat_add"] and not found["out_prod_add"]
@@ -63,8 +63,12 @@ def test_what_is_rounded_where_it_is_read_is_bfloat16():
             assert all(wide.nodes.index(r) <= loss for r in wide.nodes if t in r.src)
 
 
-def test_up_is_computed_again_for_its_gradients():
-    _, wide, _ = graphs("qwen3-F16")
+def test_a_large_up_is_computed_again_for_its_gradients(monkeypatch):
+    from pyggml.backends.cuda.lora import join
+
+    monkeypatch.setattr(join, "LARGE", 0)
+    _, wide, n_adapted = graphs("qwen3-F16")
+    assert ops_of(wide)["wide_product"] == n_adapted + n_adapted // 7
     loss = wide.nodes.index(wide.outputs[0])
     for t in wide.nodes:
         if t.op.name == "gated_gradients":

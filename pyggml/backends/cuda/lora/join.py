@@ -5,8 +5,8 @@ BF16, become one kernel:
     wide_gradient(swiglu(gate, dy), B_up)                    what that saves
     gradient_of_a(D, swiglu(gate, up))                       reads what that saves
 
-And `up` is not kept for it, but computed again of the norm that the backward pass makes anyway: a
-sixth of the memory of a step for a twentieth of its time.
+And a large `up` is not kept for it, but computed again of the norm that the backward pass makes
+anyway: a quarter of the memory of a step for a twentieth of its time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from pyggml.dtypes import BF16
 from pyggml.graph import Graph
 from pyggml.op import SAVED
 from pyggml.tensors import Tensor
+
+LARGE = 32 << 20  # bytes of `up` in a layer; where it takes less, its weights weigh more
 
 
 def with_gated_gradients(graph: Graph) -> Graph:
@@ -93,7 +95,8 @@ class _Joiner:
         """The product once more, of the x that the backward pass has made; or as it is."""
         rows = up.src[1] if _is(up, "wide_product") else up
         alike = _is(rows, "wide_rows") and not formula_of(rows) and rows.src[0].shape == x.shape
-        if not alike or rows.src[0] is x or up in self._graph.outputs:
+        is_kept = up.n_bytes < LARGE or up in self._graph.outputs
+        if not alike or rows.src[0] is x or is_kept:
             return self._made(up)
         made = wide_rows(self._made(x), rows.src[1:], rows.params["scales"])
         w, _, b = up.src
