@@ -29,6 +29,7 @@ from pyggml.attention.tiles import MR
 from pyggml.attention.widen import as_bits
 from pyggml.call import Call
 from pyggml.dtypes import F16, F32, Q8_0
+from pyggml.gemm.panels import rounded_up
 from pyggml.scratch import Array, Layout, Scratch
 from pyggml.sizes import round_up
 
@@ -127,7 +128,7 @@ def _one_split(part, q, k, v, first, n, scale):
     for h in range(n_heads):
         if rest:
             _add_scores(part, at, q, k, first, n, h, h // repeats)
-        own = part[h, at : at + (n + KEYS - 1) // KEYS * KEYS]
+        own = part[h, at : at + rounded_up(n, KEYS)]
         part[h, d + _TOP], part[h, d + _NORM] = _softmax(own, n, scale)
         fill(part[h, :d], np.float32(0))
     for j in range(0, n, KEYS):
