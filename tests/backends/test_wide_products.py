@@ -77,6 +77,14 @@ def test_a_large_up_is_computed_again_for_its_gradients(monkeypatch):
             assert all(wide.nodes.index(s) < wide.nodes.index(t) for s in up.src if s.op)
 
 
+def test_sums_of_all_numbers_of_columns_have_room_beside_a_ticket():
+    from pyggml.backends.cuda.lora import wide
+
+    every = range(wide.TILE, wide.MOST_COLUMNS + 1, wide.TILE)
+    taken = [4 * wide.n_warps(n) * wide.ROWS * n + 4 for n in every]
+    assert max(taken) <= 48 << 10
+
+
 def test_dropout_keeps_products_apart():
     graph, wide, _ = graphs("llama-Q8_0", dropout=0.1)
     assert ops_of(wide) == ops_of(graph) and wide is graph

@@ -45,7 +45,7 @@ def rounding():
 
 
 @pytest.mark.parametrize("m, k, n", [(37, 96, 64), (160, 1280, 48), (70, 224, 528)])
-@pytest.mark.parametrize("ranks", [(4, 8), (16,), (8, 8, 8)])
+@pytest.mark.parametrize("ranks", [(4, 8), (16,), (8, 8, 8), (32, 32, 32), (64, 64, 64)])
 def test_each_op_agrees_with_numpy(rounding, m, k, n, ranks):
     rng = np.random.default_rng(1)
     x, dy, c = (rng.standard_normal(s, np.float32) for s in ((m, k), (m, n), (m, k)))

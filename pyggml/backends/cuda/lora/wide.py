@@ -41,6 +41,7 @@ TILE = 8  # columns of a tensor core's result
 COLUMNS = 32  # of x, eight to a lane
 _STEPS = 2  # of 32 numbers, whose loads are under way at the same time
 _BLOCKS = 1056  # that fill a large card twice: the last ones to end cost little
+_SHARED = 48 << 10  # bytes of a block
 _LINE = 64  # numbers of a cache line of bfloat16
 
 
@@ -223,8 +224,9 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: boo
 
 
 def n_warps(n: int) -> int:
-    """Warps of a block whose rows get n further columns."""
-    return 8 if n <= MOST_COLUMNS // 2 else 4
+    """Warps of a block whose rows get n further columns: its ticket and the sums of all have room
+    in shared memory."""
+    return next(warps for warps in (8, 4, 3) if F32.block_bytes * ROWS * n * warps < _SHARED)
 
 
 def n_parts(m: int, n: int, k: int) -> int:
