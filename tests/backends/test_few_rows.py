@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from pyggml.dtypes import DTYPES
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
@@ -17,3 +21,20 @@ def test_the_kernel_thread_by_thread_agrees_with_numpy():
     errors = dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
     assert len(errors) == 11
     assert {what for what, error in errors.items() if not float(error) < 2e-4} == set()
+
+
+@pytest.mark.parametrize("limit", [99 << 10, 163 << 10, 227 << 10])
+def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit):
+    from pyggml.backends.cuda.gemm import few_rows
+
+    monkeypatch.setattr(few_rows, "SIMULATED", False)
+    monkeypatch.setattr(few_rows, "_shared", lambda: min(limit, 200 << 10))
+    sizes = product([(4096, 1000), (2560, 262144), (4096, 151936), (9728, 2560)], [1, 2, 4])
+    for ((k, n), rows), is_gated in product(sizes, [False, True]):
+        assert few_rows.serves(DTYPES["Q8_0"], rows, k) or limit == 99 << 10
+        if few_rows.serves(DTYPES["Q8_0"], rows, k):
+            w, out = np.empty(n * k // 32 * 34, np.uint8), np.empty(rows * n, np.float32)
+            part = few_rows.Part(out, w, DTYPES["Q8_0"], n, up=w if is_gated else None)
+            call = few_rows.products([part], np.empty(rows * k, np.float32), rows, k, None)
+            _, (_, _, _, n_bytes), _, _ = call.arguments
+            assert n_bytes <= min(limit, 200 << 10)

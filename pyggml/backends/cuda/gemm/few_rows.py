@@ -21,9 +21,10 @@ from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, Room, product_of
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.packed import Unit, closed, unit_of
+from pyggml.backends.cuda.packed import MOST_GROUPS, Unit, closed, unit_of
 from pyggml.call import Call
 from pyggml.dtypes import DType
+from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
@@ -69,11 +70,26 @@ def _shared() -> int:
 
 
 def _least_bytes(unit: Unit, rows: int, k: int) -> int:
-    """Of shared memory: A, a slab's sums and a chunk."""
-    row = k // (GROUP * unit.n_groups)
-    slab = row * CHUNK // gcd(row, CHUNK)
-    a = digits.room_of(rows, k, unit.n_groups)
-    return a.squares + 4 * rows * (_MOST_WARPS + 2 * slab) + _chunk_bytes(unit)
+    """Of shared memory: A, the sums of a slab of a gated product, and a chunk of any type."""
+    return _bytes_of_a(unit, rows, k) + 2 * _slab_bytes(unit, rows, k) + _largest_chunk()
+
+
+def _bytes_of_a(unit: Unit, rows: int, k: int) -> int:
+    """With its squares, and what is lost where sums and chunks begin."""
+    return digits.room_of(rows, k, unit.n_groups).squares + 4 * rows * _MOST_WARPS + 32
+
+
+def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
+    """Of the sums of a slab."""
+    units, of_slab = _slab(unit, k)
+    return 4 * rows * units * of_slab
+
+
+@cache
+def _largest_chunk() -> int:
+    names = (name for name, quant in QUANTS.items() if quant.dtype.quantised)
+    units = (unit_of(name, GROUP * MOST_GROUPS) for name in names)
+    return max(_chunk_bytes(unit) for unit in units if unit is not None)
 
 
 def _chunk_bytes(unit: Unit) -> int:
@@ -93,8 +109,10 @@ def products(
         Kind(unit, rows, part.up is not None, lies_well)
         for part, unit in zip(parts, units, strict=True)
     ]
-    blocks = _share_out([part.w.size for part in parts])
-    blocks = [min(n, _n_slabs(p, u, k)) for n, p, u in zip(blocks, parts, units, strict=True)]
+    blocks = [
+        _fitting(n, part, unit, rows, k)
+        for n, part, unit in zip(_share_out([p.w.size for p in parts]), parts, units, strict=True)
+    ]
     cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
     room, n_warps, n_bytes = _room(kinds, cuts, k)
     ends = tuple(np.int64(n) for n in np.cumsum(blocks))
@@ -128,6 +146,16 @@ def _slab(unit: Unit, k: int) -> tuple[int, int]:
 
 def _n_slabs(part: Part, unit: Unit, k: int) -> int:
     return -(-part.n // _slab(unit, k)[1])
+
+
+def _fitting(n_blocks: int, part: Part, unit: Unit, rows: int, k: int) -> int:
+    """So many blocks, or more where sums would take the room of the fewest warps' chunks, or of as
+    many as take half of what A leaves. Each block has a slab."""
+    free, chunk = _shared() - _bytes_of_a(unit, rows, k), _largest_chunk()
+    free -= max(chunk, min(_FEWEST_WARPS * chunk, free // 2))
+    most = max(1, free // ((1 + (part.up is not None)) * _slab_bytes(unit, rows, k)))
+    n_slabs = _n_slabs(part, unit, k)
+    return min(n_slabs, max(n_blocks, -(-n_slabs // most)))
 
 
 def _cut(part: Part, unit: Unit, k: int, n_blocks: int) -> Cut:
