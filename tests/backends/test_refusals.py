@@ -199,7 +199,22 @@ def test_a_library_that_fails_in_a_capture(monkeypatch, text):
     else:
         card.backend._run(calls), card.backend._run(calls)
         assert len(times) == 4
-    assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture"]
+    assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
+
+
+def test_an_interrupt_in_a_capture(monkeypatch):
+    """What is read then, for a checkpoint, needs a stream that captures no more."""
+    found = Recorder(monkeypatch)
+
+    def interrupted():
+        if found.called:
+            raise KeyboardInterrupt
+
+    calls = driver.Captured([interrupted], SimpleNamespace(handle=0))
+    calls()
+    with pytest.raises(KeyboardInterrupt):
+        calls()
+    assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
 
 
 def test_what_is_gone_is_freed(monkeypatch):

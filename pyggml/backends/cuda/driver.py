@@ -223,9 +223,9 @@ class Captured:
         try:
             self._launch_to_capture()
             graph = driver.cuStreamEndCapture(stream)
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too
             with suppress(CudaAPIError):  # so that the stream takes launches again
-                driver.cuStreamEndCapture(stream)
+                driver.cuGraphDestroy(driver.cuStreamEndCapture(stream))
             if not is_failure(error) or ran_out(error):
                 raise
             return None
