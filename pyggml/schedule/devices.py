@@ -50,7 +50,7 @@ class Devices:
         Until `gather` the host's arrays of them may be out of date, and writes to those are not
         seen.
         """
-        for root in {t.root: None for t in leaves}:
+        for root in _roots(leaves):
             self._newest[root] = {self.host}
             self._held.add(root)
         self.n_moves += 1
@@ -61,8 +61,8 @@ class Devices:
 
     def gather(self, *leaves: Tensor) -> None:
         """Copy the newest numbers of these leaves into the host's arrays."""
-        for t in leaves:
-            self.fetch(t, self.host)
+        for root in _roots(leaves):
+            self.fetch(root, self.host)
 
     @contextmanager
     def holding(self, *leaves: Tensor) -> Iterator[None]:
@@ -72,7 +72,7 @@ class Devices:
             yield
         finally:
             self.gather(*leaves)
-            self._held -= set(leaves)
+            self._held -= set(_roots(leaves))
             self.n_moves += 1
 
     # -- what programs ask for --------------------------------------------------------------------
@@ -161,6 +161,11 @@ class ForEach:
             self._n_moves = self._devices.n_moves
         for t in self._others:
             self._act(t)
+
+
+def _roots(leaves: Iterable[Tensor]) -> dict[Tensor, None]:
+    """The leaves that have the memory of these, each once: some are windows of another."""
+    return {t.root: None for t in leaves}
 
 
 def _memory_for(leaf: Tensor, backend: Backend) -> Tensor:

@@ -19,7 +19,7 @@ from pyggml.op import Memory
 from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
 from pyggml.runtime import run
 from pyggml.schedule import Devices, assign, bind, schedule
-from pyggml.tensors import leaf
+from pyggml.tensors import leaf, window
 
 pytestmark = pytest.mark.filterwarnings("ignore:(reference|cpu) leaves")
 NAMES = sorted(OPS)
@@ -170,6 +170,22 @@ def test_a_held_leaf_is_copied_when_its_numbers_are_elsewhere():
         run(2, [12, 14], copies=1)
     write(total, numbers(0, 0))
     run(2, [2, 4], copies=2)
+
+
+def test_windows_are_held_with_the_leaf_that_they_look_into():
+    devices, whole, x = Devices([SeparateCPU()]), leaf(numbers(0, 0, 7)), leaf(numbers(1, 2))
+    total = window(whole, 0, (2,))
+    (program,) = bind(schedule(Graph.of(add_inplace(total, x)), devices))
+    with devices.holding(total):
+        program()
+        program()
+        devices.gather(total)
+        np.testing.assert_array_equal(whole.data, [2, 4, 7])
+        program()
+    np.testing.assert_array_equal(whole.data, [3, 6, 7])
+    write(total, numbers(0, 0))
+    program()
+    np.testing.assert_array_equal(whole.data, [1, 2, 7])
 
 
 def test_a_copy_has_the_axes_in_the_order_of_its_source():
