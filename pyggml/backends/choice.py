@@ -84,7 +84,7 @@ def backends_of(device: str, compute: str = "auto") -> list[Backend]:
     if device == "cpu":
         return []
     kind = KINDS.get(name)
-    if kind is None or (colon and not (kind.numbered and number.isdigit())):
+    if kind is None or (colon and not (kind.numbered and number.isdecimal())):
         raise ConfigError([("device", f"is {device!r}, {WANTED}")])
     return [kind.open(int(number) if number else None, exact)]
 

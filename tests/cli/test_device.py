@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from separate_cpu import SeparateCPU
 
-from pyggml.backends.choice import WANTED
+from pyggml.backends.choice import WANTED, backends_of
 from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.finetune import memory
 from pyggml.cli.options import DEVICE_HELP
-from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from pyggml.errors import ConfigError, DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
 
 
@@ -45,6 +45,12 @@ def test_another_word_is_refused(pyggml, finetune, tiny, text, command):
     ended = pyggml(command, "-m", tiny, "--device", "gpu", *more.get(command, ("-f", text)))
     assert ended.code == 2
     assert "--device is 'gpu', wanted cpu, cuda, cuda:N, webgpu or auto" in ended.err
+
+
+@pytest.mark.parametrize("word", ["cuda:", "cuda:-1", "cuda:²", "webgpu:0", "cpu:0", "auto:0"])
+def test_a_number_is_decimal_and_a_cards(word):
+    with pytest.raises(ConfigError, match=f"device is '{word}', wanted"):
+        backends_of(word)
 
 
 @pytest.mark.skipif(has_card(), reason="there is a card")
