@@ -6,6 +6,7 @@ import pytest
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Batch, Session
+from pyggml.generation.passes import Passes
 from pyggml.models import ARCHITECTURES
 
 FIXTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "granite")
@@ -157,6 +158,26 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
     assert [list(p.values()) for p in passes] == [[2, 1, 9], [12], [12], [5]]
     for slot, text in zip(slots, texts, strict=True):
         assert_same(found[slot], model.logits(text)[-1])
+
+
+def test_what_fills_a_pass_up_is_of_no_sequence(tiny, monkeypatch):
+    """It reads nothing and changes no sequence's rows, also in a pass that was full before."""
+    passes, made = [], Passes.__getitem__
+    monkeypatch.setattr(Passes, "__getitem__", lambda *of: passes.append(made(*of)) or passes[-1])
+    batch = Batch(pyggml.load(tiny(), compute="f32"), 2, 40)
+    one, other = batch.open(), batch.open()
+    batch.feed({one: [5] * 18, other: [6] * 14})
+    before = {name: t.data.copy() for name, t in batch.memory.cache.rows.items()}
+    batch.feed({one: [7] * 15, other: [8] * 4})
+    full, filled = passes
+    assert full is filled
+    pads, spare = slice(19, 32), batch.memory.first_spare
+    rows = [*range(18, 33), *range(40 + 14, 40 + 18), *range(spare, spare + 13)]
+    assert filled.rows.tolist() == rows
+    assert filled.tokens[pads].tolist() == filled.positions[pads].tolist() == [0] * 13
+    assert (filled.span[pads] == spare).all()
+    for name, t in batch.memory.cache.rows.items():
+        assert set(np.nonzero(t.data != before[name])[0]) == set(rows)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mamba"])
