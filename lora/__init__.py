@@ -74,3 +74,7 @@ def __getattr__(name: str) -> Any:
     if name in ("Perplexity", "perplexity"):  # training needs no evaluation
         return getattr(importlib.import_module("pyggml.lora.evaluate"), name)
     raise AttributeError(f"module 'pyggml.lora' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

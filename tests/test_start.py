@@ -78,6 +78,15 @@ def test_an_unknown_name_is_an_attribute_error():
         pyggml.finetune_all  # noqa: B018
 
 
+def test_what_is_imported_late_is_found_all_the_same():
+    import pyggml.lora
+
+    assert set(pyggml.lora.__all__) <= set(dir(pyggml.lora))
+    assert all(callable(getattr(pyggml.lora, name)) for name in ("Perplexity", "perplexity"))
+    with pytest.raises(AttributeError, match="no attribute 'perplexities'"):
+        pyggml.lora.perplexities  # noqa: B018
+
+
 def test_the_first_step_waits_for_nothing_that_it_does_not_use():
     """What a run needs at its end, or other kinds of runs: pages, evaluation, preferences."""
     script = "from pyggml.cli.finetune import run; import sys; print(*sys.modules, sep='\\n')"
