@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.alloc import Plan, plan
+from pyggml.alloc.plan import _Planner
 from pyggml.alloc.usage import peak
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
@@ -91,6 +92,21 @@ def test_nothing_alive_overlaps(graph):
     p = plan(graph)
     assert_nothing_overlaps(p)
     assert_reuse_is_legal(p)
+
+
+@given(graphs())
+@settings(max_examples=100)
+def test_what_lies_behind_the_rest_keeps_the_promises(graph):
+    """Any tensors may lie behind; a plan takes those alive at its peak, results in place of their
+    sources included."""
+    found = plan(graph)
+    alive = {found.origin(t) for t in peak(found).alive}
+    for lasting in (alive, set(found.offsets)):
+        p = _Planner(graph, CPU(), reuse=True, share=True, lasting=lasting).run()
+        assert_nothing_overlaps(p)
+        assert_reuse_is_legal(p)
+        places = [p.offsets[t] for t in lasting if t in p.offsets]
+        assert all(at < min(places, default=at + 1) for at in p.scratch.values())
 
 
 @given(graphs())
