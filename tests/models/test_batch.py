@@ -160,6 +160,18 @@ def test_long_prompts_and_short_ones_share_passes(tiny, monkeypatch):
         assert_same(found[slot], model.logits(text)[-1])
 
 
+def test_logits_after_every_token_are_those_of_the_whole_text(tiny, monkeypatch):
+    """Also of a prompt that takes several passes, beside a sequence whose last ones are wanted."""
+    monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 12)
+    model = pyggml.load(tiny(), compute="f32")
+    batch = Batch(model, 2, 24)
+    one, other = batch.open(), batch.open()
+    text, another, _ = sequences(model.config.n_vocab)
+    found = batch.feed({one: text, other: another}, [one])
+    assert_same(found[one], model.logits(text))
+    assert_same(found[other], model.logits(another)[-1])
+
+
 def test_what_fills_a_pass_up_is_of_no_sequence(tiny, monkeypatch):
     """It reads nothing and changes no sequence's rows, also in a pass that was full before."""
     passes, made = [], Passes.__getitem__
