@@ -48,8 +48,10 @@ class Pass:
     of: np.ndarray
 
     def fill(self, at: int, tokens: list[int], position: int, first: int) -> None:
-        """Make these tokens those from number `at` on: their sequence has `first` as its first row,
-        and them from `position` on."""
+        """Put tokens of a sequence into the pass, from its token number `at` on.
+
+        position: in the sequence, of the first of them. first: the cache's row of position 0.
+        """
         here = slice(at, at + len(tokens))
         positions = np.arange(position, position + len(tokens))
         rows = positions + first
@@ -57,8 +59,8 @@ class Pass:
         self.span[here, 0], self.span[here, 1] = first, rows + 1
 
     def pad(self, at: int, spare: int) -> None:
-        """Make tokens of no sequence those from number `at` on; they go into rows from `spare` on,
-        and read none."""
+        """Fill the pass, from its token number `at` on, with tokens of no sequence: they read no
+        rows, and write those from `spare` on."""
         n = len(self.tokens) - at
         if n:
             self.fill(at, [0] * n, 0, spare)

@@ -28,7 +28,8 @@ class Devices:
 
     With the host as the only backend nothing is ever copied.
 
-    n_moves   counts when the newest numbers of held leaves came to lie, or no longer lay, somewhere
+    n_moves   grows when a leaf is held or let go, and when a device gets, or no longer has, the
+              newest numbers of a held one
     """
 
     def __init__(self, backends: Sequence[Backend]) -> None:
