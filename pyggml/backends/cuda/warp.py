@@ -18,6 +18,20 @@ def lanes_sum(x):
     return x
 
 
+@device
+def quad_sum(x):
+    """The sum over the four lanes 4i to 4i + 3, in each of them."""
+    x += cuda.shfl_xor_sync(ALL, x, 1)
+    return x + cuda.shfl_xor_sync(ALL, x, 2)
+
+
+@device
+def quad_max(x):
+    """The greatest over these four."""
+    x = max(x, cuda.shfl_xor_sync(ALL, x, 1))
+    return max(x, cuda.shfl_xor_sync(ALL, x, 2))
+
+
 if SIMULATED:
 
     def sync_warp():

@@ -148,17 +148,3 @@ def seen_by_rows(span, first, count, n_keys):
         start = min(start, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, start, step)))
         stop = max(stop, np.int32(cuda.shfl_xor_sync(0xFFFFFFFF, stop, step)))
     return start, stop
-
-
-@device
-def quad_sum(x):
-    """The sum over the four lanes that share a row."""
-    x += cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)
-    return x + cuda.shfl_xor_sync(0xFFFFFFFF, x, 2)
-
-
-@device
-def quad_max(x):
-    """The greatest over the four lanes that share a row."""
-    x = max(x, np.float32(cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)))
-    return max(x, np.float32(cuda.shfl_xor_sync(0xFFFFFFFF, x, 2)))

@@ -25,8 +25,6 @@ from pyggml.backends.cuda.attention.fragments import (
     keep,
     kept,
     put_two,
-    quad_max,
-    quad_sum,
     readers,
     seen_by_rows,
     tile_copier,
@@ -41,6 +39,7 @@ from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.kernel import Compute, Site
 from pyggml.backends.cuda.launch import in_turn, launch
 from pyggml.backends.cuda.unpack import rounded
+from pyggml.backends.cuda.warp import quad_max, quad_sum
 from pyggml.call import Call
 from pyggml.dtypes import BF16, F32
 from pyggml.sizes import round_up

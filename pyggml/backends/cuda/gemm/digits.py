@@ -23,7 +23,7 @@ from pyggml.backends.cuda import byte_ptx, ptx
 from pyggml.backends.cuda.driver import cuda, device
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.fours import load_four
-from pyggml.backends.cuda.warp import ALL, warp_sum
+from pyggml.backends.cuda.warp import quad_max, quad_sum, warp_sum
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
@@ -55,18 +55,6 @@ def room_of(rows: int, k: int, n_groups: int) -> Room:
     n_units = k // (GROUP * n_groups)
     row, factors = n_units * unit_digits(n_groups), round_up(n_units * unit_factors(n_groups), 16)
     return Room(row, factors, rows * (row + factors))
-
-
-@device
-def _greatest_of_lanes(x):
-    x = max(x, cuda.shfl_xor_sync(ALL, x, 1))
-    return max(x, cuda.shfl_xor_sync(ALL, x, 2))
-
-
-@device
-def _sum_of_lanes(x):
-    x += cuda.shfl_xor_sync(ALL, x, 1)
-    return x + cuda.shfl_xor_sync(ALL, x, 2)
 
 
 @device
@@ -113,8 +101,8 @@ def _times(four, other):
 @device
 def _put_digits(memory, at, factor_at, q, first, second):
     """Write a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call it."""
-    greatest = _greatest_of_lanes(max(_greatest(first), _greatest(second)))
-    total = _sum_of_lanes(_sum(first) + _sum(second))
+    greatest = quad_max(max(_greatest(first), _greatest(second)))
+    total = quad_sum(_sum(first) + _sum(second))
     per_step = _LARGEST / greatest if greatest > ZERO else ZERO
     high, low = _digits(first, per_step)
     high_too, low_too = _digits(second, per_step)

@@ -138,8 +138,8 @@ def _fetcher(unit: Unit) -> Any:
 
 @cache
 def _adder(kind: Kind) -> Any:
-    """add(memory, floats, part, room, first, n_tasks, n_units): all chunks of a block, of which
-    each warp's first one is on its way. Of a gated product, every other chunk is the gate's."""
+    """(what begins to copy a chunk, what multiplies all chunks of a block, of which each warp's
+    first one is on its way). Of a gated product, every other chunk is the gate's."""
     unit, rows, is_gated = kind.unit, kind.rows, kind.is_gated
     multiply, fetch_chunk = _multiplier(unit, rows), _fetcher(unit)
     x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
