@@ -3,9 +3,15 @@ wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 Fault = str | tuple[str, str]  # a sentence, or a setting and what is wrong with it
+
+
+def first_of(faults: Sequence[str], most: int) -> str:
+    """The first `most` faults in one text, and how many more there are."""
+    more = [f"and {len(faults) - most} more"] if len(faults) > most else []
+    return "; ".join([*faults[:most], *more])
 
 
 class PyggmlError(Exception):

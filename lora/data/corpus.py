@@ -189,7 +189,7 @@ def _check_lengths(path: Path, kind: str, documents: Documents, ctx: int) -> Non
         assert documents.places is not None
         longest = long[documents.lengths[long].argmax()]
         place = Place(str(path), UNITS[kind], *documents.places[longest].tolist())
-        others = f" and {len(long) - 1} more are too long" if len(long) > 1 else ""
+        others = f", the most of {len(long)} that are too long" if len(long) > 1 else ""
         raise DataError(
             f"{path}: {place} has {documents.lengths[longest]} tokens{others}, wanted at most "
             f"{ctx + 1}, those of a window of {ctx}: give a larger --ctx or shorter rows, or "

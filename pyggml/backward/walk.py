@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.errors import NoGradientError, ShapeError
+from pyggml.errors import NoGradientError, ShapeError, first_of
 from pyggml.graph import Graph, last_write, reachable, topological
 from pyggml.op import OPS, Detached, NoGrad
 from pyggml.ops import add, add_inplace, repeat_back
@@ -122,7 +122,7 @@ class _Walk:
                 faults += self._propagate(t)
             self._accumulate_after(t)
         if faults:
-            raise NoGradientError("; ".join(faults))
+            raise NoGradientError(first_of(faults, 5))
         for p in self.parameters:
             if not self.grads[p].name:
                 self.grads[p].name = f"d({p.name})" if p.name else ""
@@ -213,7 +213,7 @@ def _refuse_gaps(
         if t in reached and t in known and t.op is not None and isinstance(t.op.grad, NoGrad)
     ]
     if faults:
-        raise NoGradientError("; ".join(faults))
+        raise NoGradientError(first_of(faults, 5))
 
 
 def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -228,7 +228,7 @@ def _refuse_changed(order: Sequence[Tensor], gradients: Sequence[Tensor]) -> Non
         if s.root in last and last_write(s) is not last[s.root]
     }
     if faults:
-        raise NoGradientError("; ".join(sorted(faults)))
+        raise NoGradientError(first_of(sorted(faults), 5))
 
 
 def _place(t: Tensor) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.dtypes import BF16, F16, F32
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, first_of
 from pyggml.gguf import GGUFFile
 from pyggml.quants import QUANTS, dequantize
 from pyggml.tensors import Shape, Tensor, leaf
@@ -107,8 +107,7 @@ def read_weights(
         else:
             weights[name] = _leaf(file, name, spec)
     if faults:
-        shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" * (len(faults) > 20))
-        raise ModelError(f"{file.path}: {shown}")
+        raise ModelError(f"{file.path}: {first_of(faults, 20)}")
     return weights
 
 

@@ -327,6 +327,14 @@ def test_a_choice_alone_is_no_way_to_the_loss():
         gradients_of(loss, [x])
 
 
+def test_many_faults_are_the_first_and_how_many_more():
+    loss, _ = layers(1)
+    others = [filled((2,), name=f"p{i}") for i in range(9)]
+    with pytest.raises(NoGradientError) as caught:
+        build_backward(Graph.of(loss), others)
+    assert str(caught.value).endswith("p4 does not reach the loss; and 4 more")
+
+
 def test_an_op_without_gradient_beside_the_way_is_no_fault():
     x, p = filled((3, 8), 0, "x"), filled((3, 8), 1, "p")
     (g,) = run(*gradients_of(sum_(mul(floor(x), p)), [p]))

@@ -204,7 +204,7 @@ def test_a_token_across_the_seam_is_learned(tmp_path):
 def test_an_answer_is_never_cut_without_a_word(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("prompt,completion\nab,c\nde,fghijklm\nabcdefgh,ijkl\n")
-    wanted = r"record 3 .* has 13 tokens and 1 more are too long, wanted at most 9, .* larger --ctx"
+    wanted = r"record 3 .* 13 tokens, the most of 2 that are too long, wanted at most 9, .* --ctx"
     with pytest.raises(DataError, match=wanted):
         read_corpus(path, Letters(), DataConfig(ctx=8, val_split=0.0))
     assert read_corpus(path, Letters(), DataConfig(ctx=12, val_split=0.0)).n_documents == 3
