@@ -35,7 +35,7 @@ def test_completions_of_a_table_are_learned_with_their_end(finetune, tmp_path):
     assert ended.row("data").startswith("a.csv (CSV): 24 tokens to learn in 6 doc")
     assert ended.code == 0 and "step 4 of 4" in ended.row("result")
     refused = finetune("--ctx", 4, data=path)
-    assert refused.code == 2 and "record 1 (to line 2) has 9 tokens and 5 more" in refused.err
+    assert refused.code == 2 and "record 1 (to line 2) has 9 tokens, the most of 6" in refused.err
 
 
 def test_special_tokens_reach_the_data(finetune, tmp_path):

@@ -38,7 +38,8 @@ def test_a_step_allocates_nothing_of_the_model_s_size(tiny, corpus_of, checkpoin
     smallest = min(adapter.parameters.data.nbytes, trainer.passes.n_bytes)
     assert smallest > 90_000
     assert len(most) == 5 and max(most[1:]) < smallest / 4
-    assert np.ptp(kept[1:]) < 4000
+    # Paths and layouts are remembered for each number of trained tokens, for 1024 problems at most.
+    assert np.ptp(kept[1:]) < 12_000
 
 
 def test_a_run_binds_its_kernels_once(tiny, corpus_of, monkeypatch):

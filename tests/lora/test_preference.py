@@ -143,7 +143,7 @@ def test_rows_become_answers():
     assert kto.n_documents == 5  # a pair is two answers
     with pytest.raises(DataError, match="a.jsonl: line 1 has a label, which dpo cannot use"):
         preference_corpus(rows, Letters(), 16, 0.0, "dpo")
-    with pytest.raises(DataError, match="line 1 has 10 tokens, prompts included and 1 more"):
+    with pytest.raises(DataError, match="line 1 has 10 tokens, prompts included, the most of 2"):
         preference_corpus(rows[:2], Letters(), 6, 0.0, "dpo")
     with pytest.raises(DataError, match="line 1 has no preference: wanted prompt, chosen"):
         preference_corpus([TextRow(place, "A")], Letters(), 16, 0.0, "dpo")
