@@ -75,7 +75,7 @@ def test_an_unknown_name_is_an_attribute_error():
     import pyggml
 
     with pytest.raises(AttributeError, match="no attribute 'finetune_all'"):
-        pyggml.finetune_all  # noqa: B018
+        pyggml.finetune_all  # noqa: B018  that it fails is the test
 
 
 def test_what_is_imported_late_is_found_all_the_same():
@@ -84,7 +84,7 @@ def test_what_is_imported_late_is_found_all_the_same():
     assert set(pyggml.lora.__all__) <= set(dir(pyggml.lora))
     assert all(callable(getattr(pyggml.lora, name)) for name in ("Perplexity", "perplexity"))
     with pytest.raises(AttributeError, match="no attribute 'perplexities'"):
-        pyggml.lora.perplexities  # noqa: B018
+        pyggml.lora.perplexities  # noqa: B018  that it fails is the test
 
 
 def test_the_first_step_waits_for_nothing_that_it_does_not_use():

@@ -114,6 +114,7 @@ byte_ptx.half_of = lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).a
 byte_ptx.nearest = lambda x: np.int32(np.rint(x))
 byte_ptx.copier, byte_ptx.pick_bytes, byte_ptx.dot_bytes = copier, pick_bytes, dot_bytes
 
+# After the instructions are this file's own.
 from pyggml.backends.cuda.gemm import few_rows  # noqa: E402
 from pyggml.dtypes import DTYPES  # noqa: E402
 from pyggml.quants import dequantize, quantize  # noqa: E402
@@ -145,7 +146,7 @@ def run_block(kernel, arguments, block, grid, n_threads, n_bytes):
                 kernel(*arguments)
         except threading.BrokenBarrierError:
             pass
-        except Exception:
+        except Exception:  # of whatever kind: it is printed, and the threads that wait are let go
             failures.append(traceback.format_exc())
             for each in (barrier, *(w.barrier for w in warps)):
                 each.abort()

@@ -1,7 +1,15 @@
-"""Gradients of a loss that is at hand as a tensor."""
+"""Gradients of a loss that is at hand as a tensor, and leaves to build one of."""
+
+import numpy as np
 
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
+from pyggml.tensors import leaf
+
+
+def filled(shape, seed=0, name=""):
+    """A leaf of float32 numbers that a seed draws."""
+    return leaf(np.random.default_rng(seed).standard_normal(shape).astype(np.float32), name)
 
 
 def gradients_of(loss, parameters, seed=None, accumulators=None):

@@ -187,25 +187,19 @@ if TENSOR_CORES:
 
         return types.uint32(types.float32, types.float32), emit
 
-    @intrinsic
-    def power_of_two(typing, x):
-        """2^x, to two units of the last place."""
+    def _of_one_float(instruction: str) -> Any:
+        @intrinsic
+        def of_one_float(typing, x):
+            def emit(context, builder, signature, arguments):
+                form = ir.FunctionType(_FLOAT, [_FLOAT])
+                return builder.asm(form, f"{instruction} $0, $1;", "=f,f", [*arguments], False)
 
-        def emit(context, builder, signature, arguments):
-            form = ir.FunctionType(_FLOAT, [_FLOAT])
-            return builder.asm(form, "ex2.approx.ftz.f32 $0, $1;", "=f,f", [*arguments], False)
+            return types.float32(types.float32), emit
 
-        return types.float32(types.float32), emit
+        return of_one_float
 
-    @intrinsic
-    def reciprocal(typing, x):
-        """1 / x, to one unit of the last place."""
-
-        def emit(context, builder, signature, arguments):
-            form = ir.FunctionType(_FLOAT, [_FLOAT])
-            return builder.asm(form, "rcp.approx.ftz.f32 $0, $1;", "=f,f", [*arguments], False)
-
-        return types.float32(types.float32), emit
+    power_of_two = _of_one_float("ex2.approx.ftz.f32")  # to two units of the last place
+    reciprocal = _of_one_float("rcp.approx.ftz.f32")  # to one
 
     @intrinsic
     def multiply_tile(typing, c, a, b0, b1):
