@@ -107,6 +107,7 @@ class Passes:
         taps = model.taps()
         if taps and any(edit.tokens for edit in taps.edits):
             raise ConfigError("tokens are positions of a whole run, wanted none in generation")
-        logits = build(model.parts, inputs, model.adapters, self.cache, of, taps)
+        wanted = of if n_tokens > 1 else None
+        logits = build(model.parts, inputs, model.adapters, self.cache, wanted, taps)
         program = model.program(logits, taps, self._arenas)
         return Pass(model, program, logits, taps, *map(array, filled))

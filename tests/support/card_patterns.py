@@ -75,6 +75,10 @@ def three():
     return Graph.of(*(scale(y, 2.0) for y in products)), []
 
 
+def of_logits():
+    return Graph.of(mul_mat(packed(40, 256), rms_norm_mul(numbers(1, 256), numbers(256)))), []
+
+
 def gated():
     x = rms_norm_mul(numbers(1, 512), numbers(512))
     return Graph.of(swiglu(mul_mat(packed(24, 512), x), mul_mat(packed(24, 512), x))), []
@@ -108,6 +112,7 @@ PATTERNS = {
     "swiglu_back_gate+swiglu": gates_gradients,
     "rms_norm_mul+mul_mat+mul_mat+mul_mat": three,
     "rms_norm_mul+mul_mat+mul_mat+swiglu": gated,
+    "rms_norm_mul+mul_mat": of_logits,
     "mul_mat+add": residual,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows": heads,
 }

@@ -84,5 +84,6 @@ def _bind_residual(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
 
 declare_pattern("rms_norm_mul", *("mul_mat",) * 3, bind=_bind_after_norm, first=True)
 declare_pattern("rms_norm_mul", "mul_mat", "mul_mat", "swiglu", bind=_bind_gated)
+declare_pattern("rms_norm_mul", "mul_mat", bind=_bind_after_norm, first=True)  # of the logits
 # In place: the sum may lie where what is added does, number for number.
 declare_pattern("mul_mat", "add", bind=_bind_residual, in_place=True)

@@ -17,6 +17,7 @@ from pyggml.tensors import zeros
 IN_BF16 = {
     "rms_norm_mul+mul_mat+mul_mat+mul_mat",
     "rms_norm_mul+mul_mat+mul_mat+swiglu",
+    "rms_norm_mul+mul_mat",
     "mul_mat+add",
 }
 ON_A_CARD = IN_BF16 | {
