@@ -13,6 +13,9 @@ import numpy as np
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 from pyggml.backends.cuda.warp import ALL, warp_max, warp_sum
 
+if not SIMULATED:
+    from pyggml.backends.cuda.ptx import take_ticket
+
 
 @device
 def first_row():
@@ -27,6 +30,10 @@ def rows_apart():
 
 
 if SIMULATED:  # which has no warps, and one row in a block
+
+    @device
+    def take_ticket(tickets, at, last):
+        return cuda.atomic.inc(tickets, at, last)
 
     @device
     def block_sum(x, parts):
@@ -96,9 +103,7 @@ def is_last(ticket, tickets, at, n_blocks):
     ticket: one uint32 of shared memory; tickets[at]: 0 before, and again after
     """
     cuda.syncthreads()
-    if cuda.threadIdx.x == 0:  # its fences hold for all threads, which the barriers order
-        cuda.threadfence()
-        ticket[0] = cuda.atomic.inc(tickets, at, np.uint32(n_blocks - 1))
-        cuda.threadfence()
+    if cuda.threadIdx.x == 0:  # what it releases and acquires holds for all, as barriers order them
+        ticket[0] = take_ticket(tickets, at, np.uint32(n_blocks - 1))
     cuda.syncthreads()
     return ticket[0] == n_blocks - 1

@@ -266,6 +266,22 @@ if TENSOR_CORES:
 
         return types.void(shared, types.int64, source, types.int64, types.int32), emit
 
+    @intrinsic
+    def take_ticket(typing, tickets, at, last):
+        """tickets[at], which becomes one more, 0 after `last`. It orders what was written before it
+        on the card, and what is read behind it; a fence of numba's waits for more, and twice."""
+
+        def emit(context, builder, signature, arguments):
+            array, at, last = arguments
+            place = builder.mul(at, ir.Constant(_LONG, 4))
+            pointer = _pointer(context, builder, tickets, (array, place), _WORD)
+            operands = [builder.ptrtoint(pointer, _LONG), last]
+            form = ir.FunctionType(_WORD, [_LONG, _WORD])
+            text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"
+            return builder.asm(form, text, "=r,l,r,~{memory}", operands, True)
+
+        return types.uint32(tickets, types.int64, types.uint32), emit
+
     def plain(text: str) -> Any:
         @intrinsic
         def instruction(typing):
