@@ -1,4 +1,4 @@
-"""Products of few rows, thread by thread, where there is no card."""
+"""Kernels of generation, thread by thread, where there is no card."""
 
 import subprocess
 import sys
@@ -12,15 +12,18 @@ from pyggml.dtypes import DTYPES
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
-SCRIPT = Path(__file__).with_name("few_rows_by_thread.py")
 
-
-def test_the_kernel_thread_by_thread_agrees_with_numpy():
-    ran = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    ("script", "n_results", "allowed"),
+    [("few_rows_by_thread.py", 11, 2e-4), ("attention_by_thread.py", 10, 5e-4)],
+)
+def test_a_kernel_thread_by_thread_agrees_with_numpy(script, n_results, allowed):
+    command = [sys.executable, Path(__file__).with_name(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     errors = dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
-    assert len(errors) == 11
-    assert {what for what, error in errors.items() if not float(error) < 2e-4} == set()
+    assert len(errors) == n_results
+    assert {what for what, error in errors.items() if not float(error) < allowed} == set()
 
 
 @pytest.mark.parametrize("limit", [99 << 10, 163 << 10, 227 << 10])

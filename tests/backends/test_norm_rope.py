@@ -41,7 +41,7 @@ def warp(monkeypatch):
         "rows_apart": lambda: 1,
         **{
             name: getattr(norm_rope, name).py_func
-            for name in ("_turned", "_angles", "_hold", "_held")
+            for name in ("_turned", "angles", "normed_and_turned", "_hold", "_held")
         },
         "_dot": norm_rope._dot.py_func,
     }

@@ -11,6 +11,7 @@ from pyggml.ops import (
     OPS,
     add,
     add_inplace,
+    flash_attn_ext,
     mul_mat,
     out_prod,
     reshape,
@@ -102,6 +103,24 @@ def heads():
     return Graph.of(q, *puts), caches
 
 
+def attended():
+    """The heads of one token, four of queries and two of keys, and attention over the cache."""
+    table, ids = (
+        rope_table(leaf(np.array([3], np.int32)), n_dims=128),
+        leaf(np.array([4], np.int32)),
+    )
+    normed = (rms_norm_mul(numbers(1, n, 128), numbers(128)) for n in (4, 2))
+    q, k = (rope_apply(x, table, "neox") for x in normed)
+    caches = [zeros((6, 256), F16) for _ in "kv"]
+    puts = [
+        set_rows(cache, reshape(x, (1, 256)), ids)
+        for cache, x in zip(caches, (k, numbers(1, 2, 128)), strict=True)
+    ]
+    span = leaf(np.array([[1, 5]], np.int32))
+    o = flash_attn_ext(q, *(reshape(put, (6, 2, 128)) for put in puts), span, 0.3)
+    return Graph.of(o, *puts), caches
+
+
 PATTERNS = {
     "out_prod+add": summed,
     "mul_mat+scale": scaled,
@@ -115,4 +134,5 @@ PATTERNS = {
     "rms_norm_mul+mul_mat": of_logits,
     "mul_mat+add": residual,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows": heads,
+    "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext": attended,
 }

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda.attention import decode
+from pyggml.backends.cuda.attention.one_token import Token, serves
 from pyggml.backends.cuda.branches import ranges
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE, ZERO
@@ -118,23 +120,31 @@ def _follow(sites: Sequence[Site]) -> bool:
     )
 
 
-def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
-    q_norm, q_turn, k_norm, _, k_put, v_put = sites
+def _are_heads(sites: Sequence[Site], kept: Sequence[bool]) -> bool:
+    """Whether they are heads of few tokens, cached in halves or floats."""
+    q_norm, _, k_norm, _, k_put, v_put = sites
     if not _follow(sites) or any((kept[0], kept[2], kept[3])):  # a norm of all heads at once, say
-        return None
-    n_tokens, n_heads, d = q_norm.node.shape
+        return False
+    n_tokens, _, d = q_norm.node.shape
     k, v = k_norm.node.src[0], v_put.node.src[1]
     n_key_heads, cache, ids = k.shape[1], k_put.node.src[0], k_put.node.src[2]
-    alike = (
-        (*k.shape,) == (n_tokens, n_key_heads, d)
+    return (
+        (n_tokens <= MOST and d <= _WIDEST)
+        and (*k.shape,) == (n_tokens, n_key_heads, d)
         and all(s.node.src[1].shape == (d,) for s in (q_norm, k_norm))
         and all(s.node.src[0].dtype in (F16, F32) for s in (k_put, v_put))
         and k_put.node.src[0].shape == v_put.node.src[0].shape == (cache.shape[0], n_key_heads * d)
         and ids.shape == (n_tokens,)
         and v.n_elements == k.n_elements
     )
-    if not alike or n_tokens > MOST or d > _WIDEST:
+
+
+def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    if not _are_heads(sites, kept):
         return None
+    q_norm, q_turn, k_norm, _, k_put, v_put = sites
+    n_tokens, n_heads, d = q_norm.node.shape
+    n_key_heads, cache = k_norm.node.src[0].shape[1], k_put.node.src[0]
     out, *others = ranges((q_turn.out, k_norm.src[0], v_put.src[1]))
     if any(out.meets(other) for other in others):  # the plan has given it their memory
         return None
@@ -151,6 +161,32 @@ def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     )  # fmt: skip
 
 
-declare_pattern(
-    *("rms_norm_mul", "rope_apply") * 2, "set_rows", "set_rows", bind=_bind, in_place=True
-)
+def _bind_attended(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    """With the attention behind them, of one token."""
+    q_norm, q_turn, k_norm, _, k_put, v_put, attention = sites
+    if kept[1] or not _are_heads(sites[:6], kept) or attention.node.src[0] is not q_turn.node:
+        return None
+    if q_norm.node.shape[0] != 1 or not decode.takes(attention.node):
+        return None
+    if ranges(attention.src[1:3]) != ranges((k_put.out, v_put.out)):
+        return None
+    n_rows, table, p = k_put.node.src[0].shape[0], q_turn.node.src[1], q_turn.node.params
+    no_row, _ = faults_of_rows(k_put, n_rows)
+    token = Token(
+        q_norm.src[0], k_norm.src[0], v_put.src[1], (q_norm.src[1], k_norm.src[1]),
+        (*q_norm.scalars, *k_norm.scalars), q_turn.src[1], k_put.src[2], k_put.out, v_put.out,
+        n_rows, (k_put.faults.cell, no_row),
+    )  # fmt: skip
+    n_pairs = table.shape[-1] if p["neox"] and not p["offset"] else 0
+    if not serves(q_norm.node.shape[2], n_pairs, token):
+        return None
+    reads = ranges((token.q, token.k, token.v, token.table))
+    writes = ranges((attention.out, *attention.saved, attention.scratch))
+    if any(w.meets(r) for w in writes for r in reads):  # the plan has given it their memory
+        return None
+    return decode.bind(attention, token)
+
+
+_OPS = *("rms_norm_mul", "rope_apply") * 2, "set_rows", "set_rows"
+declare_pattern(*_OPS, bind=_bind, in_place=True)
+declare_pattern(*_OPS, "flash_attn_ext", bind=_bind_attended, in_place=True)

@@ -26,21 +26,21 @@ from pyggml.call import Call
 from pyggml.dtypes import BF16
 from pyggml.tensors import Tensor
 
-_HEAD, _PAIRS = 128, 64
-_SIZE = np.float32(_HEAD)
+HEAD, PAIRS = 128, 64
+_SIZE = np.float32(HEAD)
 
 
 @device
-def _angles(table, head, n_heads, n_tokens):
+def angles(table, head, n_heads, n_tokens):
     """(cosines, sines) of the lane's four features, for the token of a head."""
-    at = 2 * (head // n_heads % n_tokens) * _PAIRS + (4 * cuda.threadIdx.x & (_PAIRS - 1))
-    return load_four(table, at), load_four(table, at + _PAIRS)
+    at = 2 * (head // n_heads % n_tokens) * PAIRS + (4 * cuda.threadIdx.x & (PAIRS - 1))
+    return load_four(table, at), load_four(table, at + PAIRS)
 
 
 @device
 def _turned(v, cos, sin, sign):
     """The lane's four features of a head, turned; sign −1 turns back."""
-    s = sign * np.float32(2 * (cuda.threadIdx.x >> 4) - 1)
+    s = sign * np.float32(2 * (cuda.threadIdx.x >> 4 & 1) - 1)
     return (
         v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
         v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),
@@ -52,6 +52,14 @@ def _turned(v, cos, sin, sign):
 @device
 def _dot(p, q):
     return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
+
+
+@device
+def normed_and_turned(p, weight, cos, sin, eps):
+    """The lane's four features of a head, normalised and turned."""
+    r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+    v = p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
+    return _turned(v, cos, sin, ONE)
 
 
 @device
@@ -72,22 +80,14 @@ def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
     def norm_turn(out, x, w, table, n_heads, n_tokens, eps):
         heads = cuda.local.array(of_heads, np.float32)
         weight = load_four(w, 4 * cuda.threadIdx.x)
-        for group in range(first_row(), x.size // (together * _HEAD), rows_apart()):
-            first = group * together * _HEAD + 4 * cuda.threadIdx.x
-            cos, sin = _angles(table, group * together, n_heads, n_tokens)
+        for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
+            first = group * together * HEAD + 4 * cuda.threadIdx.x
+            cos, sin = angles(table, group * together, n_heads, n_tokens)
             for i in range(together):
-                _hold(heads, i, load(x, first + i * _HEAD))
+                _hold(heads, i, load(x, first + i * HEAD))
             for i in range(together):
-                p = _held(heads, i)
-                r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
-                v = (
-                    p[0] * r * weight[0],
-                    p[1] * r * weight[1],
-                    p[2] * r * weight[2],
-                    p[3] * r * weight[3],
-                )
-                v = _turned(v, cos, sin, ONE)
-                store(out, first + i * _HEAD, v[0], v[1], v[2], v[3])
+                v = normed_and_turned(_held(heads, i), weight, cos, sin, eps)
+                store(out, first + i * HEAD, v[0], v[1], v[2], v[3])
 
     return norm_turn
 
@@ -102,19 +102,19 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
         heads = cuda.local.array(of_heads, np.float32)
         slopes = cuda.local.array(of_heads, np.float32)
         weight = load_four(w, 4 * cuda.threadIdx.x)
-        for group in range(first_row(), x.size // (together * _HEAD), rows_apart()):
-            first = group * together * _HEAD + 4 * cuda.threadIdx.x
-            cos, sin = _angles(table, group * together, n_heads, n_tokens)
+        for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
+            first = group * together * HEAD + 4 * cuda.threadIdx.x
+            cos, sin = angles(table, group * together, n_heads, n_tokens)
             for i in range(together):
-                _hold(heads, i, load_x(x, first + i * _HEAD))
-                _hold(slopes, i, load_dy(dy, first + i * _HEAD))
+                _hold(heads, i, load_x(x, first + i * HEAD))
+                _hold(slopes, i, load_dy(dy, first + i * HEAD))
             for i in range(together):
                 p, v = _held(heads, i), _turned(_held(slopes, i), cos, sin, -ONE)
                 v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
                 r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
                 b = r * r * r * _dot(p, v) / _SIZE
                 store(
-                    dx, first + i * _HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],
+                    dx, first + i * HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],
                     r * v[2] - b * p[2], r * v[3] - b * p[3],
                 )  # fmt: skip
 
@@ -123,9 +123,9 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
 
 def _serves(norm: Site, rope: Site, kept: Sequence[bool]) -> bool:
     of_rope, table = rope.node.params, rope.node.src[1]
-    whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == _PAIRS
+    whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == PAIRS
     arrays = norm.out, *norm.src, rope.out, *rope.src
-    is_head = rope.node.shape[-1] == norm.node.shape[-1] == _HEAD
+    is_head = rope.node.shape[-1] == norm.node.shape[-1] == HEAD
     return not (SIMULATED or kept[0]) and whole and is_head and in_fours(*arrays)
 
 
@@ -144,9 +144,9 @@ def _bind_forward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
         return None
     arrays = rope.out, *norm.src, rope.src[1]
     together, of_table = _together(rope.node), _sizes(*rope.node.src)
-    n_rows = rope.node.n_elements // (_HEAD * together)
+    n_rows = rope.node.n_elements // (HEAD * together)
     run = _norm_turn(*(t.dtype is BF16 for t in (norm.node.src[0], rope.node)), together)
-    return per_rows(run, n_rows, _HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
+    return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
 def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
@@ -155,10 +155,10 @@ def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
         return None
     (x, w, _), (dy, table) = back.src, rope.src
     together, of_table = _together(rope.node), _sizes(*rope.node.src)
-    n_rows, arrays = back.node.n_elements // (_HEAD * together), (back.out, x, w, dy, table)
+    n_rows, arrays = back.node.n_elements // (HEAD * together), (back.out, x, w, dy, table)
     tensors = back.node.src[0], rope.node.src[0], back.node
     run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
-    return per_rows(run, n_rows, _HEAD, back.stream, *arrays, *of_table, *back.scalars)
+    return per_rows(run, n_rows, HEAD, back.stream, *arrays, *of_table, *back.scalars)
 
 
 declare_pattern("rms_norm_mul", "rope_apply", bind=_bind_forward, in_place=True)

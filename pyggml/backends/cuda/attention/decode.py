@@ -2,7 +2,8 @@
 
 A block takes some of the keys that a query sees, for some of the heads that share them; each of its
 warps takes a few keys at a time, and a lane holds four neighbouring numbers of every 128 of a head.
-The block of a query that ends last joins the sums of all, in their order.
+The block of a query that ends last joins the sums of all, in their order. The heads of one
+token may be made in the kernel (one_token.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.attention.one_token import Token, of_none, of_token
 from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     NO_KEYS,
@@ -49,7 +51,8 @@ _AT_ONCE = 8  # parts that are read at once, for each read takes its time
 
 class _Shape(NamedTuple):
     """What a kernel is compiled for: the size of a head, the type of keys, heads of a block, blocks
-    of heads that share their keys, whether scores have a bias, and whether all lie in fours."""
+    of heads that share their keys, whether scores have a bias, whether all lie in fours, whether
+    the heads of the token are made here."""
 
     head_size: int
     key_type: str
@@ -57,6 +60,7 @@ class _Shape(NamedTuple):
     blocks: int
     has_bias: bool
     in_fours: bool
+    makes_heads: bool
 
 
 def takes(node: Tensor) -> bool:
@@ -254,35 +258,57 @@ def _carrier(mine: int, batch: int) -> Any:
     return carry
 
 
+def _fetcher(shape: _Shape, mine: int, batch: int) -> Any:
+    read = _reader(shape.key_type, shape)
+
+    @device
+    def fetch(keys, values, k, v, key, last, key_head, sizes, lane):
+        """A batch of keys and values, if there is one."""
+        if key < last:
+            for u in range(batch):
+                at = np.int64(min(key + u, last - 1)) * sizes.n_key_heads + key_head
+                read(keys, u * mine, k, at * shape.head_size, lane)
+                read(values, u * mine, v, at * shape.head_size, lane)
+
+    return fetch
+
+
+def _sums_putter(shape: _Shape, mine: int) -> Any:
+    @device
+    def put_sums(sums, ends, o, tops, weights, warp, lane):
+        """A warp's sums of each head; its maximum and weight, alike in all lanes."""
+        for g in range(shape.n_together):
+            for i in range(mine):
+                c = 4 * (lane + i // 4 * LANES) + i % 4
+                if c < shape.head_size:
+                    sums[warp, g, c] = o[g * mine + i]
+            ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]
+
+    return put_sums
+
+
 @cache
 def _attend(shape: _Shape) -> Any:
     head_size, n_together, batch = shape.head_size, shape.n_together, _batch(shape.head_size)
     mine, sharing = 4 * _fours(head_size), shape.blocks
-    read_keys, read_query = _reader(shape.key_type, shape), _reader(F32.name, shape)
+    fetch, read_query = _fetcher(shape, mine, batch), _reader(F32.name, shape)
+    made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
+    read_token, make_heads, keep_token, replace = made_here
+    put_sums = _sums_putter(shape, mine)
     score, carry = _scorer(mine, batch, shape.has_bias), _carrier(mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     of_shares, of_heads = (n_together, _PARTS), n_together * mine
-    of_keys, of_scores = batch * mine, n_together * batch
-
-    @device
-    def put_sums(sums, ends, o, tops, weights, warp, lane):
-        """A warp's sums of each head; its maximum and weight, alike in all lanes."""
-        for g in range(n_together):
-            for i in range(mine):
-                c = 4 * (lane + i // 4 * LANES) + i % 4
-                if c < head_size:
-                    sums[warp, g, c] = o[g * mine + i]
-            ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]
+    of_keys, of_scores, of_own = batch * mine, n_together * batch, 2 * mine
 
     @kernel
-    def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors):
+    def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors, token):
         ends = cuda.shared.array(of_ends, np.float32)
         sums = cuda.shared.array(of_sums, np.float32)
         shares = cuda.shared.array(of_shares, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
         held, o = cuda.local.array(of_heads, np.float32), cuda.local.array(of_heads, np.float32)
         keys, values = cuda.local.array(of_keys, np.float32), cuda.local.array(of_keys, np.float32)
-        z = cuda.local.array(of_scores, np.float32)
+        z, own = cuda.local.array(of_scores, np.float32), cuda.local.array(of_own, np.float32)
         tops = cuda.local.array(n_together, np.float32)
         weights = cuda.local.array(n_together, np.float32)
         part, n_parts, query = cuda.blockIdx.x, cuda.gridDim.x, cuda.blockIdx.z
@@ -295,16 +321,19 @@ def _attend(shape: _Shape) -> Any:
             read_query(held, g * mine, q, (row + g) * head_size, lane)
             for i in range(mine):
                 o[g * mine + i] = ZERO
+        row_of_token, turns = read_token(own, token, key_head)
         key = start + (part * _WARPS + warp) * batch
+        fetch(keys, values, k, v, key, last, key_head, sizes, lane)
+        make_heads(held, own, token, turns)
+        is_first = part == 0 and warp == 0 and cuda.blockIdx.y % sharing == 0
+        keep_token(own, token, row_of_token, key_head, is_first)
         while key < last:
-            for u in range(batch):
-                at = np.int64(min(key + u, last - 1)) * sizes.n_key_heads + key_head
-                read_keys(keys, u * mine, k, at * head_size, lane)
-                read_keys(values, u * mine, v, at * head_size, lane)
+            replace(keys, values, own, row_of_token, key, last)
             for g in range(n_together):
                 score(z, held, keys, g, head, query, key, last, mask, sizes, factors)
                 carry(o, tops, weights, z, values, g)
             key += n_parts * (_WARPS * batch)
+            fetch(keys, values, k, v, key, last, key_head, sizes, lane)
         put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
         step = head_size + 2
@@ -316,9 +345,11 @@ def _attend(shape: _Shape) -> Any:
     return attend
 
 
-def bind(site: Site) -> Call:
+def bind(site: Site, token: Token | None = None) -> Call:
+    """The launch. token: of the only query, whose heads are not made yet, nor in the cache."""
     node = site.node
     q, k, v, span, *extras = site.src
+    q = q if token is None else token.q
     sizes, n_together = sizes_of(node, node.src[4:]), _heads(node)
     mask = extras[0] if node.params["masked"] else q
     sinks = extras[-1] if sizes.has_sinks else q
@@ -331,10 +362,12 @@ def bind(site: Site) -> Call:
     tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
     shape = _Shape(
-        head_size, node.src[1].dtype.name, n_together, blocks, has_bias, lies_well
+        head_size, node.src[1].dtype.name, n_together, blocks, has_bias, lies_well,
+        token is not None,
     )  # fmt: skip
     run = _attend(shape)
     return launch(
         run, (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream, site.out,
         site.saved[0], parts, tickets, q, k, v, span, mask, sinks, sizes, factors_of(node),
+        0 if token is None else token,
     )  # fmt: skip

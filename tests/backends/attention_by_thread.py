@@ -1,0 +1,86 @@
+"""A script: attention of few queries (attention/decode.py), each thread a thread of Python.
+
+It prints, for each, what it is and its error.
+"""
+
+import numpy as np
+from by_thread import LANES, byte_ptx, run_block, show
+
+from pyggml.backends.cuda.attention import decode
+from pyggml.backends.cuda.attention.one_token import Token
+from pyggml.backends.cuda.attention.scores import Factors, Sizes
+from pyggml.ops import OPS
+
+decode.SIMULATED, decode.half_of, decode._WARPS = False, byte_ptx.half_of, 2
+SIZE, N_KEYS, N_KEY_HEADS, N_PARTS, SCALE, EPS = 128, 21, 2, 2, 0.3, 1e-3
+rng = np.random.default_rng(1)
+
+
+def numbers(*shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def attend(q, k, v, span, sharing, token=0, size=SIZE):
+    """What all blocks give: heads of a query (n_heads, size)."""
+    n_heads, together = sharing * N_KEY_HEADS, 2
+    shape = decode._Shape(size, "F16", together, sharing // together, False, True, token != 0)
+    sums = np.full(n_heads * N_PARTS * (size + 2), np.nan, np.float32)
+    out, lse = np.full(n_heads * size, np.nan, np.float32), np.zeros(n_heads, np.float32)
+    tickets = np.zeros(n_heads // together, np.uint32)
+    sizes = Sizes(1, N_KEYS, n_heads, N_KEY_HEADS, 0, False, 0)
+    factors = Factors(np.float32(SCALE), *map(np.float32, (0, 1, 1)))
+    raw = (x.reshape(-1).view(np.uint8) for x in (k, v))
+    arguments = out, lse, sums, tickets, q.reshape(-1), *raw, span, q, q, sizes, factors, token
+    grid = N_PARTS, n_heads // together, 1
+    for y in range(grid[1]):
+        for x in reversed(range(grid[0])):  # the first block fills the token's row, here last
+            run_block(decode._attend(shape), arguments, (x, y, 0), grid, decode._WARPS * LANES)
+    return out.reshape(n_heads, size)
+
+
+def attended(q, k, v, first, last):
+    """softmax(scale · q·k) v of keys and values (n_keys, n_key_heads, size)."""
+    k, v = (np.repeat(x[first:last].astype(float), len(q) // k.shape[1], 1) for x in (k, v))
+    z = np.exp(SCALE * np.einsum("hd,shd->hs", q, k))
+    return np.einsum("hs,shd->hd", z / z.sum(1, keepdims=True), v)
+
+
+def caches(size=SIZE):
+    return (numbers(N_KEYS, N_KEY_HEADS, size).astype(np.float16) for _ in "kv")
+
+
+def plain(sharing, size):
+    q, (k, v) = numbers(sharing * N_KEY_HEADS, size), caches(size)
+    found = attend(q, k, v, np.array([2, 20], np.int32), sharing, size=size)
+    show(f"{sharing} heads of {size}", found, attended(q, k, v, 2, 20))
+
+
+def with_heads_made_here(sharing, row, last):
+    q, fresh_k, fresh_v = (numbers(n, SIZE) for n in (sharing * N_KEY_HEADS, *2 * (N_KEY_HEADS,)))
+    weights, (k, v) = (numbers(SIZE), numbers(SIZE)), caches()
+    k[row], v[row] = np.nan, np.nan  # nobody reads what is there
+    angles = rng.uniform(0, 6, (1, 1, 64))
+    table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    made_q, made_k = (
+        OPS["rope_apply"].ref(
+            OPS["rms_norm_mul"].ref(x[None], w, eps=EPS), table, neox=True, offset=0
+        )[0]
+        for x, w in zip((q, fresh_k), weights, strict=True)
+    )
+    eps, ids = np.float32(EPS), np.array([row], np.int32)
+    flat = (x.reshape(-1) for x in (q, fresh_k, fresh_v))
+    puts = k.reshape(-1), v.reshape(-1)
+    token = Token(*flat, weights, (eps, eps), table.reshape(-1), ids, *puts, N_KEYS, (ids, 0))
+    found = attend(q, k, v, np.array([2, last], np.int32), sharing, token)
+    what = f"{sharing} heads made here, row {row} of {last}"
+    show(f"key cached, {what}", k[row].astype(float), made_k)
+    show(f"value cached, {what}", v[row].astype(float), fresh_v)
+    if row >= last:
+        k[row] = v[row] = 0
+    show(what, found, attended(made_q, k, v, 2, last))
+
+
+plain(2, 64)
+with_heads_made_here(2, 18, 19)
+with_heads_made_here(4, 7, 20)
+with_heads_made_here(2, 20, 9)

@@ -1,0 +1,181 @@
+"""Kernels of the card, each thread a thread of Python.
+
+Numba's simulator has no warps. Here threads of a warp exchange numbers at barriers of 32, and the
+card's instructions are functions of NumPy. Import it before the kernels.
+"""
+
+import os
+import sys
+import threading
+import traceback
+from types import SimpleNamespace
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+import numpy as np
+
+from pyggml.backends.cuda import driver
+
+sys.setswitchinterval(1e-4)
+LANES = 32
+own = threading.local()  # of a thread: what `cuda` has, and its barriers
+
+
+class Atomic:
+    def inc(self, array, at, last):  # blocks run one after the other
+        found = array[at]
+        array[at] = 0 if found >= last else found + 1
+        return found
+
+
+class Cuda:
+    """What kernels ask of numba.cuda."""
+
+    atomic = Atomic()
+
+    def __getattr__(self, name):
+        return getattr(own, name)
+
+    def syncthreads(self):
+        own.block.wait()
+
+    def syncwarp(self):
+        own.warp.barrier.wait()
+
+    def shfl_xor_sync(self, _mask, x, step):
+        own.warp.slots[own.lane] = x
+        own.warp.barrier.wait()
+        found = own.warp.slots[own.lane ^ step]
+        own.warp.barrier.wait()
+        return found
+
+
+driver.cuda = Cuda()
+driver.device = lambda function: function
+driver.kernel = lambda function, **_: function
+driver.most_shared = lambda: 227 << 10
+
+# The modules below take `cuda`, `device` and `kernel` from the driver when they are imported.
+from pyggml.backends.cuda import byte_ptx, ptx, warp  # noqa: E402
+
+
+def word_of(raw):
+    return np.uint32(int.from_bytes(bytes(raw), "little"))
+
+
+def bytes_of(word):
+    return (int(word) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def words_at(n):
+    def load(memory, at):
+        assert at % (4 * n) == 0, f"{4 * n} bytes are read at {at}"
+        found = tuple(word_of(memory[at + 4 * i : at + 4 * i + 4]) for i in range(n))
+        return found if n > 1 else found[0]
+
+    return load
+
+
+def put(memory, at, *words):
+    assert at % (4 * len(words)) == 0, f"{4 * len(words)} bytes are written at {at}"
+    memory[at : at + 4 * len(words)] = np.frombuffer(b"".join(map(bytes_of, words)), np.uint8)
+
+
+def copy_16(memory, to, source, at, n):
+    assert at % 16 == 0 and to % 16 == 0, f"16 bytes are copied from {at} to {to}"
+    piece = np.zeros(16, np.uint8)
+    piece[:n] = source[at : at + int(n)]
+    memory[to : to + 16] = piece
+
+
+def copier(n_bytes):
+    def copy(memory, to, source, at):
+        for i in range(0, n_bytes - 16 * own.lane, 512):
+            copy_16(memory, to + i, source, at + i, 16)
+
+    return copy
+
+
+def pick_bytes(low, high, which):
+    both = bytes_of(low) + bytes_of(high)
+    return word_of(both[int(which) >> 4 * i & 7] for i in range(4))
+
+
+def dot_bytes(a, b, c):
+    pairs = zip(*(np.frombuffer(bytes_of(w), np.int8).tolist() for w in (a, b)), strict=True)
+    return np.int32(int(c) + sum(x * y for x, y in pairs))
+
+
+def warp_max(x):
+    for step in (16, 8, 4, 2, 1):
+        x = max(x, driver.cuda.shfl_xor_sync(0, x, step))
+    return x
+
+
+def warp_sum(x):
+    for step in (16, 8, 4, 2, 1):
+        x += driver.cuda.shfl_xor_sync(0, x, step)
+    return x
+
+
+ptx.commit_copies = ptx.await_copies = lambda: None
+ptx.copy_16 = copy_16
+ptx.as_float = lambda word: np.uint32(int(word)).view(np.float32)
+ptx.bits_of = lambda x: np.float32(x).view(np.uint32)
+ptx.load_pair = lambda array, at: tuple(word_of(array[at + i : at + i + 4]) for i in (0, 4))
+warp.LANES, warp.warp_sum, warp.warp_max = LANES, warp_sum, warp_max
+byte_ptx.shared_word, byte_ptx.shared_pair, byte_ptx.shared_words = map(words_at, (1, 2, 4))
+byte_ptx.put_shared_pair = byte_ptx.put_shared_words = put
+byte_ptx.half_of = lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4")
+byte_ptx.nearest = lambda x: np.int32(np.rint(x))
+byte_ptx.copier, byte_ptx.pick_bytes, byte_ptx.dot_bytes = copier, pick_bytes, dot_bytes
+
+
+class Warp:
+    def __init__(self):
+        self.barrier, self.slots = threading.Barrier(LANES), [0] * LANES
+
+
+def run_block(kernel, arguments, block, grid, n_threads, n_bytes=0):
+    """Run a block; block, grid: (x, y, z). n_bytes: of dynamic shared memory."""
+    memory, fixed, failures = np.full(n_bytes, 0xA5, np.uint8), {}, []
+    barrier, warps = threading.Barrier(n_threads), [Warp() for _ in range(n_threads // LANES)]
+
+    def shared_array(shape, dtype):
+        if shape == 0:
+            return memory if dtype is np.uint32 else memory.view(dtype)
+        own.n_arrays += 1
+        return fixed.setdefault(own.n_arrays, np.zeros(shape, dtype))
+
+    def run(thread):
+        own.threadIdx, own.blockDim = place(thread), place(n_threads, 1, 1)
+        own.blockIdx, own.gridDim = place(*block), place(*grid)
+        own.shared, own.block, own.n_arrays = SimpleNamespace(array=shared_array), barrier, 0
+        own.local = SimpleNamespace(array=lambda shape, dtype: np.full(shape, np.nan, dtype))
+        own.warp, own.lane = warps[thread // LANES], thread % LANES
+        try:
+            with np.errstate(all="ignore"):
+                kernel(*arguments)
+        except threading.BrokenBarrierError:
+            pass
+        except Exception:  # of whatever kind: it is printed, and the threads that wait are let go
+            failures.append(traceback.format_exc())
+            for each in (barrier, *(w.barrier for w in warps)):
+                each.abort()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n_threads)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    if failures:
+        sys.exit(failures[0])
+
+
+def place(x, y=0, z=0):
+    return SimpleNamespace(x=x, y=y, z=z)
+
+
+def show(what, found, wanted):
+    error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+    sys.stdout.write(f"{what} {error:.2e}\n")
