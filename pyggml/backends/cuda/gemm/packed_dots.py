@@ -189,13 +189,24 @@ def _row_sum(floats, at, n):
     return total
 
 
+def _adds_reader(rows: int) -> Any:
+    @device
+    def read_added(held, part, first, n_rows):
+        """What is added to a thread's first row: it is on its way while chunks are multiplied."""
+        if part[6] and cuda.threadIdx.x < n_rows:
+            for t in range(rows):
+                held[t] = part[1][t * part[4] + first + cuda.threadIdx.x]
+
+    return read_added
+
+
 def _finisher(kind: Kind, has_norm: bool) -> Any:
     rows, is_gated = kind.rows, kind.is_gated
     rate_of = digits.rater(rows, has_norm)
 
     @device
-    def finish(floats, part, room, k, norm, first, n_rows):
-        """Write the results of a block's rows."""
+    def finish(floats, held, part, room, k, norm, first, n_rows):
+        """Write the results of a block's rows. held: as read_added leaves it"""
         cut, sums = part[5], room.sums >> 2
         for t in range(rows):
             rate = rate_of(floats, t, k, room.a, norm)
@@ -208,7 +219,8 @@ def _finisher(kind: Kind, has_norm: bool) -> Any:
                     place += rows * cut.most
                     part[0][at] = silu(total) * (rate * _row_sum(floats, place, cut.row))
                 elif part[6]:
-                    part[0][at] = part[1][at] + total
+                    is_held = row == cuda.threadIdx.x
+                    part[0][at] = (held[t] if is_held else part[1][at]) + total
                 else:
                     part[0][at] = total
                 row += cuda.blockDim.x
@@ -243,9 +255,11 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
     unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
     (fetch, add), finish, keep = _adder(kind), _finisher(kind, has_norm), _keeper(kind, has_norm)
     round_a = digits.rounder(rows, unit.n_groups, has_norm, kind.in_fours)
+    read_added = _adds_reader(rows)
 
     @device
     def product(memory, floats, part, a, k, room, norm, number):
+        held = cuda.local.array(rows, np.float32)
         cut, warp = part[5], cuda.threadIdx.x >> 5
         first_row = (number * cut.slabs + min(number, cut.more)) * cut.slab
         n_rows = (cut.slabs + (1 if number < cut.more else 0)) * cut.slab
@@ -254,10 +268,12 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
             fetch(memory, room.chunks + warp * room.chunk, part, first, warp)
         ptx.commit_copies()
         round_a(memory, floats, a, k, room.a, norm)
+        n_rows = min(n_rows, part[4] - first_row)
+        read_added(held, part, first_row, n_rows)
         cuda.syncthreads()
         add(memory, floats, part, room, first, n_tasks)
         cuda.syncthreads()
-        finish(floats, part, room, k, norm, first_row, min(n_rows, part[4] - first_row))
+        finish(floats, held, part, room, k, norm, first_row, n_rows)
         keep(floats, a, k, room, norm)
 
     return product
