@@ -46,7 +46,6 @@ _WARPS = 2 if SIMULATED else 8
 _PARTS = 5 if SIMULATED else 16  # of a query's keys, at most
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
 _TOGETHER, _NUMBERS = 4, 1024  # heads of a block, and numbers of them, at most
-_AT_ONCE = 8  # parts that are read at once, for each read takes its time
 
 
 class _Shape(NamedTuple):
@@ -143,32 +142,33 @@ def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size
 
 
 @device
-def _sum_of_parts(parts, at, step, shares, n_parts):
-    """A number of a head's result."""
-    total = ZERO
-    values = cuda.local.array(_AT_ONCE, np.float32)
-    for first in range(0, n_parts, _AT_ONCE):
-        for i in range(_AT_ONCE):
-            values[i] = parts[at + min(first + i, n_parts - 1) * step]
-        for i in range(_AT_ONCE):
-            if first + i < n_parts:
-                total += values[i] * shares[first + i]
-    return total
+def _read_parts(values, parts, row, i, n_parts, head_size):
+    """Number i of the heads from row `row` on, of each part; all are on their way at once."""
+    at = ((row + i // head_size) * n_parts) * (head_size + 2) + i % head_size
+    for part in range(_PARTS):
+        values[part] = parts[at + min(part, n_parts - 1) * (head_size + 2)]
 
 
 @device
 def _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes):
     """The results of a block's heads, from `head` on, of all their parts."""
-    n_together, step = shares.shape[0], head_size + 2
+    n_together, i = shares.shape[0], cuda.threadIdx.x
     row = np.int64(query) * sizes.n_heads + head
+    values = cuda.local.array(_PARTS, np.float32)
+    _read_parts(values, parts, row, min(i, n_together * head_size - 1), n_parts, head_size)
     for g in range(cuda.threadIdx.x // LANES, n_together, _WARPS):
-        first = (row + g) * n_parts * step
+        first = (row + g) * n_parts * (head_size + 2)
         _share_out(shares[g], lse, parts, sinks, first, query, head + g, n_parts, head_size, sizes)
     cuda.syncthreads()
-    for i in range(cuda.threadIdx.x, n_together * head_size, _WARPS * LANES):
-        g, c = i // head_size, i % head_size
-        at = (row + g) * n_parts * step + c
-        out[row * head_size + i] = _sum_of_parts(parts, at, step, shares[g], n_parts)
+    while i < n_together * head_size:
+        total = ZERO
+        for part in range(_PARTS):
+            if part < n_parts:
+                total += values[part] * shares[i // head_size, part]
+        out[row * head_size + i] = total
+        i += _WARPS * LANES
+        if i < n_together * head_size:
+            _read_parts(values, parts, row, i, n_parts, head_size)
 
 
 def _four_loader(name: str, head_size: int, in_fours: bool) -> Any:
