@@ -202,6 +202,28 @@ def test_a_library_that_fails_in_a_capture(monkeypatch, text):
     assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
 
 
+@pytest.mark.parametrize("refuses", ["edge", "graph"])
+def test_a_driver_that_refuses_launches_that_begin_early(monkeypatch, refuses):
+    """The second capture does without them."""
+    found, tried = Recorder(monkeypatch), []
+    monkeypatch.setattr(driver, "_next", lambda stream: [])
+
+    def set_next(stream, nodes, is_early):
+        tried.append(is_early)
+        found.fails.clear()
+        if is_early and refuses == "edge":
+            raise of_package("cuda", "CUDA_ERROR_INVALID_VALUE: no such edge")
+        if is_early:
+            found.fails["cuGraphInstantiate"] = driver.CudaAPIError(1, "no such graph")
+
+    monkeypatch.setattr(driver, "_set_next", set_next)
+    calls = driver.Captured(
+        [lambda: None], SimpleNamespace(handle=0), lambda: [()], lambda waits: [True]
+    )
+    calls(), calls()
+    assert tried == [True, False] and found.called[-1] == "cuGraphLaunch"
+
+
 def test_an_interrupt_in_a_capture(monkeypatch):
     """What is read then, for a checkpoint, needs a stream that captures no more."""
     found = Recorder(monkeypatch)

@@ -16,8 +16,9 @@ from itertools import chain
 from typing import Any
 
 from pyggml.backends.cuda.driver import address
+from pyggml.backends.cuda.early import read_early
 from pyggml.backends.cuda.kernel import BoundCall, Site
-from pyggml.backends.cuda.launch import arrays, steps
+from pyggml.backends.cuda.launch import arrays, launches, steps
 from pyggml.backends.cuda.waits import Access, Range, Waits, waits
 from pyggml.call import Call
 
@@ -28,11 +29,33 @@ def side_by_side(calls: Sequence[BoundCall]) -> tuple[list[Call], Callable[[], W
 
 
 def _waits(calls: Iterable[BoundCall]) -> Waits:
-    accesses = []
+    return waits(_accesses(calls))
+
+
+def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
+    """Of each step."""
     for call in calls:
         may_change = ranges(chain.from_iterable(map(changed, call.sites)))
-        accesses += [_access(step, may_change) for step in steps(call)]
-    return waits(accesses)
+        for step in steps(call):
+            yield _access(step, may_change)
+
+
+def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
+    """Of each step, whether it may begin before those that it waits for have ended (early.py).
+
+    They must be launches, and none before it may write what it reads early.
+    """
+    found, written = list[bool](), list[Range]()
+    every = [step for call in calls for step in steps(call)]
+    for step, access, waited in zip(every, _accesses(calls), before, strict=True):
+        early = read_early(step)
+        found.append(
+            early is not None
+            and all(any(launches(every[i])) for i in waited)
+            and not any(r.meets(w) for r in ranges(early) for w in written)
+        )
+        written += access.writes
+    return found
 
 
 def changed(site: Site) -> Iterator[Any]:

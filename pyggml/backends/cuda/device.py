@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.backends.base import Backend
-from pyggml.backends.cuda.branches import side_by_side
+from pyggml.backends.cuda.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.driver import (
     Captured,
     cuda,
@@ -21,6 +21,7 @@ from pyggml.backends.cuda.driver import (
     ran_out,
     shared_cell,
 )
+from pyggml.backends.cuda.early import knows_early
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
@@ -157,8 +158,10 @@ class CudaBackend(Backend):
 
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
-        steps, waits = side_by_side(fused(cast(Sequence[BoundCall], calls), graph))
-        return [Call(self._run, Captured(steps, self.stream, waits))] if steps else []
+        bound = fused(cast(Sequence[BoundCall], calls), graph)
+        steps, waits = side_by_side(bound)
+        early = partial(may_begin_early, bound) if knows_early() else None
+        return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []
 
     def _run(self, calls: Captured) -> None:
         with self._working():

@@ -82,6 +82,7 @@ def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> 
 _ALWAYS_SHARED = 48 << 10  # bytes of dynamic shared memory without `allow_shared`
 _SHARED_OF_LARGE = 227 << 10  # of a card that there is none of
 _MOST_DYNAMIC = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CARVE_OUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of a hundred
 
 
 def most_shared() -> int:
@@ -95,15 +96,20 @@ def most_shared() -> int:
 
 
 def allow_shared(kernel: Any, n_bytes: int) -> None:
-    """Let the launches of a kernel (its handle) ask for so much dynamic shared memory."""
+    """Let the launches of a kernel (its handle) ask for so much dynamic shared memory.
+
+    All such kernels get the same share of a multiprocessor's memory: it is empty when that changes.
+    """
     from cuda.bindings.driver import CUfunction_attribute
 
     card = cuda.get_current_device().id
-    driver.cuKernelSetAttribute(CUfunction_attribute(_MOST_DYNAMIC), n_bytes, kernel, card)
+    for attribute, value in ((_MOST_DYNAMIC, n_bytes), (_CARVE_OUT, 100)):
+        driver.cuKernelSetAttribute(CUfunction_attribute(attribute), value, kernel, card)
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
 _SET = 1  # CU_STREAM_SET_CAPTURE_DEPENDENCIES
+_PROGRAMMATIC = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
@@ -174,21 +180,28 @@ class Captured:
 
     waits: tells, for each call, the numbers of those that end before it begins; the card may run it
     beside all others. Without `waits` each call waits for the one before.
+    early: tells, of these, which calls may begin before those have ended (early.py); where the
+    driver refuses, none does.
     """
 
     def __init__(
         self,
         calls: Iterable[Callable[[], None]],
         stream: Any,
-        waits: Callable[[], Sequence[Sequence[int]]] | None = None,
+        waits: Callable[[], Sequence[tuple[int, ...]]] | None = None,
+        early: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]] | None = None,
     ) -> None:
-        self.calls, self.waits, self._stream = tuple(calls), waits, stream
+        self.calls, self.waits, self.early = tuple(calls), waits, early
+        self._stream = stream
         self._times, self._graph = 0, None
 
     def __call__(self) -> None:
         self._times += 1
         if self._times == 2 and not SIMULATED:
             self._graph = self._captured()
+            if self._graph is None and self.early is not None:
+                self.early = None
+                self._graph = self._captured()
         if self._graph is None:
             self._launch()
         else:
@@ -205,8 +218,9 @@ class Captured:
             return
         last: list[list[Any]] = []  # of each call
         waits = self.waits()
-        for call, before in zip(self.calls, waits, strict=True):
-            _set_next(self._stream, [node for i in before for node in last[i]])
+        early = self.early(waits) if self.early else [False] * len(waits)
+        for call, before, is_early in zip(self.calls, waits, early, strict=True):
+            _set_next(self._stream, [node for i in before for node in last[i]], is_early)
             call()
             last.append(_next(self._stream))
 
@@ -231,6 +245,10 @@ class Captured:
             return None
         try:
             made = driver.cuGraphInstantiate(graph, 0)
+        except CudaAPIError as error:
+            if self.early is None or ran_out(error):
+                raise
+            return None
         finally:
             driver.cuGraphDestroy(graph)
         weakref.finalize(self, _destroy, made).atexit = False
@@ -250,14 +268,20 @@ def _next(stream: Any) -> list[Any]:
     return list(driver.cuStreamGetCaptureInfo(stream.handle)[3])
 
 
-def _set_next(stream: Any, nodes: Sequence[Any]) -> None:
-    """Let the next node that is captured wait for these."""
+def _set_next(stream: Any, nodes: Sequence[Any], is_early: bool) -> None:
+    """Let the next node that is captured wait for these, or begin early and wait by itself."""
     from cuda.bindings import driver as bindings
 
     nodes = list({int(node): node for node in nodes}.values())
     # Bindings of CUDA 13 also take data of each edge; those of 12 have a second name for that.
-    of_edges = () if hasattr(bindings, "cuStreamUpdateCaptureDependencies_v2") else (None,)
-    driver.cuStreamUpdateCaptureDependencies(stream.handle, nodes, *of_edges, len(nodes), _SET)
+    name = "cuStreamUpdateCaptureDependencies"
+    has_two = hasattr(bindings, f"{name}_v2")
+    of_edges: tuple[Any, ...] = () if has_two else (None,)
+    if is_early and nodes:
+        edge = bindings.CUgraphEdgeData()
+        edge.from_port = edge.type = _PROGRAMMATIC  # when all blocks have released others
+        name, of_edges = f"{name}_v2" if has_two else name, ([edge] * len(nodes),)
+    getattr(driver, name)(stream.handle, nodes, *of_edges, len(nodes), _SET)
 
 
 def _destroy(graph: Any) -> None:

@@ -21,6 +21,7 @@ if TENSOR_CORES:
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
+    from numba.core.targetconfig import ConfigStack
     from numba.cuda.extending import intrinsic
 
     _BYTE, _SHORT, _WORD, _LONG = (ir.IntType(n) for n in (8, 16, 32, 64))
@@ -282,12 +283,15 @@ if TENSOR_CORES:
 
         return types.uint32(tickets, types.int64, types.uint32), emit
 
-    def plain(text: str) -> Any:
+    def plain(text: str, since: tuple[int, int] = (0, 0)) -> Any:
+        """An instruction without operands; nothing on cards before the compute capability."""
+
         @intrinsic
         def instruction(typing):
             def emit(context, builder, signature, arguments):
                 form = ir.FunctionType(ir.VoidType(), [])
-                builder.asm(form, text, "~{memory}", [], True)
+                if ConfigStack().top().compute_capability >= since:
+                    builder.asm(form, text, "~{memory}", [], True)
                 return context.get_dummy_value()
 
             return types.void(), emit

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from pyggml.backends import CPU, write
-from pyggml.backends.cuda.branches import side_by_side
+from pyggml.backends.cuda.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.driver import SIMULATED, Captured, cuda, kernel
+from pyggml.backends.cuda.early import await_others, begins_early, knows_early, release_others
 from pyggml.backends.cuda.kernel import BoundCall, Site
-from pyggml.backends.cuda.launch import in_turn, launch
+from pyggml.backends.cuda.launch import in_turn, launch, of_library
 from pyggml.graph import Graph
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
 from pyggml.ops.layout import transpose
@@ -58,12 +59,15 @@ def test_any_order_that_the_waits_allow_gives_the_bits_of_the_line(card):
             np.testing.assert_array_equal(card.read(here), numbers)
 
 
+def bound_to(out, saved, scratch):
+    return Site(silu(zeros((4,))), out, (), (saved,), scratch, None, False, "f32", *[None] * 3)
+
+
 @pytest.mark.parametrize("named, waits", [(True, [(), ()]), (False, [(), (0,)])])
 def test_launches_of_a_node_that_name_what_they_write(named, waits):
     """Two results from the same scratch, as the gradients of queries and of keys."""
     out, saved, scratch = (cuda.to_device(np.zeros(4, np.float32)) for _ in range(3))
-    node = silu(zeros((4,)))
-    site = Site(node, out, (), (saved,), scratch, None, False, "f32", None, None, None)
+    site = bound_to(out, saved, scratch)
     calls = (
         launch(None, 1, 1, None, result, scratch, writes=[result] if named else None)
         for result in (out, saved)
@@ -101,3 +105,53 @@ def test_a_captured_call_waits_for_what_it_is_told(card):
         card.stream.synchronize()
         order.append([float(a.copy_to_host()[-1]) for a in (x, y, z)])
     assert order == [[3, 3, 5]] * 3
+
+
+def test_what_may_begin_early():
+    """A launch that waits for launches, and reads early what none before it writes."""
+    w, x, y, z = (cuda.to_device(np.zeros(4, np.float32)) for _ in "wxyz")
+
+    def early(out, a, b):
+        pass
+
+    begins_early(early, lambda arguments: arguments[2:])  # b
+    steps = (
+        launch(early, 1, 1, None, x, x, w),
+        launch(early, 1, 1, None, y, x, w),
+        launch(early, 1, 1, None, z, y, x),  # x is made by the first
+        launch(None, 1, 1, None, y, z, w),  # by another kernel
+        of_library(None, reads=[y], writes=[x]),
+        launch(early, 1, 1, None, z, x, w),  # after a library's
+    )
+    calls = [BoundCall(in_turn(*steps), bound_to(x, y, z))]
+    waits = side_by_side(calls)[1]()
+    assert may_begin_early(calls, waits) == [True, True, False, False, False, False]
+
+
+@pytest.mark.skipif(SIMULATED, reason="the simulator captures nothing")
+def test_launches_that_begin_early_wait_for_what_they_read_and_write(card):
+    """Two arrays in turn: each launch reads what the last one writes, and writes what it reads."""
+    n, times = 1 << 16, 200
+
+    @kernel
+    def move(out, x, rounds):
+        await_others()
+        release_others()
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            found = x[i]
+            for _ in range(rounds):  # blocks end at different times
+                found = found * np.float32(1)
+            out[i] = found + np.float32(1)
+
+    x, y = (cuda.to_device(np.zeros(n, np.float32)) for _ in "xy")
+    calls = [
+        lambda pair=pair, i=i: move[16 + i % 7 * 20, 128, card.stream](*pair, 1 + i % 5 * 100)
+        for i, pair in enumerate([(y, x), (x, y)] * (times // 2))
+    ]
+    waits = [(i - 1,) if i else () for i in range(times)]
+    captured = Captured(calls, card.stream, lambda: waits, lambda _: [knows_early()] * times)
+    for run in range(1, 5):
+        captured()
+        card.stream.synchronize()
+        np.testing.assert_array_equal(x.copy_to_host(), np.float32(times * run))
+    assert captured.early is not None, "the driver takes them"

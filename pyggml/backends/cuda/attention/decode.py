@@ -9,7 +9,7 @@ token may be made in the kernel (one_token.py).
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,12 @@ from pyggml.backends.cuda.attention.scores import (
 )
 from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    release_others,
+)
 from pyggml.backends.cuda.fours import in_fours, load_four
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
@@ -218,10 +224,9 @@ def _reader(name: str, shape: _Shape) -> Any:
     return read
 
 
-def _scorer(mine: int, batch: int, has_bias: bool) -> Any:
+def _scorer(shape: _Shape, mine: int, batch: int) -> Any:
     @device
-    def score(z, held, keys, g, head, query, key, last, mask, sizes, factors):
-        """The scores of a batch of keys for head g of the block."""
+    def score_head(z, held, keys, g, head, query, key, last, mask, sizes, factors):
         for u in range(batch):
             dot = ZERO
             for i in range(mine):
@@ -229,17 +234,22 @@ def _scorer(mine: int, batch: int, has_bias: bool) -> Any:
             z[g * batch + u] = warp_sum(dot)
         for u in range(batch):
             found = capped(z[g * batch + u], factors)
-            if has_bias and key + u < last:
+            if shape.has_bias and key + u < last:
                 found += bias_of(head + g, query, key + u, last, mask, sizes, factors)
             z[g * batch + u] = found if key + u < last else MINUS_INF
+
+    @device
+    def score(z, held, keys, head, query, key, last, mask, sizes, factors):
+        """The scores of a batch of keys for all heads of the block."""
+        for g in range(shape.n_together):
+            score_head(z, held, keys, g, head, query, key, last, mask, sizes, factors)
 
     return score
 
 
-def _carrier(mine: int, batch: int) -> Any:
+def _carrier(shape: _Shape, mine: int, batch: int) -> Any:
     @device
-    def carry(o, tops, weights, z, values, g):
-        """Head g's maximum, weight and sum move on by the scores of a batch."""
+    def carry_head(o, tops, weights, z, values, g):
         highest = tops[g]
         for u in range(batch):
             highest = max(highest, z[g * batch + u])
@@ -254,6 +264,12 @@ def _carrier(mine: int, batch: int) -> Any:
             weights[g] += p
             for i in range(mine):
                 o[g * mine + i] += p * values[u * mine + i]
+
+    @device
+    def carry(o, tops, weights, z, values):
+        """The maximum, weight and sum of each head move on by the scores of a batch."""
+        for g in range(shape.n_together):
+            carry_head(o, tops, weights, z, values, g)
 
     return carry
 
@@ -295,12 +311,12 @@ def _attend(shape: _Shape) -> Any:
     made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
     read_token, make_heads, keep_token, replace = made_here
     put_sums = _sums_putter(shape, mine)
-    score, carry = _scorer(mine, batch, shape.has_bias), _carrier(mine, batch)
+    score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     of_shares, of_heads = (n_together, _PARTS), n_together * mine
     of_keys, of_scores, of_own = batch * mine, n_together * batch, 2 * mine
 
-    @kernel
+    @partial(kernel, shared_bytes=least_shared())
     def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors, token):
         ends = cuda.shared.array(of_ends, np.float32)
         sums = cuda.shared.array(of_sums, np.float32)
@@ -316,24 +332,25 @@ def _attend(shape: _Shape) -> Any:
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
         start, last = seen(span, query, sizes.n_keys)
+        key = start + (part * _WARPS + warp) * batch
+        fetch(keys, values, k, v, key, last, key_head, sizes, lane)
+        await_others()
         for g in range(n_together):
             tops[g], weights[g] = MINUS_INF, ZERO
             read_query(held, g * mine, q, (row + g) * head_size, lane)
             for i in range(mine):
                 o[g * mine + i] = ZERO
-        row_of_token, turns = read_token(own, token, key_head)
-        key = start + (part * _WARPS + warp) * batch
-        fetch(keys, values, k, v, key, last, key_head, sizes, lane)
+        new_row, turns = read_token(own, token, key_head)
         make_heads(held, own, token, turns)
         is_first = part == 0 and warp == 0 and cuda.blockIdx.y % sharing == 0
-        keep_token(own, token, row_of_token, key_head, is_first)
+        keep_token(own, token, new_row, key_head, is_first)
         while key < last:
-            replace(keys, values, own, row_of_token, key, last)
-            for g in range(n_together):
-                score(z, held, keys, g, head, query, key, last, mask, sizes, factors)
-                carry(o, tops, weights, z, values, g)
+            replace(keys, values, own, new_row, key, last)
+            score(z, held, keys, head, query, key, last, mask, sizes, factors)
+            carry(o, tops, weights, z, values)
             key += n_parts * (_WARPS * batch)
             fetch(keys, values, k, v, key, last, key_head, sizes, lane)
+        release_others()
         put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
         step = head_size + 2
@@ -342,7 +359,7 @@ def _attend(shape: _Shape) -> Any:
         if is_last(ticket, tickets, of_query, n_parts):
             _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes)
 
-    return attend
+    return begins_early(attend, lambda arguments: arguments[5:8])  # keys, values and their span
 
 
 def bind(site: Site, token: Token | None = None) -> Call:
@@ -369,5 +386,5 @@ def bind(site: Site, token: Token | None = None) -> Call:
     return launch(
         run, (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream, site.out,
         site.saved[0], parts, tickets, q, k, v, span, mask, sinks, sizes, factors_of(node),
-        0 if token is None else token,
+        0 if token is None else token, shared_bytes=least_shared(),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel, most_shared
+from pyggml.backends.cuda.early import begins_early, least_shared
 from pyggml.backends.cuda.fours import in_fours
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, Room, product_of
@@ -119,7 +120,7 @@ def products(
     arguments = tuple(_argument(p, c) for p, c in zip(parts, cuts, strict=True))
     return launch(
         _kernel(tuple(kinds), norm is not None), int(ends[-1]), 32 * n_warps, stream, arguments,
-        ends, a, k, room, of_norm, shared_bytes=n_bytes,
+        ends, a, k, room, of_norm, shared_bytes=max(n_bytes, least_shared()),
     )  # fmt: skip
 
 
@@ -219,7 +220,8 @@ def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
     known: dict[str, Any] = {"cuda": cuda, "np": np}
     known |= {f"product{kinds.index(k)}": product_of(k, has_norm) for k in dict.fromkeys(kinds)}
     source = closed(_source(kinds), "multiply", known)
-    return kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
+    made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
+    return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])
 
 
 # -- the path -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A lane multiplies a unit of W (packed.py), at most 256 weights of a row, at offsets that are known
 when the kernel is compiled. A warp takes 32 units that follow each other, a chunk: it lies in one
 piece whatever the type and the length of a row. Copies of 16 bytes bring it to shared memory; those
-of a warp's first chunk are under way while A is rounded. A block has whole rows; it adds up their
+of a warp's first chunk are under way before A is there. A block has whole rows; it adds up their
 units when all are multiplied.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from pyggml.backends.cuda import byte_ptx, ptx
 from pyggml.backends.cuda.driver import cuda, device
+from pyggml.backends.cuda.early import await_others, release_others
 from pyggml.backends.cuda.formulas import ZERO, silu
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.packed import Loads, Unit, closed, groups_of, known
@@ -267,10 +268,12 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
         if warp < n_tasks:
             fetch(memory, room.chunks + warp * room.chunk, part, first, warp)
         ptx.commit_copies()
+        await_others()
         round_a(memory, floats, a, k, room.a, norm)
         n_rows = min(n_rows, part[4] - first_row)
         read_added(held, part, first_row, n_rows)
         cuda.syncthreads()
+        release_others()
         add(memory, floats, part, room, first, n_tasks)
         cuda.syncthreads()
         finish(floats, held, part, room, k, norm, first_row, n_rows)
