@@ -7,13 +7,12 @@ import pytest
 
 import pyggml
 from pyggml.generation import Session
-from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.lora import loss_and_grads
 
 from measures import nmse
 from peers import PEERS, golden
 from peers.files import GOLDEN, save
-from peers.peer import LORA_RANK, LORA_SCALE
-from peers.trial import in_f32, llama_cpp_logits, trained, wide_modules
+from peers.trial import adapted, in_f32, llama_cpp_logits, trained, wide_modules
 
 BF16 = json.loads((GOLDEN / "bf16.json").read_text())
 pytestmark = pytest.mark.parametrize("name", list(PEERS))
@@ -28,22 +27,6 @@ def model(name):
 def values(name):
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         return dict(arrays)
-
-
-def adapted(model, values):
-    """The model with the golden adapter."""
-    made = attach(
-        model,
-        LoraConfig(
-            rank=LORA_RANK, alpha=LORA_RANK * LORA_SCALE, modules=wide_modules(model, LORA_RANK)
-        ),
-    )
-    wanted = {k.removeprefix("lora/"): v for k, v in values.items() if k.startswith("lora/")}
-    tensors = {t.name: t for pair in made.pairs.values() for t in (pair.a, pair.b)}
-    assert tensors.keys() == wanted.keys(), "adapters update every matrix of the blocks"
-    for name, t in tensors.items():
-        t.data[:] = wanted[name]
-    return made.model
 
 
 def test_logits(model, values):

@@ -15,12 +15,11 @@ from pyggml import gguf
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.generation import Session
-from pyggml.lora import LoraConfig, attach, loss_and_grads
+from pyggml.lora import loss_and_grads
 from pyggml.models import ARCHITECTURES
 
 from measures import nmse
-from peers.peer import LORA_RANK, LORA_SCALE
-from peers.trial import wide_modules
+from peers.trial import adapted
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PEERS = sorted(p.stem for p in (GOLDEN / "peers").glob("*.gguf"))
@@ -52,15 +51,6 @@ def values_of(name):
 
 def loaded(name, device):
     return pyggml.load(GOLDEN / f"{name}.gguf", compute=device.compute, backends=[device])
-
-
-def adapted(model, values):
-    """The model with the golden adapter."""
-    modules, alpha = wide_modules(model, LORA_RANK), LORA_RANK * LORA_SCALE
-    made = attach(model, LoraConfig(rank=LORA_RANK, alpha=alpha, modules=modules))
-    for t in (t for pair in made.pairs.values() for t in (pair.a, pair.b)):
-        t.data[:] = values[f"lora/{t.name}"]
-    return made.model
 
 
 def allowed(what, name, compute):

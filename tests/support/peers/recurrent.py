@@ -202,7 +202,7 @@ DELTA_NETS = [
         config=DELTA_CONFIG | SHARED_CONFIG,
         keys=DELTA_KEYS | SECTIONS | SHARED,
         convert=lambda state: experts_apart(values_apart(state)),
-        draw=routed(40, near_zero),
+        draw=routed({0: 2560, 1: 2553}, near_zero),
         fixed=ROUTED,
     ),
     Peer(
@@ -212,7 +212,7 @@ DELTA_NETS = [
         config=DELTA_CONFIG | SHARED_CONFIG,
         keys=DELTA_KEYS | SHARED,
         convert=keys_together,
-        draw=near_zero,
+        draw=routed({0: 151, 1: 1676}, near_zero),
         fixed=ROUTED,
     ),
 ]

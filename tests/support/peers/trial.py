@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from pyggml.lora.adapter import Adapter
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.model import Model
 from pyggml.quants import dequantize
+
+from peers.peer import LORA_RANK, LORA_SCALE
 
 
 def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None) -> np.ndarray:
@@ -54,6 +57,17 @@ def wide_modules(model: Model, rank: int) -> tuple[str, ...]:
     return tuple(
         m for m in model.parts.decoder.modules if any(n.endswith(f".{m}.weight") for n in wide)
     )
+
+
+def adapted(model: Model, values: Mapping[str, np.ndarray]) -> Model:
+    """The model with the golden adapter, which updates every matrix of the blocks."""
+    modules, alpha = wide_modules(model, LORA_RANK), LORA_RANK * LORA_SCALE
+    made = attach(model, LoraConfig(rank=LORA_RANK, alpha=alpha, modules=modules))
+    tensors = {f"lora/{t.name}": t for pair in made.pairs.values() for t in (pair.a, pair.b)}
+    assert tensors.keys() == {n for n in values if n.startswith("lora/")}
+    for name, t in tensors.items():
+        t.data[:] = values[name]
+    return made.model
 
 
 def trained(
