@@ -14,12 +14,16 @@ from pyggml.ops import add_inplace, out_prod, scale
 from pyggml.schedule import Devices, bind, schedule
 from pyggml.tensors import zeros
 
-IN_BF16 = {
+# A norm before digits: x is known to a unit of float32's last place there, and where x lies between
+# two steps of a digit, that unit decides. Of 800 drawn launches every sixth had such an x, and none
+# was further off than 1.8e-5 of its row's greatest number; without the low digits of one group the
+# least is 8e-4.
+OF_DIGITS = {
     "rms_norm_mul+mul_mat+mul_mat+mul_mat",
     "rms_norm_mul+mul_mat+mul_mat+swiglu",
     "rms_norm_mul+mul_mat",
-    "mul_mat+add",
 }
+IN_BF16 = OF_DIGITS | {"mul_mat+add"}  # A's digits are the same ones with and without the sum
 ON_A_CARD = IN_BF16 | {
     "mul_mat+scale",
     "rms_norm_mul+rope_apply",
@@ -50,13 +54,15 @@ def test_a_pattern_gives_the_numbers_of_its_nodes(name, card, monkeypatch):
     if SIMULATED and name in ON_A_CARD:
         pytest.skip("the simulator has no cuBLAS, no warps, and no products of bytes")
     card = CudaBackend(card.index, "bf16") if name in IN_BF16 else card
-    allowed = 1e-4 if name in IN_BF16 else 1e-5
     graph, changed = PATTERNS[name]()
     program, found = results(card, graph, changed)
     assert name in ops_of(program, card)
     monkeypatch.setattr(device, "fused", lambda calls, graph: list(calls))
     for a, b in zip(found, results(card, graph, changed)[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=allowed, atol=allowed)
+        if name in OF_DIGITS:
+            assert (abs(a - b) <= 4e-5 * abs(b).max(axis=-1, keepdims=True)).all()
+        else:
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_result_that_others_read_is_made(card):
