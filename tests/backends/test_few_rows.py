@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pyggml.dtypes import DTYPES
+from pyggml.ops import mul_mat
+from pyggml.tensors import Tensor, zeros
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
@@ -41,3 +43,16 @@ def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit
             call = few_rows.products([part], np.empty(rows * k, np.float32), rows, k, None)
             _, (_, _, _, n_bytes), _, _ = call.arguments
             assert n_bytes <= min(limit, 200 << 10)
+
+
+def test_rows_of_w_that_begin_within_16_bytes_are_read_by_others(monkeypatch):
+    """A card copies 16 bytes at a time from multiples of 16 only; a row here has 306."""
+    from pyggml.backends.cuda.gemm import few_rows, path_of
+    from pyggml.backends.cuda.products import problem_of
+
+    monkeypatch.setattr(few_rows, "_shared", lambda: 200 << 10)
+    whole, x = zeros((9, 288), DTYPES["Q8_0"]), zeros((1, 288))
+    for row in range(9):
+        w = Tensor((1, 288), whole.dtype, base=whole, offset=row * 306)
+        path = path_of(problem_of(mul_mat(w, x), "bf16"))
+        assert (path is few_rows.FEW_ROWS) == (row in (0, 8)), row

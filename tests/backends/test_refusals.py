@@ -71,6 +71,21 @@ def test_a_number_that_no_usable_card_has(machine, index):
     refused(f"cuda:{index}: no such device, found {names}", index)
 
 
+def test_a_card_of_another_compute_capability(machine, monkeypatch):
+    """Kernels are compiled, and shared memory is counted, for the first."""
+    from pyggml.backends.cuda import device, opening
+
+    machine([*CARDS, CARDS[2]])
+    monkeypatch.setattr(device, "CudaBackend", lambda index, compute: index)
+    monkeypatch.setattr(opening, "_OPENED", [])
+    assert [open_cuda(2), open_cuda(3), open_cuda(2)] == [2, 3, 2]
+    refused(
+        "cuda:0 (NVIDIA A100, compute capability 8.0): this process uses cuda:2 (NVIDIA H100, "
+        "compute capability 9.0), wanted cards of one compute capability",
+        0,
+    )
+
+
 def test_no_driver(machine, monkeypatch):
     machine()
 

@@ -25,6 +25,9 @@ class Card:
     n_bytes: int
 
 
+_OPENED: list[Card] = []  # by this process
+
+
 def cards() -> list[Card]:
     """The cards that can be used; the simulator's is one.
 
@@ -69,12 +72,27 @@ def _card(index: int) -> Card:
 def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBackend:
     """The backend of the card with this number, by default of the first that can be used.
 
-    Raises DeviceError if there is none.
+    Raises DeviceError if there is none, or if the process uses one of another compute capability:
+    it decides what kernels are compiled for, and how much shared memory they may have.
     """
     found = cards()
     if index is not None and index not in {card.index for card in found}:
         names = ", ".join(f"cuda:{card.index} ({card.name})" for card in found)
         raise DeviceError(f"cuda:{index}: no such device, found {names}")
+    chosen = next(card for card in found if index in (None, card.index))
+    for other in _OPENED:
+        if other.capability != chosen.capability:
+            raise DeviceError(
+                f"{_described(chosen)}: this process uses {_described(other)}, "
+                "wanted cards of one compute capability"
+            )
     from pyggml.backends.cuda.device import CudaBackend
 
-    return CudaBackend(found[0].index if index is None else index, compute)
+    backend = CudaBackend(chosen.index, compute)
+    _OPENED.append(chosen)
+    return backend
+
+
+def _described(card: Card) -> str:
+    major, minor = card.capability
+    return f"cuda:{card.index} ({card.name}, compute capability {major}.{minor})"

@@ -22,6 +22,8 @@ from pyggml.dtypes import F32
 from pyggml.quants import QUANTS
 from pyggml.tensors import Tensor
 
+_COPY = 16  # bytes that a thread copies to shared memory at once
+
 
 def problem_of(node: Tensor, compute: Compute) -> Problem:
     """The product that a node is."""
@@ -32,7 +34,8 @@ def problem_of(node: Tensor, compute: Compute) -> Problem:
     m, n = node.shape[-2:]
     k = a.shape[-2] if is_transposed else a.shape[-1]
     of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
-    return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute))
+    aligned = b.offset % _COPY == 0  # owners begin at multiples of 64
+    return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute, aligned))
 
 
 def _flat(p: Problem) -> Problem:

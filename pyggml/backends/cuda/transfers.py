@@ -45,8 +45,14 @@ class _Piece:
     def __init__(self, n: int) -> None:
         self.memory = cuda.pinned_array(n, np.uint8)
         first = self.memory.ctypes.data
-        _LOCKED.append(range(first, first + n))
+        self.place = range(first, first + n)
+        _LOCKED.append(self.place)
         self.arrived = cuda.event()
+
+    def forget(self) -> None:
+        """Before the last reference goes, and the memory with it."""
+        self.arrived.synchronize()
+        _LOCKED.remove(self.place)
 
 
 class Transfers:
@@ -91,10 +97,14 @@ class Transfers:
 
     def _piece(self, n: int) -> _Piece | None:
         """A piece that nobody uses, of n bytes or more; None if there is none and no further memory
-        may be locked."""
+        may be locked, though pieces of other sizes are given back for it."""
         size = 1 << (n - 1).bit_length()
         if self._free[size]:
             return self._free[size].pop()
+        for other, pieces in self._free.items():
+            while pieces and _MOST_LOCKED - size < self._n_locked:
+                pieces.pop().forget()
+                self._n_locked -= other
         if self._n_locked + size > _MOST_LOCKED:
             return None
         self._n_locked += size

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml.backends import CPU, write
-from pyggml.backends.cuda import device, transfers
+from pyggml.backends.cuda import device, open_cuda, transfers
 from pyggml.backends.cuda.driver import SIMULATED, CudaAPIError
 from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import DeviceError, PyggmlError
@@ -90,6 +90,20 @@ def test_arrays_share_no_memory_while_somebody_has_them(card, most, monkeypatch)
         if i % 2:
             kept.append(found[1:, 50:])
     assert [k.mean() for k in kept] == [1, 3, 5, 7]
+
+
+def test_memory_of_a_large_array_serves_small_ones_later(monkeypatch):
+    monkeypatch.setattr(transfers, "_MOST_LOCKED", 32 << 10)
+    card = open_cuda()  # with pieces of its own
+    large, small = placed(card, (7, 1000), F32), placed(card, (3, 100), F32)
+    card.write(large, np.zeros((7, 1000)))
+    found = card.read(large)
+    assert transfers.is_locked(found)
+    assert not transfers.is_locked(card.read(small)), "all that may be locked is in use"
+    card.write(large, np.ones((7, 1000)))
+    assert (found == 0).all()
+    del found
+    assert transfers.is_locked(card.read(small))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])

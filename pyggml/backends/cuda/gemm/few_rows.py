@@ -67,6 +67,7 @@ def serves(dtype: DType, rows: int, k: int) -> bool:
 
 @cache
 def _shared() -> int:
+    """Alike for all cards of a process, which have one compute capability (opening.py)."""
     return min(_SHARED, most_shared())
 
 
@@ -229,7 +230,7 @@ def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
 
 def _takes(p: Problem) -> bool:
     lies_well = p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
-    return p.rounds and lies_well and serves(p.b.dtype, p.m, p.k)
+    return p.rounds and lies_well and p.b_aligned and serves(p.b.dtype, p.m, p.k)
 
 
 def _bind(p: Problem, o: Operands) -> Call:

@@ -20,7 +20,10 @@ from pyggml.dtypes import F32
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Sizes, factors, and how a B of another type than F32 is multiplied."""
+    """Sizes, factors, and how a B of another type than F32 is multiplied.
+
+    b_aligned: whether B begins where 16 bytes can be copied at once: a view of rows may not
+    """
 
     m: int
     n: int
@@ -29,6 +32,7 @@ class Problem:
     b: Factor
     batches: tuple[int, int] = (1, 1)
     compute: Compute = "f32"
+    b_aligned: bool = True
 
     @property
     def rounds(self) -> bool:
