@@ -46,8 +46,8 @@ class Graph:
         It computes the `steps` first, each right after its sources, and then the outputs. Raises
         GraphError if a node needs numbers that an earlier one must overwrite.
         """
-        needed = set(reachable(*outputs))
-        order = topological(*(s for s in steps if s in needed), *outputs)
+        needed = reachable(*outputs)
+        order = _in_order([s for s in steps if s in needed] + list(outputs), needed)
         return cls(
             nodes=tuple(t for t in order if t.op is not None),
             leaves=tuple(t for t in order if t.op is None),
@@ -119,7 +119,12 @@ def topological(*roots: Tensor) -> list[Tensor]:
     A node that overwrites a tensor stands after all readers of the old numbers; raises GraphError
     if one of these depends on it.
     """
-    overwrites = _readers_of_overwritten(reachable(*roots))
+    return _in_order(roots, reachable(*roots))
+
+
+def _in_order(roots: Sequence[Tensor], tensors: Collection[Tensor]) -> list[Tensor]:
+    """`topological` of roots that depend on these tensors."""
+    overwrites = _readers_of_overwritten(tensors)
     order: dict[Tensor, None] = {}
     entered: set[Tensor] = set()
     stack = [(root, False) for root in reversed(roots)]
@@ -144,7 +149,7 @@ def last_write(t: Tensor) -> Tensor:
     return t
 
 
-def reachable(*roots: Tensor) -> list[Tensor]:
+def reachable(*roots: Tensor) -> Collection[Tensor]:
     """The roots and all that they depend on. The order has no meaning, but is always the same."""
     found = dict.fromkeys(roots)
     stack = list(found)
@@ -153,17 +158,18 @@ def reachable(*roots: Tensor) -> list[Tensor]:
             if s not in found:
                 found[s] = None
                 stack.append(s)
-    return list(found)
+    return found.keys()
 
 
-def _readers_of_overwritten(tensors: Sequence[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
+def _readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
     """The readers of the old numbers, for each node that writes into another tensor's memory."""
     writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
     if not writes:
         return {}
     overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
     for t in tensors:
-        for old in {last_write(s): None for s in t.src}:
-            if old in overwritten and writes.get(t) is not old:
+        for s in t.src:
+            old = last_write(s)
+            if old in overwritten and writes.get(t) is not old and t not in readers[old][-1:]:
                 readers[old].append(t)
     return {t: readers[old] for t, old in writes.items()}

@@ -98,11 +98,10 @@ class Op:
     costly: bool = False
     fuses: tuple[str, ...] = ()
     changes: tuple[int, ...] = ()
+    is_view: bool = field(init=False)  # whether nothing runs: every walk over a graph asks this
 
-    @property
-    def is_view(self) -> bool:
-        """Whether the result only looks into its first source's memory: nothing runs."""
-        return self.memory is Memory.VIEW
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_view", self.memory is Memory.VIEW)
 
     @property
     def cheap(self) -> bool:

@@ -29,9 +29,9 @@ class Array:
     def n_bytes(self) -> int:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def over(self, memory: np.ndarray) -> np.ndarray:
-        """This array over the first bytes of uint8 memory; ValueError if that is too short."""
-        return memory[: self.n_bytes].view(self.dtype).reshape(self.shape)
+    def over(self, memory: np.ndarray, start: int = 0) -> np.ndarray:
+        """This array over uint8 memory, from byte `start` on; TypeError if that is too short."""
+        return np.ndarray(self.shape, self.dtype, memory, start)
 
 
 def per_thread(*shape: int, dtype: type[np.generic] = np.float32) -> Array:
@@ -61,4 +61,4 @@ class Layout:
 
     def cut(self, scratch: np.ndarray) -> Scratch:
         """The arrays over uint8 scratch of n_bytes or more."""
-        return {name: a.over(scratch[self._starts[name] :]) for name, a in self.arrays.items()}
+        return {name: a.over(scratch, self._starts[name]) for name, a in self.arrays.items()}

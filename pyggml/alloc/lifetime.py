@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyggml.graph import Graph
 from pyggml.op import SAVED, Memory
@@ -11,21 +11,16 @@ from pyggml.tensors import Tensor
 FOREVER = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """Indices into graph.nodes: written at `first`, read until `last` (FOREVER for outputs)."""
 
     first: int
     last: int
 
 
-def owners(graph: Graph) -> list[Tensor]:
-    """The tensors that need memory of their own: no leaves, no views, no aliases."""
-    return [t for t in graph.nodes if t.base is None]
-
-
 def lifetimes(graph: Graph) -> dict[Tensor, Lifetime]:
-    """The lifetime of every owner. A use of a view counts as a use of its owner.
+    """The lifetime of every node that owns memory: of no view and no alias. A use of a view counts
+    as a use of its owner.
 
     A saved tensor without readers is not in graph.nodes, but it is written all the same: it lives
     for the one node that writes it.

@@ -1,4 +1,5 @@
-"""The planner: one walk over the graph, in the order of execution, that decides every address.
+"""The planner: one walk over the graph, in the order of execution, finds which pieces of memory are
+taken and given back when; best fit decides their addresses.
 
 Best fit leaves gaps where short lives begin and end between long ones, as in a training step. So
 there is a second plan, in which all that is alive at the peak lies side by side behind the rest,
@@ -12,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pyggml.alloc.fit import ALIGNMENT, Arena
-from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, owners, reusable_source
+from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, reusable_source
 from pyggml.alloc.sharing import sharing
 from pyggml.alloc.usage import peak
 from pyggml.backends import CPU, Backend
@@ -59,60 +60,66 @@ def plan(
     every node pack its sources for itself. Results are bitwise the same.
     """
     backend = backend or CPU()
-    found = _Planner(graph, backend, reuse, share).run()
+    pieces = _Pieces(graph, backend, reuse, share)
+    found = pieces.placed()
     if not reuse or not found.lives:
         return found
     most = peak(found)
     if found.n_bytes <= _GAPS * most.n_bytes:
         return found
-    lasting = {found.origin(t) for t in most.alive}
-    apart = _Planner(graph, backend, reuse, share, lasting).run()
+    apart = pieces.placed({found.origin(t) for t in most.alive})
     return min(found, apart, key=lambda p: p.n_bytes)
 
 
-class _Planner:
-    """lasting: tensors that lie behind all others, each in memory of its own."""
+_TAKE, _GIVE_BACK, _SCRATCH = range(3)
 
-    def __init__(
-        self,
-        graph: Graph,
-        backend: Backend,
-        reuse: bool,
-        share: bool,
-        lasting: Collection[Tensor] = (),
-    ) -> None:
-        self.lasting, self.behind, self.n_behind = lasting, set[Tensor](), 0
+
+class _Pieces:
+    """The pieces of memory of a graph: `steps` take them and give them back as the nodes run.
+
+    A result in a source's place has no piece of its own: it goes on with that of its origin.
+    Scratch is free again as soon as its node has run.
+    """
+
+    def __init__(self, graph: Graph, backend: Backend, reuse: bool, share: bool) -> None:
         self.graph, self.backend, self.reuse = graph, backend, reuse
         self.lives = lifetimes(graph)
-        self.arena = Arena(self.backend.room)
-        self.offsets: dict[Tensor, int] = {}
-        self.scratch: dict[Tensor, int] = {}
-        self.reused: dict[Tensor, Tensor] = {}
         self.shared: dict[Tensor, Tensor] = {}
         if share:
             self._share()
-        self.inherited: set[Tensor] = set()  # the values of `reused`: their memory lives on
+        self.origins: dict[Tensor, Tensor] = {}  # of results in a source's place
+        self.reused: dict[Tensor, Tensor] = {}
+        self.handed_on: set[Tensor] = set()  # the values of `reused`
         self.dying: dict[int, list[Tensor]] = defaultdict(list)
         for t, life in self.lives.items():
             if life.last != FOREVER:
                 self.dying[life.last].append(t)
+        self.steps: list[tuple[int, Tensor, int]] = []  # what is done, whose piece, its bytes
+        self._walk()
 
-    def run(self) -> Plan:
-        own = set(owners(self.graph))
-        for i, node in enumerate(self.graph.nodes):
-            if node in own and node.op is not SAVED:
-                self._place(node, i)
-            for s in node.saved:
-                self._take(s)
-            scratch = self.shared.get(node)
-            if scratch is not None and scratch not in self.offsets:
-                self._take(scratch)
-            self._take_scratch(node)
-            self._release(i)
-        for t in self.behind:
-            self.offsets[t] += self.arena.peak
-        found = self.offsets, self.scratch, self.reused, self.shared, self.lives
-        return Plan(self.graph, self.backend, *found, self.arena.peak + self.n_behind)
+    def placed(self, lasting: Collection[Tensor] = ()) -> Plan:
+        """A plan by best fit; `lasting` pieces lie behind all others, side by side."""
+        arena, n_behind = Arena(self.backend.room), 0
+        offsets: dict[Tensor, int] = {}
+        scratch: dict[Tensor, int] = {}
+        behind: dict[Tensor, int] = {}
+        for act, t, n_bytes in self.steps:
+            if act == _SCRATCH:
+                scratch[t] = arena.take(n_bytes)
+                if self.reuse:
+                    arena.give_back(scratch[t], n_bytes)
+            elif t in lasting:
+                if act == _TAKE:
+                    behind[t] = n_behind
+                    n_behind += round_up(n_bytes, ALIGNMENT)
+            elif act == _TAKE:
+                offsets[t] = arena.take(n_bytes)
+            else:
+                arena.give_back(offsets[t], n_bytes)
+        offsets |= {t: arena.peak + offset for t, offset in behind.items()}
+        offsets |= {t: offsets[origin] for t, origin in self.origins.items()}
+        known = self.reused, self.shared, self.lives
+        return Plan(self.graph, self.backend, offsets, scratch, *known, arena.peak + n_behind)
 
     def _share(self) -> None:
         """Enter what nodes share, alive from the first of them to the last."""
@@ -121,36 +128,38 @@ class _Planner:
             self.lives[scratch] = Lifetime(index[nodes[0]], index[nodes[-1]])
             self.shared |= dict.fromkeys(nodes, scratch)
 
-    def _place(self, node: Tensor, i: int) -> None:
+    def _walk(self) -> None:
+        taken: set[Tensor] = set()  # of what is shared
+        for i, node in enumerate(self.graph.nodes):
+            if node.base is None and node.op is not SAVED:
+                self._enter(node, i)
+            for s in node.saved:
+                self._take(s)
+            shared = self.shared.get(node)
+            if shared is not None and shared not in taken:
+                taken.add(shared)
+                self._take(shared)
+            n_bytes = self.backend.scratch(node) if has_kernel(node) else 0
+            if n_bytes:
+                self.steps.append((_SCRATCH, node, n_bytes))
+            if self.reuse:
+                self._release(i)
+
+    def _enter(self, node: Tensor, i: int) -> None:
+        """Take a piece for a result, or go on with that of a source that dies here."""
         source = reusable_source(node, i, self.lives) if self.reuse else None
         if source is None:
             self._take(node)
         else:
-            self.offsets[node] = self.offsets[source]
             self.reused[node] = source
-            self.inherited.add(source)
-            if source in self.behind:
-                self.behind.add(node)
+            self.handed_on.add(source)
+            self.origins[node] = self.origins.get(source, source)
 
     def _take(self, t: Tensor) -> None:
-        if t in self.lasting:
-            self.offsets[t] = self.n_behind
-            self.n_behind += round_up(t.n_bytes, ALIGNMENT)
-            self.behind.add(t)
-        else:
-            self.offsets[t] = self.arena.take(t.n_bytes)
-
-    def _take_scratch(self, node: Tensor) -> None:
-        """Scratch is free again as soon as its node has run."""
-        n_bytes = self.backend.scratch(node) if has_kernel(node) else 0
-        if n_bytes:
-            self.scratch[node] = self.arena.take(n_bytes)
-            if self.reuse:
-                self.arena.give_back(self.scratch[node], n_bytes)
+        self.steps.append((_TAKE, t, t.n_bytes))
 
     def _release(self, i: int) -> None:
-        if not self.reuse:
-            return
+        """Give back the pieces of what dies here, unless a result goes on with them."""
         for t in self.dying[i]:
-            if t not in self.inherited and t not in self.behind:
-                self.arena.give_back(self.offsets[t], t.n_bytes)
+            if t not in self.handed_on:
+                self.steps.append((_GIVE_BACK, self.origins.get(t, t), t.n_bytes))

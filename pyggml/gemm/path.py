@@ -118,5 +118,7 @@ def layout_of(path: Path, p: Problem) -> Layout:
 
 def flat(a: np.ndarray) -> np.ndarray:
     """The float32 from a's first to its last element, gaps included, as one axis."""
+    if a.flags.c_contiguous:
+        return a.reshape(-1)
     last = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
     return np.lib.stride_tricks.as_strided(a, (last // 4 + 1,), (4,))

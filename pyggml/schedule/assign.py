@@ -33,6 +33,8 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
 
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """
+    if backends and _takes_all(backends[0], graph):
+        return Assignment({t: backends[0] if _is_computed(t) else None for t in graph.nodes}, {})
     writers: dict[Tensor, list[Tensor]] = defaultdict(list)
     for t in graph.nodes:
         for written in changed_by(t):
@@ -50,6 +52,16 @@ def assign(graph: Graph, backends: Sequence[Backend]) -> Assignment:
         else:
             found[t] = None
     return Assignment(found, fallbacks)
+
+
+def _takes_all(backend: Backend, graph: Graph) -> bool:
+    """Whether one device can run the whole graph, as the CPU alone can: there is no choice."""
+    return all(backend.unsupported(t) is None for t in graph.nodes if has_kernel(t))
+
+
+def _is_computed(t: Tensor) -> bool:
+    """Whether a node is no view of a leaf."""
+    return t.root.op is not None or has_kernel(t)
 
 
 def _first(

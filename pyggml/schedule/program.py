@@ -104,7 +104,8 @@ def results(graph: Graph, devices: Devices) -> list[np.ndarray]:
 
 
 def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> ScheduledProgram:
-    _copy_constants(made)
+    if not _is_alone(made):
+        _copy_constants(made)
     programs = {
         backend: runtime.bind(p, arenas[backend], release and backend.is_host)
         for backend, p in made.plans.items()

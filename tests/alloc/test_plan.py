@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.alloc import Plan, plan
-from pyggml.alloc.plan import _Planner
+from pyggml.alloc.plan import _Pieces
 from pyggml.alloc.usage import peak
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
@@ -99,10 +99,11 @@ def test_nothing_alive_overlaps(graph):
 def test_what_lies_behind_the_rest_keeps_the_promises(graph):
     """Any tensors may lie behind; a plan takes those alive at its peak, results in place of their
     sources included."""
-    found = plan(graph)
+    pieces = _Pieces(graph, CPU(), reuse=True, share=True)
+    found = pieces.placed()
     alive = {found.origin(t) for t in peak(found).alive}
     for lasting in (alive, set(found.offsets)):
-        p = _Planner(graph, CPU(), reuse=True, share=True, lasting=lasting).run()
+        p = pieces.placed(lasting)
         assert_nothing_overlaps(p)
         assert_reuse_is_legal(p)
         places = [p.offsets[t] for t in lasting if t in p.offsets]

@@ -176,7 +176,7 @@ def test_a_path_keeps_to_its_scratch(name, rng):
     assert (memory[:128] == 255).all() and (memory[128 + n_bytes :] == 255).all()
     assert np.isfinite(c).all()
     if n_bytes:
-        with pytest.raises(ValueError):
+        with pytest.raises(TypeError, match="too small"):
             bound(p, c, a, b, memory[: n_bytes - 64], False)
 
 

@@ -35,11 +35,7 @@ class CPU(Backend):
         return raw[start : start + n_bytes]
 
     def attach(self, tensor: Tensor, arena: np.ndarray, offset: int) -> None:
-        tensor.data = (
-            arena[offset : offset + tensor.n_bytes]
-            .view(tensor.dtype.numpy)
-            .reshape(_stored_shape(tensor))
-        )
+        tensor.data = np.ndarray(_stored_shape(tensor), tensor.dtype.numpy, arena, offset)
 
     def bind(
         self, node: Tensor, arena: np.ndarray, scratch: int | None, shared: Tensor | None = None
