@@ -29,16 +29,18 @@ _GAPS = 1.01  # of the bytes in use at the peak: so many, and a second plan is m
 class Plan:
     """Offsets in bytes into one arena of `n_bytes`. Planning allocates nothing.
 
-    offsets   of every tensor that owns memory
-    scratch   of each node that needs any
-    reused    node -> the tensor whose memory it overwrites
-    shared    node -> scratch that it shares with others; the first of them fills it
+    offsets     of every tensor that owns memory
+    scratch     of each node that needs any
+    n_scratch   bytes of each of these nodes' scratch
+    reused      node -> the tensor whose memory it overwrites
+    shared      node -> scratch that it shares with others; the first of them fills it
     """
 
     graph: Graph
     backend: Backend
     offsets: dict[Tensor, int]
     scratch: dict[Tensor, int]
+    n_scratch: dict[Tensor, int]
     reused: dict[Tensor, Tensor]
     shared: dict[Tensor, Tensor]
     lives: dict[Tensor, Lifetime]
@@ -94,6 +96,7 @@ class _Pieces:
         for t, life in self.lives.items():
             if life.last != FOREVER:
                 self.dying[life.last].append(t)
+        self.n_scratch: dict[Tensor, int] = {}
         self.steps: list[tuple[int, Tensor, int]] = []  # what is done, whose piece, its bytes
         self._walk()
 
@@ -118,7 +121,7 @@ class _Pieces:
                 arena.give_back(offsets[t], n_bytes)
         offsets |= {t: arena.peak + offset for t, offset in behind.items()}
         offsets |= {t: offsets[origin] for t, origin in self.origins.items()}
-        known = self.reused, self.shared, self.lives
+        known = self.n_scratch, self.reused, self.shared, self.lives
         return Plan(self.graph, self.backend, offsets, scratch, *known, arena.peak + n_behind)
 
     def _share(self) -> None:
@@ -141,6 +144,7 @@ class _Pieces:
                 self._take(shared)
             n_bytes = self.backend.scratch(node) if has_kernel(node) else 0
             if n_bytes:
+                self.n_scratch[node] = n_bytes
                 self.steps.append((_SCRATCH, node, n_bytes))
             if self.reuse:
                 self._release(i)

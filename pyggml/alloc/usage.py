@@ -57,7 +57,7 @@ def moment(plan: Plan, i: int) -> Moment:
     alive = (
         t for t, life in plan.lives.items() if life.first <= i <= life.last and t not in handed_on
     )
-    return Moment(node, i, tuple(alive), _scratch(plan, node))
+    return Moment(node, i, tuple(alive), plan.n_scratch.get(node, 0))
 
 
 def bytes_at(plan: Plan) -> list[int]:
@@ -74,12 +74,8 @@ def bytes_at(plan: Plan) -> list[int]:
     in_use, total = [], 0
     for i, node in enumerate(plan.graph.nodes):
         total += change[i]
-        in_use.append(total + _scratch(plan, node))
+        in_use.append(total + plan.n_scratch.get(node, 0))
     return in_use
-
-
-def _scratch(plan: Plan, node: Tensor) -> int:
-    return plan.backend.scratch(node) if node in plan.scratch else 0
 
 
 def _kind(t: Tensor) -> str:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pyggml.attention.path import Forward, Path, Problem
+from pyggml.attention.path import PROBLEMS, Forward, Path, Problem
 from pyggml.attention.tiles import MR
 from pyggml.call import Call
 from pyggml.scratch import Array, Layout, Scratch
@@ -24,6 +24,9 @@ MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
 _RUNS_KEPT = 4  # bound runs
 _LAST_CHANGE = 32  # from so many queries on one path serves any number
 
+# (problem, queries, keys) -> the problem of so many of them alone, and the path that serves it
+_PartOf = Callable[[Problem, int, int], tuple[Problem, Path[Forward]]]
+
 
 def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
     """The path above these, which serve its parts."""
@@ -31,23 +34,25 @@ def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
     def takes(p: Problem) -> bool:
         return p.n_seen < p.n_keys and p.n_queries >= MR
 
-    def serving(p: Problem) -> Path[Forward]:
-        return next(path for path in paths if path.takes(p))
+    @lru_cache(PROBLEMS)
+    def part_of(p: Problem, n_queries: int, n_keys: int) -> tuple[Problem, Path[Forward]]:
+        part = replace(p, n_queries=n_queries, n_keys=n_keys)
+        return part, next(path for path in paths if path.takes(part))
 
     @cache
     def n_bytes(p: Problem) -> int:
         """The most scratch of any part."""
         counts = {min(n, p.n_queries) for n in (*range(MR, _LAST_CHANGE + 1), p.n_queries)}
-        runs = [replace(p, n_queries=n, n_keys=p.n_seen) for n in counts]
+        runs = [part_of(p, n, p.n_seen) for n in counts]
         some = replace(p, n_queries=min(p.n_queries, MOST_TOGETHER))
-        few = serving(replace(p, n_queries=1))
-        return max(few.n_bytes(some), *(serving(run).n_bytes(run) for run in runs))
+        few = part_of(p, 1, p.n_keys)[1]
+        return max(few.n_bytes(some), *(path.n_bytes(run) for run, path in runs))
 
     def layout(p: Problem) -> Layout:
         return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))
 
     def bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
-        return Call(_Pass(serving, p, a, scratch).run)
+        return Call(_Pass(part_of, p, a, scratch).run)
 
     return Path("by sequence", False, takes, layout, bind)
 
@@ -55,13 +60,11 @@ def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
 class _Pass:
     """Attention bound to memory; which sequences the queries are of is seen when it runs."""
 
-    def __init__(
-        self, serving: Callable[[Problem], Path[Forward]], p: Problem, a: Forward, scratch: Scratch
-    ) -> None:
-        self.serving, self.p, self.a = serving, p, a
+    def __init__(self, part_of: _PartOf, p: Problem, a: Forward, scratch: Scratch) -> None:
+        self.part_of, self.p, self.a = part_of, p, a
         self.lse, self.memory = scratch["lse"], scratch["part"]
-        self.few = serving(replace(p, n_queries=1))
-        self.all_few = self._bound(self.few, a) if p.n_queries <= MOST_TOGETHER else None
+        self.few = part_of(p, 1, p.n_keys)[1]
+        self.all_few = self._of_few(a) if p.n_queries <= MOST_TOGETHER else None
         self.run_of = lru_cache(_RUNS_KEPT)(self._run_of)
         if self.all_few is None:  # the start of a prompt, most likely: nothing is bound as it runs
             self.run_of(0, p.n_queries, 0, min(p.n_queries, p.n_seen))
@@ -79,7 +82,7 @@ class _Pass:
                 np.subtract(span, start, out=part.span)
             else:
                 part = self._queries(first, stop)
-                call = self._bound(self.few, part)
+                call = self._of_few(part)
             call()
             self.a.lse[:, first:stop] = part.lse
 
@@ -88,8 +91,8 @@ class _Pass:
         part = self._queries(first, stop)
         k, v = self.a.k[start:end], self.a.v[start:end]
         part = replace(part, k=k, v=v, span=np.empty_like(part.span))
-        path = self.serving(replace(self.p, n_queries=stop - first, n_keys=end - start))
-        return part, self._bound(path, part)
+        p, path = self.part_of(self.p, stop - first, end - start)
+        return part, path.call(p, part, self.memory)
 
     def _queries(self, first: int, stop: int) -> Forward:
         """The arrays of some queries, but memory for their lse, which is not to have gaps."""
@@ -97,9 +100,9 @@ class _Pass:
         lse = self.lse[: n_heads * (stop - first)].reshape(n_heads, -1)
         return replace(a, q=a.q[rows], span=a.span[rows], o=a.o[rows], lse=lse)
 
-    def _bound(self, path: Path[Forward], part: Forward) -> Call:
-        p = replace(self.p, n_queries=len(part.q), n_keys=len(part.k))
-        return path.call(p, part, self.memory)
+    def _of_few(self, part: Forward) -> Call:
+        """Queries that are not a run, over all keys."""
+        return self.few.call(replace(self.p, n_queries=len(part.q)), part, self.memory)
 
 
 def _parts(span: np.ndarray) -> Iterator[tuple[int, int, bool]]:

@@ -35,7 +35,7 @@ def lanes(plan: Plan) -> str:
         elements.append(lane(kind, repr(t), offset, t.n_bytes, first, last))
     at = {t: i for i, t in enumerate(plan.graph.nodes)}
     for t, offset in plan.scratch.items():
-        size = plan.backend.scratch(t)
+        size = plan.n_scratch[t]
         elements.append(lane("scratch", f"scratch of {t!r}", offset, size, at[t], at[t]))
     title = f"an arena of {bytes_as(total)} over {n} nodes"
     every = [*elements, *_axes(n, total), *_legend()]
