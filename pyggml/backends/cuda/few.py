@@ -39,21 +39,21 @@ def _norm(site: Site, product: Site, is_kept: bool) -> Norm | None:
     return Norm(site.src[1], site.scalars[0], site.out, is_kept)
 
 
-def _bind_after_norm(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_after_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """Products of one normalised A: of queries, keys and values, say."""
     normed, *reads = sites
-    found, norm = _parts(reads), _norm(normed, reads[0], kept[0])
+    found, norm = _parts(reads), _norm(normed, reads[0], is_read[0])
     if found is None or norm is None:
         return None
     p, parts = found
     return products(parts, normed.src[0], p.m, p.k, normed.stream, norm)
 
 
-def _bind_gated(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_gated(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """silu(A · gateᵀ) · (A · upᵀ) of a normalised A."""
     normed, first, second, gated = sites
-    found, norm = _parts([first, second]), _norm(normed, first, kept[0])
-    if found is None or norm is None or kept[1] or kept[2]:
+    found, norm = _parts([first, second]), _norm(normed, first, is_read[0])
+    if found is None or norm is None or is_read[1] or is_read[2]:
         return None
     p, (gate, up) = found
     roots = [t.root for t in gated.node.src]
@@ -67,12 +67,12 @@ def _bind_gated(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     return products([part], normed.src[0], p.m, p.k, normed.stream, norm)
 
 
-def _bind_residual(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_residual(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """A product and what it is added to, of its shape."""
     product, total = sites
     found = _parts([product])
     others = [i for i, t in enumerate(total.node.src) if t.root is not product.node]
-    if found is None or kept[0] or len(others) != 1:
+    if found is None or is_read[0] or len(others) != 1:
         return None
     added, (result, a) = total.src[others[0]], ranges((total.out, product.src[1]))
     if not added.size == product.out.size == total.out.size or result.meets(a):

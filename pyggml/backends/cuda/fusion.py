@@ -33,8 +33,8 @@ class Pattern:
     """Nodes that one kernel computes.
 
     ops       their names, in the order of the graph
-    bind      (sites, kept) -> Call, or None where the kernel does not serve. kept: for each node,
-              whether others read its result; else the kernel need not write it
+    bind      (sites, is_read) -> Call, or None where the kernel does not serve. is_read: for each
+              node, whether others read its result; else the kernel need not write it
     in_place  whether results may lie where sources do: the kernel reads number i of a source before
               it writes number i of a result, and no other thread reads it
     first     whether it runs in the place of its first node, if the others can move before those
@@ -94,10 +94,10 @@ class _Fusion:
             return False
         sites = [self._call(i).sites[0] for i in places]
         nodes = [site.node for site in sites]
-        kept = [t is nodes[-1] or self._is_read(t, nodes) for t in nodes]
-        if not _lie_apart(sites, kept, pattern.in_place):
+        is_read = [t is nodes[-1] or self._is_read(t, nodes) for t in nodes]
+        if not _lie_apart(sites, is_read, pattern.in_place):
             return False
-        call = pattern.bind(sites, kept)
+        call = pattern.bind(sites, is_read)
         if call is None:
             return False
         for i in places:
@@ -160,14 +160,14 @@ def _access(call: BoundCall) -> Access:
     return Access(ranges(a for a in read if a is not None), ranges(written))
 
 
-def _lie_apart(sites: Sequence[Site], kept: Sequence[bool], in_place: bool) -> bool:
+def _lie_apart(sites: Sequence[Site], is_read: Sequence[bool], in_place: bool) -> bool:
     """Whether no two nodes write to the same place, nor any where a source from outside lies; in
     place, number for number, a result may."""
     own = {t for site in sites for t in (site.node, *site.node.saved)}
     reads = ranges(chain.from_iterable(_from_outside(site, own) for site in sites))
     before: list[Range] = []
-    for site, is_kept in zip(sites, kept, strict=True):
-        writes = ranges(list(changed(site))[0 if is_kept else 1 :])
+    for site, others_read in zip(sites, is_read, strict=True):
+        writes = ranges(list(changed(site))[0 if others_read else 1 :])
         for w in writes:
             meets_read = any(w.meets(r) and not (in_place and w == r) for r in reads)
             if meets_read or any(w.meets(other) for other in before):

@@ -103,12 +103,12 @@ def _swiglu_back(d_gate, d_up, gate, up, dy):
         )  # fmt: skip
 
 
-def _bind_swiglu_back(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """The gradient of up is silu(gate)·dy, which is swiglu again."""
     of_gate, of_up = sites
     gate, _, dy = of_gate.node.src
     arrays = of_gate.out, of_up.out, *of_gate.src
-    if not all(kept) or list(of_up.node.src) != [gate, dy] or not in_fours(*arrays):
+    if not all(is_read) or list(of_up.node.src) != [gate, dy] or not in_fours(*arrays):
         return None
     return per_element(_swiglu_back, dy.n_elements // 4, of_up.stream, *arrays)
 

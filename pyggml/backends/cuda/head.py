@@ -20,7 +20,7 @@ from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import LOG2_E
 from pyggml.backends.cuda.fours import load_four
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_row
 from pyggml.backends.cuda.losses import summed, target_fault
 from pyggml.backends.cuda.ptx import bf16_bits, put_four_bf16
@@ -33,7 +33,7 @@ from pyggml.tensors import Tensor
 
 LOGITS_BYTES = 480 << 20  # of all logits that exist at once: 800 rows of 150,000 tokens
 WEIGHTS_BYTES = 1 << 30  # of a matrix that is unpacked once for all of them
-_ROWS, _LINE, _EACH = 64, 64, 4
+_ROWS, _EACH = 64, 4
 _ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
@@ -201,7 +201,7 @@ def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
     size, n_vocab = F32.block_bytes, node.src[1].shape[0]
     whole = _whole_bytes(node, compute)
     z, numbers = size * chunk * n_vocab, 4 * size * n_rows
-    return round_up(z, _LINE), round_up(numbers, _LINE), round_up(whole, _LINE)
+    return round_up(z, ALIGNMENT), round_up(numbers, ALIGNMENT), round_up(whole, ALIGNMENT)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:

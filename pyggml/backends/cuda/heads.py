@@ -26,7 +26,7 @@ from pyggml.backends.cuda.warp import LANES, sync_warp, warp_sum
 from pyggml.call import Call
 from pyggml.dtypes import F16, F32
 
-MOST = 8  # tokens
+MOST_TOKENS = 8
 _WIDEST = 512  # numbers of a head
 _WARPS = 1 if SIMULATED else 4  # of a block
 
@@ -120,16 +120,18 @@ def _follow(sites: Sequence[Site]) -> bool:
     )
 
 
-def _are_heads(sites: Sequence[Site], kept: Sequence[bool]) -> bool:
+def _are_heads(sites: Sequence[Site], is_read: Sequence[bool]) -> bool:
     """Whether they are heads of few tokens, cached in halves or floats."""
     q_norm, _, k_norm, _, k_put, v_put = sites
-    if not _follow(sites) or any((kept[0], kept[2], kept[3])):  # a norm of all heads at once, say
+    if not _follow(sites):
+        return False
+    if is_read[0] or is_read[2] or is_read[3]:  # a norm of all heads at once, say
         return False
     n_tokens, _, d = q_norm.node.shape
     k, v = k_norm.node.src[0], v_put.node.src[1]
     n_key_heads, cache, ids = k.shape[1], k_put.node.src[0], k_put.node.src[2]
     return (
-        (n_tokens <= MOST and d <= _WIDEST)
+        (n_tokens <= MOST_TOKENS and d <= _WIDEST)
         and (*k.shape,) == (n_tokens, n_key_heads, d)
         and all(s.node.src[1].shape == (d,) for s in (q_norm, k_norm))
         and all(s.node.src[0].dtype in (F16, F32) for s in (k_put, v_put))
@@ -139,8 +141,8 @@ def _are_heads(sites: Sequence[Site], kept: Sequence[bool]) -> bool:
     )
 
 
-def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
-    if not _are_heads(sites, kept):
+def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+    if not _are_heads(sites, is_read):
         return None
     q_norm, q_turn, k_norm, _, k_put, v_put = sites
     n_tokens, n_heads, d = q_norm.node.shape
@@ -161,10 +163,10 @@ def _bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     )  # fmt: skip
 
 
-def _bind_attended(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_attended(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """With the attention behind them, of one token."""
     q_norm, q_turn, k_norm, _, k_put, v_put, attention = sites
-    if kept[1] or not _are_heads(sites[:6], kept) or attention.node.src[0] is not q_turn.node:
+    if is_read[1] or not _are_heads(sites[:6], is_read) or attention.node.src[0] is not q_turn.node:
         return None
     if q_norm.node.shape[0] != 1 or not decode.takes(attention.node):
         return None

@@ -14,6 +14,7 @@ from pyggml.op import Op
 from pyggml.tensors import Tensor
 
 Compute = Literal["f32", "bf16"]
+ALIGNMENT = 64  # bytes: of scratch, and of each array in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Site:
     out: Any
     src: tuple[Any, ...]
     saved: tuple[Any, ...]
-    scratch: Any  # of the bytes that the kernel asks for, 64-byte aligned
+    scratch: Any  # of the bytes that the kernel asks for, aligned to ALIGNMENT
     shared: Any  # scratch that several nodes read, see Kernel.shared; None if there is none
     fills_shared: bool  # whether this node is the first of them
     compute: Compute  # how products with weights round

@@ -60,13 +60,13 @@ def _reader(fours: int, in_bf16: bool = False) -> Any:
 
 @cache
 def _forward(fours: int, adds: bool, copies: bool, types: _Types) -> Any:
-    """out = norm(x)·w; where it adds, of x + y, which becomes `total` if that is `kept`, and `copy`
+    """out = norm(x)·w; where it adds, of x + y, which `total` becomes if `writes_sum`, and `copy`
     rounded. types: of x and out."""
     read, read_more, size = _reader(fours, types[0]), _reader(fours), 4 * fours
     store = storer(types[1])
 
     @kernel
-    def run(out, x, w, total, y, copy, kept, n, eps):
+    def run(out, x, w, total, y, copy, writes_sum, n, eps):
         parts = cuda.shared.array(THREADS, np.float32)
         held = cuda.local.array(size, np.float32)
         added = cuda.local.array(size, np.float32)
@@ -84,7 +84,7 @@ def _forward(fours: int, adds: bool, copies: bool, types: _Types) -> Any:
                 j = 4 * (cuda.threadIdx.x + i * cuda.blockDim.x)
                 if j < n:
                     p, q, s, t = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
-                    if adds and kept:
+                    if adds and writes_sum:
                         store_four(total, at + j, p, q, s, t)
                     if copies:
                         put_four_bf16(copy, at + j, p, q, s, t)
@@ -96,7 +96,7 @@ def _forward(fours: int, adds: bool, copies: bool, types: _Types) -> Any:
 
 @cache
 def _backward(fours: int, adds: bool, types: _Types) -> Any:
-    """dx = r·w·dy − r³·mean(x·w·dy)·x; where it adds, total = y + dx, and dx only if `kept`.
+    """dx = r·w·dy − r³·mean(x·w·dy)·x; where it adds, total = y + dx, and dx only if `writes_dx`.
 
     types: of x, dy and dx
     """
@@ -104,7 +104,7 @@ def _backward(fours: int, adds: bool, types: _Types) -> Any:
     store, size = storer(types[2]), 4 * fours
 
     @kernel
-    def run(dx, x, w, dy, total, y, kept, n, eps):
+    def run(dx, x, w, dy, total, y, writes_dx, n, eps):
         parts = cuda.shared.array(THREADS, np.float32)
         held = cuda.local.array(size, np.float32)
         slope = cuda.local.array(size, np.float32)  # w·dy
@@ -127,7 +127,7 @@ def _backward(fours: int, adds: bool, types: _Types) -> Any:
                     q = r * slope[4 * i + 1] - back * held[4 * i + 1]
                     s = r * slope[4 * i + 2] - back * held[4 * i + 2]
                     t = r * slope[4 * i + 3] - back * held[4 * i + 3]
-                    if kept:
+                    if writes_dx:
                         store(dx, at + j, p, q, s, t)
                     if adds:
                         a, b, c, d = load_four(y, at + j)
@@ -269,7 +269,7 @@ def _is_residual(t: Tensor) -> bool:
     return t.src[0].shape == t.src[1].shape == t.shape
 
 
-def _bind_add_norm(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_add_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """norm(a + b)·w, and, of three nodes, a + b in BF16."""
     add, *copies, norm = sites
     n = norm.node.shape[-1]
@@ -280,12 +280,12 @@ def _bind_add_norm(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
         return None
     (a, b), n_rows = add.src, norm.node.n_elements // n
     copy = copies[0].out if copies else norm.out
-    arrays = norm.out, a, norm.src[1], add.out, b, copy, kept[0]
+    arrays = norm.out, a, norm.src[1], add.out, b, copy, is_read[0]
     run = _forward(fours, True, bool(copies), _types(add.node, norm.node))
     return per_rows(run, n_rows, n, norm.stream, *arrays, n, *norm.scalars)
 
 
-def _bind_back_add(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_back_add(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """a + the norm's gradient"""
     back, add = sites
     n = back.node.shape[-1]
@@ -295,7 +295,7 @@ def _bind_back_add(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     fours = _fours(n, back.out, *back.src, add.out, add.src[0])
     if not fours:
         return None
-    arrays = back.out, *back.src, add.out, add.src[0], kept[0]
+    arrays = back.out, *back.src, add.out, add.src[0], is_read[0]
     x, _, dy = back.node.src
     run, n_rows = _backward(fours, True, _types(x, dy, back.node)), back.node.n_elements // n
     return per_rows(run, n_rows, n, back.stream, *arrays, n, *back.scalars)

@@ -121,12 +121,12 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
     return turn_norm_back
 
 
-def _serves(norm: Site, rope: Site, kept: Sequence[bool]) -> bool:
+def _serves(norm: Site, rope: Site, is_read: Sequence[bool]) -> bool:
     of_rope, table = rope.node.params, rope.node.src[1]
     whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == PAIRS
     arrays = norm.out, *norm.src, rope.out, *rope.src
     is_head = rope.node.shape[-1] == norm.node.shape[-1] == HEAD
-    return not (SIMULATED or kept[0]) and whole and is_head and in_fours(*arrays)
+    return not (SIMULATED or is_read[0]) and whole and is_head and in_fours(*arrays)
 
 
 def _together(x: Tensor) -> int:
@@ -138,9 +138,9 @@ def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
     return x.shape[-2], table.shape[0]
 
 
-def _bind_forward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     norm, rope = sites
-    if rope.node.src[0] is not norm.node or not _serves(norm, rope, kept):
+    if rope.node.src[0] is not norm.node or not _serves(norm, rope, is_read):
         return None
     arrays = rope.out, *norm.src, rope.src[1]
     together, of_table = _together(rope.node), _sizes(*rope.node.src)
@@ -149,9 +149,9 @@ def _bind_forward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
     return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
 
 
-def _bind_backward(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     rope, back = sites
-    if back.node.src[2] is not rope.node or not _serves(back, rope, kept):
+    if back.node.src[2] is not rope.node or not _serves(back, rope, is_read):
         return None
     (x, w, _), (dy, table) = back.src, rope.src
     together, of_table = _together(rope.node), _sizes(*rope.node.src)

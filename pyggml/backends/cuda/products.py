@@ -109,12 +109,12 @@ def is_in_place(node: Tensor) -> bool:
 # -- patterns -----------------------------------------------------------------------------------
 
 
-def _bind_scaled(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     """s · A · Bᵀ, as LoRA has it with s = α / r."""
     product, scaled = sites
     factor, shift = scaled.node.params.values()
     p = problem_of(product.node, product.compute)
-    if kept[0] or shift or p.b.dtype is not F32 or not path_of(p).scales:
+    if is_read[0] or shift or p.b.dtype is not F32 or not path_of(p).scales:
         return None
     return _product(replace(product, out=scaled.out), accumulate=False, factor=factor)
 
@@ -125,11 +125,11 @@ def declare_summed(name: str, add: Callable[[Site], Call]) -> None:
     add   what binds the op's kernel so that it adds to what is there
     """
 
-    def bind(sites: Sequence[Site], kept: Sequence[bool]) -> Call | None:
+    def bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
         product, total = sites
         so_far, added = total.node.src
         is_sum = added is product.node and so_far.shape == added.shape and is_in_place(total.node)
-        return add(replace(product, out=total.out)) if is_sum and not kept[0] else None
+        return add(replace(product, out=total.out)) if is_sum and not is_read[0] else None
 
     # In place: the sum lies where the accumulator does, and no factor of the product does.
     declare_pattern(name, "add", bind=bind, in_place=True)

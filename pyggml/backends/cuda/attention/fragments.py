@@ -100,7 +100,7 @@ def as_left(p, i):
 
 
 @device
-def keep(held, i, words):
+def hold(held, i, words):
     """held[i] = four words."""
     held[i, 0] = words[0]
     held[i, 1] = words[1]
@@ -109,7 +109,7 @@ def keep(held, i, words):
 
 
 @device
-def kept(held, i):
+def held_at(held, i):
     return (held[i, 0], held[i, 1], held[i, 2], held[i, 3])
 
 

@@ -22,8 +22,8 @@ from pyggml.backends.cuda.attention.fragments import (
     add_product,
     as_left,
     clear,
-    keep,
-    kept,
+    held_at,
+    hold,
     put_two,
     readers,
     seen_by_rows,
@@ -36,7 +36,7 @@ from pyggml.backends.cuda.attention.scores import (
     seen,
 )
 from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.kernel import Compute, Site
+from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.launch import in_turn, launch
 from pyggml.backends.cuda.unpack import rounded
 from pyggml.backends.cuda.warp import quad_max, quad_sum
@@ -46,7 +46,6 @@ from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
 ROWS = KEYS = 64  # of a block
-_LINE = 64
 
 
 def takes(node: Tensor, compute: Compute) -> bool:
@@ -102,7 +101,7 @@ def _steps(head_size: int) -> tuple[Any, Any]:
         """s = q·kᵀ."""
         clear(s, KEYS // 8)
         for c in range(steps):
-            a = kept(held, c)
+            a = held_at(held, c)
             for j in range(KEYS // 16):
                 b = right(tile, at, 16 * j, c)
                 add_product(s, 2 * j, a, b[0], b[1])
@@ -173,7 +172,7 @@ def _kernel(head_size: int, out_in_bf16: bool) -> Any:
         ptx.await_copies()
         cuda.syncthreads()
         for c in range(steps):
-            keep(held, c, left(tile, 0, 16 * warp, c))
+            hold(held, c, left(tile, 0, 16 * warp, c))
         cuda.syncthreads()
         copy_keys(tile, 0, k, start, key_head, n_keys, n_key_heads)
         ptx.commit_copies()
@@ -207,13 +206,13 @@ def in_bf16(site: Site, *which: int) -> tuple[list[Any], list[Call], Any]:
         n = site.node.src[i].n_elements
         arrays.append(site.scratch[at : at + 2 * n].view(np.uint16))
         calls.append(rounded(arrays[-1], site.src[i], site.stream))
-        at += round_up(2 * n, _LINE)
+        at += round_up(2 * n, ALIGNMENT)
     return arrays, calls, site.scratch[at:]
 
 
 def scratch_in_bf16(node: Tensor, *which: int) -> int:
     rounded = (t for t in (node.src[i] for i in which) if t.dtype is not BF16)
-    return sum(round_up(2 * t.n_elements, _LINE) for t in rounded)
+    return sum(round_up(2 * t.n_elements, ALIGNMENT) for t in rounded)
 
 
 def scratch(node: Tensor) -> int:

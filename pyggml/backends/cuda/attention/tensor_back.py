@@ -21,8 +21,8 @@ from pyggml.backends.cuda.attention.fragments import (
     add_product,
     as_left,
     clear,
-    keep,
-    kept,
+    held_at,
+    hold,
     put_two,
     readers,
     seen_by_rows,
@@ -33,7 +33,7 @@ from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
 from pyggml.backends.cuda.blocks import block_max
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.fours import loader
-from pyggml.backends.cuda.kernel import Site
+from pyggml.backends.cuda.kernel import ALIGNMENT, Site
 from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
 from pyggml.backends.cuda.launch import in_turn, launch, per_row
 from pyggml.backends.cuda.warp import LANES, warp_sum
@@ -46,7 +46,6 @@ ROWS = 64  # queries, or keys, of a block
 KEYS = 32  # at a time, where a block has queries
 QUERIES = 16  # at a time, where a block has keys
 _WARPS = 8
-_LINE = 64
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
 
 
@@ -96,7 +95,7 @@ def _products(head_size: int) -> tuple[Any, Any]:
     def by_row(s, held, tile, at, n):
         clear(s, n // 8)
         for c in range(steps):
-            a = kept(held, c)
+            a = held_at(held, c)
             for j in range(n // 16):
                 b = right(tile, at, 16 * j, c)
                 add_product(s, 2 * j, a, b[0], b[1])
@@ -175,8 +174,8 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         ptx.await_copies()
         cuda.syncthreads()
         for c in range(head_size // 16):
-            keep(held, c, left(tile, 0, 16 * warp, c))
-            keep(held_do, c, left(tile, half, 16 * warp, c))
+            hold(held, c, left(tile, 0, 16 * warp, c))
+            hold(held_do, c, left(tile, half, 16 * warp, c))
         cuda.syncthreads()
         copy_keys(tile, 0, k, start, key_head, n_keys, n_key_heads)
         copy_keys(tile, at_values, v, start, key_head, n_keys, n_key_heads)
@@ -332,7 +331,7 @@ def _parts(node: Tensor) -> tuple[int, int, int]:
     """Bytes of pairs (H, P, 2), spans (P, 2) and the queries of each group of keys (…, 2)."""
     n_queries, n_heads, n_groups = _padded(node), node.shape[1], -(-node.src[1].shape[0] // ROWS)
     one, other, third = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
-    return round_up(one, _LINE), round_up(other, _LINE), third
+    return round_up(one, ALIGNMENT), round_up(other, ALIGNMENT), third
 
 
 def _in_bf16(*tensors: Tensor) -> tuple[bool, ...]:

@@ -23,7 +23,7 @@ _AT_ONCE = 4  # products that can run side by side
 _R_32F, _R_16BF = 0, 14  # cudaDataType_t
 _N, _T = 0, 1  # cublasOperation_t
 _COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
-_MOST = (1 << 31) - 1  # sizes are 32 bits wide
+_LARGEST_SIZE = (1 << 31) - 1  # its sizes are 32 bits wide
 
 
 @cache
@@ -72,7 +72,7 @@ def _lies_well(rows: int, k: int, f: Factor) -> bool:
 
 
 def _takes(p: Problem) -> bool:
-    if not has_cublas() or not p.is_single or max(p.m, p.n, p.k, p.a.row, p.a.k) > _MOST:
+    if not has_cublas() or not p.is_single or max(p.m, p.n, p.k, p.a.row, p.a.k) > _LARGEST_SIZE:
         return False
     if min(p.m, p.n, p.k) == 0:
         return False

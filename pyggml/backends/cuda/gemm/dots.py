@@ -20,7 +20,7 @@ from pyggml.call import Call
 from pyggml.dtypes import DTYPES
 from pyggml.quants.layout import GROUP
 
-FEW, MOST = 2, 8  # rows of A: where cuBLAS takes longer, and where it may be absent
+_FEW_ROWS, _MOST_ROWS = 2, 8  # of A: where cuBLAS takes longer, and where it may be absent
 WARPS = 2 if SIMULATED else 4  # of a block
 
 
@@ -78,11 +78,11 @@ def _kernel(name: str, rows: int) -> Any:
 
 
 def _takes(p: Problem) -> bool:
-    return p.m <= MOST and p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
+    return p.m <= _MOST_ROWS and p.a_is_whole and p.b_in_rows and (p.n == 1 or p.b.row == p.k)
 
 
 def _takes_few(p: Problem) -> bool:
-    return p.m <= FEW and _takes(p)
+    return p.m <= _FEW_ROWS and _takes(p)
 
 
 def _bind(p: Problem, o: Operands) -> Call:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm.problem import Operands, Problem
+from pyggml.backends.cuda.kernel import ALIGNMENT
 from pyggml.backends.cuda.launch import in_turn
 from pyggml.backends.cuda.unpack import rounded, unpacked
 from pyggml.call import Call
@@ -20,7 +21,6 @@ from pyggml.sizes import round_up
 
 SLICE = 128 << 20  # bytes of unpacked weights that exist at once
 _ROWS = 64  # a slice has a multiple of so many rows, which keeps its columns of A aligned
-_LINE = 256
 
 Form = tuple[bool, int]
 Multiply = Callable[..., Call]  # (stream, (m, n, k), a, Form, b, Form, c, step of c, accumulate)
@@ -57,7 +57,7 @@ def _parts(p: Problem) -> tuple[int, int]:
     """Bytes of scratch for A in bfloat16, and for a slice of W."""
     a = 2 * p.m * p.k if p.rounds else 0
     w = 0 if _is_ready(p) else _slice_rows(p) * _rows(p)[1] * _number_size(p)
-    return round_up(a, _LINE), round_up(w, _LINE)
+    return round_up(a, ALIGNMENT), round_up(w, ALIGNMENT)
 
 
 def scratch(p: Problem) -> int:

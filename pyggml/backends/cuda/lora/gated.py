@@ -18,7 +18,7 @@ import numpy as np
 from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Kernel, Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.lora.operands import eights, in_words, quick_sigmoid
 from pyggml.backends.cuda.lora.wide import (
@@ -42,8 +42,6 @@ from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
-
-_LINE = 64
 
 
 @device
@@ -124,7 +122,7 @@ def _parts(node: Tensor) -> list[int]:
     """Bytes of the products of all blocks with the factors of gate and of up."""
     (m, k), widths = node.src[0].shape, _widths(node)
     blocks = n_parts(m, sum(widths), k)
-    return [round_up(F32.block_bytes * blocks * m * n, _LINE) for n in widths]
+    return [round_up(F32.block_bytes * blocks * m * n, ALIGNMENT) for n in widths]
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:

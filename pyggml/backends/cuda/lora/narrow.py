@@ -43,7 +43,7 @@ class _Narrower:
                 for i, s in enumerate(t.src):
                     self._readers[s].append((t, i))
         self._narrow = {t for t in graph.nodes if self._may_narrow(t)}
-        self._kept = self._residuals()
+        self._copied = self._residuals()
         self._steps: list[Tensor] = []
         self._new: dict[Tensor, Tensor] = {}  # what stands for a tensor, in its own type
         self._halves: dict[Tensor, Tensor] = {}  # what holds its numbers in BF16
@@ -87,15 +87,15 @@ class _Narrower:
 
     def run(self) -> Graph:
         nodes, loss = self._graph.nodes, self._graph.outputs[0]
-        kept: dict[Tensor, Tensor] = {}
+        copies: dict[Tensor, Tensor] = {}
         for t in nodes:
             if t.op is not SAVED and not _is_wide_copy(t):
                 self._write(t)
-            if t in self._kept:
-                kept[t] = self._kept[t].reading((self._new.get(t, t),))
-                self._steps.append(kept[t])
+            if t in self._copied:
+                copies[t] = self._copied[t].reading((self._new.get(t, t),))
+                self._steps.append(copies[t])
             if t is loss:
-                self._halves |= kept
+                self._halves |= copies
         outputs = tuple(self._now(t) for t in self._graph.outputs)
         return Graph.of(*outputs, steps=self._steps).noted(self._graph.notes)
 

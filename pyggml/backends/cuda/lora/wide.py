@@ -42,7 +42,7 @@ COLUMNS = 32  # of x, eight to a lane
 _STEPS = 2  # of 32 numbers, whose loads are under way at the same time
 _BLOCKS = 1056  # that fill a large card twice: the last ones to end cost little
 _SHARED = 48 << 10  # bytes of a block
-_LINE = 64  # numbers of a cache line of bfloat16
+_CACHE_LINE = 64  # numbers of bfloat16
 
 
 def columns(rank: int) -> int:
@@ -52,7 +52,7 @@ def columns(rank: int) -> int:
 
 def width(n_columns: int) -> int:
     """Numbers from one wide row to the next. What lies after the columns is not written."""
-    return round_up(n_columns, _LINE)
+    return round_up(n_columns, _CACHE_LINE)
 
 
 class Tiles(NamedTuple):
@@ -167,9 +167,9 @@ def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
 
 
 @device
-def add_up(out, kept, keeps, products, first, m, n, k, step):
+def add_up(out, copy, has_copy, products, first, m, n, k, step):
     """The n columns from k on of 16 rows of out, from the products of all blocks that share the
-    rows; kept (m, n) is a copy."""
+    rows; `copy` (m, n) gets them too, if there is one."""
     for e in range(cuda.threadIdx.x, ROWS * n // 4, cuda.blockDim.x):
         row, column = first + 4 * e // n, 4 * e % n
         if row < m:
@@ -178,8 +178,8 @@ def add_up(out, kept, keeps, products, first, m, n, k, step):
                 more = load_four(products, part * m * n + at)
                 a, b, c, d = a + more[0], b + more[1], c + more[2], d + more[3]
             ptx.put_four_bf16(out, row * step + k + column, a, b, c, d)
-            if keeps:
-                ptx.put_four_bf16(kept, at, a, b, c, d)
+            if has_copy:
+                ptx.put_four_bf16(copy, at, a, b, c, d)
 
 
 @cache
@@ -189,7 +189,7 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: boo
     of_parts, of_sums, of_words = (n_warps, ROWS * n), (n_tiles, 4), (_STEPS, 8)
 
     @kernel
-    def widen(out, kept, keeps, products, tickets, x, y, z, tiles, m, k, out_step):
+    def widen(out, copy, has_copy, products, tickets, x, y, z, tiles, m, k, out_step):
         parts = cuda.shared.array(of_parts, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
         sums = cuda.local.array(of_sums, np.float32)
@@ -218,7 +218,7 @@ def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: boo
                         put_held(out, row * out_step + column, words, step, half)
         total_tiles(products, parts, sums, n_tiles, n_warps, first, m)
         if is_last(ticket, tickets, cuda.blockIdx.x, cuda.gridDim.y):
-            add_up(out, kept, keeps, products, first, m, n, k, out_step)
+            add_up(out, copy, has_copy, products, first, m, n, k, out_step)
 
     return widen
 
@@ -263,12 +263,12 @@ def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: boo
     node, ((m, k), n) = site.node, (site.node.src[0].shape, sum(map(columns, ranks)))
     operands = len(node.src) - len(ranks)
     kind = formula_of(node), types_of(node.src[:operands])
-    kept, keeps = (*site.saved, site.out)[0], bool(site.saved)
+    copy, has_copy = (*site.saved, site.out)[0], bool(site.saved)
     warps, grid = n_warps(n), (-(-m // ROWS), n_parts(m, n, k))
     tiles = tiles_of(site.src[operands:], ranks, node.params["scales"], steps)
     return launch(
-        _kernel(n // TILE, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out, kept,
-        keeps, site.scratch.view(np.float32), tickets_of(site, m), *three(site.src[:operands]),
+        _kernel(n // TILE, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out, copy,
+        has_copy, site.scratch.view(np.float32), tickets_of(site, m), *three(site.src[:operands]),
         tiles, m, k, node.shape[1],
     )  # fmt: skip
 
