@@ -117,6 +117,7 @@ class Fails:
         context = SimpleNamespace(get_memory_info=memory)
         monkeypatch.setattr(device, "cuda", SimpleNamespace(current_context=lambda: context))
         monkeypatch.setattr(device, "make_current", lambda index: None)
+        monkeypatch.setattr(device, "abandon", lambda index: None)
         self.backend = object.__new__(device.CudaBackend)
         self.backend.name, self.backend.index = "cuda:0", 0
 
@@ -160,6 +161,49 @@ def test_no_memory_for_a_context(monkeypatch):
 def test_a_launch_that_fails_is_a_lost_device(monkeypatch):
     with pytest.raises(DeviceLostError, match="cuda:0 has failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
         Fails(monkeypatch).raises(of_package("cuda", "CUDA_ERROR_ILLEGAL_ADDRESS: far away"))
+
+
+LOST = """
+import weakref
+from pyggml.backends.cuda import device, driver
+from pyggml.errors import DeviceLostError
+from numba.cuda.cudadrv import driver as numba_s
+from numba.cuda.cudadrv.driver import Context, CudaAPIError, _PendingDeallocs
+
+numba_s._logger = numba_s.make_logger()  # as if there were a driver
+
+class Array:
+    pass
+
+def free(handle):
+    raise CudaAPIError(700, "Call to cuMemFree results in CUDA_ERROR_ILLEGAL_ADDRESS")
+
+context = object.__new__(Context)
+context.deallocations = pending = _PendingDeallocs()
+context.memory_manager = type("Manager", (), {"defer_cleanup": pending.disable})
+driver.cuda.defer_cleanup = context.defer_cleanup
+device.make_current = print
+arrays = [Array() for _ in range(20)]
+for array in arrays:
+    weakref.finalize(array, pending.add_item, free, 0, 1)
+card = object.__new__(device.CudaBackend)
+card.name, card.index = "cuda:0", 0
+for _ in range(2):
+    try:
+        with card._working():
+            free(0)
+    except DeviceLostError as error:
+        print(error)
+del arrays[:10]
+"""
+
+
+def test_memory_of_a_lost_device_is_left_alone():
+    """Also what is freed as the process ends, when nobody catches errors."""
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+    says = "cuda:0 has failed: Call to cuMemFree results in CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert done.stdout.splitlines() == ["0", says] * 2
 
 
 def test_other_errors_stay_what_they_are(monkeypatch):

@@ -14,11 +14,13 @@ from pyggml.backends.base import Backend
 from pyggml.backends.cuda.branches import may_begin_early, side_by_side
 from pyggml.backends.cuda.driver import (
     Captured,
+    abandon,
     cuda,
     free_what_is_gone,
     is_failure,
     make_current,
     ran_out,
+    reason_of,
     shared_cell,
 )
 from pyggml.backends.cuda.early import knows_early
@@ -199,7 +201,8 @@ class CudaBackend(Backend):
             if not is_failure(error):
                 raise
             if not ran_out(error):
-                raise DeviceLostError(f"{self.name} has failed: {error}") from error
+                abandon(self.index)
+                raise DeviceLostError(f"{self.name} has failed: {reason_of(error)}") from error
             wanted = self._wanted(n_bytes)
             raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
 

@@ -9,7 +9,7 @@ import importlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = [
     "Captured",
     "CudaAPIError",
     "CudaSupportError",
+    "abandon",
     "address",
     "allow_shared",
     "cuda",
@@ -44,6 +45,7 @@ __all__ = [
     "make_current",
     "most_shared",
     "ran_out",
+    "reason_of",
     "shared_cell",
     "versions",
 ]
@@ -261,6 +263,20 @@ def free_what_is_gone() -> None:
         context = cuda.current_context()
         context.memory_manager.deallocations.clear()
         context.deallocations.clear()
+
+
+@cache  # which holds what is entered until the process ends
+def abandon(index: int) -> ExitStack:
+    """Free nothing of a lost card that is current, also not when the process ends: each attempt
+    would fail, in a finalizer, with a traceback. The driver frees all with the process."""
+    held = ExitStack()
+    held.enter_context(cuda.defer_cleanup())
+    return held
+
+
+def reason_of(failure: Exception) -> str:
+    """What the driver or a library says, without the number of the error."""
+    return str(failure.msg if isinstance(failure, CudaAPIError) else failure)
 
 
 def _next(stream: Any) -> list[Any]:
