@@ -13,6 +13,7 @@ from pyggml.quants import dequantize, quantize
 # Few blocks of few warps, so that each has several chunks.
 few_rows._FEWEST_WARPS = few_rows._MOST_WARPS = 2
 few_rows._BLOCKS = 4
+few_rows.least_shared = lambda: 76 << 10  # where a warp has room for two chunks
 
 
 def launch(parts, a, rows, k, norm=None):
@@ -61,12 +62,12 @@ def normed(kinds, k, rows):
     show(f"norm before {kinds}", out.reshape(rows, k), wanted)
 
 
-def gated(k=768, n=7):
+def gated(what, k=768, n=7):
     a, (up, plain_up) = numbers(k), matrix("Q6_K", n, k)
     part, plain = part_of("Q6_K", n, k, 1, up=up)
     launch([part], a, 1, k)
     gate = plain @ a
-    show("gated", part.out, gate / (1 + np.exp(-gate)) * (plain_up @ a))
+    show(what, part.out, gate / (1 + np.exp(-gate)) * (plain_up @ a))
 
 
 added("Q8_0", 70, 256, 1)
@@ -75,4 +76,6 @@ added("Q8_0", 13, 160, 3)
 added("Q6_K", 9, 768, 2)
 normed(("Q4_K", "Q6_K"), 512, 2)
 normed(("Q8_0", "Q8_0"), 160, 1)  # groups of no full warp; both parts run the same code
-gated()
+gated("gated")
+few_rows.least_shared = lambda: 0
+gated("gated, a chunk at a time")

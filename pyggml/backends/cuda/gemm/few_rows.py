@@ -32,6 +32,7 @@ from pyggml.sizes import round_up
 MOST = 4  # rows of A
 _BLOCKS = 132  # one for each multiprocessor of a large card
 _FEWEST_WARPS, _MOST_WARPS = 8, 16  # of a block; the fewest round A at once
+_RESERVED = 2 << 10  # bytes of shared memory that two blocks have for themselves
 _SHARED = 200 << 10  # bytes that a block takes at most, of a card that has them
 
 
@@ -180,7 +181,12 @@ def _room(kinds: Sequence[Kind], cuts: Sequence[Cut], k: int) -> tuple[Room, int
     most = max(1, min(_MOST_WARPS, (_shared() - chunks) // chunk))
     n_chunks = -(-tasks // -(-tasks // most))
     n_warps = n_chunks if tasks > n_chunks else max(n_chunks, _FEWEST_WARPS)
-    return Room(a, sums, chunks, chunk), n_warps, chunks + n_chunks * chunk
+    n_bytes = chunks + n_chunks * chunk
+    # A second chunk of each warp, if that leaves a block of the next launch its third.
+    second = n_chunks * chunk
+    if tasks == n_chunks or n_bytes + second > min(_shared(), 2 * least_shared() - _RESERVED):
+        second = 0
+    return Room(a, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
 def _argument(part: Part, cut: Cut) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 A lane multiplies a unit of W (packed.py), at most 256 weights of a row, at offsets that are known
 when the kernel is compiled. A warp takes 32 units that follow each other, a chunk: it lies in one
 piece whatever the type and the length of a row. Copies of 16 bytes bring it to shared memory; those
-of a warp's first chunk are under way before A is there. A block has whole rows; it adds up their
+of a warp's first chunks are under way before A is there. A block has whole rows; it adds up their
 units when all are multiplied.
 """
 
@@ -58,12 +58,13 @@ class Cut(NamedTuple):
 
 class Room(NamedTuple):
     """Bytes of shared memory: `a` is the room of A's rows; where sums of units begin, and chunks;
-    of a chunk."""
+    of a chunk; from a warp's first chunk to its second, 0 if it has room for one."""
 
     a: digits.Room
     sums: int
     chunks: int
     chunk: int
+    second: int
 
 
 # -- a unit --------------------------------------------------------------------------------------
@@ -138,45 +139,74 @@ def _fetcher(unit: Unit) -> Any:
 
 
 @cache
-def _adder(kind: Kind) -> Any:
-    """(what begins to copy a chunk, what multiplies all chunks of a block, of which each warp's
-    first one is on its way). Of a gated product, every other chunk is the gate's."""
-    unit, rows, is_gated = kind.unit, kind.rows, kind.is_gated
-    multiply, fetch_chunk = _multiplier(unit, rows), _fetcher(unit)
-    x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
-    n_matrices, chunk_bytes = 2 if is_gated else 1, CHUNK * unit.n_bytes
+def _chunk_fetcher(kind: Kind) -> Any:
+    """What begins to copy a chunk of a block, if it has as many. Of a gated product, every other
+    chunk is the gate's."""
+    fetch_chunk, chunk_bytes = _fetcher(kind.unit), CHUNK * kind.unit.n_bytes
+    is_gated, n_matrices = kind.is_gated, 2 if kind.is_gated else 1
 
     @device
-    def fetch(memory, to, part, first, task):
+    def fetch(memory, to, part, first, task, n_tasks):
         start = first + task // n_matrices * chunk_bytes
-        if is_gated and task & 1:
-            fetch_chunk(memory, to, part[3], start)
-        else:
-            fetch_chunk(memory, to, part[2], start)
+        if task < n_tasks:
+            if is_gated and task & 1:
+                fetch_chunk(memory, to, part[3], start)
+            else:
+                fetch_chunk(memory, to, part[2], start)
+        ptx.commit_copies()
+
+    return fetch
+
+
+@cache
+def _beginner(kind: Kind) -> Any:
+    fetch = _chunk_fetcher(kind)
+
+    @device
+    def begin(memory, part, room, first, n_tasks):
+        """Begin to copy each warp's first chunks."""
+        warp, n_warps = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
+        here = room.chunks + warp * room.chunk
+        fetch(memory, here, part, first, warp, n_tasks)
+        if room.second:
+            fetch(memory, here + room.second, part, first, warp + n_warps, n_tasks)
+
+    return begin
+
+
+@cache
+def _adder(kind: Kind) -> Any:
+    unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
+    multiply, fetch = _multiplier(unit, rows), _chunk_fetcher(kind)
+    x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
 
     @device
     def add(memory, floats, part, room, first, n_tasks):
+        """Multiply all chunks of a block, of which each warp's first ones are on their way."""
         warp, n_warps, lane = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5, cuda.threadIdx.x & 31
         cut, here = part[5], room.chunks + warp * room.chunk
+        there, step = here + room.second, 2 * n_warps if room.second else n_warps
         task = np.int64(warp)
         while task < n_tasks:
             number = task // n_matrices * CHUNK + lane
             of_row = number % cut.row
             x, f = of_row * x_unit, rows * room.a.digits + of_row * f_unit
-            ptx.await_copies()
+            if room.second:
+                ptx.await_all_but_one()
+            else:
+                ptx.await_copies()
             cuda.syncwarp()
             at = here + lane * unit.n_bytes
             found = multiply(memory, at, x, f, room.a.digits, room.a.factors)
             cuda.syncwarp()  # before the next copies
-            if task + n_warps < n_tasks:
-                fetch(memory, here, part, first, task + n_warps)
-            ptx.commit_copies()
+            fetch(memory, here, part, first, task + step, n_tasks)
+            here, there = there, here
             for t in range(rows):
                 of_matrix = (task % n_matrices * rows + t) * cut.most
                 floats[(room.sums >> 2) + of_matrix + number] = found[t]
             task += n_warps
 
-    return fetch, add
+    return add
 
 
 # -- a part --------------------------------------------------------------------------------------
@@ -254,20 +284,19 @@ def product_of(kind: Kind, has_norm: bool) -> Any:
     room: the Room; norm: as digits.rounder has it
     """
     unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
-    (fetch, add), finish, keep = _adder(kind), _finisher(kind, has_norm), _keeper(kind, has_norm)
+    begin, add = _beginner(kind), _adder(kind)
+    finish, keep = _finisher(kind, has_norm), _keeper(kind, has_norm)
     round_a = digits.rounder(rows, unit.n_groups, has_norm, kind.in_fours)
     read_added = _adds_reader(rows)
 
     @device
     def product(memory, floats, part, a, k, room, norm, number):
         held = cuda.local.array(rows, np.float32)
-        cut, warp = part[5], cuda.threadIdx.x >> 5
+        cut = part[5]
         first_row = (number * cut.slabs + min(number, cut.more)) * cut.slab
         n_rows = (cut.slabs + (1 if number < cut.more else 0)) * cut.slab
         first, n_tasks = first_row * cut.row * unit.n_bytes, n_rows * cut.row // CHUNK * n_matrices
-        if warp < n_tasks:
-            fetch(memory, room.chunks + warp * room.chunk, part, first, warp)
-        ptx.commit_copies()
+        begin(memory, part, room, first, n_tasks)
         await_others()
         round_a(memory, floats, a, k, room.a, norm)
         n_rows = min(n_rows, part[4] - first_row)
