@@ -64,7 +64,7 @@ def plan(
     backend = backend or CPU()
     pieces = _Pieces(graph, backend, reuse, share)
     found = pieces.placed()
-    if not reuse or not found.lives:
+    if not graph.nodes:
         return found
     most = peak(found)
     if found.n_bytes <= _GAPS * most.n_bytes:

@@ -106,6 +106,7 @@ def test_what_lies_behind_the_rest_keeps_the_promises(graph):
         p = pieces.placed(lasting)
         assert_nothing_overlaps(p)
         assert_reuse_is_legal(p)
+        assert plan(graph).n_bytes <= found.n_bytes
         places = [p.offsets[t] for t in lasting if t in p.offsets]
         assert all(at < min(places, default=at + 1) for at in p.scratch.values())
 
@@ -199,19 +200,27 @@ def test_a_chain_of_elementwise_nodes_needs_one_buffer():
     assert plan(Graph.of(t)).n_bytes == 40_000
 
 
-def test_what_lives_at_the_peak_leaves_no_gaps():
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_lives_at_the_peak_leaves_no_gaps(in_place):
     """Eight times a large tensor lives while a small one is made, and dies before a middle one is;
-    these two are kept. Best fit puts the middle one in the large one's place; the rest stays
-    empty."""
+    these two are kept, or results in their place. Best fit puts the middle one in the large one's
+    place; the rest stays empty."""
     large, middle, small = (leaf(np.ones(n, np.float32)) for n in (3000, 2000, 1100))
     kept, steps = [], []
     for i in range(8):
         dies, one = scale(large, float(i)), scale(small, float(i))
         other = add1(middle, sum_(dies))
+        if in_place:
+            one, other = sqr(one), sqr(other)
         kept, steps = [*kept, one, other], [*steps, dies, one, other]
     p = plan(Graph.of(*kept, steps=steps))
     assert p.n_bytes <= 1.01 * peak(p).n_bytes + large.n_bytes
     assert_nothing_overlaps(p)
+    assert bool(p.reused) == in_place
+
+
+def test_a_leaf_takes_no_memory():
+    assert plan(Graph.of(zeros((4,)))).n_bytes == 0
 
 
 def test_planning_touches_no_memory():
