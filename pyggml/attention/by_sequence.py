@@ -65,7 +65,7 @@ class _Pass:
         self.lse, self.memory = scratch["lse"], scratch["part"]
         self.few = part_of(p, 1, p.n_keys)[1]
         self.all_few = self._of_few(a) if p.n_queries <= MOST_TOGETHER else None
-        self.run_of = lru_cache(_RUNS_KEPT)(self._run_of)
+        self.runs: dict[tuple[int, ...], tuple[Forward, Call]] = {}  # the last one used at the end
         if self.all_few is None:  # the start of a prompt, most likely: nothing is bound as it runs
             self.run_of(0, p.n_queries, 0, min(p.n_queries, p.n_seen))
 
@@ -85,6 +85,14 @@ class _Pass:
                 call = self._of_few(part)
             call()
             self.a.lse[:, first:stop] = part.lse
+
+    def run_of(self, *where: int) -> tuple[Forward, Call]:
+        """`_run_of`, which is remembered; by a cache of functools this would refer to itself."""
+        found = self.runs.pop(where, None) or self._run_of(*where)
+        self.runs[where] = found
+        if len(self.runs) > _RUNS_KEPT:
+            del self.runs[next(iter(self.runs))]
+        return found
 
     def _run_of(self, first: int, stop: int, start: int, end: int) -> tuple[Forward, Call]:
         """Queries [first, stop) over keys [start, end) alone; its span is written in each run."""

@@ -143,6 +143,16 @@ class Batch:
         self._shifts: dict[int, tuple[Shift, ScheduledProgram]] = {}  # by rows; the last alone
         self._clock = 0
 
+    def release(self) -> None:
+        """Free the cache and the memory of all programs; nothing can be fed any more.
+
+        Slots and graphs refer to each other in circles, so Python would free them only when it next
+        looks for such.
+        """
+        self._passes.release()
+        self._shifts.clear()
+        self.memory.release()
+
     @property
     def n_free(self) -> int:
         """How many slots can be opened."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends import copy_rows, read, write
+from pyggml.backends import copy_rows, detach, read, write
 from pyggml.dtypes import F16, F32, Q8_0, DType
 from pyggml.errors import ConfigError
 from pyggml.model import Model
@@ -55,6 +55,10 @@ class Memory:
     def n_bytes(self) -> int:
         """Of all rows and states."""
         return sum(t.n_bytes for t in self.cache.tensors)
+
+    def release(self) -> None:
+        """Free all rows and states."""
+        detach(*self.cache.tensors)
 
     def copy_rows(self, source: int, target: int, n: int) -> None:
         """The rows of a sequence's first n tokens become those of another; both by number."""

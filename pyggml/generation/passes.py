@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.backends import detach
 from pyggml.backends.cpu import array
 from pyggml.dtypes import I32
 from pyggml.errors import ConfigError
@@ -97,6 +98,14 @@ class Passes:
             self._bound[kept_as] = self._bind(model, n_tokens, n_logits)
         self._bound.move_to_end(kept_as)
         return self._bound[kept_as]
+
+    def release(self) -> None:
+        """Free the memory of all programs."""
+        for bound in self._bound.values():
+            for plan in bound.program.schedule.plans.values():
+                detach(*plan.offsets)
+        self._bound.clear()
+        self._arenas = Arenas()
 
     def _bind(self, model: Model, n_tokens: int, n_logits: int) -> Pass:
         inputs = Inputs.empty(n_tokens, with_rows=True)

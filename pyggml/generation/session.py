@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import finalize
+
 import numpy as np
 
 from pyggml.generation.batch import Batch, Tokens
@@ -15,6 +17,7 @@ class Session:
         """Raises ConfigError if n_ctx is below 1 or the type of keys and values does not fit."""
         self._batch = Batch(model, 1, n_ctx, cache_type)
         self._slot = self._batch.open()
+        finalize(self, self._batch.release).atexit = False
 
     @property
     def model(self) -> Model:

@@ -3,6 +3,9 @@
 Nothing but rounding, where it keeps halves: those tests say how much.
 """
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -55,6 +58,29 @@ def test_with_an_adapter(golden_file, golden):
     session = Session(model, 20)
     session.feed(tokens[:15])
     assert_same(session.feed(tokens[15:]), model.logits(tokens)[-1])
+
+
+def test_a_session_frees_its_memory_when_it_is_dropped(tiny):
+    """Cache and arena, without Python's search for what refers to itself."""
+    model = pyggml.load(tiny("qwen3"), compute="f32")
+
+    def use() -> int:
+        session = Session(model, 4096)
+        session.feed(np.arange(40) % 11)
+        assert session.feed([1, 2]).any()
+        return session.n_bytes
+
+    use()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        n_bytes = use()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert left < n_bytes / 4
 
 
 HALVES = ("llama", "gemma2", "gpt-oss", "falcon", "lfm2", "qwen3", "qwen3next")

@@ -1,6 +1,6 @@
 """The CPU, through Numba: its memory, and the kernels that ops declare for it."""
 
-from pyggml.backends.cpu.device import CPU, array, copy_rows, is_constant, read, write
+from pyggml.backends.cpu.device import CPU, array, copy_rows, detach, is_constant, read, write
 from pyggml.backends.cpu.kernel import (
     KERNELS,
     Compute,
@@ -25,6 +25,7 @@ __all__ = [
     "as_rows",
     "copy_rows",
     "cpu_kernel",
+    "detach",
     "flat",
     "four",
     "is_constant",

@@ -87,6 +87,12 @@ def copy_rows(t: Tensor, source: int, target: int, n: int) -> None:
     rows[target : target + n] = rows[source : source + n]
 
 
+def detach(*tensors: Tensor) -> None:
+    """Take tensors, of any device, their memory away; it is free once nobody else has it."""
+    for t in tensors:
+        t.data = None
+
+
 def is_constant(leaf: Tensor) -> bool:
     """Whether a leaf's array is read-only, as a mapped weight is: its numbers never change."""
     return not array(leaf).flags.writeable
