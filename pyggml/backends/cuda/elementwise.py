@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyggml.backends.cuda.driver import cuda, kernel
-from pyggml.backends.cuda.fours import in_fours, load_four, store_four
+from pyggml.backends.cuda.fours import load_four, store_four, vectorizable
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.call import Call
@@ -79,7 +79,7 @@ def of_three(formula: Any) -> Kernel:
 def _bound(run: Any, run_fours: Any) -> Callable[[Site], Call]:
     def bind(site: Site) -> Call:
         arrays, n = (site.out, *site.src), site.node.n_elements
-        if all(s.n_elements == n for s in site.node.src) and in_fours(*arrays):
+        if all(s.n_elements == n for s in site.node.src) and vectorizable(*arrays):
             return per_element(run_fours, n // 4, site.stream, *arrays, site.scalars)
         return per_element(run, n, site.stream, *arrays, site.scalars)
 

@@ -30,13 +30,13 @@ def _parts(sites: Sequence[Site]) -> tuple[Problem, list[Part]] | None:
     return first, [Part(site.out, site.src[0], p.b.dtype, p.n) for site, p in both]
 
 
-def _norm(site: Site, product: Site, is_kept: bool) -> Norm | None:
+def _norm(site: Site, product: Site, is_read: bool) -> Norm | None:
     """The norm whose result is the A of a product, row for row."""
     a = product.node.src[1]
     makes = a.root is site.node and a.n_elements == site.node.n_elements
     if not makes or a.shape[-1] != site.node.shape[-1]:
         return None
-    return Norm(site.src[1], site.scalars[0], site.out, is_kept)
+    return Norm(site.src[1], site.scalars[0], site.out, is_read)
 
 
 def _bind_after_norm(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:

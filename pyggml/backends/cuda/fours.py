@@ -14,13 +14,13 @@ from pyggml.backends.cuda.driver import SIMULATED, address, device
 from pyggml.backends.cuda.ptx import put_four_bf16
 
 __all__ = [
-    "in_fours",
     "load_four",
     "load_four_bf16",
     "loader",
     "put_four_bf16",
     "store_four",
     "storer",
+    "vectorizable",
 ]
 
 if SIMULATED:
@@ -67,8 +67,8 @@ def storer(in_bf16: bool) -> Any:
     return put_four_bf16 if in_bf16 else store_four
 
 
-def in_fours(*arrays: Any) -> bool:
-    """Whether all arrays begin where four numbers can be moved at once, and end so."""
+def vectorizable(*arrays: Any) -> bool:
+    """Whether all arrays begin and end where four numbers can be moved at once."""
     return all(a.size % 4 == 0 and _start(a) % (4 * a.dtype.itemsize) == 0 for a in arrays)
 
 

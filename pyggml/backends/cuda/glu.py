@@ -10,7 +10,7 @@ from pyggml.backends.cuda import formulas as f
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.elementwise import of_three, of_two
 from pyggml.backends.cuda.formulas import ONE, sigmoid
-from pyggml.backends.cuda.fours import in_fours, load_four, store_four
+from pyggml.backends.cuda.fours import load_four, store_four, vectorizable
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import per_element
@@ -108,7 +108,7 @@ def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | 
     of_gate, of_up = sites
     gate, _, dy = of_gate.node.src
     arrays = of_gate.out, of_up.out, *of_gate.src
-    if not all(is_read) or list(of_up.node.src) != [gate, dy] or not in_fours(*arrays):
+    if not all(is_read) or list(of_up.node.src) != [gate, dy] or not vectorizable(*arrays):
         return None
     return per_element(_swiglu_back, dy.n_elements // 4, of_up.stream, *arrays)
 

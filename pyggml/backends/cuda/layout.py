@@ -11,11 +11,11 @@ from pyggml.backends.cuda.axes import place, sizes, steps, steps_of, tile_place
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.fours import (
-    in_fours,
     load_four,
     load_four_bf16,
     put_four_bf16,
     store_four,
+    vectorizable,
 )
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
@@ -101,7 +101,7 @@ _FOURS = {
 def copied(out: Any, x: Any, t: Tensor, stream: Any, convert: Callable = as_it_is) -> Call:
     """out, which has no gaps, = the numbers of x, which lie as those of t do."""
     types = x.dtype.type, out.dtype.type
-    if t.is_contiguous and types in _FOURS and in_fours(out, x):
+    if t.is_contiguous and types in _FOURS and vectorizable(out, x):
         return per_element(_FOURS[types], out.size // 4, stream, out, x)
     if t.is_contiguous:
         return per_element(_FLAT[convert], out.size, stream, out, x)

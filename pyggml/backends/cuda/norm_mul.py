@@ -19,12 +19,12 @@ from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.fours import (
-    in_fours,
     load_four,
     loader,
     put_four_bf16,
     store_four,
     storer,
+    vectorizable,
 )
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Kernel, Site
@@ -139,7 +139,7 @@ def _backward(fours: int, adds: bool, types: _Types) -> Any:
 def _fours(n: int, *arrays: Any) -> int:
     """How many fours of a row of n a thread holds; 0 if it cannot."""
     needed = -(-n // (4 * threads_of_row(n)))
-    fits = n % 4 == 0 and needed <= _MOST_FOURS and in_fours(*arrays)
+    fits = n % 4 == 0 and needed <= _MOST_FOURS and vectorizable(*arrays)
     return 1 << (needed - 1).bit_length() if fits else 0
 
 

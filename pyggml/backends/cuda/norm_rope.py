@@ -17,7 +17,7 @@ import numpy as np
 from pyggml.backends.cuda.blocks import first_row, rows_apart
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE
-from pyggml.backends.cuda.fours import in_fours, load_four, loader, storer
+from pyggml.backends.cuda.fours import load_four, loader, storer, vectorizable
 from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import per_rows
@@ -126,7 +126,7 @@ def _serves(norm: Site, rope: Site, is_read: Sequence[bool]) -> bool:
     whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == PAIRS
     arrays = norm.out, *norm.src, rope.out, *rope.src
     is_head = rope.node.shape[-1] == norm.node.shape[-1] == HEAD
-    return not (SIMULATED or is_read[0]) and whole and is_head and in_fours(*arrays)
+    return not (SIMULATED or is_read[0]) and whole and is_head and vectorizable(*arrays)
 
 
 def _together(x: Tensor) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.fours import in_fours, load_four, put_four_bf16
+from pyggml.backends.cuda.fours import load_four, put_four_bf16, vectorizable
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.ptx import bf16_bits, put_eight, put_eight_bf16
 from pyggml.backends.cuda.weights import eights_of, weight_of
@@ -167,7 +167,7 @@ def _round_fours(out, x):
 
 def rounded(out: Any, x: Any, stream: Any) -> Call:
     """A call that rounds float32 x to bfloat16 in out (uint16)."""
-    if in_fours(out, x):
+    if vectorizable(out, x):
         return per_element(_round_fours, x.size // 4, stream, out, x)
     return per_element(_round, x.size, stream, out, x)
 

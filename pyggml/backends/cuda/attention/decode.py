@@ -36,7 +36,7 @@ from pyggml.backends.cuda.early import (
     least_shared,
     release_others,
 )
-from pyggml.backends.cuda.fours import in_fours, load_four
+from pyggml.backends.cuda.fours import load_four, vectorizable
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.warp import LANES, warp_max, warp_sum
@@ -47,7 +47,7 @@ from pyggml.tensors import Tensor
 if not SIMULATED:
     from pyggml.backends.cuda.byte_ptx import half_of
 
-MOST = 2 if SIMULATED else 8  # queries
+MOST_QUERIES = 2 if SIMULATED else 8
 _WARPS = 2 if SIMULATED else 8
 _PARTS = 5 if SIMULATED else 16  # of a query's keys, at most
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
@@ -64,13 +64,13 @@ class _Shape(NamedTuple):
     n_together: int
     blocks: int
     has_bias: bool
-    in_fours: bool
+    vectorized: bool
     makes_heads: bool
 
 
 def takes(node: Tensor) -> bool:
     """Whether it is the path for this attention."""
-    return node.shape[0] <= MOST
+    return node.shape[0] <= MOST_QUERIES
 
 
 def _heads(node: Tensor) -> int:
@@ -177,9 +177,9 @@ def _join(out, lse, parts, sinks, shares, query, head, n_parts, head_size, sizes
             _read_parts(values, parts, row, i, n_parts, head_size)
 
 
-def _four_loader(name: str, head_size: int, in_fours: bool) -> Any:
+def _four_loader(name: str, head_size: int, vectorized: bool) -> Any:
     """load(x, at, c): numbers c to c + 3 of the head that begins at number `at`, as float32."""
-    if in_fours and name == F16.name and not SIMULATED:
+    if vectorized and name == F16.name and not SIMULATED:
 
         @device
         def load_halves(x, at, c):
@@ -188,7 +188,7 @@ def _four_loader(name: str, head_size: int, in_fours: bool) -> Any:
             return half_of(low), half_of(low >> half), half_of(high), half_of(high >> half)
 
         return load_halves
-    if in_fours and name == F32.name:
+    if vectorized and name == F32.name:
 
         @device
         def load_floats(x, at, c):
@@ -209,7 +209,7 @@ def _four_loader(name: str, head_size: int, in_fours: bool) -> Any:
 
 
 def _reader(name: str, shape: _Shape) -> Any:
-    load, head_size = _four_loader(name, shape.head_size, shape.in_fours), shape.head_size
+    load, head_size = _four_loader(name, shape.head_size, shape.vectorized), shape.head_size
     fours = _fours(head_size)
 
     @device
@@ -371,7 +371,7 @@ def bind(site: Site, token: Token | None = None) -> Call:
     mask = extras[0] if node.params["masked"] else q
     sinks = extras[-1] if sizes.has_sinks else q
     n_queries, n_heads, head_size = node.shape
-    lies_well = head_size % 4 == 0 and in_fours(q, k, v)
+    vectorized = head_size % 4 == 0 and vectorizable(q, k, v)
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
     parts = site.scratch.view(np.float32)
@@ -379,7 +379,7 @@ def bind(site: Site, token: Token | None = None) -> Call:
     tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
     shape = _Shape(
-        head_size, node.src[1].dtype.name, n_together, blocks, has_bias, lies_well,
+        head_size, node.src[1].dtype.name, n_together, blocks, has_bias, vectorized,
         token is not None,
     )  # fmt: skip
     run = _attend(shape)

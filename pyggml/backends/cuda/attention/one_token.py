@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
-from pyggml.backends.cuda.fours import in_fours, load_four
+from pyggml.backends.cuda.fours import load_four, vectorizable
 from pyggml.backends.cuda.norm_rope import HEAD, angles, normed_and_turned
 from pyggml.dtypes import F16
 
@@ -46,7 +46,7 @@ class Token(NamedTuple):
 def serves(head_size: int, n_pairs: int, token: Token) -> bool:
     """Whether all pairs of a head are turned, and lie well. The simulator has no lanes."""
     arrays = token.q, token.k, token.v, *token.weights, token.table
-    return not SIMULATED and head_size == HEAD and 2 * n_pairs == HEAD and in_fours(*arrays)
+    return not SIMULATED and head_size == HEAD and 2 * n_pairs == HEAD and vectorizable(*arrays)
 
 
 @device

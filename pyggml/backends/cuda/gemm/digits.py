@@ -33,8 +33,8 @@ _PAD = 16  # after the digits of a unit: its eight lanes then read all banks at 
 _LARGEST = np.float32(127 * 256 + 127)
 
 
-class Room(NamedTuple):
-    """Bytes of shared memory: a row's digits, a row's factors; where sums of squares begin."""
+class DigitLayout(NamedTuple):
+    """Bytes of shared memory: of a row's digits, of a row's factors, before the sums of squares."""
 
     digits: int
     factors: int
@@ -50,11 +50,11 @@ def unit_factors(n_groups: int) -> int:
     return n_groups * FACTOR_BYTES + FACTOR_BYTES
 
 
-def room_of(rows: int, k: int, n_groups: int) -> Room:
+def layout_of(rows: int, k: int, n_groups: int) -> DigitLayout:
     """Of rows of k numbers, in units of so many groups."""
     n_units = k // (GROUP * n_groups)
     row, factors = n_units * unit_digits(n_groups), round_up(n_units * unit_factors(n_groups), 16)
-    return Room(row, factors, rows * (row + factors))
+    return DigitLayout(row, factors, rows * (row + factors))
 
 
 @device
@@ -121,18 +121,18 @@ def _one_by_one(x, i):
 
 
 @cache
-def rounder(rows: int, n_groups: int, has_norm: bool, in_fours: bool) -> Any:
-    """round_a(memory, floats, a, k, room, norm): all rows of A as digits, by a block's threads.
+def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool) -> Any:
+    """round_a(memory, floats, a, k, layout, norm): all rows of A as digits, by a block's threads.
 
-    n_groups: of a unit; in_fours: whether A, and a norm's weights, lie as load_four wants them
+    n_groups: of a unit; vectorized: whether A, and a norm's weights, lie as load_four wants them
     memory, floats: shared memory by words and by float32, to which the warps' sums of squares go
-    norm: (weights, eps, out, is_kept): A is rms_norm(a) · weights, up to the rate of each row
+    norm: (weights, eps, out, is_read): A is rms_norm(a) · weights, up to the rate of each row
     """
-    load = load_four if in_fours else _one_by_one
+    load = load_four if vectorized else _one_by_one
     digits_apart, factors_apart = unit_digits(n_groups), unit_factors(n_groups)
 
     @device
-    def round_a(memory, floats, a, k, room, norm):
+    def round_a(memory, floats, a, k, layout, norm):
         all_groups, warp, n_warps = k // GROUP, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
         lane, q = cuda.threadIdx.x & 31, cuda.threadIdx.x & 3
         for t in range(rows):
@@ -149,31 +149,31 @@ def rounder(rows: int, n_groups: int, has_norm: bool, in_fours: bool) -> Any:
                     first = _times(first, load(norm[0], i))
                     second = _times(second, load(norm[0], i + 16))
                 unit, of_unit = group // n_groups, group % n_groups
-                at = t * room.digits + unit * digits_apart + of_unit * GROUP_BYTES
-                factor_at = rows * room.digits + t * room.factors
+                at = t * layout.digits + unit * digits_apart + of_unit * GROUP_BYTES
+                factor_at = rows * layout.digits + t * layout.factors
                 factor_at += unit * factors_apart + of_unit * FACTOR_BYTES
                 _put_digits(memory, at, factor_at, q, first, second)
                 start += 8 * n_warps
             if has_norm:
                 squares = warp_sum(squares)
                 if lane == 0:
-                    floats[(room.squares >> 2) + t * n_warps + warp] = squares
+                    floats[(layout.squares >> 2) + t * n_warps + warp] = squares
 
     return round_a
 
 
 @cache
 def rater(rows: int, has_norm: bool) -> Any:
-    """rate(floats, t, k, room, norm): what multiplies the results of row t, after all threads have
-    rounded A: 1 over the root of the mean square."""
+    """rate(floats, t, k, layout, norm): what multiplies the results of row t: 1 over the root of
+    its mean square. All threads have rounded A before."""
 
     @device
-    def rate(floats, t, k, room, norm):
+    def rate(floats, t, k, layout, norm):
         if not has_norm:
             return ONE
         total, n_warps = ZERO, cuda.blockDim.x >> 5
         for warp in range(n_warps):
-            total += floats[(room.squares >> 2) + t * n_warps + warp]
+            total += floats[(layout.squares >> 2) + t * n_warps + warp]
         return ONE / math.sqrt(total / np.float32(k) + norm[1])
 
     return rate

@@ -17,9 +17,9 @@ import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel, most_shared
 from pyggml.backends.cuda.early import begins_early, least_shared
-from pyggml.backends.cuda.fours import in_fours
+from pyggml.backends.cuda.fours import vectorizable
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, Room, product_of
+from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, SharedLayout, product_of
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.packed import MOST_GROUPS, Unit, closed, unit_of
@@ -29,7 +29,7 @@ from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up
 
-MOST = 4  # rows of A
+MOST_ROWS = 4  # of A
 _BLOCKS = 132  # one for each multiprocessor of a large card
 _FEWEST_WARPS, _MOST_WARPS = 8, 16  # of a block; the fewest round A at once
 _RESERVED = 2 << 10  # bytes of shared memory that two blocks have for themselves
@@ -55,12 +55,12 @@ class Norm:
     weights: Any
     eps: np.float32
     out: Any
-    is_kept: bool
+    is_read: bool
 
 
 def serves(dtype: DType, rows: int, k: int) -> bool:
     """Whether there are such products with W of this type."""
-    if SIMULATED or not dtype.quantised or rows > MOST:
+    if SIMULATED or not dtype.quantised or rows > MOST_ROWS:
         return False
     unit = unit_of(dtype.name, k)
     return unit is not None and _least_bytes(unit, rows, k) <= _shared()
@@ -79,7 +79,7 @@ def _least_bytes(unit: Unit, rows: int, k: int) -> int:
 
 def _bytes_of_a(unit: Unit, rows: int, k: int) -> int:
     """With its squares, and what is lost where sums and chunks begin."""
-    return digits.room_of(rows, k, unit.n_groups).squares + 4 * rows * _MOST_WARPS + 32
+    return digits.layout_of(rows, k, unit.n_groups).squares + 4 * rows * _MOST_WARPS + 32
 
 
 def _slab_bytes(unit: Unit, rows: int, k: int) -> int:
@@ -104,12 +104,12 @@ def products(
 ) -> Call:
     """The launch. `serves` holds for all parts."""
     of_norm = (a, np.float32(0), a, False) if norm is None else (
-        norm.weights, norm.eps, norm.out, norm.is_kept
+        norm.weights, norm.eps, norm.out, norm.is_read
     )  # fmt: skip
     units = [_unit(part, k) for part in parts]
-    lies_well = k % 4 == 0 and in_fours(a, of_norm[0])
+    vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
     kinds = [
-        Kind(unit, rows, part.up is not None, lies_well)
+        Kind(unit, rows, part.up is not None, vectorized)
         for part, unit in zip(parts, units, strict=True)
     ]
     blocks = [
@@ -117,12 +117,12 @@ def products(
         for n, part, unit in zip(_share_out([p.w.size for p in parts]), parts, units, strict=True)
     ]
     cuts = [_cut(p, u, k, n) for p, u, n in zip(parts, units, blocks, strict=True)]
-    room, n_warps, n_bytes = _room(kinds, cuts, k)
+    layout, n_warps, n_bytes = _shared_layout(kinds, cuts, k)
     ends = tuple(np.int64(n) for n in np.cumsum(blocks))
     arguments = tuple(_argument(p, c) for p, c in zip(parts, cuts, strict=True))
     return launch(
         _kernel(tuple(kinds), norm is not None), int(ends[-1]), 32 * n_warps, stream, arguments,
-        ends, a, k, room, of_norm, shared_bytes=max(n_bytes, least_shared()),
+        ends, a, k, layout, of_norm, shared_bytes=max(n_bytes, least_shared()),
     )  # fmt: skip
 
 
@@ -167,11 +167,13 @@ def _cut(part: Part, unit: Unit, k: int, n_blocks: int) -> Cut:
     return Cut(row, slab, slabs, more, (slabs + (more > 0)) * slab * row)
 
 
-def _room(kinds: Sequence[Kind], cuts: Sequence[Cut], k: int) -> tuple[Room, int, int]:
+def _shared_layout(
+    kinds: Sequence[Kind], cuts: Sequence[Cut], k: int
+) -> tuple[SharedLayout, int, int]:
     """Of a block: its shared memory, its warps, and its bytes. As many warps as chunks, or as many
     as have a chunk in each of a few rounds, if the memory is enough."""
     rows, groups = kinds[0].rows, kinds[0].unit.n_groups  # alike in all, as k is
-    a = digits.room_of(rows, k, groups)
+    a = digits.layout_of(rows, k, groups)
     matrices = [1 + kind.is_gated for kind in kinds]
     both = list(zip(cuts, matrices, strict=True))
     sums = round_up(a.squares + 4 * rows * _MOST_WARPS, 16)
@@ -186,7 +188,7 @@ def _room(kinds: Sequence[Kind], cuts: Sequence[Cut], k: int) -> tuple[Room, int
     second = n_chunks * chunk
     if tasks == n_chunks or n_bytes + second > min(_shared(), 2 * least_shared() - _RESERVED):
         second = 0
-    return Room(a, sums, chunks, chunk, second), n_warps, n_bytes + second
+    return SharedLayout(a, sums, chunks, chunk, second), n_warps, n_bytes + second
 
 
 def _argument(part: Part, cut: Cut) -> tuple[Any, ...]:
@@ -200,7 +202,7 @@ def _source(kinds: Sequence[Kind]) -> str:
     """The source of a launch's kernel: each block computes some of one part. Parts of one kind
     share their code."""
     lines = [
-        "def multiply(parts, ends, a, k, room, norm):",
+        "def multiply(parts, ends, a, k, layout, norm):",
         "    memory = cuda.shared.array(0, np.uint32)",
         "    floats = cuda.shared.array(0, np.float32)",
         "    number = cuda.blockIdx.x",
@@ -213,7 +215,7 @@ def _source(kinds: Sequence[Kind]) -> str:
             lines += [f"        if number >= {_first(i)}:"]
             lines += [f"            part, first = parts[{i}], {_first(i)}"]
         name = f"product{kinds.index(kind)}"
-        lines += [f"        {name}(memory, floats, part, a, k, room, norm, number - first)"]
+        lines += [f"        {name}(memory, floats, part, a, k, layout, norm, number - first)"]
     return "\n".join(lines)
 
 

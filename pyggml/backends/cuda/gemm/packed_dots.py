@@ -27,16 +27,16 @@ CHUNK = 32  # units
 class Kind(NamedTuple):
     """What a product is compiled for.
 
-    unit      of W
-    rows      rows of A
-    is_gated  the result is silu(A · gateᵀ) · (A · upᵀ)
-    in_fours  whether A, and the weights of a norm, lie as load_four wants them
+    unit        of W
+    rows        rows of A
+    is_gated    the result is silu(A · gateᵀ) · (A · upᵀ)
+    vectorized  whether A, and the weights of a norm, lie as load_four wants them
     """
 
     unit: Unit
     rows: int
     is_gated: bool
-    in_fours: bool
+    vectorized: bool
 
 
 class Cut(NamedTuple):
@@ -56,11 +56,17 @@ class Cut(NamedTuple):
     most: int
 
 
-class Room(NamedTuple):
-    """Bytes of shared memory: `a` is the room of A's rows; where sums of units begin, and chunks;
-    of a chunk; from a warp's first chunk to its second, 0 if it has room for one."""
+class SharedLayout(NamedTuple):
+    """The shared memory of a block, in bytes.
 
-    a: digits.Room
+    a       of A's rows, at its beginning
+    sums    where the sums of units begin
+    chunks  where the chunks of W begin, the first of each warp
+    chunk   from a warp's chunk to the next warp's
+    second  from a warp's first chunk to its second; 0 if it has one only
+    """
+
+    a: digits.DigitLayout
     sums: int
     chunks: int
     chunk: int
@@ -163,13 +169,13 @@ def _beginner(kind: Kind) -> Any:
     fetch = _chunk_fetcher(kind)
 
     @device
-    def begin(memory, part, room, first, n_tasks):
+    def begin(memory, part, layout, first, n_tasks):
         """Begin to copy each warp's first chunks."""
         warp, n_warps = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
-        here = room.chunks + warp * room.chunk
+        here = layout.chunks + warp * layout.chunk
         fetch(memory, here, part, first, warp, n_tasks)
-        if room.second:
-            fetch(memory, here + room.second, part, first, warp + n_warps, n_tasks)
+        if layout.second:
+            fetch(memory, here + layout.second, part, first, warp + n_warps, n_tasks)
 
     return begin
 
@@ -181,29 +187,29 @@ def _adder(kind: Kind) -> Any:
     x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
 
     @device
-    def add(memory, floats, part, room, first, n_tasks):
+    def add(memory, floats, part, layout, first, n_tasks):
         """Multiply all chunks of a block, of which each warp's first ones are on their way."""
         warp, n_warps, lane = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5, cuda.threadIdx.x & 31
-        cut, here = part[5], room.chunks + warp * room.chunk
-        there, step = here + room.second, 2 * n_warps if room.second else n_warps
+        cut, here = part[5], layout.chunks + warp * layout.chunk
+        there, step = here + layout.second, 2 * n_warps if layout.second else n_warps
         task = np.int64(warp)
         while task < n_tasks:
             number = task // n_matrices * CHUNK + lane
             of_row = number % cut.row
-            x, f = of_row * x_unit, rows * room.a.digits + of_row * f_unit
-            if room.second:
+            x, f = of_row * x_unit, rows * layout.a.digits + of_row * f_unit
+            if layout.second:
                 ptx.await_all_but_one()
             else:
                 ptx.await_copies()
             cuda.syncwarp()
             at = here + lane * unit.n_bytes
-            found = multiply(memory, at, x, f, room.a.digits, room.a.factors)
+            found = multiply(memory, at, x, f, layout.a.digits, layout.a.factors)
             cuda.syncwarp()  # before the next copies
             fetch(memory, here, part, first, task + step, n_tasks)
             here, there = there, here
             for t in range(rows):
                 of_matrix = (task % n_matrices * rows + t) * cut.most
-                floats[(room.sums >> 2) + of_matrix + number] = found[t]
+                floats[(layout.sums >> 2) + of_matrix + number] = found[t]
             task += n_warps
 
     return add
@@ -236,11 +242,11 @@ def _finisher(kind: Kind, has_norm: bool) -> Any:
     rate_of = digits.rater(rows, has_norm)
 
     @device
-    def finish(floats, held, part, room, k, norm, first, n_rows):
+    def finish(floats, held, part, layout, k, norm, first, n_rows):
         """Write the results of a block's rows. held: as read_added leaves it"""
-        cut, sums = part[5], room.sums >> 2
+        cut, sums = part[5], layout.sums >> 2
         for t in range(rows):
-            rate = rate_of(floats, t, k, room.a, norm)
+            rate = rate_of(floats, t, k, layout.a, norm)
             row = np.int64(cuda.threadIdx.x)
             while row < n_rows:
                 at = t * part[4] + first + row
@@ -263,11 +269,11 @@ def _keeper(kind: Kind, has_norm: bool) -> Any:
     rate_of, rows = digits.rater(kind.rows, has_norm), kind.rows
 
     @device
-    def keep(floats, a, k, room, norm):
+    def keep(floats, a, k, layout, norm):
         """Write the normalised A, if others read it; by the first block."""
         if has_norm and norm[3] and cuda.blockIdx.x == 0:
             for t in range(rows):
-                rate = rate_of(floats, t, k, room.a, norm)
+                rate = rate_of(floats, t, k, layout.a, norm)
                 for i in range(cuda.threadIdx.x, k, cuda.blockDim.x):
                     norm[2][t * k + i] = a[t * k + i] * rate * norm[0][i]
 
@@ -276,36 +282,36 @@ def _keeper(kind: Kind, has_norm: bool) -> Any:
 
 @cache
 def product_of(kind: Kind, has_norm: bool) -> Any:
-    """product(memory, floats, part, a, k, room, norm, number): block `number`'s share.
+    """product(memory, floats, part, a, k, layout, norm, number): block `number`'s share.
 
     memory, floats: the shared memory, by words and by float32
     part: (out, added, w, up, n, cut, adds): the result; what is added to it, if `adds`; W, and the
           other matrix of a gated product; rows of W; the Cut
-    room: the Room; norm: as digits.rounder has it
+    layout: the SharedLayout; norm: as digits.rounder has it
     """
     unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
     begin, add = _beginner(kind), _adder(kind)
     finish, keep = _finisher(kind, has_norm), _keeper(kind, has_norm)
-    round_a = digits.rounder(rows, unit.n_groups, has_norm, kind.in_fours)
+    round_a = digits.rounder(rows, unit.n_groups, has_norm, kind.vectorized)
     read_added = _adds_reader(rows)
 
     @device
-    def product(memory, floats, part, a, k, room, norm, number):
+    def product(memory, floats, part, a, k, layout, norm, number):
         held = cuda.local.array(rows, np.float32)
         cut = part[5]
         first_row = (number * cut.slabs + min(number, cut.more)) * cut.slab
         n_rows = (cut.slabs + (1 if number < cut.more else 0)) * cut.slab
         first, n_tasks = first_row * cut.row * unit.n_bytes, n_rows * cut.row // CHUNK * n_matrices
-        begin(memory, part, room, first, n_tasks)
+        begin(memory, part, layout, first, n_tasks)
         await_others()
-        round_a(memory, floats, a, k, room.a, norm)
+        round_a(memory, floats, a, k, layout.a, norm)
         n_rows = min(n_rows, part[4] - first_row)
         read_added(held, part, first_row, n_rows)
         cuda.syncthreads()
         release_others()
-        add(memory, floats, part, room, first, n_tasks)
+        add(memory, floats, part, layout, first, n_tasks)
         cuda.syncthreads()
-        finish(floats, held, part, room, k, norm, first_row, n_rows)
-        keep(floats, a, k, room, norm)
+        finish(floats, held, part, layout, k, norm, first_row, n_rows)
+        keep(floats, a, k, layout, norm)
 
     return product

@@ -19,7 +19,7 @@ from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.fours import in_fours, load_four
+from pyggml.backends.cuda.fours import load_four, vectorizable
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.lora.operands import (
@@ -275,7 +275,7 @@ def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: boo
 
 def _bind_rows(site: Site) -> Call:
     k, factors = site.node.src[0].shape[1], _factors(site.node)
-    in_rows = all(in_fours(a) for a in site.src[-len(factors) :])
+    in_rows = all(vectorizable(a) for a in site.src[-len(factors) :])
     return _bind(site, [a.shape[0] for a in factors], (k, 1), in_rows)
 
 
