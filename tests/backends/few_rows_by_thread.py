@@ -62,7 +62,7 @@ def normed(kinds, k, rows):
     show(f"norm before {kinds}", out.reshape(rows, k), wanted)
 
 
-def gated(what, k=768, n=7):
+def gated(what, k=768, n=30):
     a, (up, plain_up) = numbers(k), matrix("Q6_K", n, k)
     part, plain = part_of("Q6_K", n, k, 1, up=up)
     launch([part], a, 1, k)

@@ -160,9 +160,10 @@ class CudaBackend(Backend):
 
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
-        bound = fused(cast(Sequence[BoundCall], calls), graph)
+        with self._working():
+            bound = fused(cast(Sequence[BoundCall], calls), graph)
+            early = partial(may_begin_early, bound) if knows_early() else None
         steps, waits = side_by_side(bound)
-        early = partial(may_begin_early, bound) if knows_early() else None
         return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []
 
     def _run(self, calls: Captured) -> None:
