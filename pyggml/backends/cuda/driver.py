@@ -100,7 +100,8 @@ def most_shared() -> int:
 def allow_shared(kernel: Any, n_bytes: int) -> None:
     """Let the launches of a kernel (its handle) ask for so much dynamic shared memory.
 
-    All such kernels get the same share of a multiprocessor's memory: it is empty when that changes.
+    All such kernels ask for the same split of a multiprocessor's memory between L1 cache and shared
+    memory, because its blocks must all have ended before the split can change.
     """
     from cuda.bindings.driver import CUfunction_attribute
 

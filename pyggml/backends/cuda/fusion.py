@@ -37,8 +37,8 @@ class Pattern:
               node, whether others read its result; else the kernel need not write it
     in_place  whether results may lie where sources do: the kernel reads number i of a source before
               it writes number i of a result, and no other thread reads it
-    first     whether it runs in the place of its first node, if the others can move before those
-              between: nodes that share a source, each with readers of its own behind it
+    first     whether it runs in the place of its first node, not of its last: for nodes that share
+              a source, whose results others may read before the last node stands
     """
 
     ops: tuple[str, ...]
@@ -112,7 +112,7 @@ class _Fusion:
         return call
 
     def _places(self, ops: Sequence[str], last: int) -> list[int] | None:
-        """Where the nodes of a pattern stand that ends here."""
+        """The positions of the nodes of these ops, if the pattern ends with the call `last`."""
         places = [last]
         for name in reversed(ops[:-1]):
             members = [self._call(i).sites[0].node for i in places]
@@ -161,8 +161,8 @@ def _access(call: BoundCall) -> Access:
 
 
 def _lie_apart(sites: Sequence[Site], is_read: Sequence[bool], in_place: bool) -> bool:
-    """Whether no two nodes write to the same place, nor any where a source from outside lies; in
-    place, number for number, a result may."""
+    """Whether each node writes to memory of its own, where no source from outside lies. Of a
+    pattern that works in place, a result may lie exactly where a source does."""
     own = {t for site in sites for t in (site.node, *site.node.saved)}
     reads = ranges(chain.from_iterable(_from_outside(site, own) for site in sites))
     before: list[Range] = []

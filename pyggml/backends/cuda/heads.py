@@ -164,7 +164,7 @@ def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
 
 
 def _bind_attended(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
-    """With the attention behind them, of one token."""
+    """The heads of one token, made in the kernel of the attention that reads them."""
     q_norm, q_turn, k_norm, _, k_put, v_put, attention = sites
     if is_read[1] or not _are_heads(sites[:6], is_read) or attention.node.src[0] is not q_turn.node:
         return None

@@ -21,7 +21,7 @@ _MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordi
 
 
 class Bytes:
-    """Bytes on the card, and their address: Numba takes as long to tell it as to copy them."""
+    """Bytes on the card, and their address: asking Numba for it takes as long as a copy."""
 
     __slots__ = ("address", "array", "n")
 
@@ -50,7 +50,7 @@ class _Piece:
         self.arrived = cuda.event()
 
     def forget(self) -> None:
-        """Before the last reference goes, and the memory with it."""
+        """To be called before the last reference goes: that frees the memory."""
         self.arrived.synchronize()
         _LOCKED.remove(self.place)
 
@@ -64,8 +64,8 @@ class Transfers:
         self._n_locked = 0
 
     def to_card(self, target: Bytes, values: np.ndarray) -> None:
-        """Copy an array without gaps. It may change as soon as this returns: the driver has a copy,
-        as of all that is not page-locked."""
+        """Copy an array without gaps. The array may change as soon as this returns, as the driver
+        reads what is not page-locked at once."""
         assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
         if is_locked(values):
             values = values.copy()
@@ -96,8 +96,8 @@ class Transfers:
         return wait
 
     def _piece(self, n: int) -> _Piece | None:
-        """A piece that nobody uses, of n bytes or more; None if there is none and no further memory
-        may be locked, though pieces of other sizes are given back for it."""
+        """A piece of n bytes or more that nobody uses; for a new one, free pieces of other sizes
+        are given back. None if so much memory is in use that no more may be locked."""
         size = 1 << (n - 1).bit_length()
         if self._free[size]:
             return self._free[size].pop()

@@ -14,7 +14,7 @@ from pyggml.call import Call
 
 @kernel
 def _tri(out, x, n, is_lower, first):
-    """Kept is what lies `first` or more beyond the diagonal."""
+    """out = x where that lies `first` or more beyond the diagonal, else 0."""
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         beyond = i % n - i // n % n
         if is_lower:

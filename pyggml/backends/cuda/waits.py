@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What a step reads and writes. A range that it may do either with counts as written."""
+    """What a step reads and writes. A range that it may read or write counts as written."""
 
     reads: Sequence[Range]
     writes: Sequence[Range]
@@ -41,9 +41,9 @@ Waits = list[tuple[int, ...]]
 
 
 def waits(steps: Iterable[Access]) -> Waits:
-    """For each step the numbers of the earlier ones that it waits for.
+    """For each step, the numbers of the earlier ones that it waits for.
 
-    None of them is left out but those for which another of them waits in turn.
+    Those that one of the others waits for anyway are left out.
     """
     memory, found = _Memory(), []
     before: list[int] = []  # of each step, bits of all steps that end before it begins
@@ -74,7 +74,8 @@ class _Memory:
         self._uses = [_Use()]
 
     def conflicts(self, i: int, step: Access) -> set[int]:
-        """The last steps before i with which it must not change places; enters what i does."""
+        """The earlier steps that must end before step i: for the bytes that it reads their writers,
+        for those that it writes their readers too. Step i is entered as a user of all."""
         found: set[int] = set()
         for first, last in step.reads:
             for k in range(self._cut(first), self._cut(last)):

@@ -46,7 +46,7 @@ else:
 
     @device
     def sync_warp():
-        """What a lane has written before, all lanes of its warp see behind."""
+        """Behind it all lanes of a warp see what each has written before it."""
         cuda.syncwarp()
 
     @device

@@ -130,7 +130,7 @@ class EightLanes(LaneBlock):
     def within(
         self, lane: str, n: int, below: Callable[[str], str], other: Callable[[str], str]
     ) -> str:
-        """Both sides load something, of which one is chosen: so neither may lie outside."""
+        """Both sides are loaded before one is chosen, so both need a lane within their bounds."""
         if lane.isdigit():
             return super().within(lane, n, below, other)
         first, _, i = lane.partition("+")

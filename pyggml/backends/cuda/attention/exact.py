@@ -67,8 +67,8 @@ def _carry(s, top, total, shrink):
 
 @device
 def _finish(lse, top, total, shrink, sinks, first, count, head, sizes):
-    """The logarithm of each row's sum, with its sink; shrink becomes what results are multiplied
-    with."""
+    """lse = the logarithm of each row's sum with its sink, shrink = the factor of the row's result,
+    which is not divided by the sum yet."""
     for i in range(cuda.threadIdx.x, count, THREADS):
         sink = sinks[head] if sizes.has_sinks else MINUS_INF
         highest = max(top[i], sink)

@@ -152,8 +152,8 @@ def _n_slabs(part: Part, unit: Unit, k: int) -> int:
 
 
 def _fitting(n_blocks: int, part: Part, unit: Unit, rows: int, k: int) -> int:
-    """So many blocks, or more where sums would take the room of the fewest warps' chunks, or of as
-    many as take half of what A leaves. Each block has a slab."""
+    """n_blocks, or more where a block's sums would not fit in its shared memory beside A and the
+    chunks of the fewest warps, or half of what A leaves if that is less. Each block has a slab."""
     free, chunk = _shared() - _bytes_of_a(unit, rows, k), _largest_chunk()
     free -= max(chunk, min(_FEWEST_WARPS * chunk, free // 2))
     most = max(1, free // ((1 + (part.up is not None)) * _slab_bytes(unit, rows, k)))

@@ -84,7 +84,7 @@ class _Matcher:
                     self._readers[s].append(t)
 
     def products(self) -> list[_Product]:
-        """Those that can be joined; of each x those that fit together."""
+        """Those that can be joined; none of an x whose products have too many columns together."""
         found = [p for t in self._graph.nodes if (p := self._product(t)) is not None]
         n_columns: dict[Tensor, int] = defaultdict(int)
         for p in found:
@@ -137,7 +137,7 @@ class _Matcher:
         return None
 
     def _find_dx(self, p: _Product, back: _Back) -> bool:
-        """Enters dx, if v has a reader beside dA; whether all readers of v are known."""
+        """Find dx, which reads v as dA does, and enter it; False if v has still other readers."""
         others = [r for r in self._readers[back.v] if r is not back.da]
         if not others:
             return True

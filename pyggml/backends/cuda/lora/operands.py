@@ -23,7 +23,7 @@ FORMULAS = frozenset((*OF_TWO, *OF_THREE))
 
 
 def formula_of(node: Tensor) -> str:
-    """The formula that a node computes of its operands; none: it has one operand."""
+    """The name of the formula that a node computes of its operands; "" if it has one operand."""
     return node.params.get("formula", "")
 
 
