@@ -14,7 +14,7 @@ from pyggml.call import Call
 
 THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take
 MOST_BLOCKS = 132 * 16  # some rounds of the multiprocessors of a large card
-WARP, MOST_ROWS, _SHORT = 32, 1 << 16, 256
+WARP, _MOST_ROW_BLOCKS, _SHORT = 32, 1 << 16, 256
 _SIMULATED_THREADS, _SIMULATED_BLOCKS = 4, 2
 
 
@@ -51,7 +51,7 @@ def per_row(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> C
     threads = WARP
     while threads < min(n, THREADS):
         threads *= 2
-    return launch(kernel, max(1, min(n_rows, MOST_ROWS)), threads, stream, *arguments)
+    return launch(kernel, max(1, min(n_rows, _MOST_ROW_BLOCKS)), threads, stream, *arguments)
 
 
 def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> Call:
@@ -60,7 +60,7 @@ def per_rows(kernel: Any, n_rows: int, n: int, stream: Any, *arguments: Any) -> 
     if SIMULATED or n > _SHORT:
         return per_row(kernel, n_rows, n, stream, *arguments)
     together = THREADS // WARP
-    blocks = max(1, min(-(-n_rows // together), MOST_ROWS))
+    blocks = max(1, min(-(-n_rows // together), _MOST_ROW_BLOCKS))
     return launch(kernel, blocks, (WARP, together), stream, *arguments)
 
 

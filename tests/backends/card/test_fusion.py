@@ -1,5 +1,6 @@
 """Nodes that one kernel computes: the numbers of each node by itself."""
 
+import card_patterns
 import numpy as np
 import pytest
 from card_patterns import PATTERNS, numbers
@@ -23,6 +24,13 @@ OF_DIGITS = {
     "rms_norm_mul+mul_mat+mul_mat+swiglu",
     "rms_norm_mul+mul_mat",
 }
+# Likewise where a key lies between two float16: their distance is at most 2^-10 of it, and moved a
+# row of the attention by 1.3e-3 of its greatest number at most, in 800 drawn rows.
+OF_HALVES = {
+    "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows",
+    "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext",
+}
+OF_ROWS = dict.fromkeys(OF_DIGITS, 4e-5) | dict.fromkeys(OF_HALVES, 3e-3)
 IN_BF16 = OF_DIGITS | {"mul_mat+add"}  # A's digits are the same ones with and without the sum
 ON_A_CARD = IN_BF16 | {
     "mul_mat+scale",
@@ -54,13 +62,14 @@ def test_a_pattern_gives_the_numbers_of_its_nodes(name, card, monkeypatch):
     if SIMULATED and name in ON_A_CARD:
         pytest.skip("the simulator has no cuBLAS, no warps, and no products of bytes")
     card = CudaBackend(card.index, "bf16") if name in IN_BF16 else card
+    monkeypatch.setattr(card_patterns, "RNG", np.random.default_rng(11))  # whatever ran before
     graph, changed = PATTERNS[name]()
     program, found = results(card, graph, changed)
     assert name in ops_of(program, card)
     monkeypatch.setattr(device, "fused", lambda calls, graph: list(calls))
     for a, b in zip(found, results(card, graph, changed)[1], strict=True):
-        if name in OF_DIGITS:
-            assert (abs(a - b) <= 4e-5 * abs(b).max(axis=-1, keepdims=True)).all()
+        if name in OF_ROWS:
+            assert (abs(a - b) <= OF_ROWS[name] * abs(b).max(axis=-1, keepdims=True)).all()
         else:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
