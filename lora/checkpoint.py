@@ -3,7 +3,7 @@
 general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
-checkpoint.compute, .vectors        what computed it: pyggml.lora.computed.Computed
+checkpoint.compute, .vectors, .compiler     what computed it: pyggml.lora.computed.Computed
 checkpoint.digest SHA-256 of the tensors
 checkpoint.history.losses, .validation.steps, .losses, .tokens      pyggml.lora.reports.History
 the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v); constants and the

@@ -1,14 +1,17 @@
-"""The compute type and vector unit of a run, which a resumed run must match.
+"""The compute type, vector unit and compiler of a run, which a resumed run must match.
 
 The compute type is taken over from the checkpoint: `"auto"` may mean another one on another
-machine. The vector unit cannot be chosen. Another unit adds in another order, so results are then
+machine. The others cannot be chosen. Another unit adds in another order; so may kernels compiled
+with another version of Python or Numba, since LLVM chooses the order of a sum. Results are then
 equal up to rounding, and a warning says so.
 """
 
 from __future__ import annotations
 
+import platform
 import warnings
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from pyggml import gguf
@@ -18,15 +21,19 @@ from pyggml.gguf.fields import shown
 from pyggml.model import COMPUTE_TYPES, Model
 
 _TYPES = COMPUTE_TYPES[1:]  # all but "auto"
-_COMPUTE, _VECTORS = "checkpoint.compute", "checkpoint.vectors"
+_COMPUTE, _VECTORS, _COMPILER = (f"checkpoint.{n}" for n in ("compute", "vectors", "compiler"))
+_PYTHON = platform.python_version().rpartition(".")[0]
+_COMPILER_HERE = f"Python {_PYTHON}, Numba {version('numba')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A compute type, never "auto", and a vector unit: "int8", "avx512bf16"."""
+    """A compute type, never "auto", a vector unit, and what compiled the kernels: "int8",
+    "avx512bf16", "Python 3.12, Numba 0.68.1"; "" if a checkpoint does not say."""
 
     compute: str
     vectors: str
+    compiler: str = _COMPILER_HERE
 
     @staticmethod
     def by(model: Model) -> Computed:
@@ -35,10 +42,10 @@ class Computed:
 
     def metadata(self) -> dict[str, str]:
         """As a checkpoint's file holds it."""
-        return {_COMPUTE: self.compute, _VECTORS: self.vectors}
+        return {_COMPUTE: self.compute, _VECTORS: self.vectors, _COMPILER: self.compiler}
 
     def check(self, file: gguf.GGUFFile) -> None:
-        """Warn if a checkpoint's run computed with another vector unit.
+        """Warn if a checkpoint's run computed with another vector unit or compiler.
 
         Raises CheckpointError if it did with another compute type.
         """
@@ -56,6 +63,13 @@ class Computed:
                 f"{file.path}: its run computed with {found.vectors}, this process computes with "
                 f"{self.vectors}: results are equal to rounding, not bit for bit"
                 + ("" if why_not(ISAS[found.vectors]) else exactly),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if found.compiler not in ("", self.compiler):
+            warnings.warn(
+                f"{file.path}: its kernels were compiled by {shown(found.compiler)}, here by "
+                f"{self.compiler!r}: results are equal to rounding, not bit for bit",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -85,4 +99,5 @@ def _stored(file: gguf.GGUFFile) -> Computed | None:
     ]
     if wrong:
         raise CheckpointError(wrong, f"{file.path}: ")
-    return Computed(str(compute), str(vectors))
+    compiler = file.get(_COMPILER)
+    return Computed(str(compute), str(vectors), "" if compiler is None else str(compiler))

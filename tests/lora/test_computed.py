@@ -1,6 +1,7 @@
 """A resumed run computes as the run did that it continues, or says why it cannot."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -72,6 +73,21 @@ def test_one_that_is_not_here_cannot_be_asked_for(run_of, checkpoint):
     there = "neon" if CHOSEN.name != "neon" else "amx"
     rewritten(checkpoint, **{"checkpoint.vectors": there})
     with pytest.warns(RuntimeWarning, match="not bit for bit$"):
+        run_of("int8").resume(checkpoint)
+
+
+def test_another_compiler_is_warned_about(run_of, checkpoint):
+    rewritten(checkpoint, **{"checkpoint.compiler": "Python 3.9, Numba 0.1"})
+    wanted = "compiled by 'Python 3.9, Numba 0.1', here by 'Python 3.* not bit for bit$"
+    with pytest.warns(RuntimeWarning, match=wanted):
+        run_of("int8").resume(checkpoint)
+
+
+@pytest.mark.parametrize("changes", [{}, {"checkpoint.compiler": None}])
+def test_the_same_compiler_or_an_unknown_one_is_not(run_of, checkpoint, changes):
+    rewritten(checkpoint, **changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         run_of("int8").resume(checkpoint)
 
 
