@@ -3,8 +3,8 @@
 A `Pattern` names the ops of such nodes, in their order, and binds a kernel to their memory. Each
 family of ops declares its own. `fused` looks for them in the calls of a program: every node of a
 pattern but the last gives a later one its result, or shares a source with it. The pattern runs in
-the place of its last node, or of its first. Others may stand between its nodes, if these can change
-places with them: if they touch no memory that those change, nor change what those touch.
+the position of its last node, or of its first. Others may stand between its nodes, if these can
+change places with them: if they touch no memory that those change, nor change what those touch.
 
 A plan does not know of patterns. So a source that dies within one may have given its memory to a
 result of the same pattern: then the pattern is left alone, unless its kernel works `in_place`.
@@ -37,8 +37,8 @@ class Pattern:
               node, whether others read its result; else the kernel need not write it
     in_place  whether results may lie where sources do: the kernel reads number i of a source before
               it writes number i of a result, and no other thread reads it
-    first     whether it runs in the place of its first node, not of its last: for nodes that share
-              a source, whose results others may read before the last node stands
+    first     whether it runs at the position of its first node, not of its last: for nodes that
+              share a source, whose results others may read before the last node stands
     """
 
     ops: tuple[str, ...]
@@ -86,13 +86,13 @@ class _Fusion:
         return [call for call in self.calls if call is not None]
 
     def _replace(self, pattern: Pattern, last: int) -> bool:
-        places = self._places(pattern.ops, last)
-        if places is None:
+        positions = self._positions(pattern.ops, last)
+        if positions is None:
             return False
-        place = places[0] if pattern.first else last
-        if not all(self._can_move(i, place, places) for i in places):
+        position = positions[0] if pattern.first else last
+        if not all(self._can_move(i, position, positions) for i in positions):
             return False
-        sites = [self._call(i).sites[0] for i in places]
+        sites = [self._call(i).sites[0] for i in positions]
         nodes = [site.node for site in sites]
         is_read = [t is nodes[-1] or self._is_read(t, nodes) for t in nodes]
         if not _lie_apart(sites, is_read, pattern.in_place):
@@ -100,10 +100,10 @@ class _Fusion:
         call = pattern.bind(sites, is_read)
         if call is None:
             return False
-        for i in places:
+        for i in positions:
             self.calls[i] = None
-        self.calls[place] = BoundCall(call, *sites)
-        self.accesses.pop(place, None)
+        self.calls[position] = BoundCall(call, *sites)
+        self.accesses.pop(position, None)
         return True
 
     def _call(self, i: int) -> BoundCall:
@@ -111,24 +111,24 @@ class _Fusion:
         assert call is not None
         return call
 
-    def _places(self, ops: Sequence[str], last: int) -> list[int] | None:
+    def _positions(self, ops: Sequence[str], last: int) -> list[int] | None:
         """The positions of the nodes of these ops, if the pattern ends with the call `last`."""
-        places = [last]
+        positions = [last]
         for name in reversed(ops[:-1]):
-            members = [self._call(i).sites[0].node for i in places]
-            for i in range(places[0] - 1, max(last - _REACH, 0) - 1, -1):
+            members = [self._call(i).sites[0].node for i in positions]
+            for i in range(positions[0] - 1, max(last - _REACH, 0) - 1, -1):
                 call = self.calls[i]
                 if call is not None and _name(call) == name and _is_linked(call, members):
-                    places.insert(0, i)
+                    positions.insert(0, i)
                     break
             else:
                 return None
-        return places
+        return positions
 
-    def _can_move(self, i: int, place: int, places: Sequence[int]) -> bool:
-        """Whether a call can change places with all others that stand between it and the place."""
-        between = range(min(i, place) + 1, max(i, place))
-        others = (k for k in between if k not in places and self.calls[k])
+    def _can_move(self, i: int, position: int, positions: Sequence[int]) -> bool:
+        """Whether a call can change places with all that stand between it and the position."""
+        between = range(min(i, position) + 1, max(i, position))
+        others = (k for k in between if k not in positions and self.calls[k])
         return not any(conflict(self._access(i), self._access(k)) for k in others)
 
     def _access(self, i: int) -> Access:

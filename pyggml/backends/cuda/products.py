@@ -100,9 +100,8 @@ def adding(site: Site, product: Call) -> Call:
 
 def is_in_place(node: Tensor) -> bool:
     """Whether the plan gave the result the memory of the first source."""
-    places = [(t.root.data, t.offset) for t in (node, node.src[0])]
-    (here, offset), (there, there_offset) = places
-    at, there_at = here.offset + offset, there.offset + there_offset
+    here, there = (t.root.data for t in (node, node.src[0]))
+    at, there_at = here.offset + node.offset, there.offset + node.src[0].offset
     return here.buffer is there.buffer and at == there_at
 
 

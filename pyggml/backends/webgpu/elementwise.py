@@ -69,13 +69,13 @@ def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
 
     def bind(site: Site) -> Sequence[Dispatch]:
         n, names = site.node.n_elements, _NAMES[: len(site.src)]
-        places = dict.fromkeys(names, "i")
+        indices = dict.fromkeys(names, "i")
         numbers = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
         constants = {"N": n, **{f"p_{k}": float(v) for k, v in numbers.items()}}
         if site.node.src[-1].n_elements != n:
-            places[names[-1]] = _TILE
+            indices[names[-1]] = _TILE
             constants |= _tile(site.node)
-        loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in places.items())
+        loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in indices.items())
         views = {"y": site.out, **{f"{name}s": v for name, v in zip(names, site.src, strict=True)}}
         body = _FUNCTIONS + whole(_BODY.format(loads=loads, formula=formula))
         return [site.shaders.dispatch(body, views, per_element(n), constants)]

@@ -22,9 +22,9 @@ _AHEAD = 2  # steps of the sum, so that their loads are under way together
 _SHADER = """
 var<workgroup> parts0: array<vec4<f32>, 256>;
 var<workgroup> parts1: array<vec4<f32>, 256>;
-fn add_up(me: u32, place: u32, a: vec4<f32>, b: vec4<f32>) {
-    parts0[place] = a;
-    parts1[place] = b;
+fn add_up(me: u32, part: u32, a: vec4<f32>, b: vec4<f32>) {
+    parts0[part] = a;
+    parts1[part] = b;
     workgroupBarrier();
     for (var n = 128u; n >= 4u; n = n / 2u) {
         if (me < n) {
@@ -36,10 +36,10 @@ fn add_up(me: u32, place: u32, a: vec4<f32>, b: vec4<f32>) {
 }
 fn put(z: u32, l: u32, f: u32, value: f32) {
     if (l >= N_L || f >= N_F) { return; }
-    let place = z * C_BATCH + C_FIRST + l * C_L + f * C_F;
+    let c_index = z * C_BATCH + C_FIRST + l * C_L + f * C_F;
     var sum = value;
-    if (ADDS) { sum += c_at(place); }
-    put_c(place, sum);
+    if (ADDS) { sum += c_at(c_index); }
+    put_c(c_index, sum);
 }
 """
 
@@ -52,10 +52,10 @@ def rows_of_group(along_k: bool) -> int:
 @cache
 def few_source(of_l: Side, of_f: Side) -> str:
     """A whole shader that names l, f, c and the constants of a product."""
-    slices, place = f"me % {_SLICES}u", f"me % {_SLICES}u * {_TOGETHER}u + me / {_SLICES}u"
+    slices, part = f"me % {_SLICES}u", f"me % {_SLICES}u * {_TOGETHER}u + me / {_SLICES}u"
     mine, per_step = f"me / {_SLICES}u", QUAD
     if not of_l.along_k:
-        slices, place = f"me / {_TOGETHER}u", "me"
+        slices, part = f"me / {_TOGETHER}u", "me"
         mine, per_step = f"me % {_TOGETHER}u * {QUAD}u", 1
     step = f"{_SLICES * per_step}u"
     terms = [_terms(f"(k + {i} * {step})", of_l.along_k, of_f.along_k) for i in range(_AHEAD)]
@@ -73,7 +73,7 @@ fn main(@builtin(local_invocation_index) me: u32, @builtin(workgroup_id) at: vec
     for (var k = {slices} * {per_step}u; k < K; k += {_AHEAD} * {step}) {{
         {" ".join(terms)}
     }}
-    {_puts(of_l.along_k, n_sums, place)}
+    {_puts(of_l.along_k, n_sums, part)}
 }}
 """
 
@@ -106,10 +106,10 @@ def _ones(k: str, j: int) -> str:
     return ", ".join(f"f_quad(f_start, first + {QUAD * j + i}u, {k}, K).x" for i in range(QUAD))
 
 
-def _puts(along_k: bool, n_sums: int, place: str) -> str:
+def _puts(along_k: bool, n_sums: int, part: str) -> str:
     lines = []
     for i in range(0, n_sums, 2):
-        lines.append(f"add_up(me, {place}, s{i}, s{i + 1});")
+        lines.append(f"add_up(me, {part}, s{i}, s{i + 1});")
         for half in (0, 1):
             sums = f"parts{half}[me]"
             puts = (

@@ -8,7 +8,7 @@ from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
 
-# Each number counts those before it: that is its place. n² comparisons of a row.
+# Each number counts those before it: that is its rank. n² comparisons of a row.
 _RANKED = """
 fn is_nan(v: f32) -> bool { return (bitcast<u32>(v) & 0x7fffffffu) > 0x7f800000u; }
 fn comes_before(a: f32, i: u32, b: f32, j: u32) -> bool {  // equal ones keep their order, NaN last
@@ -22,11 +22,11 @@ fn comes_before(a: f32, i: u32, b: f32, j: u32) -> bool {  // equal ones keep th
     if (i < TOTAL) {
         let first = i / N * N;
         let mine = x_at(i);
-        var place = 0u;
+        var rank = 0u;
         for (var j = 0u; j < N; j++) {
-            if (comes_before(x_at(first + j), j, mine, i - first)) { place++; }
+            if (comes_before(x_at(first + j), j, mine, i - first)) { rank++; }
         }
-        if (place < KEPT) { put_y(i / N * KEPT + place, i32(i - first)); }
+        if (rank < KEPT) { put_y(i / N * KEPT + rank, i32(i - first)); }
     }
 """,
 )

@@ -82,8 +82,8 @@ fn main(
     if (m < {rows}u && n < N) {{
         var sum = 0.0;
         for (var j = 0u; j < 32u; j++) {{ sum += parts[256u * m + 32u * (n - first) + j]; }}
-        let place = m * C_ROW + C_FIRST + n;
-        if (ADDS) {{ sum += c_at(place); }}
-        put_c(place, sum);
+        let c_index = m * C_ROW + C_FIRST + n;
+        if (ADDS) {{ sum += c_at(c_index); }}
+        put_c(c_index, sum);
     }}
 }}"""

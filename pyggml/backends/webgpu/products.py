@@ -46,11 +46,11 @@ _COPY = "let i = group * 256u + me; if (i < N) { put_y(i, x_at(i)); }"
 _TOTAL = """
     let i = group * 256u + me;
     if (i < M * N) {
-        let place = i / N * C_ROW + C_FIRST + i % N;
+        let c_index = i / N * C_ROW + C_FIRST + i % N;
         var sum = 0.0;
-        if (ADDS) { sum = c_at(place); }
+        if (ADDS) { sum = c_at(c_index); }
         for (var p = 0u; p < PARTS; p++) { sum += x_at(p * M * N + i); }
-        put_c(place, sum);
+        put_c(c_index, sum);
     }
 """
 

@@ -61,9 +61,9 @@ def _unpacked(dtype: DType) -> tuple[str, str, int]:
     if dtype in _PLAIN:
         return "", "put_y(i, w_at(at * N + j));", 1
     n, size = dtype.block // QUAD, dtype.block_bytes
-    place = f"(at * (N / {n}u) + j / {n}u) * {size}u, j % {n}u * {QUAD}u"
+    of_unit = f"(at * (N / {n}u) + j / {n}u) * {size}u, j % {n}u * {QUAD}u"
     put = f"for (var c = 0u; c < {QUAD}u; c++) {{ put_y({QUAD}u * i + c, four[c]); }}"
-    return weight_source(dtype.name), f"let four = weights({place}); {put}", QUAD
+    return weight_source(dtype.name), f"let four = weights({of_unit}); {put}", QUAD
 
 
 def parts_of(table: Tensor, view: View, limit: int) -> Iterator[tuple[int, int, View]]:

@@ -146,15 +146,15 @@ class Shaders:
         other shapes are not compiled anew.
         """
         windows = self._windows({n: v for n, v in views.items() if v.n_bytes})
-        place = {name: i for i, w in enumerate(windows) for name in w.views}
+        window_of = {name: i for i, w in enumerate(windows) for name in w.views}
         words = [_bits(value) for value in (constants or {}).values()]
-        words += [windows[place[n]].offset(n) if n in place else 0 for n in views]
+        words += [windows[window_of[n]].offset(n) if n in window_of else 0 for n in views]
         words += [0] * (-len(words) % 4)
         body = body if "fn main" in body else whole(body)
         body = with_functions(body, self._has_subgroups)
         accessors = []
         for i, (name, view) in enumerate(views.items()):
-            b, offset = place.get(name), _word(len(constants or {}) + i)
+            b, offset = window_of.get(name), _word(len(constants or {}) + i)
             element = "u32" if b is None else windows[b].element
             accessors.append(_accessors(name, view, offset, b, element))
         text = "\n".join(

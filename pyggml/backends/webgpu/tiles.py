@@ -101,8 +101,8 @@ def _stores(name: str, size: int, tile: Tile, side: Side) -> Iterator[str]:
             yield f"{memory}[{column} * {step}u + {row} / {QUAD}u] = {name}{i};"
             continue
         for c in range(QUAD):
-            place = f"({column} + {c}u) * {step}u + {row} / {QUAD}u"
-            yield f"{memory}[{place}][{row} % {QUAD}u] = {name}{i}[{c}];"
+            quad = f"({column} + {c}u) * {step}u + {row} / {QUAD}u"
+            yield f"{memory}[{quad}][{row} % {QUAD}u] = {name}{i}[{c}];"
 
 
 def _bands(size: int, each: int) -> Iterator[int]:
@@ -140,11 +140,13 @@ def _puts(tile: Tile, in_quads: bool) -> Iterator[str]:
 
 
 def _put(in_quads: bool) -> str:
-    name, kind, at = ("quad", "vec4<f32>", "(place >> 2u)") if in_quads else ("one", "f32", "place")
+    name, kind, at = (
+        ("quad", "vec4<f32>", "(c_index >> 2u)") if in_quads else ("one", "f32", "c_index")
+    )
     return f"""
 fn put_{name}(z: u32, row: u32, column: u32, sum: {kind}) {{
     if (row >= M || column >= N) {{ return; }}
-    let place = (z * M + row) * C_ROW + C_FIRST + column;
+    let c_index = (z * M + row) * C_ROW + C_FIRST + column;
     var value = sum;
     if (ADDS) {{ value += c_at({at}); }}
     put_c({at}, value);

@@ -42,7 +42,7 @@ class _Joiner:
             for t in graph.nodes
             if t.op is not None and formula_of(t)
         }
-        self._joined: dict[Tensor, tuple[Tensor, int]] = {}  # a node -> D of gate, place in it
+        self._joined: dict[Tensor, tuple[Tensor, int]] = {}  # a node -> D of gate, its part of it
         self._of_up: dict[Tensor, Tensor] = {}  # D of gate -> D of up
         self._normed = {t.src[0]: t.src[1] for t in graph.nodes if _is_of_a(t)}  # D -> its x
         for t in by_operands.values():
@@ -75,16 +75,16 @@ class _Joiner:
         return self._new[t]
 
     def _renewed(self, t: Tensor) -> Tensor:
-        of_gate, place = self._joined.get(t, (t, 0))
-        if place == 0 and t in self._of_up:
+        of_gate, part = self._joined.get(t, (t, 0))
+        if part == 0 and t in self._of_up:
             nodes = t, self._of_up[t]
             gate, up, dy = _operands(t)
             operands = self._made(gate), self._again(up, self._normed[nodes[1]]), self._made(dy)
             factors = [s for n in nodes for s in _factors(n)]
             return gated_gradients(operands, factors, [n.params["scales"][0] for n in nodes])
-        if place == 1:
+        if part == 1:
             return self._made(of_gate).saved[0]
-        if place == 2:
+        if part == 2:
             return gradient_of_a(
                 self._made(t.src[0]), self._made(of_gate).saved[1], t.params["first"], t.shape[0]
             )
