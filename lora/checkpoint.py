@@ -123,7 +123,8 @@ def load(
     older than a setting is one of its default.
 
     Raises CheckpointError, and changes nothing, if the file is damaged or of another run: the
-    sentence names the settings that differ. Warns if its run computed with another vector unit.
+    sentence names the settings that differ. Warns if its run had another vector unit,
+    Python or Numba.
     """
     try:
         with gguf.open(path) as file:

@@ -58,11 +58,12 @@ class Computed:
                 f"{self.compute}: load the model with compute={found.compute!r}"
             )
         if found.vectors != self.vectors:
+            is_alike = found.compiler == self.compiler and not why_not(ISAS[found.vectors])
             exactly = f"; {ENVIRONMENT}={found.vectors} continues it exactly"
             warnings.warn(
                 f"{file.path}: its run computed with {found.vectors}, this process computes with "
                 f"{self.vectors}: results are equal to rounding, not bit for bit"
-                + ("" if why_not(ISAS[found.vectors]) else exactly),
+                + (exactly if is_alike else ""),
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -97,7 +98,9 @@ def _stored(file: gguf.GGUFFile) -> Computed | None:
         for key, value, known in ((_COMPUTE, compute, _TYPES), (_VECTORS, vectors, ISAS))
         if not isinstance(value, str) or value not in known
     ]
+    compiler = file.get(_COMPILER)
+    if not isinstance(compiler, str | None):
+        wrong.append(f"{_COMPILER} is {shown(compiler)}, wanted text")
     if wrong:
         raise CheckpointError(wrong, f"{file.path}: ")
-    compiler = file.get(_COMPILER)
-    return Computed(str(compute), str(vectors), "" if compiler is None else str(compiler))
+    return Computed(str(compute), str(vectors), str(compiler or ""))

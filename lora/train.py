@@ -337,7 +337,7 @@ class Trainer:
         """Continue from a checkpoint; all that follows is bit for bit as without the break.
 
         Raises CheckpointError for a file that is damaged, of another run, or of another compute
-        type. Warns if its run used another vector unit: bits then differ.
+        type. Warns if its run had another vector unit, Python or Numba: bits then differ.
         """
         here = Computed.by(self.model)
         progress, history = checkpoint.load(

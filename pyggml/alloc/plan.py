@@ -1,5 +1,5 @@
-"""The planner: one walk over the graph, in the order of execution, finds which pieces of memory are
-taken and given back when; best fit decides their addresses.
+"""The planner. One walk over the graph, in the order of execution, finds when pieces of memory are
+taken and given back; best fit gives them addresses.
 
 Best fit leaves gaps where short lives begin and end between long ones, as in a training step. So
 there is a second plan, in which all that is alive at the peak lies side by side behind the rest,
@@ -64,7 +64,7 @@ def plan(
     backend = backend or CPU()
     pieces = _Pieces(graph, backend, reuse, share)
     found = pieces.placed()
-    if not graph.nodes:
+    if not (reuse and graph.nodes):
         return found
     most = peak(found)
     if found.n_bytes <= _GAPS * most.n_bytes:

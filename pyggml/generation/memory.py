@@ -57,7 +57,8 @@ class Memory:
         return sum(t.n_bytes for t in self.cache.tensors)
 
     def release(self) -> None:
-        """Free all rows and states."""
+        """Free all rows and states, on every device."""
+        self.devices.drop(*self.cache.tensors)
         detach(*self.cache.tensors)
 
     def copy_rows(self, source: int, target: int, n: int) -> None:

@@ -74,6 +74,11 @@ class Pass:
         self.model.record(self.taps, self.program, n_tokens=of[-1] + 1, n_logits=len(of))
         return self.program.read(self.logits)[: len(of)]
 
+    def release(self) -> None:
+        """Let go of the arena: nodes refer to each other in circles, which would keep it."""
+        for plan in self.program.schedule.plans.values():
+            detach(*plan.offsets)
+
 
 class Passes:
     """The passes over one cache, by model and number of tokens.
@@ -94,7 +99,7 @@ class Passes:
         kept_as = (model, n_tokens, n_logits, model.traced)
         if kept_as not in self._bound:
             while len(self._bound) >= _MOST_KEPT:
-                self._bound.popitem(last=False)
+                self._bound.popitem(last=False)[1].release()
             self._bound[kept_as] = self._bind(model, n_tokens, n_logits)
         self._bound.move_to_end(kept_as)
         return self._bound[kept_as]
@@ -102,8 +107,7 @@ class Passes:
     def release(self) -> None:
         """Free the memory of all programs."""
         for bound in self._bound.values():
-            for plan in bound.program.schedule.plans.values():
-                detach(*plan.offsets)
+            bound.release()
         self._bound.clear()
         self._arenas = Arenas()
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from itertools import filterfalse
 from weakref import WeakKeyDictionary, WeakSet
 
-from pyggml.backends import CPU, Backend, is_constant
+from pyggml.backends import CPU, Backend, detach, is_constant
 from pyggml.dtypes import I8
 from pyggml.op import SEEN
 from pyggml.tensors import Tensor
@@ -64,6 +64,16 @@ class Devices:
         """Copy the newest numbers of these leaves into the host's arrays."""
         for root in _roots(leaves):
             self.fetch(root, self.host)
+
+    def drop(self, *leaves: Tensor) -> None:
+        """Free the copies of leaves that nobody will read any more, on all devices but the host."""
+        for root in _roots(leaves):
+            for copies in self._copies.values():
+                if root in copies:
+                    detach(copies.pop(root))
+            self._newest.pop(root, None)
+            self._held.discard(root)
+        self.n_moves += 1
 
     @contextmanager
     def holding(self, *leaves: Tensor) -> Iterator[None]:

@@ -105,6 +105,24 @@ def test_without_numba_cuda_the_extra_is_named():
     assert done.stderr.rstrip().endswith(wanted)
 
 
+def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
+    from pyggml.backends.cuda import driver, early
+
+    assert early.SIMULATED or early.least_shared() > 0
+    monkeypatch.setattr(driver, "_store", lambda: None)
+    assert early.least_shared() == 0
+
+
+def test_a_card_without_a_context_is_abandoned_in_silence(monkeypatch):
+    from pyggml.backends.cuda import driver
+
+    def fails():
+        raise driver.CudaSupportError("no context")
+
+    monkeypatch.setattr(driver.cuda, "defer_cleanup", fails)
+    driver.abandon.__wrapped__(0)
+
+
 # -- in the middle of a run -----------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import numba
 import numpy as np
 import pytest
 
@@ -52,6 +53,7 @@ def test_a_checkpoint_says_what_computed_it(checkpoint):
     assert stored_compute(checkpoint) == "int8"
     with gguf.open(checkpoint) as file:
         assert file.require("checkpoint.vectors", str) == CHOSEN.name
+        assert f"Numba {numba.__version__}" in file.require("checkpoint.compiler", str)
 
 
 def test_a_run_that_computes_otherwise_does_not_continue_it(run_of, checkpoint):
@@ -67,6 +69,15 @@ def test_another_vector_unit_is_warned_about(run_of, checkpoint):
     rewritten(checkpoint, **{"checkpoint.vectors": there})
     with pytest.warns(RuntimeWarning, match=f"PYGGML_ISA={there} continues it exactly"):
         run_of("int8").resume(checkpoint)
+
+
+def test_another_vector_unit_and_compiler_cannot_be_had_exactly(run_of, checkpoint):
+    there = "generic" if CHOSEN.name != "generic" else "numpy"
+    changes = {"checkpoint.vectors": there, "checkpoint.compiler": "Python 3.9, Numba 0.1"}
+    rewritten(checkpoint, **changes)
+    with pytest.warns(RuntimeWarning) as said:
+        run_of("int8").resume(checkpoint)
+    assert not any("exactly" in str(w.message) for w in said)
 
 
 def test_one_that_is_not_here_cannot_be_asked_for(run_of, checkpoint):

@@ -8,11 +8,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from separate_cpu import SeparateCPU
 
 import pyggml
 from pyggml.dtypes import F16, F32
 from pyggml.errors import DataError
-from pyggml.generation import Batch, Session
+from pyggml.generation import Batch, Session, passes
 from pyggml.models import ARCHITECTURES
 
 SOME = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe")
@@ -60,9 +61,12 @@ def test_with_an_adapter(golden_file, golden):
     assert_same(session.feed(tokens[15:]), model.logits(tokens)[-1])
 
 
-def test_a_session_frees_its_memory_when_it_is_dropped(tiny):
-    """Cache and arena, without Python's search for what refers to itself."""
-    model = pyggml.load(tiny("qwen3"), compute="f32")
+@pytest.mark.parametrize("backends", [(), (SeparateCPU("f32"),)], ids=["host", "device"])
+def test_a_session_frees_its_memory_when_it_is_dropped(tiny, backends, monkeypatch):
+    """Cache and arena, those of programs that have given way too, without Python's search for what
+    refers to itself."""
+    monkeypatch.setattr(passes, "_MOST_KEPT", 1)
+    model = pyggml.load(tiny("qwen3"), compute="f32", backends=backends)
 
     def use() -> int:
         session = Session(model, 4096)

@@ -29,6 +29,7 @@ from numba.cuda.cudadrv.driver import CudaAPIError, driver  # noqa: E402
 from numba.cuda.cudadrv.error import CudaSupportError  # noqa: E402
 
 __all__ = [
+    "ALWAYS_SHARED",
     "SIMULATED",
     "Captured",
     "CudaAPIError",
@@ -81,7 +82,7 @@ def kernel(function: Callable, most_threads: int = 0, shared_bytes: int = 0) -> 
     return made
 
 
-_ALWAYS_SHARED = 48 << 10  # bytes of dynamic shared memory without `allow_shared`
+ALWAYS_SHARED = 48 << 10  # bytes of dynamic shared memory without `allow_shared`
 _SHARED_OF_LARGE = 227 << 10  # of a card that there is none of
 _MOST_DYNAMIC = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CARVE_OUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of a hundred
@@ -90,7 +91,7 @@ _CARVE_OUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of a hundr
 def most_shared() -> int:
     """Bytes of shared memory that a block may have on this card."""
     if _store() is None:  # which allows a kernel more
-        return _ALWAYS_SHARED
+        return ALWAYS_SHARED
     try:
         return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
     except CudaSupportError:
@@ -271,7 +272,8 @@ def abandon(index: int) -> ExitStack:
     """Free nothing of a lost card that is current, also not when the process ends: each attempt
     would fail, in a finalizer, with a traceback. The driver frees all with the process."""
     held = ExitStack()
-    held.enter_context(cuda.defer_cleanup())
+    with suppress(CudaAPIError, CudaSupportError):  # without a context there is nothing to free
+        held.enter_context(cuda.defer_cleanup())
     return held
 
 

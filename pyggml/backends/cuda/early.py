@@ -4,7 +4,7 @@ Between two launches a card does little: only when all blocks of one have ended 
 next placed, and only then do they begin to read. A kernel that begins early reads meanwhile what no
 launch before it makes, such as weights. It calls `await_others`, in all threads, before it reads
 anything else and before it writes at all; when that returns, those before it have ended. When it
-has read what others made it calls `release_others`: then those that wait for it may begin.
+has read most of what others made it calls `release_others`: then those that wait for it may begin.
 
 The release is where it measured best. A token of Qwen3-1.7B after 512 takes, on an H100, in µs:
 
@@ -24,7 +24,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyggml.backends.cuda.driver import SIMULATED, CudaSupportError, cuda, device, versions
+from pyggml.backends.cuda.driver import (
+    ALWAYS_SHARED,
+    SIMULATED,
+    CudaSupportError,
+    cuda,
+    device,
+    most_shared,
+    versions,
+)
 from pyggml.backends.cuda.launch import launches
 from pyggml.call import Call
 
@@ -77,8 +85,9 @@ def knows_early() -> bool:
 
 def least_shared() -> int:
     """Bytes of dynamic shared memory that launches of such kernels ask for at least: a third of a
-    multiprocessor's, so that there is no room for a third block; 0 on cards before Hopper."""
-    if SIMULATED:
+    multiprocessor's, so that there is no room for a third block; 0 on cards before Hopper, and
+    where a kernel may not ask for more than usual."""
+    if SIMULATED or most_shared() == ALWAYS_SHARED:
         return 0
     try:
         card = cuda.get_current_device()

@@ -269,8 +269,8 @@ if TENSOR_CORES:
 
     @intrinsic
     def take_ticket(typing, tickets, at, last):
-        """tickets[at], which becomes one more, 0 after `last`. It orders what was written before it
-        on the card, and what is read behind it; a fence of numba's waits for more, and twice."""
+        """tickets[at], which becomes one more, 0 after `last`. What was written before it
+        is seen by all that read after it. Numba's fence would do the same, but wait longer."""
 
         def emit(context, builder, signature, arguments):
             array, at, last = arguments

@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, address, cuda, driver
+from pyggml.backends.cuda.driver import SIMULATED, address, cuda, driver, free_what_is_gone
 
 _LEAST = 4 << 10
 _MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory
@@ -101,10 +101,15 @@ class Transfers:
         size = 1 << (n - 1).bit_length()
         if self._free[size]:
             return self._free[size].pop()
+        if size > _MOST_LOCKED:
+            return None
+        before = self._n_locked
         for other, pieces in self._free.items():
-            while pieces and _MOST_LOCKED - size < self._n_locked:
+            while pieces and self._n_locked + size > _MOST_LOCKED:
                 pieces.pop().forget()
                 self._n_locked -= other
+        if self._n_locked < before:
+            free_what_is_gone()
         if self._n_locked + size > _MOST_LOCKED:
             return None
         self._n_locked += size

@@ -22,8 +22,8 @@ class Token(NamedTuple):
     """What its heads are made of.
 
     q, k, v   results of products: numbers of all heads
-    weights   of the norms of queries and of keys, and what the norms add
-    eps
+    weights   of the norms of queries and of keys
+    eps       what each of the norms adds
     table     (2, 64): cosines and sines of its position
     ids       (1,): its row in the caches
     k_cache, v_cache, n_rows
