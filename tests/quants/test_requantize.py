@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from importances import BY_IMPORTANCE, random_importance
 
 import pyggml
 from pyggml import gguf
 from pyggml.dtypes import DTYPES, F32, I32
 from pyggml.errors import GGUFError, ModelError, QuantError
-from pyggml.imatrix import ImportanceMatrix, Sums
 from pyggml.quants import FILE_TYPES, dequantize
 from pyggml.requantize import requantize
 
@@ -23,9 +23,6 @@ ERRORS = {
     **{"Q2_K_S": 0.35, "IQ3_M": 0.18, "IQ3_S": 0.18, "IQ3_XS": 0.23, "IQ3_XXS": 0.3},
     **{"IQ2_M": 0.3, "IQ2_S": 0.4, "IQ2_XS": 0.4, "IQ2_XXS": 0.4, "IQ1_M": 0.55, "IQ1_S": 0.6},
 }
-BY_IMPORTANCE = (
-    *("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +33,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def importance(golden):
-    """Of all matrices of the blocks; other tensors have none in any model."""
-    rng = np.random.default_rng(6)
-    with gguf.open(golden) as file:
-        shapes = {n: t.shape for n, t in file.tensors.items() if n.startswith("blk.")}
-    sums = {
-        n: Sums(rng.chisquare(3, (1, s[-1])).astype(np.float32), np.ones(1, np.float32))
-        for n, s in shapes.items()
-        if len(s) == 2
-    }
-    return ImportanceMatrix(sums, (), 1, 1)
+    return random_importance(golden)
 
 
 def values(path):
