@@ -89,33 +89,31 @@ def residual():
     return Graph.of(add(numbers(1, 24), mul_mat(packed(24, 256), numbers(1, 256)))), []
 
 
+def put_into_caches(n_rows, ids, *rows):
+    """A new cache for each of some rows, and the nodes that put them into these."""
+    caches = [zeros((n_rows, x.shape[1]), F16) for x in rows]
+    return caches, [set_rows(cache, x, ids) for cache, x in zip(caches, rows, strict=True)]
+
+
 def heads():
     """Of two tokens: three heads of queries, one of keys."""
     table = rope_table(leaf(np.array([3, 7], np.int32)), n_dims=8)
     ids = leaf(np.array([4, 1], np.int32))
     normed = (rms_norm_mul(numbers(2, n, 8), numbers(8)) for n in (3, 1))
     q, k = (rope_apply(x, table, "neox") for x in normed)
-    caches = [zeros((6, 8), F16) for _ in "kv"]
-    puts = [
-        set_rows(cache, reshape(x, (2, 8)), ids)
-        for cache, x in zip(caches, (k, numbers(2, 1, 8)), strict=True)
-    ]
+    rows = (reshape(x, (2, 8)) for x in (k, numbers(2, 1, 8)))
+    caches, puts = put_into_caches(6, ids, *rows)
     return Graph.of(q, *puts), caches
 
 
 def attended():
     """The heads of one token, four of queries and two of keys, and attention over the cache."""
-    table, ids = (
-        rope_table(leaf(np.array([3], np.int32)), n_dims=128),
-        leaf(np.array([4], np.int32)),
-    )
+    table = rope_table(leaf(np.array([3], np.int32)), n_dims=128)
+    ids = leaf(np.array([4], np.int32))
     normed = (rms_norm_mul(numbers(1, n, 128), numbers(128)) for n in (4, 2))
     q, k = (rope_apply(x, table, "neox") for x in normed)
-    caches = [zeros((6, 256), F16) for _ in "kv"]
-    puts = [
-        set_rows(cache, reshape(x, (1, 256)), ids)
-        for cache, x in zip(caches, (k, numbers(1, 2, 128)), strict=True)
-    ]
+    rows = (reshape(x, (1, 256)) for x in (k, numbers(1, 2, 128)))
+    caches, puts = put_into_caches(6, ids, *rows)
     span = leaf(np.array([[1, 5]], np.int32))
     o = flash_attn_ext(q, *(reshape(put, (6, 2, 128)) for put in puts), span, 0.3)
     return Graph.of(o, *puts), caches
