@@ -96,6 +96,25 @@ def test_no_driver(machine, monkeypatch):
     refused("no CUDA device: libcuda cannot be found, wanted NVIDIA's driver")
 
 
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("NO_DEVICE", "the driver finds no card, wanted one that CUDA_VISIBLE_DEVICES does not"),
+        (
+            "SYSTEM_DRIVER_MISMATCH",
+            "the driver in the kernel and libcuda are of different versions",
+        ),
+        ("UNKNOWN", "Call to cuInit results in CUDA_ERROR_UNKNOWN"),
+    ],
+)
+def test_a_driver_that_does_not_begin(machine, monkeypatch, name, says):
+    """As Numba puts it."""
+    machine()
+    error = f"Error at driver init: Call to cuInit results in CUDA_ERROR_{name} (CUresult.{name})"
+    monkeypatch.setattr(driver.driver, "get_device_count", raising(driver.CudaSupportError(error)))
+    refused(f"no CUDA device: {says}")
+
+
 def test_without_numba_cuda_the_extra_is_named():
     code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.backends import backends_of"
     done = subprocess.run(
@@ -114,12 +133,8 @@ def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
 
 
 def test_a_card_without_a_context_is_abandoned_in_silence(monkeypatch):
-    from pyggml.backends.cuda import driver
-
-    def fails():
-        raise driver.CudaSupportError("no context")
-
-    monkeypatch.setattr(driver.cuda, "defer_cleanup", fails)
+    cards = SimpleNamespace(get_device=lambda index: SimpleNamespace(primary_context=None))
+    monkeypatch.setattr(driver, "driver", cards)
     driver.abandon.__wrapped__(0)
 
 
@@ -127,15 +142,18 @@ def test_a_card_without_a_context_is_abandoned_in_silence(monkeypatch):
 
 
 class Fails:
-    """A card on which errors are raised; `memory` says that 5 of 80 bytes are free."""
+    """A card on which errors are raised; `memory` says that 5 of 80 bytes are free, `waits` what
+    happens when the card is waited for."""
 
-    def __init__(self, monkeypatch, memory=lambda: (5, 80)):
-        from pyggml.backends.cuda import device
+    def __init__(self, monkeypatch, memory=lambda: (5, 80), waits=lambda: None):
+        from pyggml.backends.cuda import device, failures
 
         context = SimpleNamespace(get_memory_info=memory)
         monkeypatch.setattr(device, "cuda", SimpleNamespace(current_context=lambda: context))
         monkeypatch.setattr(device, "make_current", lambda index: None)
-        monkeypatch.setattr(device, "abandon", lambda index: None)
+        self.abandoned = []
+        monkeypatch.setattr(device, "abandon", self.abandoned.append)
+        monkeypatch.setattr(failures, "driver", SimpleNamespace(cuCtxSynchronize=waits))
         self.backend = object.__new__(device.CudaBackend)
         self.backend.name, self.backend.index = "cuda:0", 0
 
@@ -176,9 +194,118 @@ def test_no_memory_for_a_context(monkeypatch):
         Fails(monkeypatch, none).raises(full)
 
 
-def test_a_launch_that_fails_is_a_lost_device(monkeypatch):
-    with pytest.raises(DeviceLostError, match="cuda:0 has failed: CUDA_ERROR_ILLEGAL_ADDRESS"):
-        Fails(monkeypatch).raises(of_package("cuda", "CUDA_ERROR_ILLEGAL_ADDRESS: far away"))
+def of_driver(number, name, call="cuStreamSynchronize"):
+    """As Numba raises what the driver's own interface refuses."""
+    return driver.CudaAPIError(number, f"Call to {call} results in CUDA_ERROR_{name}")
+
+
+def raising(error):
+    def fails():
+        raise error
+
+    return fails
+
+
+def never():
+    raise AssertionError("the card need not be asked")
+
+
+@pytest.mark.parametrize(
+    "number, name, says",
+    [
+        (214, "ECC_UNCORRECTABLE", "its memory has an error that cannot be corrected, wanted its"),
+        (700, "ILLEGAL_ADDRESS", "a kernel read or wrote memory that it does not have"),
+        (702, "LAUNCH_TIMEOUT", "a kernel took longer than the system allows"),
+        (710, "ASSERT", "a kernel found that something it takes for granted does not hold"),
+        (714, "HARDWARE_STACK_ERROR", "a kernel's stack grew too large, or was overwritten"),
+        (716, "MISALIGNED_ADDRESS", "a kernel read or wrote at an address that is not aligned"),
+        (719, "LAUNCH_FAILED", "a kernel ended with a fault"),
+        (810, "MPS_CLIENT_TERMINATED", "the MPS server has ended this process's work"),
+    ],
+)
+def test_errors_after_which_every_call_fails(monkeypatch, number, name, says):
+    card = Fails(monkeypatch, waits=never)
+    for error in of_driver(number, name), of_package("cuda", f"CUDA_ERROR_{name}: far away"):
+        with pytest.raises(DeviceLostError) as lost:
+            card.raises(error)
+        assert str(lost.value).startswith(f"cuda:0 has failed: {says}")
+        assert str(lost.value).endswith(f"(CUDA_ERROR_{name})")
+    assert card.abandoned == [0, 0]
+
+
+def test_all_that_CUDA_calls_fatal_is():
+    """Its documentation of each error says what becomes of the process."""
+    results = pytest.importorskip("cuda.bindings.driver").CUresult
+    from pyggml.backends.cuda import failures
+
+    ends = re.compile("inconsistent state|must be destroyed|must be terminated")
+    fatal = {r.name.removeprefix("CUDA_ERROR_") for r in results if ends.search(r.__doc__ or "")}
+    if not fatal:
+        pytest.skip("these bindings explain nothing")
+    assert fatal <= failures._FATAL.keys()
+    named = {r.name.removeprefix("CUDA_ERROR_") for r in results}
+    assert failures._FATAL.keys() | failures._REFUSED.keys() <= named
+
+
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (
+            of_driver(1, "INVALID_VALUE", "cuKernelSetAttribute"),
+            "a call's value is out of range, which is a fault of pyggml; --device cpu does without "
+            "a card (CUDA_ERROR_INVALID_VALUE of cuKernelSetAttribute)",
+        ),
+        (
+            of_package("cuda", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: no launch"),
+            "a launch has more threads, registers or arguments than the card takes, which is a "
+            "fault of pyggml; --device cpu does without a card "
+            "(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)",
+        ),
+        (
+            of_package("cuda", "CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image"),
+            "the driver cannot load what the compiler made, wanted a newer driver "
+            "(CUDA_ERROR_NO_BINARY_FOR_GPU)",
+        ),
+        (
+            of_driver(46, "DEVICE_UNAVAILABLE", "cuDevicePrimaryCtxRetain"),
+            "the card is for another process alone, or for none, wanted the compute mode of "
+            "nvidia-smi -c DEFAULT (CUDA_ERROR_DEVICE_UNAVAILABLE of cuDevicePrimaryCtxRetain)",
+        ),
+        (of_driver(909, "TIMEOUT"), "Call to cuStreamSynchronize results in CUDA_ERROR_TIMEOUT"),
+        (of_package("nvmath", "INTERNAL_ERROR (14)"), "INTERNAL_ERROR (14)"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_is_refused_loses_no_card(monkeypatch, error, says):
+    card = Fails(monkeypatch)
+    with pytest.raises(DeviceError) as refused:
+        card.raises(error)
+    assert type(refused.value) is DeviceError
+    assert str(refused.value) == f"cuda:0 refuses a call: {says}"
+    assert not card.abandoned
+
+
+def test_a_card_that_cannot_be_waited_for_is_lost(monkeypatch):
+    """cuBLAS has a word of its own for a kernel's fault, and a card that is gone many."""
+    fault = raising(of_driver(719, "LAUNCH_FAILED", "cuCtxSynchronize"))
+    card = Fails(monkeypatch, waits=fault)
+    with pytest.raises(DeviceLostError, match="cuda:0 has failed: a kernel ended with a fault"):
+        card.raises(of_package("nvmath", "EXECUTION_FAILED (13)"))
+    card = Fails(monkeypatch, waits=raising(of_driver(999, "UNKNOWN", "cuCtxSynchronize")))
+    with pytest.raises(DeviceLostError, match="cuCtxSynchronize results in CUDA_ERROR_UNKNOWN"):
+        card.raises(of_driver(101, "INVALID_DEVICE"))
+    assert card.abandoned == [0]
+
+
+@pytest.mark.parametrize(
+    "number, name", [(201, "INVALID_CONTEXT"), (900, "STREAM_CAPTURE_UNSUPPORTED")]
+)
+def test_a_card_that_is_not_to_be_waited_for_goes_on(monkeypatch, number, name):
+    """No context is made yet, or another thread captures a graph."""
+    card = Fails(monkeypatch, waits=raising(of_driver(number, name, "cuCtxSynchronize")))
+    with pytest.raises(DeviceError, match="the card is for another process alone") as refused:
+        card.raises(of_driver(46, "DEVICE_UNAVAILABLE"))
+    assert type(refused.value) is DeviceError and not card.abandoned
 
 
 LOST = """
@@ -199,7 +326,8 @@ def free(handle):
 context = object.__new__(Context)
 context.deallocations = pending = _PendingDeallocs()
 context.memory_manager = type("Manager", (), {"defer_cleanup": pending.disable})
-driver.cuda.defer_cleanup = context.defer_cleanup
+known = type("Card", (), {"primary_context": context})
+driver.driver = type("Driver", (), {"get_device": lambda index: known})
 device.make_current = print
 arrays = [Array() for _ in range(20)]
 for array in arrays:
@@ -220,7 +348,10 @@ def test_memory_of_a_lost_device_is_left_alone():
     """Also what is freed as the process ends, when nobody catches errors."""
     done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True)
     assert (done.stderr, done.returncode) == ("", 0)
-    says = "cuda:0 has failed: Call to cuMemFree results in CUDA_ERROR_ILLEGAL_ADDRESS"
+    says = (
+        "cuda:0 has failed: a kernel read or wrote memory that it does not have "
+        "(CUDA_ERROR_ILLEGAL_ADDRESS)"
+    )
     assert done.stdout.splitlines() == ["0", says] * 2
 
 

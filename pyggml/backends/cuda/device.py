@@ -20,10 +20,10 @@ from pyggml.backends.cuda.driver import (
     is_failure,
     make_current,
     ran_out,
-    reason_of,
     shared_cell,
 )
 from pyggml.backends.cuda.early import knows_early
+from pyggml.backends.cuda.failures import lost_by, reason_of
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
 from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
@@ -33,7 +33,7 @@ from pyggml.backends.cuda.transfers import Bytes, Transfers
 from pyggml.backends.faults import Faults
 from pyggml.backends.places import Place, seen, span
 from pyggml.call import Call
-from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.tensors import Tensor
 
@@ -201,11 +201,13 @@ class CudaBackend(Backend):
         except Exception as error:
             if not is_failure(error):
                 raise
-            if not ran_out(error):
+            if ran_out(error):
+                wanted = self._wanted(n_bytes)
+                raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
+            if (cause := lost_by(error)) is not None:
                 abandon(self.index)
-                raise DeviceLostError(f"{self.name} has failed: {reason_of(error)}") from error
-            wanted = self._wanted(n_bytes)
-            raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
+                raise DeviceLostError(f"{self.name} has failed: {reason_of(cause)}") from error
+            raise DeviceError(f"{self.name} refuses a call: {reason_of(error)}") from error
 
     def _wanted(self, n_bytes: int) -> str:
         try:

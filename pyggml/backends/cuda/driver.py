@@ -46,7 +46,6 @@ __all__ = [
     "make_current",
     "most_shared",
     "ran_out",
-    "reason_of",
     "shared_cell",
     "versions",
 ]
@@ -269,17 +268,12 @@ def free_what_is_gone() -> None:
 
 @cache  # which holds what is entered until the process ends
 def abandon(index: int) -> ExitStack:
-    """Free nothing of a lost card that is current, also not when the process ends: each attempt
-    would fail, in a finalizer, with a traceback. The driver frees all with the process."""
-    held = ExitStack()
-    with suppress(CudaAPIError, CudaSupportError):  # without a context there is nothing to free
-        held.enter_context(cuda.defer_cleanup())
+    """Free nothing more of a lost card, also not when the process ends: each attempt would fail, in
+    a finalizer, with a traceback. The driver frees all with the process."""
+    held, context = ExitStack(), driver.get_device(index).primary_context
+    if context is not None:
+        held.enter_context(context.defer_cleanup())
     return held
-
-
-def reason_of(failure: Exception) -> str:
-    """What the driver or a library says, without the number of the error."""
-    return str(failure.msg if isinstance(failure, CudaAPIError) else failure)
 
 
 def _next(stream: Any) -> list[Any]:

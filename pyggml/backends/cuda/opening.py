@@ -34,7 +34,7 @@ def cards() -> list[Card]:
     Raises DeviceError, one sentence that names what is missing, if there is none.
     """
     try:
-        from pyggml.backends.cuda.driver import SIMULATED, CudaSupportError, driver, versions
+        from pyggml.backends.cuda.driver import SIMULATED, driver, versions
     except ImportError as error:
         missing = f"the package {error.name}" if error.name else str(error)
         raise DeviceError(f"no CUDA device: {missing} is missing, wanted {WANTED}") from error
@@ -43,10 +43,10 @@ def cards() -> list[Card]:
     try:
         count = driver.get_device_count()
         runs, made_for = versions()
-    except CudaSupportError as error:
-        reason = " ".join(str(error).removeprefix("Error at driver init:").split())
-        reason = reason.split(". ")[0].rstrip(".")
-        raise DeviceError(f"no CUDA device: {reason}, wanted NVIDIA's driver") from error
+    except Exception as error:
+        if (reason := _reason(error)) is None:
+            raise
+        raise DeviceError(f"no CUDA device: {reason}") from error
     if runs[0] < made_for[0]:
         raise DeviceError(
             f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
@@ -59,6 +59,19 @@ def cards() -> list[Card]:
         wanted = f"wanted one of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
         raise DeviceError(f"no CUDA device: found {names or 'no card'}, {wanted}")
     return usable
+
+
+def _reason(error: Exception) -> str | None:
+    """What keeps the driver from being asked; None for an error of another kind."""
+    from pyggml.backends.cuda.driver import CudaSupportError, is_failure
+    from pyggml.backends.cuda.failures import reason_of
+
+    if not isinstance(error, CudaSupportError) and not is_failure(error):
+        return None
+    reason = reason_of(error).removeprefix("Error at driver init:").strip(" .:")
+    if "CUDA_ERROR" in reason:
+        return reason
+    return f"{reason.split('. ')[0]}, wanted NVIDIA's driver"  # it is not there, or does not load
 
 
 def _card(index: int) -> Card:
