@@ -112,3 +112,32 @@ def test_a_disk_that_takes_nothing_is_no_fault(store):
     kept = Cubins(scaling(2.0))
     kept.save_overload((), compiled("scaled", b"code"))
     assert kept.load_overload((), None) is None
+
+
+def test_each_card_allows_a_kernel_its_shared_memory(monkeypatch):
+    """Numba loads a kernel on a further card when it is launched there, and asks no store."""
+    from numba.cuda import codegen
+
+    told, current = [], [0]
+
+    def loaded(*_):
+        function = SimpleNamespace(handle=f"kernel on {current[0]}")
+        return SimpleNamespace(get_function=lambda name: function)
+
+    def context():
+        card = SimpleNamespace(id=current[0], compute_capability=(9, 0))
+        return SimpleNamespace(device=card, create_module_image=loaded)
+
+    def tell(attribute, value, kernel, card):
+        told.append((int(attribute), value, kernel, card))
+
+    monkeypatch.setattr(codegen, "devices", SimpleNamespace(get_context=context))
+    monkeypatch.setattr(driver, "driver", SimpleNamespace(cuKernelSetAttribute=tell))
+    library = codegen.CUDACodeLibrary(None, "multiply", entry_name="multiply")
+    library._cubin_cache[9, 0, "a"] = "code"
+    kernel = SimpleNamespace(_codelibrary=library)
+    assert Cubins(scaling(2.0), 70_000)._ready(kernel) is kernel
+    for card in (0, 1, 1, 0):
+        current[0] = card
+        assert library.get_cufunc().handle == f"kernel on {card}"
+    assert told == [(a, n, f"kernel on {c}", c) for c in (0, 1) for a, n in ((8, 70_000), (9, 100))]

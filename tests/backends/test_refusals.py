@@ -355,6 +355,56 @@ def test_memory_of_a_lost_device_is_left_alone():
     assert done.stdout.splitlines() == ["0", says] * 2
 
 
+ENDS = """
+import weakref
+from types import SimpleNamespace
+from pyggml.backends.cuda import driver
+from numba.cuda.cudadrv import driver as numba_s
+from numba.cuda.cudadrv.driver import Context, CudaAPIError, _PendingDeallocs
+
+numba_s._logger = numba_s.make_logger()  # as if there were a driver
+loaded, current, modules = {f"kernel {i}" for i in range(20)}, [None], []
+
+class Module:
+    pass
+
+class Card:
+    def __init__(self, index):
+        self.primary_context = context = object.__new__(Context)
+        context.handle, context.deallocations = index, _PendingDeallocs()
+        memory = SimpleNamespace(defer_cleanup=context.deallocations.disable)
+        context.memory_manager = memory
+
+    def __enter__(self):
+        current[0] = self.primary_context
+
+    def __exit__(self, *_):
+        current[0] = None
+
+def unload(kernel):
+    if kernel not in loaded:
+        raise CudaAPIError(400, "Call to cuLibraryUnload results in CUDA_ERROR_INVALID_HANDLE")
+    loaded.remove(kernel)
+
+cards = [Card(0), Card(1)]
+driver.cuda = SimpleNamespace(gpus=cards, current_context=lambda: current[0])
+driver.driver = SimpleNamespace(get_device=cards.__getitem__, cuCtxSetCurrent=print)
+driver.make_current(0), driver.make_current(1), driver.make_current(0)
+for kernel in sorted(loaded):
+    for card in cards:
+        modules.append(Module())
+        pending = card.primary_context.deallocations
+        weakref.finalize(modules[-1], pending.add_item, unload, kernel)
+"""
+
+
+def test_a_process_with_two_cards_ends_in_silence():
+    """Numba has one handle for a kernel of both, and unloads it for each."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.split() == ["0", "1", "0"]
+
+
 def test_other_errors_stay_what_they_are(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         Fails(monkeypatch).raises(ZeroDivisionError())

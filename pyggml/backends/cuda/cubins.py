@@ -77,6 +77,21 @@ def described(value: Any) -> Any:
     raise TypeError(f"{value!r} is no plain value")
 
 
+class _Allowed(dict[int, Any]):
+    """The functions of a kernel by card, as Numba loads them; each may take so much shared memory,
+    which the driver is to be told for each card."""
+
+    def __init__(self, shared_bytes: int, loaded: dict[int, Any]) -> None:
+        super().__init__()
+        self._shared_bytes = shared_bytes
+        for index, function in loaded.items():
+            self[index] = function
+
+    def __setitem__(self, index: int, function: Any) -> None:
+        allow_shared(function.handle, self._shared_bytes, index)
+        super().__setitem__(index, function)
+
+
 class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
     """Numba's hook for the kernels of one function: it asks for a signature, or hands a kernel."""
 
@@ -96,9 +111,11 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         return folder / f"{self._function.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
 
     def _ready(self, kernel: Any) -> Any:
-        """The kernel, allowed to take its shared memory."""
+        """The kernel, loaded, and allowed to take its shared memory."""
         if self._shared_bytes:
-            allow_shared(kernel._codelibrary.get_cufunc().handle, self._shared_bytes)
+            library = kernel._codelibrary
+            library.get_cufunc()
+            library._cufunc_cache = _Allowed(self._shared_bytes, library._cufunc_cache)
         return kernel
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

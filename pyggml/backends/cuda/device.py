@@ -134,28 +134,30 @@ class CudaBackend(Backend):
         self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
     ) -> Call:
         start = scratch or 0
-        site = Site(
-            node,
-            self._elements(node),
-            tuple(self._elements(s) for s in node.src),
-            tuple(self._elements(s) for s in node.saved),
-            arena[start : start + self.scratch(node)],
-            None if shared is None else self._bytes(shared).array,
-            shared is not None and shared.src[0] is node,
-            self.compute,
-            self.stream,
-            self._faults,
-            self._constant,
-        )
-        with self._working():  # a library may take memory of its own
+        with self._working():  # arrays are cut, and a library may take memory of its own
+            site = Site(
+                node,
+                self._elements(node),
+                tuple(self._elements(s) for s in node.src),
+                tuple(self._elements(s) for s in node.saved),
+                arena[start : start + self.scratch(node)],
+                None if shared is None else self._bytes(shared).array,
+                shared is not None and shared.src[0] is node,
+                self.compute,
+                self.stream,
+                self._faults,
+                self._constant,
+            )
             return BoundCall(self._kernel(node).bind(site), site)
 
     def scratch(self, node: Tensor) -> int:
-        return self._kernel(node).scratch(node, self.compute)
+        with self._working():  # the card is asked how much shared memory it has
+            return self._kernel(node).scratch(node, self.compute)
 
     def shared(self, node: Tensor) -> tuple[int, Hashable]:
         shared = self._kernel(node).shared
-        n_bytes, word = shared(node, self.compute)
+        with self._working():
+            n_bytes, word = shared(node, self.compute)
         return n_bytes, (word, shared)
 
     def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:

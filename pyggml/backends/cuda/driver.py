@@ -5,6 +5,7 @@ Under NUMBA_ENABLE_CUDASIM=1 Python threads run the kernels (`SIMULATED`); there
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import warnings
 import weakref
@@ -97,17 +98,16 @@ def most_shared() -> int:
         return _SHARED_OF_LARGE
 
 
-def allow_shared(kernel: Any, n_bytes: int) -> None:
-    """Let the launches of a kernel (its handle) ask for so much dynamic shared memory.
+def allow_shared(kernel: Any, n_bytes: int, index: int) -> None:
+    """Let the launches of a kernel (its handle) on a card ask for so much dynamic shared memory.
 
     All such kernels ask for the same split of a multiprocessor's memory between L1 cache and shared
     memory, because its blocks must all have ended before the split can change.
     """
     from cuda.bindings.driver import CUfunction_attribute
 
-    card = cuda.get_current_device().id
     for attribute, value in ((_MOST_DYNAMIC, n_bytes), (_CARVE_OUT, 100)):
-        driver.cuKernelSetAttribute(CUfunction_attribute(attribute), value, kernel, card)
+        driver.cuKernelSetAttribute(CUfunction_attribute(attribute), value, kernel, index)
 
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: memory may be freed meanwhile
@@ -154,7 +154,9 @@ def address(array: Any) -> int:
 def _context(index: int) -> Any:
     """The handle of a card's context, which lasts as long as the process."""
     with cuda.gpus[index]:
-        return cuda.current_context().handle
+        handle = cuda.current_context().handle
+    atexit.register(abandon, index)  # Numba unloads a kernel once for each card, which then fails
+    return handle
 
 
 def make_current(index: int) -> None:
@@ -268,8 +270,8 @@ def free_what_is_gone() -> None:
 
 @cache  # which holds what is entered until the process ends
 def abandon(index: int) -> ExitStack:
-    """Free nothing more of a lost card, also not when the process ends: each attempt would fail, in
-    a finalizer, with a traceback. The driver frees all with the process."""
+    """Free nothing more of a card that is lost, or whose process ends: attempts may fail, in
+    finalizers, with tracebacks. The driver frees all with the process."""
     held, context = ExitStack(), driver.get_device(index).primary_context
     if context is not None:
         held.enter_context(context.defer_cleanup())

@@ -30,13 +30,13 @@ class Bytes:
         self.array, self.n, self.address = array, int(array.size), address(array)
 
 
-_LOCKED: list[range] = []  # addresses of all pieces
+_LOCKED: list[range] = []  # addresses of all pieces, of all cards
 
 
 def is_locked(values: np.ndarray) -> bool:
     """Whether an array lies in a piece, as one that was read from a card may."""
     start = values.ctypes.data
-    return any(start in piece for piece in _LOCKED)
+    return any(start in piece for piece in tuple(_LOCKED))  # another thread may give one back
 
 
 class _Piece:
