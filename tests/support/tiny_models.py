@@ -21,13 +21,15 @@ SIZES = {  # beside those of `small_metadata`, where an architecture's example h
 }
 NO_VOCABULARY = {"tokenizer.ggml.model": "no_vocab"}  # which llama.cpp wants to be told
 TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
+END = len(TOKENS) - 1
+NO_END = {str(END): -100}  # as a request's logit_bias: the answer ends at its limit only
 VOCABULARY = {  # bytes, a pair of them, and an end of text
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "qwen2",
     "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": np.array([1] * (len(TOKENS) - 1) + [3], np.int32),
+    "tokenizer.ggml.token_type": np.array([1] * END + [3], np.int32),
     "tokenizer.ggml.merges": ["t h"],
-    "tokenizer.ggml.eos_token_id": len(TOKENS) - 1,
+    "tokenizer.ggml.eos_token_id": END,
     "tokenizer.ggml.add_bos_token": False,
 }
 

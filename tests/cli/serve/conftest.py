@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from tiny_models import NO_END
 
 import pyggml
 from pyggml.chat import ChatEncoder, find_template
@@ -70,6 +71,11 @@ class Serving:
         answer = self.text(*args, **fields)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["text"]
+
+    def endless(self):
+        """A stream that goes on until the context is full, or its client."""
+        body = {"prompt": "a", "stream": True, "logit_bias": NO_END}
+        return httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=600)
 
     def slow_down(self, seconds=0.05):
         """Let every pass take this long, as those of a larger model."""
