@@ -1,5 +1,6 @@
 """Every architecture's programs for a card, bound without one: nothing is left to the CPU."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,3 +31,34 @@ def test_a_model_is_bound_whole(path):
         session.feed(TOKENS[session.n_past : session.n_past + n])
     modules = wide_modules(model, LORA_RANK)
     loss_and_grads(attach(model, LoraConfig(rank=LORA_RANK, modules=modules)).model, TOKENS)
+
+
+def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
+    """In a thread that has not met it, too: Numba would ask the first card, and open it."""
+    from dry_card import DryCard
+
+    from pyggml.backends.cuda import early
+    from pyggml.backends.cuda.gemm import few_rows
+
+    class Noting(DryCard):
+        depth = 0
+
+        @contextmanager
+        def _working(self, n_bytes=0):
+            self.depth += 1
+            yield
+            self.depth -= 1
+
+    card, asked = Noting(), []
+
+    def most_shared():
+        asked.append(card.depth)
+        return 99 << 10
+
+    for module in (few_rows, early):
+        monkeypatch.setattr(module, "most_shared", most_shared)
+    monkeypatch.setattr(few_rows, "_shared", few_rows._shared.__wrapped__)
+    model = pyggml.load(GOLDEN / "models/qwen2-Q4_K_M.gguf", backends=[card])
+    Session(model, 8).feed(TOKENS[:1])
+    loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)
+    assert asked and min(asked) > 0

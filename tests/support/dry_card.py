@@ -32,7 +32,8 @@ class DryCard(CudaBackend):
         return lambda: self.read(tensor)
 
     def joined(self, calls, graph):
-        fused(calls, graph)
+        with self._working():
+            fused(calls, graph)
         return []
 
     def _constant(self, values):
