@@ -3,15 +3,16 @@
 import re
 import subprocess
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
+from failing_card import raising
+
 from pyggml.backends.cuda import cards, driver, open_cuda
-from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from pyggml.errors import DeviceError
 
 CARDS = [("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H100", (9, 0))]
 
@@ -115,6 +116,15 @@ def test_a_driver_that_does_not_begin(machine, monkeypatch, name, says):
     refused(f"no CUDA device: {says}")
 
 
+def test_a_compiler_that_is_missing(machine, monkeypatch):
+    """As cuda-pathfinder puts it: versions are the compiler's, too."""
+    machine()
+    missing = type("DynamicLibNotFoundError", (RuntimeError,), {"__module__": "cuda.pathfinder"})
+    fails = raising(missing('Failure finding "libnvrtc.so.12": No such file: libnvrtc.so.12\n'))
+    monkeypatch.setattr(driver, "versions", fails)
+    refused('no CUDA device: Failure finding "libnvrtc.so.12", wanted pip install')
+
+
 def test_without_numba_cuda_the_extra_is_named():
     code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.backends import backends_of"
     done = subprocess.run(
@@ -132,379 +142,37 @@ def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
     assert early.least_shared() == 0
 
 
-def test_a_card_without_a_context_is_abandoned_in_silence(monkeypatch):
-    cards = SimpleNamespace(get_device=lambda index: SimpleNamespace(primary_context=None))
-    monkeypatch.setattr(driver, "driver", cards)
-    driver.abandon.__wrapped__(0)
-
-
-# -- in the middle of a run -----------------------------------------------------------------------
-
-
-class Fails:
-    """A card on which errors are raised; `memory` says that 5 of 80 bytes are free, `waits` what
-    happens when the card is waited for."""
-
-    def __init__(self, monkeypatch, memory=lambda: (5, 80), waits=lambda: None):
-        from pyggml.backends.cuda import device, failures
-
-        context = SimpleNamespace(get_memory_info=memory)
-        monkeypatch.setattr(device, "cuda", SimpleNamespace(current_context=lambda: context))
-        monkeypatch.setattr(device, "make_current", lambda index: None)
-        self.abandoned = []
-        monkeypatch.setattr(device, "abandon", self.abandoned.append)
-        monkeypatch.setattr(failures, "driver", SimpleNamespace(cuCtxSynchronize=waits))
-        self.backend = object.__new__(device.CudaBackend)
-        self.backend.name, self.backend.index = "cuda:0", 0
-
-    def raises(self, error, n_bytes=0):
-        with self.backend._working(n_bytes):
-            raise error
-
-
-def of_package(name, text):
-    return type("CUDAError", (Exception,), {"__module__": f"{name}.core"})(text)
+KIB = 1 << 10
 
 
 @pytest.mark.parametrize(
-    "package, text",
-    [
-        ("cuda", "CUDA_ERROR_OUT_OF_MEMORY: no memory"),
-        ("nvmath", "ALLOC_FAILED (3)"),
-        ("nvmath", "NOT_INITIALIZED (1)"),
+    "capability, whole, block, wanted",
+    [  # of a multiprocessor and of a block, as CUDA's programming guide has them
+        ((8, 0), 164, 163, 0),
+        ((8, 9), 100, 99, 0),
+        ((9, 0), 228, 227, 228 * KIB // 3),
+        ((10, 0), 228, 227, 228 * KIB // 3),
+        ((12, 0), 100, 99, 100 * KIB // 3),
     ],
+    ids=str,
 )
-def test_no_memory_says_what_is_wanted_and_free(monkeypatch, package, text):
-    card = Fails(monkeypatch)
-    with pytest.raises(
-        DeviceMemoryError, match="out of memory: 7 bytes are wanted, 5 of 80 are free"
-    ):
-        card.raises(of_package(package, text), 7)
-    with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted, 5 of 80 are"):
-        card.raises(of_package(package, text))
+def test_a_multiprocessor_has_room_for_two_blocks_that_begin_early(
+    monkeypatch, capability, whole, block, wanted
+):
+    """And for no third one; the driver has a KiB of each."""
+    from pyggml.backends.cuda import early
 
-
-def test_no_memory_for_a_context(monkeypatch):
-    full = of_package("cuda", "CUDA_ERROR_OUT_OF_MEMORY: no memory")
-
-    def none():
-        raise full
-
-    with pytest.raises(DeviceMemoryError, match="the driver's own memory is wanted$"):
-        Fails(monkeypatch, none).raises(full)
-
-
-def of_driver(number, name, call="cuStreamSynchronize"):
-    """As Numba raises what the driver's own interface refuses."""
-    return driver.CudaAPIError(number, f"Call to {call} results in CUDA_ERROR_{name}")
-
-
-def raising(error):
-    def fails():
-        raise error
-
-    return fails
-
-
-def never():
-    raise AssertionError("the card need not be asked")
-
-
-@pytest.mark.parametrize(
-    "number, name, says",
-    [
-        (214, "ECC_UNCORRECTABLE", "its memory has an error that cannot be corrected, wanted its"),
-        (700, "ILLEGAL_ADDRESS", "a kernel read or wrote memory that it does not have"),
-        (702, "LAUNCH_TIMEOUT", "a kernel took longer than the system allows"),
-        (710, "ASSERT", "a kernel found that something it takes for granted does not hold"),
-        (714, "HARDWARE_STACK_ERROR", "a kernel's stack grew too large, or was overwritten"),
-        (716, "MISALIGNED_ADDRESS", "a kernel read or wrote at an address that is not aligned"),
-        (719, "LAUNCH_FAILED", "a kernel ended with a fault"),
-        (810, "MPS_CLIENT_TERMINATED", "the MPS server has ended this process's work"),
-    ],
-)
-def test_errors_after_which_every_call_fails(monkeypatch, number, name, says):
-    card = Fails(monkeypatch, waits=never)
-    for error in of_driver(number, name), of_package("cuda", f"CUDA_ERROR_{name}: far away"):
-        with pytest.raises(DeviceLostError) as lost:
-            card.raises(error)
-        assert str(lost.value).startswith(f"cuda:0 has failed: {says}")
-        assert str(lost.value).endswith(f"(CUDA_ERROR_{name})")
-    assert card.abandoned == [0, 0]
-
-
-def test_all_that_CUDA_calls_fatal_is():
-    """Its documentation of each error says what becomes of the process."""
-    results = pytest.importorskip("cuda.bindings.driver").CUresult
-    from pyggml.backends.cuda import failures
-
-    ends = re.compile("inconsistent state|must be destroyed|must be terminated")
-    fatal = {r.name.removeprefix("CUDA_ERROR_") for r in results if ends.search(r.__doc__ or "")}
-    if not fatal:
-        pytest.skip("these bindings explain nothing")
-    assert fatal <= failures._FATAL.keys()
-    named = {r.name.removeprefix("CUDA_ERROR_") for r in results}
-    assert failures._FATAL.keys() | failures._REFUSED.keys() <= named
-
-
-@pytest.mark.parametrize(
-    "error, says",
-    [
-        (
-            of_driver(1, "INVALID_VALUE", "cuKernelSetAttribute"),
-            "a call's value is out of range, which is a fault of pyggml; --device cpu does without "
-            "a card (CUDA_ERROR_INVALID_VALUE of cuKernelSetAttribute)",
-        ),
-        (
-            of_package("cuda", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: no launch"),
-            "a launch has more threads, registers or arguments than the card takes, which is a "
-            "fault of pyggml; --device cpu does without a card "
-            "(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)",
-        ),
-        (
-            of_package("cuda", "CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image"),
-            "the driver cannot load what the compiler made, wanted a newer driver "
-            "(CUDA_ERROR_NO_BINARY_FOR_GPU)",
-        ),
-        (
-            of_driver(46, "DEVICE_UNAVAILABLE", "cuDevicePrimaryCtxRetain"),
-            "the card is for another process alone, or for none, wanted the compute mode of "
-            "nvidia-smi -c DEFAULT (CUDA_ERROR_DEVICE_UNAVAILABLE of cuDevicePrimaryCtxRetain)",
-        ),
-        (of_driver(909, "TIMEOUT"), "Call to cuStreamSynchronize results in CUDA_ERROR_TIMEOUT"),
-        (of_package("nvmath", "INTERNAL_ERROR (14)"), "INTERNAL_ERROR (14)"),
-    ],
-    ids=lambda value: value[:20] if isinstance(value, str) else "",
-)
-def test_what_is_refused_loses_no_card(monkeypatch, error, says):
-    card = Fails(monkeypatch)
-    with pytest.raises(DeviceError) as refused:
-        card.raises(error)
-    assert type(refused.value) is DeviceError
-    assert str(refused.value) == f"cuda:0 refuses a call: {says}"
-    assert not card.abandoned
-
-
-def test_a_card_that_cannot_be_waited_for_is_lost(monkeypatch):
-    """cuBLAS has a word of its own for a kernel's fault, and a card that is gone many."""
-    fault = raising(of_driver(719, "LAUNCH_FAILED", "cuCtxSynchronize"))
-    card = Fails(monkeypatch, waits=fault)
-    with pytest.raises(DeviceLostError, match="cuda:0 has failed: a kernel ended with a fault"):
-        card.raises(of_package("nvmath", "EXECUTION_FAILED (13)"))
-    card = Fails(monkeypatch, waits=raising(of_driver(999, "UNKNOWN", "cuCtxSynchronize")))
-    with pytest.raises(DeviceLostError, match="cuCtxSynchronize results in CUDA_ERROR_UNKNOWN"):
-        card.raises(of_driver(101, "INVALID_DEVICE"))
-    assert card.abandoned == [0]
-
-
-@pytest.mark.parametrize(
-    "number, name", [(201, "INVALID_CONTEXT"), (900, "STREAM_CAPTURE_UNSUPPORTED")]
-)
-def test_a_card_that_is_not_to_be_waited_for_goes_on(monkeypatch, number, name):
-    """No context is made yet, or another thread captures a graph."""
-    card = Fails(monkeypatch, waits=raising(of_driver(number, name, "cuCtxSynchronize")))
-    with pytest.raises(DeviceError, match="the card is for another process alone") as refused:
-        card.raises(of_driver(46, "DEVICE_UNAVAILABLE"))
-    assert type(refused.value) is DeviceError and not card.abandoned
-
-
-LOST = """
-import weakref
-from pyggml.backends.cuda import device, driver
-from pyggml.errors import DeviceLostError
-from numba.cuda.cudadrv import driver as numba_s
-from numba.cuda.cudadrv.driver import Context, CudaAPIError, _PendingDeallocs
-
-numba_s._logger = numba_s.make_logger()  # as if there were a driver
-
-class Array:
-    pass
-
-def free(handle):
-    raise CudaAPIError(700, "Call to cuMemFree results in CUDA_ERROR_ILLEGAL_ADDRESS")
-
-context = object.__new__(Context)
-context.deallocations = pending = _PendingDeallocs()
-context.memory_manager = type("Manager", (), {"defer_cleanup": pending.disable})
-known = type("Card", (), {"primary_context": context})
-driver.driver = type("Driver", (), {"get_device": lambda index: known})
-device.make_current = print
-arrays = [Array() for _ in range(20)]
-for array in arrays:
-    weakref.finalize(array, pending.add_item, free, 0, 1)
-card = object.__new__(device.CudaBackend)
-card.name, card.index = "cuda:0", 0
-for _ in range(2):
-    try:
-        with card._working():
-            free(0)
-    except DeviceLostError as error:
-        print(error)
-del arrays[:10]
-"""
-
-
-def test_memory_of_a_lost_device_is_left_alone():
-    """Also what is freed as the process ends, when nobody catches errors."""
-    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True)
-    assert (done.stderr, done.returncode) == ("", 0)
-    says = (
-        "cuda:0 has failed: a kernel read or wrote memory that it does not have "
-        "(CUDA_ERROR_ILLEGAL_ADDRESS)"
+    card = SimpleNamespace(
+        compute_capability=capability,
+        MAX_SHARED_MEMORY_PER_MULTIPROCESSOR=whole * KIB,
+        MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=block * KIB,
     )
-    assert done.stdout.splitlines() == ["0", says] * 2
-
-
-ENDS = """
-import weakref
-from types import SimpleNamespace
-from pyggml.backends.cuda import driver
-from numba.cuda.cudadrv import driver as numba_s
-from numba.cuda.cudadrv.driver import Context, CudaAPIError, _PendingDeallocs
-
-numba_s._logger = numba_s.make_logger()  # as if there were a driver
-loaded, current, modules = {f"kernel {i}" for i in range(20)}, [None], []
-
-class Module:
-    pass
-
-class Card:
-    def __init__(self, index):
-        self.primary_context = context = object.__new__(Context)
-        context.handle, context.deallocations = index, _PendingDeallocs()
-        memory = SimpleNamespace(defer_cleanup=context.deallocations.disable)
-        context.memory_manager = memory
-
-    def __enter__(self):
-        current[0] = self.primary_context
-
-    def __exit__(self, *_):
-        current[0] = None
-
-def unload(kernel):
-    if kernel not in loaded:
-        raise CudaAPIError(400, "Call to cuLibraryUnload results in CUDA_ERROR_INVALID_HANDLE")
-    loaded.remove(kernel)
-
-cards = [Card(0), Card(1)]
-driver.cuda = SimpleNamespace(gpus=cards, current_context=lambda: current[0])
-driver.driver = SimpleNamespace(get_device=cards.__getitem__, cuCtxSetCurrent=print)
-driver.make_current(0), driver.make_current(1), driver.make_current(0)
-for kernel in sorted(loaded):
-    for card in cards:
-        modules.append(Module())
-        pending = card.primary_context.deallocations
-        weakref.finalize(modules[-1], pending.add_item, unload, kernel)
-"""
-
-
-def test_a_process_with_two_cards_ends_in_silence():
-    """Numba has one handle for a kernel of both, and unloads it for each."""
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert done.stdout.split() == ["0", "1", "0"]
-
-
-def test_other_errors_stay_what_they_are(monkeypatch):
-    with pytest.raises(ZeroDivisionError):
-        Fails(monkeypatch).raises(ZeroDivisionError())
-
-
-class Recorder:
-    """The driver's functions of capture; `fails`: function -> what it raises."""
-
-    def __init__(self, monkeypatch, **fails):
-        self.called, self.fails = [], fails
-        monkeypatch.setattr(driver, "driver", self)
-        monkeypatch.setattr(driver, "SIMULATED", False)
-        monkeypatch.setattr(driver, "free_what_is_gone", lambda: None)
-
-    def __getattr__(self, name):
-        def call(*_):
-            self.called.append(name)
-            if name in self.fails:
-                raise self.fails[name]
-            return name
-
-        return call
-
-
-def test_no_memory_for_a_captured_graph(monkeypatch):
-    card, no_memory = Fails(monkeypatch), driver.CudaAPIError(driver.OUT_OF_MEMORY, "no memory")
-    found = Recorder(monkeypatch, cuGraphInstantiate=no_memory)
-    calls = driver.Captured([lambda: None], SimpleNamespace(handle=0))
-    calls()
-    with pytest.raises(DeviceMemoryError, match="a kernel's own memory is wanted, 5 of 80 are"):
-        card.backend._run(calls)
-    assert found.called[-1] == "cuGraphDestroy", "nothing is left behind"
-
-
-@pytest.mark.parametrize("text", ["ALLOC_FAILED (3)", "NOT_SUPPORTED (15)"])
-def test_a_library_that_fails_in_a_capture(monkeypatch, text):
-    """The stream takes launches again; what cannot be captured is launched each time."""
-    card, found, times = Fails(monkeypatch), Recorder(monkeypatch), []
-
-    def product():
-        times.append(found.called[-1:])
-        if found.called == ["cuStreamBeginCapture"]:
-            raise of_package("nvmath", text)
-
-    calls = driver.Captured([product], SimpleNamespace(handle=0))
-    card.backend._run(calls)
-    if text.startswith("ALLOC"):
-        with pytest.raises(DeviceMemoryError):
-            card.backend._run(calls)
-    else:
-        card.backend._run(calls), card.backend._run(calls)
-        assert len(times) == 4
-    assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
-
-
-@pytest.mark.parametrize("refuses", ["edge", "graph"])
-def test_a_driver_that_refuses_launches_that_begin_early(monkeypatch, refuses):
-    """The second capture does without them."""
-    found, tried = Recorder(monkeypatch), []
-    monkeypatch.setattr(driver, "_next", lambda stream: [])
-
-    def set_next(stream, nodes, is_early):
-        tried.append(is_early)
-        found.fails.clear()
-        if is_early and refuses == "edge":
-            raise of_package("cuda", "CUDA_ERROR_INVALID_VALUE: no such edge")
-        if is_early:
-            found.fails["cuGraphInstantiate"] = driver.CudaAPIError(1, "no such graph")
-
-    monkeypatch.setattr(driver, "_set_next", set_next)
-    calls = driver.Captured(
-        [lambda: None], SimpleNamespace(handle=0), lambda: [()], lambda waits: [True]
-    )
-    calls(), calls()
-    assert tried == [True, False] and found.called[-1] == "cuGraphLaunch"
-
-
-def test_an_interrupt_in_a_capture(monkeypatch):
-    """What is read then, for a checkpoint, needs a stream that captures no more."""
-    found = Recorder(monkeypatch)
-
-    def interrupted():
-        if found.called:
-            raise KeyboardInterrupt
-
-    calls = driver.Captured([interrupted], SimpleNamespace(handle=0))
-    calls()
-    with pytest.raises(KeyboardInterrupt):
-        calls()
-    assert found.called == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphDestroy"]
-
-
-def test_what_is_gone_is_freed(monkeypatch):
-    """Numba has two lists of what waits to be freed: one of memory, one of all else."""
-    freed = []
-    memory, modules = (SimpleNamespace(clear=partial(freed.append, n)) for n in ("array", "module"))
-    context = SimpleNamespace(
-        memory_manager=SimpleNamespace(deallocations=memory), deallocations=modules
-    )
-    monkeypatch.setattr(driver.cuda, "current_context", lambda: context)
-    monkeypatch.setattr(driver, "SIMULATED", False)
-    driver.free_what_is_gone()
-    assert freed == ["array", "module"]
+    monkeypatch.setattr(driver, "_store", lambda: "a store")
+    monkeypatch.setattr(driver.cuda, "get_current_device", lambda: card)
+    found = early.least_shared()
+    assert found == wanted <= driver.most_shared() == block * KIB
+    assert not found or 2 * (found + KIB) <= whole * KIB < 3 * (found + KIB)
+    monkeypatch.setattr(early, "versions", lambda: ((12, 3), (12, 9)))
+    assert early.knows_early() == (capability >= (9, 0))
+    monkeypatch.setattr(early, "versions", lambda: ((12, 2), (12, 9)))
+    assert not early.knows_early(), "edges of a graph have such ports since CUDA 12.3"

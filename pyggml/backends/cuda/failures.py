@@ -92,7 +92,9 @@ def reason_of(failure: BaseException) -> str:
     code = _code(failure)
     said = _FATAL.get(code) or _REFUSED.get(code)
     if said is None:
-        return " ".join(str(getattr(failure, "msg", failure)).split())
+        text = " ".join(str(getattr(failure, "msg", failure)).split())
+        is_absent = re.search(r"function cu\w+ is not found", text)
+        return f"{text} in the driver, wanted a newer one" if is_absent else text
     call = re.search(r"\bcu[A-Z]\w+", str(failure)) if code in _REFUSED else None
     return f"{said} (CUDA_ERROR_{code}{f' of {call[0]}' if call else ''})"
 

@@ -147,7 +147,8 @@ def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     q_norm, q_turn, k_norm, _, k_put, v_put = sites
     n_tokens, n_heads, d = q_norm.node.shape
     n_key_heads, cache = k_norm.node.src[0].shape[1], k_put.node.src[0]
-    out, *others = ranges((q_turn.out, k_norm.src[0], v_put.src[1]))
+    # Queries may be turned where they lie; what is read of other heads, too, must lie elsewhere.
+    out, *others = ranges((q_turn.out, k_norm.src[0], v_put.src[1], q_turn.src[1], k_put.src[2]))
     if any(out.meets(other) for other in others):  # the plan has given it their memory
         return None
     table, p = q_turn.node.src[1], q_turn.node.params
@@ -182,7 +183,7 @@ def _bind_attended(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | Non
     n_pairs = table.shape[-1] if p["neox"] and not p["offset"] else 0
     if not serves(q_norm.node.shape[2], n_pairs, token):
         return None
-    reads = ranges((token.q, token.k, token.v, token.table))
+    reads = ranges((token.q, token.k, token.v, token.table, token.ids, *token.weights))
     writes = ranges((attention.out, *attention.saved, attention.scratch))
     if any(w.meets(r) for w in writes for r in reads):  # the plan has given it their memory
         return None

@@ -69,6 +69,8 @@ def _reason(error: Exception) -> str | None:
     if not isinstance(error, CudaSupportError) and not is_failure(error):
         return None
     reason = reason_of(error).removeprefix("Error at driver init:").strip(" .:")
+    if type(error).__name__ == "DynamicLibNotFoundError":  # of the compiler's, with where it was
+        return f"{reason.partition(':')[0]}, wanted {WANTED}"
     if "CUDA_ERROR" in reason:
         return reason
     return f"{reason.split('. ')[0]}, wanted NVIDIA's driver"  # it is not there, or does not load
