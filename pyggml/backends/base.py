@@ -75,6 +75,13 @@ class Backend(ABC):
         """Set a tensor's numbers. `values` has its shape, and a type that NumPy casts to its
         own."""
 
+    def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
+        """A call that sets a tensor's numbers to those that an array holds then.
+
+        The array has the tensor's shape, type and strides.
+        """
+        return Call(self.write, tensor, values)
+
     def scratch(self, node: Tensor) -> int:
         """Bytes of scratch that the node's kernel needs while it runs."""
         return 0

@@ -14,10 +14,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import filterfalse
 from weakref import WeakKeyDictionary, WeakSet
 
 from pyggml.backends import CPU, Backend, detach, is_constant
+from pyggml.backends.cpu import array
+from pyggml.call import Call
 from pyggml.dtypes import I8
 from pyggml.op import SEEN
 from pyggml.tensors import Tensor
@@ -119,6 +122,12 @@ class Devices:
         if let_go is not None:
             let_go()
 
+    def bind_write(self, leaf: Tensor, backend: Backend) -> Call | None:
+        """A call that copies the host's numbers of a leaf to this backend; None to the host's."""
+        if backend.is_host:
+            return None
+        return backend.bind_write(self.copy_of(leaf, backend), array(leaf))
+
     def changed(self, leaf: Tensor, backend: Backend) -> None:
         """Note that this backend has written into a leaf: all other copies are out of date."""
         newest = {self.host if backend.is_host else backend}
@@ -158,20 +167,28 @@ class ForEach:
     """
 
     def __init__(
-        self, devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor]
+        self,
+        devices: Devices,
+        act: Callable[[Tensor], None],
+        leaves: Iterable[Tensor],
+        of_others: Callable[[Tensor], Callable[[], None] | None] | None = None,
     ) -> None:
+        """of_others: tells, of a leaf that is not held, what to do instead in every call, if
+        anything."""
         self._devices, self._act, self._leaves = devices, act, tuple(leaves)
-        self._others: tuple[Tensor, ...] = ()  # those that are not held
+        self._of_others = of_others or partial(partial, act)
+        self._others: tuple[Callable[[], None], ...] = ()  # for those that are not held
         self._n_moves = -1  # when they were last told apart
 
     def __call__(self) -> None:
         if self._n_moves != self._devices.n_moves:
             for t in filter(self._devices.holds, self._leaves):
                 self._act(t)
-            self._others = tuple(filterfalse(self._devices.holds, self._leaves))
+            others = filterfalse(self._devices.holds, self._leaves)
+            self._others = tuple(call for t in others if (call := self._of_others(t)))
             self._n_moves = self._devices.n_moves
-        for t in self._others:
-            self._act(t)
+        for act in self._others:
+            act()
 
 
 def _roots(leaves: Iterable[Tensor]) -> dict[Tensor, None]:

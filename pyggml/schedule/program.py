@@ -51,9 +51,9 @@ class ScheduledProgram:
 
         Meant for looking inside: a result stays readable until its memory is used again.
         """
-        calls = _calls(self.programs)
+        calls, inputs = _calls(self.programs), _inputs(self.schedule)
         for part in self.schedule.parts:
-            for call in _before(self.schedule, part):
+            for call in _before(self.schedule, part, inputs[part]):
                 call()
             for node in part.nodes:
                 if node in calls:
@@ -113,15 +113,14 @@ def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> S
     if _is_alone(made):
         (only,) = programs.values()
         return ScheduledProgram(made, programs, only.calls)
-    calls, devices = _calls(programs), made.devices
-    steps = [_for_each(devices, devices.begin, _leaves(made))]
+    calls, devices, inputs, changed = _calls(programs), made.devices, _inputs(made), _changed(made)
+    steps = list(_for_each(devices, devices.begin, changed))
     for part in made.parts:
-        steps += _before(made, part)
+        steps += _before(made, part, inputs[part])
         bound, graph = [calls[n] for n in part.nodes if n in calls], made.plans[part.backend].graph
         steps += part.backend.joined(bound, graph)
         steps += _after(made, part)
-    changed = dict.fromkeys(t for part in made.parts for t in part.changed)
-    steps.append(_for_each(devices, devices.end, changed))
+    steps += _for_each(devices, devices.end, changed)
     return ScheduledProgram(made, programs, tuple(steps))
 
 
@@ -145,26 +144,46 @@ def _copy_constants(made: Schedule) -> None:
                 made.devices.fetch(leaf, part.backend)
 
 
-def _leaves(made: Schedule) -> Sequence[Tensor]:
-    """All leaves that may change."""
-    found = {t: None for part in made.parts for t in part.leaves}
-    return [t for t in found if not is_constant(t)]
+def _changed(made: Schedule) -> Mapping[Tensor, None]:
+    """All leaves that the run changes."""
+    return dict.fromkeys(t for part in made.parts for t in part.changed)
 
 
-def _for_each(devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor]) -> Call:
-    return Call(ForEach(devices, act, leaves))
+def _inputs(made: Schedule) -> Mapping[Part, Sequence[Tensor]]:
+    """Of each part the leaves that it reads as the first on its device, and that no part changes.
+
+    Unless they are held, they have the host's numbers in the whole run.
+    """
+    changed, seen = _changed(made), set[tuple[Backend, Tensor]]()
+    found: dict[Part, Sequence[Tensor]] = {}
+    for part in made.parts:
+        leaves = (t for t in part.leaves if not (t in changed or is_constant(t)))
+        found[part] = [t for t in leaves if (part.backend, t) not in seen]
+        seen |= {(part.backend, t) for t in found[part]}
+    return found
 
 
-def _before(made: Schedule, part: Part) -> Iterator[Call]:
-    fetch = partial(made.devices.fetch, backend=part.backend)
-    yield _for_each(made.devices, fetch, (t for t in part.leaves if not is_constant(t)))
+def _for_each(
+    devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor], **of_others: Any
+) -> Iterator[Call]:
+    """A call that does this to all leaves, if there are any."""
+    if leaves := tuple(leaves):
+        yield Call(ForEach(devices, act, leaves, **of_others))
+
+
+def _before(made: Schedule, part: Part, inputs: Sequence[Tensor]) -> Iterator[Call]:
+    devices, changed = made.devices, _changed(made)
+    fetch = partial(devices.fetch, backend=part.backend)
+    write = partial(devices.bind_write, backend=part.backend)
+    yield from _for_each(devices, fetch, (t for t in part.leaves if t in changed))
+    yield from _for_each(devices, fetch, inputs, of_others=write)
     for copy in part.copies:
         yield Call(_transfer, copy)
 
 
 def _after(made: Schedule, part: Part) -> Iterator[Call]:
     changed = partial(made.devices.changed, backend=part.backend)
-    yield _for_each(made.devices, changed, part.changed)
+    yield from _for_each(made.devices, changed, part.changed)
 
 
 def _transfer(copy: Copy) -> None:

@@ -125,6 +125,36 @@ def test_constants_are_copied_once_and_inputs_for_every_run():
     assert len(device.written) == 3, "another program has the same copy of w"
 
 
+def test_an_input_is_copied_once_for_all_parts_of_a_device():
+    device, x = ReferenceBackend({"mul"}), leaf(numbers(1, 2, 3))
+    y = mul(scale(mul(x, x), 2.0), x)
+    (program,) = bind(schedule(Graph.of(y), Devices([device, CPU()])))
+    program()
+    np.testing.assert_array_equal(program.read(y), [2, 16, 54])
+    assert len(device.written) == 2, "x, and the host's result"
+
+
+def test_an_input_is_not_copied_while_it_is_held():
+    device, x = SeparateCPU(), leaf(numbers(1, 2))
+    devices, y = Devices([device]), scale(x, 2.0)
+    (program,) = bind(schedule(Graph.of(y), devices))
+
+    def run(wanted, copies):
+        before = device.moved["written", (2,)]
+        for _ in range(2):
+            program()
+        np.testing.assert_array_equal(program.read(y), wanted)
+        assert device.moved["written", (2,)] - before == copies
+
+    run([2, 4], copies=2)
+    with devices.holding(x):
+        run([2, 4], copies=1)
+        write(x, numbers(5, 5))  # which nobody is told
+        run([2, 4], copies=0)
+    write(x, numbers(7, 8))
+    run([14, 16], copies=2)
+
+
 def test_a_constant_keeps_its_memory_from_run_to_run():
     device = ReferenceBackend({"mul", "sqr"})
     w, x = constant(numbers(*range(8))), leaf(np.ones(8, np.float32))
