@@ -19,6 +19,7 @@ class Recorder:
     def __init__(self, monkeypatch, **fails):
         self.called, self.fails = [], fails
         monkeypatch.setattr(driver, "driver", self)
+        monkeypatch.setattr(driver, "direct", self)
         monkeypatch.setattr(driver, "SIMULATED", False)
         monkeypatch.setattr(driver, "free_what_is_gone", lambda: None)
 

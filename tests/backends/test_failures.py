@@ -229,7 +229,8 @@ def unload(kernel):
 
 cards = [Card(0), Card(1)]
 driver.cuda = SimpleNamespace(gpus=cards, current_context=lambda: current[0])
-driver.driver = SimpleNamespace(get_device=cards.__getitem__, cuCtxSetCurrent=print)
+driver.driver = SimpleNamespace(get_device=cards.__getitem__)
+driver.direct = SimpleNamespace(cuCtxSetCurrent=print)
 driver.make_current(0), driver.make_current(1), driver.make_current(0)
 for kernel in sorted(loaded):
     for card in cards:

@@ -40,6 +40,7 @@ __all__ = [
     "allow_shared",
     "cuda",
     "device",
+    "direct",
     "driver",
     "free_what_is_gone",
     "is_failure",
@@ -56,6 +57,29 @@ if not SIMULATED:  # a kernel for one row has one block
     vars(importlib.import_module("numba.cuda.core.config"))["CUDA_LOW_OCCUPANCY_WARNINGS"] = 0
 
 device: Callable[[Callable], Any] = cuda.jit(device=True)
+
+
+class _Direct:
+    """The driver's functions that each token calls. They say whether what they ask about is done.
+
+    Those of Numba's `driver` write each call to a log, which takes longer than the call.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        function = getattr(importlib.import_module("cuda.bindings.driver"), name)
+
+        def call(*arguments: Any) -> bool:
+            (code,) = function(*arguments)
+            if not code or code == _NOT_READY:
+                return not code
+            raise CudaAPIError(code, f"Call to {name} results in {code.name}")
+
+        setattr(self, name, call)  # where the next call finds it
+        return call
+
+
+direct = _Direct()
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 
 def _store() -> Any:
@@ -165,7 +189,7 @@ def make_current(index: int) -> None:
     `with cuda.gpus[index]` takes ten times as long.
     """
     if not SIMULATED:
-        driver.cuCtxSetCurrent(_context(index))
+        direct.cuCtxSetCurrent(_context(index))
 
 
 def shared_cell() -> tuple[Any, np.ndarray]:
@@ -210,7 +234,7 @@ class Captured:
         if self._graph is None:
             self._launch()
         else:
-            driver.cuGraphLaunch(self._graph, self._stream.handle)
+            direct.cuGraphLaunch(self._graph, self._stream.handle)
 
     def _launch(self) -> None:
         for call in self.calls:

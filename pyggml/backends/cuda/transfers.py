@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, address, cuda, driver, free_what_is_gone
+from pyggml.backends.cuda.driver import SIMULATED, address, cuda, direct, free_what_is_gone
+from pyggml.backends.cuda.events import Event
 
 _LEAST = 4 << 10
 _MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory
@@ -47,11 +49,11 @@ class _Piece:
         first = self.memory.ctypes.data
         self.place = range(first, first + n)
         _LOCKED.append(self.place)
-        self.arrived = cuda.event()
+        self.arrived = Event()
 
     def forget(self) -> None:
         """To be called before the last reference goes: that frees the memory."""
-        self.arrived.synchronize()
+        self.arrived.wait()
         _LOCKED.remove(self.place)
 
 
@@ -66,34 +68,32 @@ class Transfers:
     def to_card(self, target: Bytes, values: np.ndarray) -> None:
         """Copy an array without gaps. The array may change as soon as this returns, as the driver
         reads what is not page-locked at once."""
-        assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
-        if is_locked(values):
-            values = values.copy()
-        if SIMULATED:
-            target.array.copy_to_device(values.reshape(-1).view(np.uint8))
-        elif target.n:
-            start = values.ctypes.data
-            driver.cuMemcpyHtoDAsync(target.address, start, target.n, self._stream.handle)
+        self.bind_to_card(target, values.copy() if is_locked(values) else values)()
 
-    def to_host(self, source: Bytes) -> Callable[[], np.ndarray]:
-        """Begin to copy; the function waits for the copy, uint8, and returns it."""
+    def bind_to_card(self, target: Bytes, values: np.ndarray) -> Callable[[], object]:
+        """A function that copies what an array without gaps, not page-locked, holds when it is
+        called."""
+        assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
+        if SIMULATED:
+            return partial(target.array.copy_to_device, values.reshape(-1).view(np.uint8))
+        if not target.n:
+            return lambda: None
+        start, stream = values.ctypes.data, self._stream.handle
+        return partial(direct.cuMemcpyHtoDAsync, target.address, start, target.n, stream)
+
+    def to_host(self, source: Bytes) -> tuple[np.ndarray, Event]:
+        """Begin to copy: memory, uint8, that has the bytes when the event has come."""
         piece = self._piece(max(_LEAST, source.n))
         memory = np.empty(source.n, np.uint8) if piece is None else self._lent(piece)
+        arrived = Event() if piece is None else piece.arrived
         copy = memory[: source.n]
         if SIMULATED:
             copy[:] = source.array.copy_to_host()
         elif source.n:
-            start = memory.ctypes.data
-            driver.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
-        if piece is not None:
-            piece.arrived.record(self._stream)
-        all_before = self._stream if piece is None else piece.arrived
-
-        def wait() -> np.ndarray:
-            all_before.synchronize()
-            return copy
-
-        return wait
+            start = memory.ctypes.data if piece is None else piece.place.start
+            direct.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
+        arrived.record(self._stream)
+        return copy, arrived
 
     def _piece(self, n: int) -> _Piece | None:
         """A piece of n bytes or more that nobody uses; for a new one, free pieces of other sizes

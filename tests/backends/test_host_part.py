@@ -1,0 +1,98 @@
+"""What the host asks of a card's driver for a token, and how it waits; the driver notes it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny_models import write
+
+import pyggml
+from pyggml.call import Call
+from pyggml.generation import Session
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+
+from dry_card import DryCard
+
+from pyggml.backends.cuda import device, driver, events, transfers
+
+
+class Notes:
+    """The driver's functions, noted as they are called. An event comes when asked `comes` times."""
+
+    def __init__(self, monkeypatch, comes=1):
+        self.called, self.comes, self.copied = [], comes, []
+        for module in (driver, events, transfers):
+            monkeypatch.setattr(module, "SIMULATED", False)
+            monkeypatch.setattr(module, "direct", self)
+        monkeypatch.setattr(events, "driver", self)
+        monkeypatch.setattr(events, "finalize", lambda *_: SimpleNamespace())
+        monkeypatch.setattr(transfers, "_LOCKED", [])
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.called.append(name)
+            if name == "cuMemcpyHtoDAsync":
+                self.copied.append(arguments[:3])
+            return name != "cuEventQuery" or self.called.count(name) >= self.comes
+
+        return call
+
+
+class NotingCard(DryCard):
+    """A card whose programs are captured already."""
+
+    bind_write, begin_read = device.CudaBackend.bind_write, device.CudaBackend.begin_read
+
+    def __init__(self):
+        super().__init__()
+        self.stream, self._fault = SimpleNamespace(handle=7), np.zeros(1, np.int32)
+        self._transfers = transfers.Transfers(self.stream)
+
+    def joined(self, calls, graph):
+        captured = driver.Captured((), self.stream)
+        captured._times, captured._graph = 2, "graph"
+        return [Call(self._run, captured)]
+
+
+def test_a_token_is_a_copy_a_launch_and_a_copy_back(monkeypatch, tmp_path):
+    notes = Notes(monkeypatch)
+    monkeypatch.setattr(transfers.cuda, "pinned_array", np.zeros)
+    model = pyggml.load(write(tmp_path / "model.gguf"), backends=[NotingCard()])
+    session = Session(model, 8)
+    session.feed([1])
+    del notes.called[:], notes.copied[:]
+    logits = session.feed([2])
+    assert notes.called == [
+        "cuMemcpyHtoDAsync", "cuGraphLaunch", "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventQuery",
+    ]  # fmt: skip
+    assert not np.shares_memory(logits, session.feed([3])), "the caller keeps what it was given"
+    assert notes.copied[0] == notes.copied[1], "from one place to one place"
+
+
+@pytest.mark.parametrize("comes, sleeps", [(3, False), (1 << 30, True)])
+def test_the_host_waits_awake_and_then_asleep(monkeypatch, comes, sleeps):
+    notes, clock = Notes(monkeypatch, comes), iter(np.arange(100) * 0.5e-3)
+    monkeypatch.setattr(events, "perf_counter", lambda: next(clock))
+    event = events.Event()
+    event.record(SimpleNamespace(handle=7))
+    event.wait()
+    assert (notes.called[-1] == "cuEventSynchronize") is sleeps
+    assert notes.called.count("cuEventQuery") == (5 if sleeps else 3), "for 2 ms"
+
+
+@pytest.mark.parametrize("code, wanted", [(0, True), (600, False)])
+def test_what_is_asked_directly_is_answered(monkeypatch, code, wanted):
+    bindings = SimpleNamespace(cuEventQuery=lambda event: (code,))
+    monkeypatch.setattr(driver.importlib, "import_module", lambda name: bindings)
+    assert driver._Direct().cuEventQuery("event") is wanted
+
+
+def test_what_the_driver_refuses_is_named(monkeypatch):
+    from enum import IntEnum
+
+    refused = IntEnum("CUresult", {"CUDA_ERROR_ILLEGAL_ADDRESS": 700}).CUDA_ERROR_ILLEGAL_ADDRESS
+    bindings = SimpleNamespace(cuGraphLaunch=lambda *_: (refused,))
+    monkeypatch.setattr(driver.importlib, "import_module", lambda name: bindings)
+    with pytest.raises(driver.CudaAPIError, match="cuGraphLaunch results in CUDA_ERROR_ILLEGAL"):
+        driver._Direct().cuGraphLaunch("graph", "stream")
