@@ -219,7 +219,7 @@ class Model:
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise DataError(f"tokens: {ids.dtype} of shape {ids.shape}, wanted one row of integers")
         n = self.config.n_vocab
-        if ids.min() < 0 or ids.max() >= n:
+        if ids.astype(np.uint64).max() >= n:  # as those below 0 are, then
             raise DataError(f"tokens: ids from {ids.min()} to {ids.max()}, wanted 0 to {n - 1}")
         return ids.astype(np.int32)
 

@@ -196,13 +196,25 @@ class Batch:
         found: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
-                for slot, rows in self._run(together, every).items():
+                counts = self._next(together)
+                for slot, rows in zip(counts, self._run(counts, every), strict=True):
                     found[slot] += [rows]
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
         return {
             slot: np.concatenate(found[slot])[-len(ids) :] if slot in every else found[slot][-1][-1]
             for slot, ids in checked.items()
         }
+
+    def feed_one(self, slot: Slot, tokens: Tokens) -> np.ndarray:
+        """Append tokens to one sequence; what `feed` gives for it, with less done around a pass.
+
+        Raises as `feed`.
+        """
+        slot.tokens += self._checked(slot, tokens)
+        while True:
+            (logits,) = self._run(self._next([slot]), ())
+            if slot.n_cached == slot.n_past:
+                return logits[-1]
 
     def move(self, slot: Slot, source: int, target: int) -> None:
         """Make a slot's cached tokens from `source` on those from `target` on."""
@@ -244,14 +256,20 @@ class Batch:
         models = dict.fromkeys(slot.model for slot in slots)
         return [[slot for slot in slots if slot.model is model] for model in models]
 
-    def _run(self, slots: list[Slot], every: Collection[Slot]) -> dict[Slot, np.ndarray]:
-        """One pass: all tokens that await it or, if these are too many, those of the slots with the
-        fewest first. The logits (n, n_vocab) of each slot's last token, or of every one."""
+    def _next(self, slots: list[Slot]) -> dict[Slot, int]:
+        """How many tokens of each slot go into the next pass: all that await it or, if these are
+        too many, those of the slots with the fewest first."""
+        if len(slots) == 1:
+            return {slot: min(slot.n_past - slot.n_cached, passes.MOST_TOKENS) for slot in slots}
         room, taken = passes.MOST_TOKENS, dict.fromkeys(slots, 0)
         for slot in sorted(slots, key=lambda slot: slot.n_past - slot.n_cached):
             taken[slot] = min(slot.n_past - slot.n_cached, room)
             room -= taken[slot]
-        pieces = {slot: n for slot, n in taken.items() if n}
+        return {slot: n for slot, n in taken.items() if n}
+
+    def _run(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
+        """One pass of so many tokens of slots. The logits (n, n_vocab) of each slot's last token,
+        or of every one."""
         if not self.model.batches:
             self._switch(*pieces)
         try:
@@ -264,7 +282,7 @@ class Batch:
             slot.n_cached += n
             self._clock += 1
             slot.last_used = self._clock
-        return dict(zip(pieces, logits, strict=True))
+        return logits
 
     def _pass(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
         """Run the next tokens of some slots; the logits (n, n_vocab) of the last one of each, or of

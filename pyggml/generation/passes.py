@@ -53,11 +53,10 @@ class Pass:
 
         position: in the sequence, of the first of them. first: the cache's row of position 0.
         """
-        here = slice(at, at + len(tokens))
-        positions = np.arange(position, position + len(tokens))
-        rows = positions + first
-        self.tokens[here], self.positions[here], self.rows[here] = tokens, positions, rows
-        self.span[here, 0], self.span[here, 1] = first, rows + 1
+        here, row = slice(at, at + len(tokens)), first + position
+        up = np.arange(len(tokens)) if len(tokens) > 1 else 0  # of one token: arrays take longer
+        self.tokens[here], self.positions[here], self.rows[here] = tokens, position + up, row + up
+        self.span[here, 0], self.span[here, 1] = first, row + 1 + up
 
     def pad(self, at: int, spare: int) -> None:
         """Fill the pass, from its token number `at` on, with tokens of no sequence: they read no

@@ -43,7 +43,7 @@ class Session:
 
         Raises DataError if the tokens exceed the cache or are outside of the vocabulary.
         """
-        return self._batch.feed({self._slot: tokens})[self._slot]
+        return self._batch.feed_one(self._slot, tokens)
 
     def shift(self, n_keep: int = 0) -> int:
         """Drop half of the tokens after the first n_keep, as `Slot.shift`."""
