@@ -11,7 +11,7 @@ import pytest
 import pyggml
 from pyggml.backends import CPU
 from pyggml.backends.cuda import cards, open_cuda, transfers
-from pyggml.backends.cuda.driver import driver
+from pyggml.backends.cuda.driver import CudaAPIError, address, driver
 from pyggml.dtypes import F32
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
@@ -148,15 +148,17 @@ def test_numbers_go_from_card_to_card(pair):
 
 def test_memory_is_given_back_to_its_card(pair):
     """Though the other is current when the last reference goes."""
-    before = [card.memory()[0] for card in pair]
     arrays = [card.alloc(256 << 20) for card in pair]
-    taken = [b - card.memory()[0] for b, card in zip(before, pair, strict=True)]
-    assert min(taken) >= 256 << 20
+    places = [address(array) for array in arrays]
     for i, other in ((0, 1), (1, 0)):
+        pair[i].memory()  # the card is current
+        assert int(driver.cuMemGetAddressRange(places[i])[1]) == 256 << 20
         pair[other].memory()
         arrays[i] = None
         gc.collect()
-        assert pair[i].memory()[0] > before[i] - (64 << 20)
+        pair[i].memory()  # which frees what is gone
+        with pytest.raises(CudaAPIError):
+            driver.cuMemGetAddressRange(places[i])
 
 
 def test_a_fault_is_that_of_one_card(pair):
