@@ -122,7 +122,8 @@ class CudaBackend(Backend):
             self._transfers.to_card(target, spanned)
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
-        target = self._bytes(tensor)
+        with self._working():
+            target = self._bytes(tensor)
         if not tensor.is_contiguous or is_locked(values):
             return super().bind_write(tensor, values)
         return Call(self._run, self._transfers.bind_to_card(target, values), target, values)
