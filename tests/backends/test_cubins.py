@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
-from pyggml.backends.cuda import cubins, driver
+from failing_card import of_package, raising
+
+from pyggml.backends.cuda import cubins, driver, failures
 from pyggml.backends.cuda.cubins import Cubins, described
 
 DIGESTS = """
@@ -105,6 +108,18 @@ def test_a_file_that_is_not_whole_is_made_anew(store, spoilt):
     assert kept.load_overload((), None) is None
     kept.save_overload((), compiled("scaled", b"code"))
     assert kept.load_overload((), None) == ("scaled", b"code", ())
+
+
+@pytest.mark.parametrize("name, raises", [("INVALID_IMAGE", False), ("ILLEGAL_ADDRESS", True)])
+def test_a_kernel_that_is_not_taken_is_made_anew_unless_the_card_is_lost(
+    store, monkeypatch, name, raises
+):
+    kept = Cubins(scaling(2.0))
+    kept.save_overload((), compiled("scaled", b"code"))
+    monkeypatch.setattr(cubins, "kernel_of", raising(of_package("cuda", f"CUDA_ERROR_{name}: no")))
+    monkeypatch.setattr(failures, "driver", SimpleNamespace(cuCtxSynchronize=lambda: None))
+    with pytest.raises(Exception, match=name) if raises else nullcontext():
+        assert kept.load_overload((), None) is None
 
 
 def test_a_disk_that_takes_nothing_is_no_fault(store):

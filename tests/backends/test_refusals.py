@@ -40,6 +40,7 @@ def refused(sentence, index=None):
     with pytest.raises(DeviceError, match=re.escape(sentence)) as error:
         open_cuda(index)
     assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def test_cards_that_can_be_used(machine):
@@ -113,7 +114,7 @@ def test_a_driver_that_does_not_begin(machine, monkeypatch, name, says):
     machine()
     error = f"Error at driver init: Call to cuInit results in CUDA_ERROR_{name} (CUresult.{name})"
     monkeypatch.setattr(driver.driver, "get_device_count", raising(driver.CudaSupportError(error)))
-    refused(f"no CUDA device: {says}")
+    assert "wanted NVIDIA's driver" not in refused(f"no CUDA device: {says}")
 
 
 def test_a_compiler_that_is_missing(machine, monkeypatch):

@@ -34,7 +34,7 @@ def of_driver(number, name, call="cuStreamSynchronize"):
 
 
 def raising(error):
-    def fails():
+    def fails(*_):
         raise error
 
     return fails

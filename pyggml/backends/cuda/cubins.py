@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 # It makes numba.cuda that of the package numba-cuda, so it comes first.
-from pyggml.backends.cuda.driver import allow_shared, is_failure  # isort: skip
+from pyggml.backends.cuda.driver import allow_shared, is_failure, ran_out  # isort: skip
 
 import numpy as np
 from llvmlite import ir
@@ -32,6 +32,7 @@ from numba.cuda.dispatcher import _Kernel, get_current_device
 from numba.cuda.typing import signature
 
 from pyggml._jit import CACHE
+from pyggml.backends.cuda.failures import lost_by
 from pyggml.errors import PyggmlError
 from pyggml.files import replacing
 
@@ -126,9 +127,9 @@ class Cubins(NullCache):  # type: ignore[misc]  # Numba has no types
         try:
             return found and self._ready(kernel_of(*found, argtypes))
         except Exception as error:
-            if is_failure(error):  # the driver does not take it
-                return None
-            raise
+            if not is_failure(error) or ran_out(error) or lost_by(error) is not None:
+                raise
+            return None  # the driver does not take it
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a kernel that Numba has compiled. If it cannot be written, the next process compiles
