@@ -18,7 +18,7 @@ ASKED = JIT and threads.most() > 1
 pytestmark = pytest.mark.skipif(not ASKED, reason="nothing to compile, or no second core for it")
 LORA, TRAIN = LoraConfig(rank=2, modules=("attn_q",)), TrainConfig()
 CTX = 16
-PATIENCE = 120  # seconds until a helper that does nothing is given up
+PATIENCE = 600  # seconds until a helper that does nothing is given up
 
 
 @pytest.fixture

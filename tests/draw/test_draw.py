@@ -87,7 +87,7 @@ def test_a_graph_without_blocks_is_one_section():
 
 
 @given(graphs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_nodes_stand_below_their_sources_and_apart(graph):
     pytest.importorskip("igraph", reason="the layout is of the extra views")
     found = layered(graph.nodes)

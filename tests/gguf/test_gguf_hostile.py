@@ -151,7 +151,7 @@ REFUSED = {
 def test_a_broken_rule_is_refused_in_one_sentence(data, words, tmp_path):
     path = tmp_path / "crafted.gguf"
     path.write_bytes(data)
-    start = time.perf_counter()
+    start = time.process_time()
     tracemalloc.start()
     try:
         with pytest.raises(GGUFError, match=words) as caught:
@@ -159,11 +159,11 @@ def test_a_broken_rule_is_refused_in_one_sentence(data, words, tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     message = str(caught.value)
     assert message.startswith(f"{path}: ") and "\n" not in message
     assert len(message) < len(str(path)) + 250
-    assert seconds < 1 and peak < 1 << 20
+    assert seconds < 5 and peak < 1 << 20
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -256,7 +256,7 @@ def test_a_file_cut_at_any_byte_is_refused(valid):
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 def test_changed_bytes_are_refused_or_harmless(valid, changes):
     path, data = valid
     damaged = bytearray(data)
@@ -271,7 +271,7 @@ def test_changed_bytes_are_refused_or_harmless(valid, changes):
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_any_bytes_after_the_magic_are_refused_or_harmless(valid, tail):
     path, _ = valid
     path.write_bytes(b"GGUF\3\0\0\0" + tail)

@@ -86,7 +86,7 @@ NUMBERS_OF = dict(
     st.dictionaries(texts.filter(bool), tensor(), max_size=4),
     st.sampled_from([None, 8, 32, 256]),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_what_is_written_reads_back_and_copies_byte_for_byte(folder, metadata, tensors, alignment):
     path, copy = folder / "one.gguf", folder / "two.gguf"
     if alignment:

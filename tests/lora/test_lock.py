@@ -57,7 +57,7 @@ def test_the_second_is_refused_by_the_number_of_the_first(place, holder, tmp_pat
     with pytest.raises(PyggmlError, match=wanted), lock.held(place):
         pass
     assert len(locks(tmp_path)) == 1, "the first one's lock stays"
-    first.communicate("", timeout=60)
+    first.communicate("", timeout=300)
     assert locks(tmp_path) == []
     with lock.held(place):
         pass

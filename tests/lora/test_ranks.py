@@ -41,7 +41,7 @@ def launched_as(n, *words):
     """mpiexec's end, of n ranks that run Python with these words."""
     env = {**os.environ, **OPEN_MPI, "NUMBA_NUM_THREADS": "1"}
     words = [MPIEXEC, "-n", str(n), sys.executable, "-P", *words]
-    return subprocess.run(words, capture_output=True, text=True, timeout=180, env=env)
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, env=env)
 
 
 def ranked(n, **settings):

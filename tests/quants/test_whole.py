@@ -27,7 +27,7 @@ def test_declarations_are_keyed_by_their_name():
     assert quant("q4_k") is QUANTS["Q4_K"]
 
 
-@settings(max_examples=40 if JIT else 5, deadline=None)
+@settings(max_examples=40 if JIT else 5)
 @given(
     name=st.sampled_from(CHEAP),
     outer=st.lists(st.integers(0, 3), max_size=3),
@@ -48,7 +48,7 @@ def test_shapes(name, outer, n_blocks):
         np.testing.assert_array_equal(values[index], dequantize(raw[index], name))
 
 
-@settings(max_examples=20 if JIT else 3, deadline=None)
+@settings(max_examples=20 if JIT else 3)
 @given(name=st.sampled_from(CHEAP), axes=st.permutations(range(3)), step=st.integers(1, 3))
 def test_strided_input(name, axes, step):
     x = normal(32, 32, 64).transpose(axes)[::16, ::-1, :][:, ::step][:, :2]

@@ -158,13 +158,13 @@ def test_a_cancelled_request_frees_its_slot_before_the_next_pass(batch):
     assert len(made[3][1]) == 1 and len(made[0][1]) == 1 and not made[2][1]
 
 
-def test_time_ends_a_request_wherever_it_is(batch):
-    scheduler, soon = Scheduler(batch), time.monotonic() + 0.05
+def test_time_ends_a_request_wherever_it_is(batch, monkeypatch):
+    scheduler, soon = Scheduler(batch), time.monotonic() + 600
     made = [request(4, n_tokens=10**6, first=10 + i, deadline=soon) for i in range(3)]
     for one, _ in made:
         scheduler.submit(one)
     scheduler.step()
-    time.sleep(0.06)
+    monkeypatch.setattr(time, "monotonic", lambda: soon)
     assert not scheduler.step() and batch.n_free == 2
     assert all(isinstance(told[-1].error, Expired) for _, told in made)
     assert [len(told) for _, told in made] == [2, 2, 1]
@@ -208,12 +208,11 @@ def test_the_worker_answers_from_its_thread(worker):
     made, told, done = finished(request(4))
     worker.start()
     worker.submit([made])
-    assert done.wait(10) and len(told) == 3
-    for _ in range(100):
-        if worker.n_active + worker.n_waiting == 0:
-            return
+    assert done.wait(120) and len(told) == 3
+    end = time.monotonic() + 120
+    while worker.n_active + worker.n_waiting:
+        assert time.monotonic() < end, "it still counts what has ended"
         time.sleep(0.01)
-    pytest.fail("it still counts what has ended")
 
 
 def test_all_of_a_request_or_none_of_it_is_taken(worker):
@@ -231,11 +230,11 @@ def test_a_fault_ends_requests_but_not_the_worker(worker, batch):
     worker.start()
     made, told, done = finished(request(4))
     worker.submit([made])
-    assert done.wait(10) and isinstance(told[0].error, ZeroDivisionError)
+    assert done.wait(120) and isinstance(told[0].error, ZeroDivisionError)
     batch.feed = feed
     made, told, done = finished(request(4))
     worker.submit([made])
-    assert done.wait(10) and len(told) == 3
+    assert done.wait(120) and len(told) == 3
 
 
 def test_the_end_of_the_worker_is_told(worker):

@@ -74,7 +74,7 @@ class Serving:
 
     def endless(self):
         """A stream that goes on until the context is full, or its client."""
-        body = {"prompt": "a", "stream": True, "logit_bias": NO_END}
+        body = {"prompt": "a", "stream": True}
         return httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=600)
 
     def slow_down(self, seconds=0.05):
@@ -82,25 +82,31 @@ class Serving:
         feed = self.batch.feed
         self.batch.feed = lambda *given: (time.sleep(seconds), feed(*given))[1]
 
-    def until(self, condition, seconds=20):
+    def until(self, condition, seconds=120):
         """Wait for something that other threads do."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "it did not happen"
             time.sleep(0.01)
 
+    def until_let_go(self):
+        """Wait until no answer has a place or waits for one: each was ended before its limit."""
+        worker = self.service.worker
+        self.until(lambda: (worker.n_active, worker.n_waiting) == (0, 0))
+        assert all(slot.n_past < 256 for slot in self.batch.slots), "it wrote on"
+
 
 @contextmanager
-def started(path, adapters=None, sampling=None, access=None, **limits):
+def started(path, adapters=None, access=None, **limits):
+    """Answers end at their limit or their client's, as chance ends none: no end is drawn."""
     base = pyggml.load(path)
     named = {name: base.with_adapter_files(file) for name, file in (adapters or {}).items()}
     limits = Limits(**{"parallel": 4, **limits})
     batch = Batch(base, limits.parallel, limits.ctx or base.config.n_ctx)
     worker = Worker(Scheduler(batch), limits.parallel + limits.queue)
+    sampling = Sampling(logit_bias=NO_END)
     encoder = ChatEncoder(find_template(base.tokenizer), base.tokenizer)
-    service = Service(
-        {"tiny": base, **named}, worker, encoder, sampling or Sampling(), limits, batch.n_ctx
-    )
+    service = Service({"tiny": base, **named}, worker, encoder, sampling, limits, batch.n_ctx)
     app = make_app(service, access or Access(), page_routes("tiny", True, service.sampling))
     with listening("127.0.0.1", 0) as accepting:
         url = url_of(accepting)

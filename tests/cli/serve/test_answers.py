@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import NO_END
 
 import pyggml
 from pyggml.cli.show import printable
@@ -69,7 +68,6 @@ def test_tools_are_told_to_the_model(server):
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_says_the_same(server, n):
     given = {"seed": 7, "n": n, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
-    given["logit_bias"] = NO_END
     whole = server.chat(**given).json()
     parts = events(server.chat(stream=True, stream_options={"include_usage": True}, **given))
     assert parts[-1]["choices"] == []
@@ -120,7 +118,6 @@ def test_an_echo_tells_what_was_predicted_of_the_prompt(server, chatty, max_toke
     long = "the path to the other thing " * 12
     prompts = [model.tokenizer.encode(text) for text in ("the ", long, long)]
     asked = {"echo": True, "logprobs": 3, "max_tokens": max_tokens, "seed": 1}
-    asked["logit_bias"] = NO_END
     said = server.text(prompts, **asked).json()
     assert said["usage"]["completion_tokens"] == 3 * max_tokens
     streamed = events(server.text(prompts, stream=True, **asked))
@@ -197,8 +194,7 @@ def test_what_many_ask_about_is_read_once(serve, monkeypatch):
     whole = Batch.feed
     monkeypatch.setattr(Batch, "feed", feed)
     with serve() as server:
-        given = {"n": 4, "max_tokens": 4, "temperature": 0, "logit_bias": NO_END}
-        usage = server.text(PROMPT * 8, **given).json()["usage"]
+        usage = server.text(PROMPT * 8, n=4, max_tokens=4, temperature=0).json()["usage"]
     assert usage["completion_tokens"] == 16
     # The prompt once; for three of four its last token; and what each wrote, but the last token.
     assert sum(fed) == usage["prompt_tokens"] + 3 + 4 * 3
@@ -206,7 +202,7 @@ def test_what_many_ask_about_is_read_once(serve, monkeypatch):
 
 def test_the_context_ends_an_answer(serve):
     with serve(ctx=64) as server:
-        answer = server.text("a" * 50, logit_bias=NO_END).json()
+        answer = server.text("a" * 50).json()
     assert answer["usage"]["total_tokens"] == 64
     assert answer["choices"][0]["finish_reason"] == "length"
 

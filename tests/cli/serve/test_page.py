@@ -154,7 +154,7 @@ def test_an_answer_can_be_stopped(open_page, serve):
             server.until(lambda: server.service.worker.n_active == 1)
             stop()
             assert settle(page, 1) == ["stopped"]
-            server.until(lambda: server.service.worker.n_active == 0, seconds=2)
+            server.until_let_go()
             assert page.is_enabled("#send") and page.is_disabled("#stop")
             page.click("#fresh")
 

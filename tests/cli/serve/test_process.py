@@ -73,7 +73,7 @@ def test_a_signal_ends_it_after_the_answers_under_way(process, adapters, number)
         next(parts)
         running.send_signal(number)
         assert [part for part in parts if part][-1] == "data: [DONE]"
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=300)
     assert running.returncode == 130
     assert "stopping when the answers under way are done" in err and "Traceback" not in err
 
@@ -101,7 +101,8 @@ def test_an_answer_goes_on_beyond_its_context(process):
 
 
 def wait_until_it_answers(url):
-    httpx.get(f"{url}/health", timeout=30)  # the socket listens before the line is printed
+    """The socket listens before the line is printed."""
+    httpx.get(f"{url}/health", timeout=START_SECONDS)
 
 
 REFUSED = [

@@ -27,9 +27,9 @@ def test_it_serves_this_machine_until_a_signal_comes(tiny, tmp_path):
         assert lines[0].split() == ["model", "tiny"]
         assert f"none yet in {tmp_path}" in lines[1]
         url = re.search(r"^view +(http://127\.0\.0\.1:\d+/)", lines[2])[1]
-        assert "<title>tiny" in httpx.get(url, timeout=30).text
+        assert "<title>tiny" in httpx.get(url, timeout=300).text
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=300)
     finally:
         running.kill()
     assert running.returncode == 130 and "stopping" in err and "Traceback" not in err
