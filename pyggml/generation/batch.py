@@ -241,7 +241,11 @@ class Batch:
     def _checked(self, slot: Slot, tokens: Tokens) -> list[int]:
         if not slot.is_open or slot.batch is not self:
             raise ConfigError(f"slot {slot.number} is not open, wanted one that this batch opened")
-        ids: list[int] = self.model.checked(tokens).tolist()
+        match tokens:
+            case [int(token)] if 0 <= token < self.model.config.n_vocab:
+                ids = [token]  # as a sampler gives it: an array takes longer
+            case _:
+                ids = self.model.checked(tokens).tolist()
         if slot.n_past + len(ids) > self.n_ctx:
             raise DataError(
                 f"{slot.n_past} + {len(ids)} tokens do not fit into a context of {self.n_ctx}"

@@ -134,6 +134,16 @@ def test_rows_of_unlike_length_are_no_tokens(model):
         model.logits([[1], [2, 3]])
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 20, 2.5, 2**32 + 1, -(2**63)])
+def test_one_token_outside_of_the_vocabulary_is_refused(model, token):
+    session = Session(model, 4)
+    with pytest.raises(DataError, match="tokens: "):
+        session.feed([token])
+    assert session.n_past == 0
+    other = Session(model, 4)
+    np.testing.assert_array_equal(session.feed([7]), other.feed(np.array([7])))
+
+
 def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(model):
     assert len(list(generate(model, PROMPT, 5, n_ctx=6))) == 2
     assert list(generate(model, PROMPT, 5, n_ctx=4)) == []
