@@ -292,7 +292,7 @@ class Batch:
         """Run the next tokens of some slots; the logits (n, n_vocab) of the last one of each, or of
         every one."""
         model, n_tokens = next(iter(pieces)).model, sum(pieces.values())
-        n = passes.padded(n_tokens) if self.model.batches else n_tokens
+        n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
         n_wanted = {slot: count if slot in every else 1 for slot, count in pieces.items()}
         run = self._passes[model, n, sum(n_wanted.values())]
         of, end = list[int](), 0

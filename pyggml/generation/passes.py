@@ -24,7 +24,7 @@ _LOGITS_STEP = 32  # logits of more tokens than there are slots are padded likew
 _MOST_KEPT = 32  # bound programs
 
 
-def padded(n_tokens: int) -> int:
+def size_of_pass(n_tokens: int) -> int:
     """The tokens of the pass that n_tokens run in."""
     return n_tokens if n_tokens <= STEP else round_up(n_tokens, STEP)
 

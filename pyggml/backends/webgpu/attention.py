@@ -18,11 +18,11 @@ from functools import cache
 import numpy as np
 
 from pyggml.backends.webgpu.attention_tiles import (
-    COLUMNS,
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
     MAIN,
     MEMORY,
     QUAD,
-    ROWS,
     THREADS,
     add_columns,
     as_quads,
@@ -141,9 +141,9 @@ def _forward_source(n_bands: int) -> str:
     {sums_of("o", n_bands)}
     var top = vec4(max(sinks_at(head), NONE));
     var total = select(vec4(0.0), vec4(1.0), top > vec4(NONE));
-    find_bounds(me, first, {ROWS}u);
+    find_bounds(me, first, {BLOCK_ROWS}u);
     let range = workgroupUniformLoad(&bounds);
-    for (var key = range.x; key < range.y; key += {COLUMNS}u) {{
+    for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
         {dots("s", rows, ("k", _KEY_COLUMNS, "range.y"))}
         {scored}
         let before = top;
@@ -184,9 +184,9 @@ def _queries_source(n_bands: int) -> str:
     let lse = vec4({of_rows.format("lse")});
     let delta = vec4({of_rows.format("delta")});
     {sums_of("o", n_bands)}
-    find_bounds(me, first, {ROWS}u);
+    find_bounds(me, first, {BLOCK_ROWS}u);
     let range = workgroupUniformLoad(&bounds);
-    for (var key = range.x; key < range.y; key += {COLUMNS}u) {{
+    for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
         {dots("s", ("q", _QUERY_ROWS, "T"), ("k", _KEY_COLUMNS, "range.y"))}
         {dots("g", ("do", _QUERY_ROWS, "T"), ("v", _KEY_COLUMNS, "range.y"))}
         {chr(10).join(slopes)}
@@ -219,10 +219,10 @@ def _keys_source(n_bands: int) -> str:
     let keys = vec4(first + {QUAD}u * y) + {_FOUR};
     {sums_of("dk", n_bands)}
     {sums_of("dv", n_bands)}
-    for (var query = 0u; query < T; query += {COLUMNS}u) {{
-        find_bounds(me, query, {COLUMNS}u);
+    for (var query = 0u; query < T; query += {BLOCK_COLUMNS}u) {{
+        find_bounds(me, query, {BLOCK_COLUMNS}u);
         let range = workgroupUniformLoad(&bounds);
-        if (range.x >= first + {ROWS}u || range.y <= first) {{ continue; }}
+        if (range.x >= first + {BLOCK_ROWS}u || range.y <= first) {{ continue; }}
         for (var h = head * (H / HK); h < (head + 1u) * (H / HK); h++) {{
             {dots("s", ("k", key_rows, "S"), ("q", query_columns, "T"))}
             {dots("g", ("v", key_rows, "S"), ("do", query_columns, "T"))}
@@ -283,7 +283,7 @@ def _tiles(
     d = int(constants["D"])
     quads = {name: as_quads(view, d) for name, view in heads.items()}
     functions = "\n".join(quad_functions(name, view) for name, view in quads.items())
-    groups = -(-n_rows // ROWS), n, 1
+    groups = -(-n_rows // BLOCK_ROWS), n, 1
     return site.shaders.dispatch(functions + source, {**quads, **others}, groups, constants)
 
 

@@ -19,23 +19,23 @@ from collections.abc import Sequence
 from pyggml.backends.webgpu.shader import QUADS, View
 
 THREADS = 128
-ROWS, COLUMNS = 32, 64
+BLOCK_ROWS, BLOCK_COLUMNS = 32, 64  # of scores, in a workgroup
 _DEPTH = 16  # numbers of a head at once
 _OTHER = 256  # quads of whole columns at once
 QUAD = 4
 BAND = 16 * QUAD  # numbers of a head, of which each thread along x has a quad
 
 MEMORY = f"""
-var<workgroup> mine: array<vec4<f32>, {_DEPTH * (ROWS // QUAD + 1)}>;
-var<workgroup> other: array<vec4<f32>, {max(_DEPTH * (COLUMNS // QUAD + 1), _OTHER + 16)}>;
-var<workgroup> weights: array<vec4<f32>, {COLUMNS * (ROWS // QUAD + 1)}>;
+var<workgroup> mine: array<vec4<f32>, {_DEPTH * (BLOCK_ROWS // QUAD + 1)}>;
+var<workgroup> other: array<vec4<f32>, {max(_DEPTH * (BLOCK_COLUMNS // QUAD + 1), _OTHER + 16)}>;
+var<workgroup> weights: array<vec4<f32>, {BLOCK_COLUMNS * (BLOCK_ROWS // QUAD + 1)}>;
 """
 MAIN = f"""
 @compute @workgroup_size({THREADS})
 fn main(@builtin(local_invocation_index) me: u32, @builtin(workgroup_id) at: vec3<u32>) {{
     let x = me % 16u;
     let y = me / 16u;
-    let first = at.x * {ROWS}u + P[0].x * 0u;
+    let first = at.x * {BLOCK_ROWS}u + P[0].x * 0u;
     let head = at.y;
 """
 
@@ -104,7 +104,7 @@ def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str]) -
 
     rows, columns: (tensor, "first:element of row r", the end of the rows that are there)
     """
-    steps = ROWS // QUAD + 1, COLUMNS // QUAD + 1
+    steps = BLOCK_ROWS // QUAD + 1, BLOCK_COLUMNS // QUAD + 1
     products = []
     for k in range(_DEPTH):
         products.append(
@@ -117,8 +117,8 @@ def dots(sums: str, rows: tuple[str, str, str], columns: tuple[str, str, str]) -
     return f"""
 {" ".join(f"var {sums}{j} = vec4<f32>();" for j in range(QUAD))}
 for (var d = 0u; d < D; d += {_DEPTH}u) {{
-    {_turned("mine", ROWS, source, at, below)}
-    {_turned("other", COLUMNS, source2, at2, below2)}
+    {_turned("mine", BLOCK_ROWS, source, at, below)}
+    {_turned("other", BLOCK_COLUMNS, source2, at2, below2)}
     workgroupBarrier();
     {" ".join(products)}
     workgroupBarrier();
@@ -127,7 +127,7 @@ for (var d = 0u; d < D; d += {_DEPTH}u) {{
 
 def set_weights(values: Sequence[str]) -> str:
     """Numbers of the thread's four columns, vectors of its rows, to `weights`."""
-    step = ROWS // QUAD + 1
+    step = BLOCK_ROWS // QUAD + 1
     return "\n".join(
         f"weights[({QUAD}u * x + {j}u) * {step}u + y] = {value};" for j, value in enumerate(values)
     )
@@ -146,7 +146,7 @@ def add_columns(name: str, n_bands: int, columns: tuple[str, str, str]) -> str:
     first, element = at.split(":")
     terms = []
     for j in range(QUAD):
-        terms.append(f"{{ let p = weights[(c + j + {j}u) * {ROWS // QUAD + 1}u + y];")
+        terms.append(f"{{ let p = weights[(c + j + {j}u) * {BLOCK_ROWS // QUAD + 1}u + y];")
         for b in range(n_bands):
             terms.append(f"let v{b} = other[(j + {j}u) * D4 + x + {16 * b}u];")
             terms += [
@@ -154,15 +154,15 @@ def add_columns(name: str, n_bands: int, columns: tuple[str, str, str]) -> str:
             ]
         terms.append("}")
     return f"""
-for (var c = 0u; c < {COLUMNS}u; c += AT_ONCE) {{
+for (var c = 0u; c < {BLOCK_COLUMNS}u; c += AT_ONCE) {{
     for (var e = me; e < AT_ONCE * D4; e += {THREADS}u) {{
         let column = c + e / D4;
         let r = {first} + column;
-        let there = column < {COLUMNS}u && r < {below};
+        let there = column < {BLOCK_COLUMNS}u && r < {below};
         other[e] = {source}_quad({element}, e % D4 * {QUAD}u, there);
     }}
     workgroupBarrier();
-    for (var j = 0u; j < AT_ONCE && c + j < {COLUMNS}u; j += {QUAD}u) {{
+    for (var j = 0u; j < AT_ONCE && c + j < {BLOCK_COLUMNS}u; j += {QUAD}u) {{
         {" ".join(terms)}
     }}
     workgroupBarrier();
