@@ -24,12 +24,13 @@ from pyggml.ops.detach import detach
 from pyggml.ops.dropout import dropout, uniform_noise
 from pyggml.ops.embedding import arange, timestep_embedding
 from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
-from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu
+from pyggml.ops.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu, swiglu_back
 from pyggml.ops.glu_clipped import swiglu_clamp, swiglu_oai
 from pyggml.ops.group_norm import group_norm, group_norm_back
 from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy, linear_cross_entropy_by_row
 from pyggml.ops.im2col import conv_1d, conv_2d, im2col
+from pyggml.ops.joint_backs import with_joint_backs as with_joint_backs
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
 from pyggml.ops.loss import (
     cross_entropy_loss,
@@ -57,6 +58,7 @@ from pyggml.ops.span import window_span
 from pyggml.ops.ssm_conv import ssm_conv
 from pyggml.ops.ssm_scan import ssm_scan
 from pyggml.ops.temperature import log_temperature
+from pyggml.ops.thin_first import thin_first as thin_first
 from pyggml.ops.triangular import diag, fill, fill_inplace, solve_tri, tri
 from pyggml.ops.unary import (
     abs_,
@@ -211,6 +213,7 @@ __all__ = [
     "sum_",
     "sum_rows",
     "swiglu",
+    "swiglu_back",
     "swiglu_clamp",
     "swiglu_oai",
     "tanh",

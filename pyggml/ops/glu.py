@@ -2,6 +2,7 @@
 
 swiglu            gate · s(gate) · up
 swiglu_back_gate  dy · up · s · (1 + gate · (1 - s))
+swiglu_back       the same; saved are dup = dy · gate · s, and swiglu once more
 reglu, geglu, geglu_quick, geglu_erf   relu, gelu, gelu_quick, gelu_erf of the gate, times up
 
 Without `up`, the last axis of `gate` holds both: first the gate, then up; `swapped`, the reverse.
@@ -14,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from pyggml._jit import kernel, parallel, prange
-from pyggml._simd import sigmoid32
-from pyggml.backends.cpu import cpu_kernel, flat
+from pyggml._jit import exact, kernel, parallel, prange
+from pyggml._simd import exp32, sigmoid32
+from pyggml.backends.cpu import Site, cpu_kernel, flat
+from pyggml.call import Call
+from pyggml.dtypes import BF16
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLGLUOp, GGMLOp
 from pyggml.op import NO_SETTINGS, OPS, GradRule, Memory, NoGrad, Op, Refused, Sample, Spec, op
@@ -24,9 +27,10 @@ from pyggml.ops.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arith import mul
 from pyggml.ops.expect import expect, expect_type
 from pyggml.ops.narrow import halve
-from pyggml.ops.strips import strips
+from pyggml.ops.strips import strip, strips
 from pyggml.ops.unary import Layout
-from pyggml.tensors import Tensor
+from pyggml.quants.bits import bf16_to_float
+from pyggml.tensors import Tensor, leaf
 
 _ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
 _QUICK = np.float32(1.702)
@@ -38,6 +42,14 @@ _MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
 def swiglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
     """silu(gate) · up, F32, both (..., n); or gate (..., 2n) holds both (ggml's SWIGLU)."""
     return SWIGLU(*gate_and_up(gate, up, swapped))
+
+
+def swiglu_back(gate: Tensor, up: Tensor, dy: Tensor) -> Tensor:
+    """d(loss)/dgate, F32, of y = swiglu(gate, up): gate, up (..., n) BF16, dy (..., n) F32.
+
+    Saved are d(loss)/dup and y, as dy. The CPU puts it in graphs (pyggml.ops.joint_backs).
+    """
+    return SWIGLU_BACK(gate, up, dy)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
@@ -169,6 +181,65 @@ SWIGLU_BACK_GATE = glu_op(
     strips,
     n_sources=3,
 )
+
+# -- swiglu_back --------------------------------------------------------------------------------
+
+
+def _swiglu_back_spec(gate: Tensor, up: Tensor, dy: Tensor) -> Spec:
+    expect("swiglu_back", "gate", gate, gate.shape, BF16)
+    expect("swiglu_back", "up", up, gate.shape, BF16)
+    expect("swiglu_back", "dy", dy, gate.shape)
+    return Spec(gate.shape)
+
+
+def _swiglu_back_saved(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Spec, ...]:
+    return Spec(gate.shape), Spec(gate.shape)
+
+
+@exact
+def _quotient(a, b, c):
+    """a · b / c: what LLVM makes of a · (1 / c) · b in _swiglu."""
+    return a * b / c
+
+
+@parallel
+def _swiglu_back(dgate, gate, up, dy, dup, y):
+    for i in prange(gate.shape[0]):
+        for j in range(gate.shape[1]):
+            g, u, d = bf16_to_float(gate[i, j]), bf16_to_float(up[i, j]), dy[i, j]
+            c = _ONE + exp32(-g)
+            s = _ONE / c
+            y[i, j] = _quotient(g, u, c)
+            dup[i, j] = _quotient(g, d, c)
+            dgate[i, j] = d * u * s * (_ONE + g * (_ONE - s))
+
+
+def _swiglu_back_run(site: Site) -> Call:
+    n = strip(site.out.shape)
+    arrays = (site.out, *site.src, *site.saved)
+    return Call(_swiglu_back, *(a.reshape(-1, n) for a in arrays))
+
+
+def _swiglu_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1, 1), (2, 3, 5), (67,), (3, 4096), (int(rng.integers(1, 9)), 33)]:
+        bits = rng.standard_normal((2, *shape), np.float32).view(np.uint32) >> 16
+        gate, up = (leaf(b.astype(np.uint16), dtype=BF16) for b in bits)
+        yield Sample((gate, up, rng.standard_normal(shape)))
+
+
+SWIGLU_BACK = op(
+    name="swiglu_back",
+    ggml=GGMLOp.CUSTOM,
+    spec=_swiglu_back_spec,
+    ref=_swiglu_back_gate_ref,
+    grad=NoGrad("second derivatives are out of scope"),
+    samples=_swiglu_back_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.INPLACE,
+    saved=_swiglu_back_saved,
+    fuses=("cpy", "swiglu", "swiglu_back_gate"),
+)
+cpu_kernel(SWIGLU_BACK, _swiglu_back_run)
 
 # -- the others ---------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ def schedule(graph: Graph, devices: Devices) -> Schedule:
     """
     whole = graph
     for backend in devices.backends:
-        graph = backend.rewritten(graph)
+        if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
+            graph = backend.rewritten(graph)
     assignment = assign(graph, devices.backends)
     devices.say_fallbacks(assignment.fallbacks)
     used = {b for b in assignment.backends.values() if b is not None}

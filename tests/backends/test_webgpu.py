@@ -29,8 +29,8 @@ WITHOUT_A_KERNEL = {
     "group_norm", "group_norm_back", "im2col", "im2col_back", "opt_step_sgd", "pad", "pad_back",
     "pad_reflect_1d", "pad_reflect_1d_back", "pool_avg", "pool_avg_back", "pool_max",
     "pool_max_back", "rms_norm_mul_back_w", "roll", "roll_back", "rwkv_wkv6", "rwkv_wkv7",
-    "set", "sin", "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back", "timestep_embedding",
-    "tri", "upscale", "upscale_back", "view_back", "wkv_back",
+    "set", "sin", "solve_tri", "solve_tri_t", "ssm_scan", "ssm_scan_back", "swiglu_back",
+    "timestep_embedding", "tri", "upscale", "upscale_back", "view_back", "wkv_back",
 }
 # fmt: on
 OPS_THERE = sorted(n for n, op in OPS.items() if not op.is_view and n not in WITHOUT_A_KERNEL)

@@ -3,12 +3,14 @@
 from pyggml.backends.cpu.device import CPU, array, copy_rows, detach, is_constant, read, write
 from pyggml.backends.cpu.kernel import (
     KERNELS,
+    REWRITES,
     Compute,
     Kernel,
     Site,
     as_four,
     as_rows,
     cpu_kernel,
+    cpu_rewrite,
     flat,
     four,
     rows,
@@ -17,6 +19,7 @@ from pyggml.backends.cpu.kernel import (
 __all__ = [
     "CPU",
     "KERNELS",
+    "REWRITES",
     "Compute",
     "Kernel",
     "Site",
@@ -25,6 +28,7 @@ __all__ = [
     "as_rows",
     "copy_rows",
     "cpu_kernel",
+    "cpu_rewrite",
     "detach",
     "flat",
     "four",

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
-from pyggml.backends.cpu.kernel import KERNELS, Compute, Kernel, Site
+from pyggml.backends.cpu.kernel import KERNELS, REWRITES, Compute, Kernel, Site
 from pyggml.call import Call
+from pyggml.graph import Graph
 from pyggml.tensors import Tensor
 
 ALIGNMENT = 64
@@ -27,6 +28,11 @@ class CPU(Backend):
 
     def unsupported(self, node: Tensor) -> str | None:
         return None if node.op in KERNELS else "no kernel is declared"
+
+    def rewritten(self, graph: Graph) -> Graph:
+        for rewrite in REWRITES:
+            graph = rewrite(graph)
+        return graph
 
     def alloc(self, n_bytes: int) -> np.ndarray:
         """n_bytes uint8, aligned; pages are taken from the system when first written."""

@@ -1,4 +1,5 @@
-"""The CPU's kernel of an op, declared beside the op: `cpu_kernel(ADD, run)`."""
+"""The CPU's kernel of an op, declared beside the op: `cpu_kernel(ADD, run)`; and its rewritings of
+graphs, declared beside the op that they bring in: `cpu_rewrite(pass_)`."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pyggml.call import Call
+from pyggml.graph import Graph
 from pyggml.op import Op
 from pyggml.tensors import Tensor
 
@@ -72,6 +74,15 @@ def cpu_kernel(
 ) -> None:
     """Declare how the CPU computes an op. Ops that only look at memory need no kernel."""
     KERNELS[op] = Kernel(run, scratch, shared)
+
+
+# Passes over a graph that the CPU runs alone, in order: its results are bitwise the same.
+REWRITES: list[Callable[[Graph], Graph]] = []
+
+
+def cpu_rewrite(rewrite: Callable[[Graph], Graph]) -> None:
+    """Declare a pass that puts ops which the CPU computes faster in the place of others."""
+    REWRITES.append(rewrite)
 
 
 # -- how kernels see arrays ---------------------------------------------------------------------

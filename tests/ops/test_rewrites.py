@@ -1,0 +1,165 @@
+"""What the CPU puts in a graph that it runs alone: other nodes, the same bits."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba.core import config
+
+from pyggml import ops
+from pyggml._jit import JIT
+from pyggml.backends import CPU
+from pyggml.backward import Keep, build_backward, rematerialise, round_large
+from pyggml.dtypes import BF16, F16, F32
+from pyggml.graph import Graph, Notes
+from pyggml.op import OPS
+from pyggml.ops.glu import SWIGLU_BACK
+from pyggml.ops.joint_backs import with_joint_backs
+from pyggml.ops.thin_first import thin_first
+from pyggml.runtime import results, run
+from pyggml.schedule import Devices, schedule
+from pyggml.schedule import results as results_on
+from pyggml.tensors import leaf
+
+T, N, FF, R = 5, 24, 40, 3
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape):
+    return leaf(RNG.standard_normal(shape).astype(np.float32))
+
+
+def rounded(*shape):
+    bits = RNG.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16
+    return leaf(bits.astype(np.uint16), dtype=BF16)
+
+
+def same_bits(found, wanted):
+    return len(found) == len(wanted) and all(
+        a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def same(found, wanted):
+    """Bit for bit as users compile kernels. Loops that check bounds are no vectors, and LLVM then
+    adds in another order."""
+    if JIT and not config.BOUNDSCHECK:
+        return same_bits(found, wanted)
+    return all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+@pytest.mark.skipif(not JIT, reason="plain Python rounds swiglu another way")
+@pytest.mark.skipif(not config.BOUNDSCHECK, reason="these are the bits")
+def test_the_bits_without_bounds_checks():
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout
+
+
+def names(graph):
+    return [t.op.name for t in graph.nodes]
+
+
+# -- swiglu_back ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 33), (67,), (5, 70), (2, 4100), (64, 768)])
+def test_all_three_results_are_those_of_nodes_apart(shape):
+    gate, up, dy = rounded(*shape), rounded(*shape), normal(*shape)
+    joint = ops.swiglu_back(gate, up, dy)
+    g, u = (ops.cpy(t, F32) for t in (gate, up))
+    apart = OPS["swiglu_back_gate"](g, u, dy), ops.swiglu(g, dy), ops.swiglu(g, u)
+    assert same(run(joint, *joint.saved), run(*apart))
+
+
+def feed_forward(n_layers=2, before_down=lambda y: y, noted=True):
+    """The gradients by A and B of LoRA on every product of a stack of gated layers, as they are
+    computed in training; and the forward graph's large tensors."""
+    x, large, trained = normal(T, N), [], []
+
+    def linear(x, n):
+        w = leaf((RNG.standard_normal((n, x.shape[1])) / 8).astype(np.float16))
+        a, b = normal(R, x.shape[1]), normal(n, R)
+        trained.extend((a, b))
+        return ops.mul_mat_add(ops.mul_mat(w, x), b, ops.scale(ops.mul_mat(a, x), 0.03))
+
+    for _ in range(n_layers):
+        gate, up = linear(x, FF), linear(x, FF)
+        large += [gate, up]
+        x = ops.add(x, linear(before_down(ops.swiglu(gate, up)), N))
+    forward = Graph.of(ops.sum_(ops.sqr(x))).noted(Notes(large=frozenset(large if noted else ())))
+    graph = round_large(build_backward(forward, trained), BF16)
+    return rematerialise(graph, Keep.COSTLY)
+
+
+@pytest.mark.skipif(not JIT, reason="plain Python rounds swiglu another way")
+@pytest.mark.parametrize("compute", ["f32", "bf16"])
+def test_a_step_has_joint_nodes_and_the_same_numbers(compute):
+    graph = feed_forward()
+    devices = Devices([CPU(compute)])
+    (rewritten,) = (p.graph for p in schedule(graph, devices).plans.values())
+    assert names(rewritten).count("swiglu_back") == 2
+    assert "swiglu_back_gate" not in names(rewritten)
+    assert names(rewritten).count("swiglu") == 2  # the forward pass alone
+    wanted = results(graph, CPU(compute))
+    assert same(results_on(graph, devices), wanted) and all(w.any() for w in wanted)
+
+
+def norm(y):
+    return ops.rms_norm_mul(y, normal(FF))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(lambda: feed_forward(noted=False), id="no rounded copies"),
+        pytest.param(lambda: feed_forward(before_down=norm), id="dy needs y"),
+    ],
+)
+def test_what_cannot_be_joined_stays(graph):
+    graph = graph()
+    assert "swiglu_back_gate" in names(graph) and with_joint_backs(graph) is graph
+
+
+@pytest.mark.parametrize("also", ["dgate", "dup", "gate"])
+def test_what_others_read_stays(also):
+    gate, up, dy = ops.cpy(rounded(T, N), F32), ops.cpy(rounded(T, N), F32), normal(T, N)
+    apart = {"dgate": OPS["swiglu_back_gate"](gate, up, dy), "dup": ops.swiglu(gate, dy)}
+    results_ = [ops.scale(t, 2.0) for t in (*apart.values(), ops.swiglu(gate, up))]
+    joined = with_joint_backs(Graph.of(*results_))
+    assert any(t.op is SWIGLU_BACK for t in joined.nodes)
+    graph = Graph.of(*results_, ops.sqr(gate) if also == "gate" else apart[also])
+    assert with_joint_backs(graph) is graph
+
+
+# -- thin_first -----------------------------------------------------------------------------------
+
+
+def test_thin_products_stand_before_packed_ones_of_their_source():
+    x, kinds = ops.scale(normal(T, N), 2.0), []
+    for n in (FF, N):
+        w = leaf(RNG.standard_normal((n, N)).astype(np.float16))
+        kinds += [ops.mul_mat(w, x), ops.mul_mat(normal(R, N), x)]
+    graph = Graph.of(*kinds)
+    rewritten = thin_first(graph)
+    products = [t.src[0].dtype for t in rewritten.nodes if t.op.name == "mul_mat"]
+    assert [d is F16 for d in products] == [False, False, True, True]
+    assert rewritten.outputs == graph.outputs
+    assert same_bits(results(rewritten), results(graph))
+
+
+def test_wide_float_matrices_and_lone_products_stay():
+    x = ops.scale(normal(T, N), 2.0)
+    w = leaf(RNG.standard_normal((FF, N)).astype(np.float16))
+    wide = Graph.of(ops.mul_mat(w, x), ops.mul_mat(normal(FF, N), x))
+    apart = Graph.of(ops.mul_mat(w, x), ops.mul_mat(normal(R, N), ops.sqr(x)))
+    assert thin_first(wide) is wide and thin_first(apart) is apart
