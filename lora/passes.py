@@ -281,7 +281,7 @@ class Passes:
     def first_not_finite(self) -> str | None:
         """Run the last batch again; the first node that gives NaN or infinity, if one does."""
         for node, device in self.programs[self._last].walk():
-            if not _is_finite(device.read(node)):
+            if not all(_is_finite(device.read(t)) for t in (node, *node.saved)):
                 return repr(node)
         return None
 

@@ -81,7 +81,7 @@ class CheckpointError(PyggmlError):
 
 
 class DeviceError(PyggmlError):
-    """A device that is missing or too old."""
+    """A device that is missing or too old, or refuses a call."""
 
 
 class DeviceMemoryError(DeviceError):

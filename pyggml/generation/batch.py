@@ -242,7 +242,7 @@ class Batch:
         if not slot.is_open or slot.batch is not self:
             raise ConfigError(f"slot {slot.number} is not open, wanted one that this batch opened")
         match tokens:
-            case [int(token)] if 0 <= token < self.model.config.n_vocab:
+            case [token] if type(token) is int and 0 <= token < self.model.config.n_vocab:
                 ids = [token]  # as a sampler gives it: an array takes longer
             case _:
                 ids = self.model.checked(tokens).tolist()

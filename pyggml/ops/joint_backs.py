@@ -8,7 +8,7 @@ take three exponentials. swiglu_back moves 20 and takes one; its bits are the sa
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pyggml._jit import JIT
@@ -50,23 +50,37 @@ def _found(graph: Graph) -> Iterator[_Apart]:
         for s in t.src:
             readers[s].append(t)
     number = {t: i for i, t in enumerate(graph.nodes)}
-    for dgate in backs:
-        gate, up, dy = dgate.src
-        made = {t.src: t for t in readers[gate] if t.op is SWIGLU}
-        dup, y = made.get((gate, dy)), made.get((gate, up))
-        if dup is None or y is None or not (_is_widened(gate) and _is_widened(up)):
-            continue
-        ours = {dgate, dup, y}
-        alone = ours.issuperset((*readers[gate], *readers[up])) and ours.isdisjoint(graph.outputs)
-        if alone and not _depends(dy, y, number):
-            yield _Apart(dgate, dup, y, gate.src[0], up.src[0])
+    found = [a for dgate in backs if (a := _apart(dgate, readers, number, graph.outputs))]
+    for i, a in enumerate(found):  # its dy needs nothing that those behind it will give
+        late = (t for later in found[i + 1 :] for t in (later.dup, later.y))
+        if not any(_depends(a.dgate.src[2], t, number) for t in late):
+            yield a
+
+
+def _apart(
+    dgate: Tensor,
+    readers: Mapping[Tensor, Sequence[Tensor]],
+    number: Mapping[Tensor, int],
+    outputs: Iterable[Tensor],
+) -> _Apart | None:
+    """What could be joined with dgate, if there were no other to join."""
+    gate, up, dy = dgate.src
+    made = {t.src: t for t in readers[gate] if t.op is SWIGLU}
+    dup, y = made.get((gate, dy)), made.get((gate, up))
+    if dup is None or y is None or not (_is_widened(gate) and _is_widened(up)):
+        return None
+    ours = {dgate, dup, y}
+    alone = ours.issuperset((*readers[gate], *readers[up])) and ours.isdisjoint(outputs)
+    if not alone or _depends(dy, y, number):
+        return None
+    return _Apart(dgate, dup, y, gate.src[0], up.src[0])
 
 
 def _is_widened(t: Tensor) -> bool:
     return t.op is CPY and t.src[0].dtype is BF16 and t.src[0].is_contiguous
 
 
-def _depends(t: Tensor, on: Tensor, number: dict[Tensor, int]) -> bool:
+def _depends(t: Tensor, on: Tensor, number: Mapping[Tensor, int]) -> bool:
     """Whether t needs `on`. Only nodes behind `on` can."""
     seen, stack = set[Tensor](), [t]
     while stack:

@@ -187,8 +187,8 @@ class ForEach:
             others = filterfalse(self._devices.holds, self._leaves)
             self._others = tuple(call for t in others if (call := self._of_others(t)))
             self._n_moves = self._devices.n_moves
-        for act in self._others:
-            act()
+        for call in self._others:
+            call()
 
 
 def _roots(leaves: Iterable[Tensor]) -> dict[Tensor, None]:

@@ -82,6 +82,7 @@ def sites_of(graph):
 
 # Sites are those of q's norm, q turned, k's norm, k turned, both caches' rows and attention.
 OTHERS = {"k": (2, 0), "v": (5, 1), "table": (1, 1), "row ids": (4, 2)}
+OTHERS |= {"weights of q": (0, 1), "weights of k": (2, 1)}
 
 
 @pytest.mark.parametrize("source", OTHERS)

@@ -11,7 +11,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from failing_card import Fails, of_driver, of_package, raising
 
-from pyggml.backends.cuda import driver
+from pyggml.backends.cuda import device, driver
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
 
@@ -41,6 +41,20 @@ def test_no_memory_for_a_context(monkeypatch):
 
     with pytest.raises(DeviceMemoryError, match="the driver's own memory is wanted$"):
         Fails(monkeypatch, none).raises(full)
+
+
+def test_nothing_is_asked_of_a_card_that_does_not_become_current(monkeypatch):
+    """Another card may be current then: its memory is not this one's, nor is its loss."""
+    card = Fails(monkeypatch, memory=never, waits=never)
+    full = of_package("cuda", "CUDA_ERROR_OUT_OF_MEMORY: no memory")
+    monkeypatch.setattr(device, "make_current", raising(full))
+    with pytest.raises(DeviceMemoryError, match="the driver's own memory is wanted$"):
+        card.backend._working().__enter__()
+    absent = of_driver(46, "DEVICE_UNAVAILABLE")
+    monkeypatch.setattr(device, "make_current", raising(absent))
+    with pytest.raises(DeviceError, match="the card is for another process alone") as refused:
+        card.backend._working().__enter__()
+    assert type(refused.value) is DeviceError and not card.abandoned
 
 
 def never():

@@ -1,10 +1,17 @@
 """A loss that is not finite: the step, the window, the tensor, and what stays on the disk."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from pyggml import gguf
+from pyggml.dtypes import BF16
 from pyggml.errors import PyggmlError
+from pyggml.lora.passes import Passes
+from pyggml.ops import swiglu_back
+from pyggml.runtime import run
+from pyggml.tensors import leaf
 
 
 @pytest.fixture
@@ -43,3 +50,18 @@ def test_the_step_the_window_and_the_tensor_are_named(trainer_of, corpus_of, spo
     assert sorted(p.name for p in (tmp_path / "c").glob("*.gguf"))[-1:] == [
         f"step-{step - 1:08d}.gguf"
     ]
+
+
+def test_a_second_result_is_looked_at_too():
+    """dup of swiglu_back, which a later product reads, is no number; dgate is 0."""
+    gate, up = (leaf(bits_of(values), dtype=BF16) for values in ([3e5], [0.0]))
+    node = swiglu_back(gate, up, leaf(np.full(1, 3e38, np.float32)))
+    results = dict(zip((node, *node.saved), run(node, *node.saved), strict=True))
+    device = SimpleNamespace(read=results.__getitem__)
+    program = SimpleNamespace(walk=lambda: [(node, device)])
+    passes = SimpleNamespace(programs={0: program}, _last=0)
+    assert np.isfinite(results[node]).all() and "swiglu_back" in Passes.first_not_finite(passes)
+
+
+def bits_of(values):
+    return (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)

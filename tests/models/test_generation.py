@@ -134,7 +134,7 @@ def test_rows_of_unlike_length_are_no_tokens(model):
         model.logits([[1], [2, 3]])
 
 
-@pytest.mark.parametrize("token", [-1, 1 << 20, 2.5, 2**32 + 1, -(2**63)])
+@pytest.mark.parametrize("token", [-1, 1 << 20, 2.5, True, 2**32 + 1, -(2**63)])
 def test_one_token_outside_of_the_vocabulary_is_refused(model, token):
     session = Session(model, 4)
     with pytest.raises(DataError, match="tokens: "):

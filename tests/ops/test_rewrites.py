@@ -141,6 +141,40 @@ def test_what_others_read_stays(also):
     assert with_joint_backs(graph) is graph
 
 
+def swiglus(dy, other_dy):
+    """Two swiglus and their results apart, each with the dy that it gets of both y."""
+    pairs = [[ops.cpy(rounded(T, N), F32) for _ in range(2)] for _ in range(2)]
+    ys = [ops.swiglu(*pair) for pair in pairs]
+    dz = normal(T, N)
+    dys = dy(dz, ys), other_dy(dz, ys)
+    apart = [
+        (OPS["swiglu_back_gate"](*pair, d), ops.swiglu(pair[0], d), y)
+        for pair, d, y in zip(pairs, dys, ys, strict=True)
+    ]
+    return [ops.scale(t, 2.0) for one in apart for t in one]
+
+
+@pytest.mark.skipif(not JIT, reason="plain Python rounds swiglu another way")
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        pytest.param(lambda dz, ys: ops.mul(dz, ys[1]), lambda dz, _: ops.sqr(dz), id="the first"),
+        pytest.param(lambda dz, _: ops.sqr(dz), lambda dz, ys: ops.mul(dz, ys[0]), id="the second"),
+        pytest.param(
+            lambda dz, ys: ops.mul(dz, ys[1]), lambda dz, ys: ops.mul(dz, ys[0]), id="each"
+        ),
+    ],
+)
+def test_no_node_is_left_beside_a_joint_one(first, second):
+    """Where one swiglu's dy needs what the other gives, the one that comes too early stays."""
+    graph = Graph.of(*swiglus(first, second))
+    joined = with_joint_backs(graph)
+    n_joint = names(joined).count("swiglu_back")
+    assert n_joint and names(joined).count("swiglu_back_gate") == 2 - n_joint
+    assert names(joined).count("swiglu") == names(joined).count("cpy") == 2 * (2 - n_joint)
+    assert same(results(joined), results(graph))
+
+
 # -- thin_first -----------------------------------------------------------------------------------
 
 

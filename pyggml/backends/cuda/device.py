@@ -42,6 +42,8 @@ from pyggml.tensors import Tensor
 _CONTEXT = 880 << 20
 _PAGE = 2 << 20  # the driver gives memory in whole ones, but for small pieces
 
+_OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
+
 
 class CudaBackend(Backend):
     """One NVIDIA card. `compute`: how products with weights round their operands.
@@ -209,14 +211,17 @@ class CudaBackend(Backend):
         """
         return _Working(self, n_bytes)
 
-    def explain(self, error: BaseException, n_bytes: int) -> None:
-        """Raise the DeviceError of what the card refused; other errors stay what they are."""
+    def explain(self, error: BaseException, n_bytes: int, is_current: bool = True) -> None:
+        """Raise the DeviceError of what the card refused; other errors stay what they are.
+
+        is_current: if not, another card may be, of which nothing is asked
+        """
         if not (isinstance(error, Exception) and is_failure(error)):
             return
         if ran_out(error):
-            wanted = self._wanted(n_bytes)
+            wanted = self._wanted(n_bytes) if is_current else _OF_DRIVER
             raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
-        if (cause := lost_by(error)) is not None:
+        if (cause := lost_by(error, is_current)) is not None:
             abandon(self.index)
             raise DeviceLostError(f"{self.name} has failed: {reason_of(cause)}") from error
         raise DeviceError(f"{self.name} refuses a call: {reason_of(error)}") from error
@@ -227,7 +232,7 @@ class CudaBackend(Backend):
         except Exception as error:
             if not is_failure(error):
                 raise
-            return "the driver's own memory is wanted"  # a context, which every process needs
+            return _OF_DRIVER
         wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
         return f"{wanted}, {free:,} of {total:,} are free"
 
@@ -244,7 +249,7 @@ class _Working(AbstractContextManager[None]):
         try:
             make_current(self._card.index)
         except Exception as error:
-            self._card.explain(error, self._n_bytes)
+            self._card.explain(error, self._n_bytes, is_current=False)
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -71,11 +71,13 @@ _REFUSED = {
 }
 
 
-def lost_by(failure: Exception) -> Exception | None:
-    """The failure by which the card that is current is lost: this one, or another that shows when
-    the card is asked to wait for its work. None if the card goes on."""
+def lost_by(failure: Exception, is_current: bool = True) -> Exception | None:
+    """The failure by which a card is lost: this one, or another that shows when the card, if it is
+    current, is asked to wait for its work. None if the card goes on."""
     if _code(failure) in _FATAL:
         return failure
+    if not is_current:
+        return None
     try:
         driver.cuCtxSynchronize()
     except Exception as other:

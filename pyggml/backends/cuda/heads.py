@@ -147,8 +147,10 @@ def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     q_norm, q_turn, k_norm, _, k_put, v_put = sites
     n_tokens, n_heads, d = q_norm.node.shape
     n_key_heads, cache = k_norm.node.src[0].shape[1], k_put.node.src[0]
+    weights = q_norm.src[1], k_norm.src[1]
+    reads = k_norm.src[0], v_put.src[1], q_turn.src[1], k_put.src[2], *weights
     # Queries may be turned where they lie; what is read of other heads, too, must lie elsewhere.
-    out, *others = ranges((q_turn.out, k_norm.src[0], v_put.src[1], q_turn.src[1], k_put.src[2]))
+    out, *others = ranges((q_turn.out, *reads))
     if any(out.meets(other) for other in others):  # the plan has given it their memory
         return None
     table, p = q_turn.node.src[1], q_turn.node.params
@@ -159,7 +161,7 @@ def _bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
     return launch(
         _heads(), min(-(-n_jobs // _WARPS), 1 << 16), _WARPS * LANES, q_norm.stream, q_turn.out,
         k_put.out, v_put.out, q_norm.src[0], k_norm.src[0], v_put.src[1],
-        (q_norm.src[1], k_norm.src[1]), q_turn.src[1], k_put.src[2], sizes,
+        weights, q_turn.src[1], k_put.src[2], sizes,
         (*q_norm.scalars, *k_norm.scalars), turn, (k_put.faults.cell, no_row, twice),
     )  # fmt: skip
 

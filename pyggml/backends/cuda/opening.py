@@ -41,18 +41,17 @@ def cards() -> list[Card]:
     if SIMULATED:
         return [Card(0, "simulator", (0, 0), 0)]
     try:
-        count = driver.get_device_count()
         runs, made_for = versions()
+        if runs[0] < made_for[0]:
+            raise DeviceError(
+                f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
+                f"{made_for[0]}.{made_for[1]}, the version of numba-cuda's compiler"
+            )
+        found = [_card(i) for i in range(driver.get_device_count())]
     except Exception as error:
         if (reason := _reason(error)) is None:
             raise
         raise DeviceError(f"no CUDA device: {reason}") from error
-    if runs[0] < made_for[0]:
-        raise DeviceError(
-            f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
-            f"{made_for[0]}.{made_for[1]}, the version of numba-cuda's compiler"
-        )
-    found = [_card(i) for i in range(count)]
     usable = [card for card in found if card.capability >= OLDEST]
     if not usable:
         names = ", ".join(f"{c.name} ({c.capability[0]}.{c.capability[1]})" for c in found)

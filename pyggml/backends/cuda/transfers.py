@@ -112,8 +112,9 @@ class Transfers:
             free_what_is_gone()
         if self._n_locked + size > _MOST_LOCKED:
             return None
+        piece = _Piece(size)
         self._n_locked += size
-        return _Piece(size)
+        return piece
 
     def _lent(self, piece: _Piece) -> np.ndarray:
         """The memory of a piece, which is free again when the array and its views are gone."""

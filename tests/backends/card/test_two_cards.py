@@ -96,7 +96,7 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_turns(pair, name):
-    """Each run of the one lies between runs of the other; the second run of each is captured."""
+    """Each run of the one lies between runs of the other; texts come of captured passes."""
     models = [adapted(name, backend).model for backend in pair]
     wanted = gradients(models[0])
     for _ in range(3):
