@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,8 +52,9 @@ class ScheduledProgram:
         Meant for looking inside: a result stays readable until its memory is used again.
         """
         calls, inputs = _calls(self.programs), _inputs(self.schedule)
+        changed = _changed(self.schedule)
         for part in self.schedule.parts:
-            for call in _before(self.schedule, part, inputs[part]):
+            for call in _before(self.schedule, part, inputs[part], changed):
                 call()
             for node in part.nodes:
                 if node in calls:
@@ -116,7 +117,7 @@ def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> S
     calls, devices, inputs, changed = _calls(programs), made.devices, _inputs(made), _changed(made)
     steps = list(_for_each(devices, devices.begin, changed))
     for part in made.parts:
-        steps += _before(made, part, inputs[part])
+        steps += _before(made, part, inputs[part], changed)
         bound, graph = [calls[n] for n in part.nodes if n in calls], made.plans[part.backend].graph
         steps += part.backend.joined(bound, graph)
         steps += _after(made, part)
@@ -171,8 +172,10 @@ def _for_each(
         yield Call(ForEach(devices, act, leaves, **of_others))
 
 
-def _before(made: Schedule, part: Part, inputs: Sequence[Tensor]) -> Iterator[Call]:
-    devices, changed = made.devices, _changed(made)
+def _before(
+    made: Schedule, part: Part, inputs: Sequence[Tensor], changed: Collection[Tensor]
+) -> Iterator[Call]:
+    devices = made.devices
     fetch = partial(devices.fetch, backend=part.backend)
     write = partial(devices.bind_write, backend=part.backend)
     yield from _for_each(devices, fetch, (t for t in part.leaves if t in changed))

@@ -92,7 +92,7 @@ def test_all_that_CUDA_calls_fatal_is():
     ends = re.compile("inconsistent state|must be destroyed|must be terminated")
     fatal = {r.name.removeprefix("CUDA_ERROR_") for r in results if ends.search(r.__doc__ or "")}
     if not fatal:
-        pytest.skip("these bindings explain nothing")
+        pytest.skip("these bindings have no texts of errors to compare with")
     assert fatal <= failures._FATAL.keys()
     named = {r.name.removeprefix("CUDA_ERROR_") for r in results}
     assert failures._FATAL.keys() | failures._REFUSED.keys() <= named

@@ -54,7 +54,10 @@ def same(found, wanted):
 
 
 @pytest.mark.skipif(not JIT, reason="plain Python rounds swiglu another way")
-@pytest.mark.skipif(not config.BOUNDSCHECK, reason="these are the bits")
+@pytest.mark.skipif(
+    not config.BOUNDSCHECK,
+    reason="bounds are not checked: all tests of this file compare bits here",
+)
 def test_the_bits_without_bounds_checks():
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],

@@ -40,7 +40,7 @@ def alike():
 
 
 PAIR = alike()
-pytestmark = pytest.mark.skipif(PAIR is None, reason="two cards of one compute capability")
+pytestmark = pytest.mark.skipif(PAIR is None, reason="wanted two cards of one compute capability")
 
 
 @pytest.fixture(scope="module")
