@@ -1,4 +1,7 @@
-"""The WebGPU device of this machine, which may be software Vulkan; shared: shaders compile once."""
+"""The WebGPU device of this machine, which may be software Vulkan; shared: shaders compile once.
+
+Also what a card that is not there must do without.
+"""
 
 import os
 
@@ -18,6 +21,14 @@ def opened(limit=None, features=None):
         return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit, features)
     except (ImportError, RuntimeError, DeviceError) as error:
         pytest.skip(f"no WebGPU here: {error}")
+
+
+@pytest.fixture
+def without_cublas(monkeypatch):
+    """For cards that are not there: where cuBLAS is installed, it asks for one."""
+    from pyggml.backends.cuda.gemm import cublas
+
+    monkeypatch.setattr(cublas, "_library", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -49,9 +49,10 @@ def test_a_word_that_names_no_device(word):
 # -- machine code without a card ----------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def dry():
+@pytest.fixture
+def dry(request):
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    request.getfixturevalue("without_cublas")
     from dry_card import DryCard
 
     return DryCard()

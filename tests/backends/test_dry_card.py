@@ -22,7 +22,10 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = sorted((*GOLDEN.glob("peers/*.gguf"), *GOLDEN.glob("formulas/*.gguf")))
 TOKENS = np.arange(20) * 7 % 40
-pytestmark = pytest.mark.filterwarnings("error:.* leaves .* to cpu")
+pytestmark = [
+    pytest.mark.filterwarnings("error:.* leaves .* to cpu"),
+    pytest.mark.usefixtures("without_cublas"),
+]
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
