@@ -1,6 +1,8 @@
 """What the host asks of a card's driver for a token, and how it waits; the driver notes it."""
 
+import gc
 from types import SimpleNamespace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -68,6 +70,41 @@ def test_a_token_is_a_copy_a_launch_and_a_copy_back(monkeypatch, tmp_path):
     ]  # fmt: skip
     assert not np.shares_memory(logits, session.feed([3])), "the caller keeps what it was given"
     assert notes.copied[0] == notes.copied[1], "from one place to one place"
+
+
+class Copied(np.ndarray):
+    """Notes its copies."""
+
+    def copy(self):
+        made = np.array(self)
+        self.copies.append(ref(made))
+        return made
+
+
+def test_a_copy_of_what_is_page_locked_lives_until_it_is_read(monkeypatch):
+    lives, values = [], np.ones(5, np.float32).view(Copied)
+    values.copies = []
+    monkeypatch.setattr(transfers, "SIMULATED", False)
+    monkeypatch.setattr(transfers, "is_locked", lambda values: True)
+    reads = SimpleNamespace(cuMemcpyHtoDAsync=lambda *_: lives.append(values.copies[0]()))
+    monkeypatch.setattr(transfers, "direct", reads)
+    target = SimpleNamespace(n=values.nbytes, address=99)
+    transfers.Transfers(SimpleNamespace(handle=7)).to_card(target, values)
+    assert lives[0] is not None
+
+
+def test_memory_that_went_with_its_card_is_not_page_locked_any_more(monkeypatch):
+    Notes(monkeypatch)
+    monkeypatch.setattr(transfers.cuda, "pinned_array", np.zeros)
+    sends, source = transfers.Transfers(SimpleNamespace(handle=7)), SimpleNamespace(n=8, address=9)
+    copy, _ = sends.to_host(source)
+    assert transfers.is_locked(copy)
+    del sends
+    gc.collect()
+    assert transfers.is_locked(copy), "somebody has it"
+    del copy
+    gc.collect()
+    assert not transfers._LOCKED
 
 
 @pytest.mark.parametrize("comes, sleeps", [(3, False), (1 << 30, True)])

@@ -49,12 +49,8 @@ class _Piece:
         first = self.memory.ctypes.data
         self.place = range(first, first + n)
         _LOCKED.append(self.place)
+        finalize(self, _LOCKED.remove, self.place).atexit = False
         self.arrived = Event()
-
-    def forget(self) -> None:
-        """To be called before the last reference goes: that frees the memory."""
-        self.arrived.wait()
-        _LOCKED.remove(self.place)
 
 
 class Transfers:
@@ -68,11 +64,13 @@ class Transfers:
     def to_card(self, target: Bytes, values: np.ndarray) -> None:
         """Copy an array without gaps. The array may change as soon as this returns, as the driver
         reads what is not page-locked at once."""
-        self.bind_to_card(target, values.copy() if is_locked(values) else values)()
+        if is_locked(values):
+            values = values.copy()
+        self.bind_to_card(target, values)()  # which does not hold the array
 
     def bind_to_card(self, target: Bytes, values: np.ndarray) -> Callable[[], object]:
         """A function that copies what an array without gaps, not page-locked, holds when it is
-        called."""
+        called. The array must live until then."""
         assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
         if SIMULATED:
             return partial(target.array.copy_to_device, values.reshape(-1).view(np.uint8))
@@ -106,7 +104,7 @@ class Transfers:
         before = self._n_locked
         for other, pieces in self._free.items():
             while pieces and self._n_locked + size > _MOST_LOCKED:
-                pieces.pop().forget()
+                pieces.pop().arrived.wait()  # then it goes, and its memory with it
                 self._n_locked -= other
         if self._n_locked < before:
             free_what_is_gone()
