@@ -6,6 +6,8 @@ bf16        the CPU multiplies bf16 pairs, at twice the rate of float32
 vnni        it multiplies bytes, four to a 32-bit lane, at four times the rate of float32
 tiles       it multiplies bfloat16 tiles (AMX), at up to 16 times the rate of float32; then bf16 is
             not set, as such CPUs multiply bf16 pairs at half the rate of float32
+f16         it converts float16 in one instruction
+compiled    products and attention are compiled; without, NumPy computes them
 
 PYGGML_ISA=amx|avx512bf16|avx512vnni|avx512|avx2|neon|generic|numpy forces one; it is refused if the
 machine lacks it. `generic` runs on any CPU. `numpy` unpacks whole matrices and multiplies with
@@ -40,6 +42,8 @@ class ISA:
     bf16: bool = False
     vnni: bool = False
     tiles: bool = False
+    f16: bool = True
+    compiled: bool = True
 
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
@@ -55,8 +59,8 @@ ISAS: dict[str, ISA] = {
         ISA("avx512", _AVX512, lanes=16, registers=32),
         ISA("avx2", frozenset({"avx2", "fma"}), lanes=8, registers=16),
         ISA("neon", frozenset({"neon"}), lanes=4, registers=32),
-        ISA("generic", frozenset(), lanes=4, registers=16),
-        ISA("numpy", frozenset(), lanes=4, registers=16),
+        ISA("generic", frozenset(), lanes=4, registers=16, f16=False),
+        ISA("numpy", frozenset(), lanes=4, registers=16, f16=False, compiled=False),
     )
 }
 

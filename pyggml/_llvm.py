@@ -97,10 +97,9 @@ def fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
 def from_f16(builder: Any, f16: Any, floats: Any) -> Any:
     """float16 → float32, for a scalar or a vector; `floats` is the type of the result.
 
-    One instruction, except for `generic`: without that instruction LLVM calls a function of libgcc,
-    which a process may lack.
+    Without the instruction LLVM would call a function of libgcc, which a process may lack.
     """
-    if CHOSEN.name not in ("generic", "numpy"):
+    if CHOSEN.f16:
         return builder.fpext(f16, floats)
     count = getattr(floats, "count", 0)
     short, word = (ir.VectorType(i, count) if count else i for i in (I16, I32))

@@ -28,12 +28,10 @@ from pyggml.attention.by_sequence import by_sequence
 from pyggml.attention.path import PROBLEMS, Arrays, Backward, Forward, Path, Problem
 from pyggml.attention.widen import after_widening
 
-_COMPILED = CHOSEN.name != "numpy"
-
 
 def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
     """The paths that this process can run."""
-    return tuple(path for path in paths if _COMPILED or not path.compiled)
+    return tuple(path for path in paths if CHOSEN.compiled or not path.compiled)
 
 
 _ALONE: tuple[Path[Forward], ...] = _runnable(

@@ -12,11 +12,13 @@ from pyggml.gemm import few, int8, low_rank, product, reference, several, stride
 from pyggml.gemm.amx import product as tiles
 from pyggml.gemm.path import PROBLEMS, Path, Problem, layout_of
 
+# Without compiled products NumPy computes them all.
+_ALL = () if CHOSEN.compiled else (reference.NUMPY,)
 # Where the CPU has tile registers: above bytes, and above floats.
 _MANY = (tiles.MANY,) if CHOSEN.tiles else ()
 _SOME = (tiles.SOME,) if CHOSEN.tiles else ()
 PATHS: tuple[Path, ...] = (
-    reference.NUMPY,
+    *_ALL,
     few.INT8,
     few.FLOATS,
     several.INT8,

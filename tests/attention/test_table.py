@@ -14,7 +14,7 @@ from pyggml.ops.attention import FLASH_ATTN_BACK, FLASH_ATTN_EXT
 
 from attending import arrays, backward_arrays, in_float16, problem_of, run_exactly
 
-COMPILED = CHOSEN.name != "numpy"
+COMPILED = CHOSEN.compiled
 MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, FEW, FEW + 1, 150, SCORE_ROWS + 9]
 

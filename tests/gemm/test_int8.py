@@ -15,7 +15,7 @@ from pyggml.quants.lanes import LANES
 from measures import nmse
 
 MR = BYTE_TILE.mr
-NUMPY = CHOSEN.name == "numpy"
+NUMPY = not CHOSEN.compiled
 
 
 def forward(x, w, kind, start=None, compute="int8"):
@@ -60,7 +60,7 @@ def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
     step = max(dtype(kind).block, 32)
     for n_tokens, n_out, depth in (
         (1, 1, step),
-        (few.FEW, few.FEW_ROWS + 3, 3 * step),
+        (few.FEW, few.TASK_ROWS + 3, 3 * step),
         (lane_dots.TOGETHER + 1, several.ROWS + LANES, 5 * step),
         (several.MOST, 2 * LANES - 1, FORWARD_DEPTH),
         (several.MOST + 1, FORWARD_COLUMNS - 1, FORWARD_DEPTH),
