@@ -26,10 +26,10 @@ from pyggml.attention.amx_tile import (
     key_window,
     load_rows,
     pairs_array,
+    panel_width,
     scores,
     transpose_tile,
     transposed_array,
-    width,
 )
 from pyggml.attention.path import Forward, Path, Problem
 from pyggml.attention.softmax import (
@@ -74,9 +74,9 @@ def _load(f, thread, head, first):
     """LANES rows from `first` on, as (hi, hi, lo) or rounded."""
     rows = f.rows[thread]
     lo = np.int64(PARTS - 1 if f.parts == PARTS else 0)
-    wide = rounded_up(f.x.shape[2], STEP)
-    load_rows(rows, f.x, first, head, f.n_used, wide, np.int64(1), lo, f.spare[thread])
-    return rows, wide
+    width = rounded_up(f.x.shape[2], STEP)
+    load_rows(rows, f.x, first, head, f.n_used, width, np.int64(1), lo, f.spare[thread])
+    return rows, width
 
 
 @task_code(Packing)
@@ -84,9 +84,9 @@ def pairs_task(f, task, thread):
     head, first, seen = _is_seen(f, task)
     if seen:
         for t in range(first, first + BC, LANES):
-            rows, wide = _load(f, thread, head, t)
+            rows, width = _load(f, thread, head, t)
             for i in range(0, LANES, 2):
-                put_pairs(f.packed[head], t + i, rows[i], rows[i + 1], wide)
+                put_pairs(f.packed[head], t + i, rows[i], rows[i + 1], width)
 
 
 @task_code(Packing)
@@ -95,8 +95,8 @@ def transposed_task(f, task, thread):
     if seen:
         panels = f.packed[head]
         for t in range(first, first + BC, LANES):
-            rows, wide = _load(f, thread, head, t)
-            transpose_tile(panels[t // SIDE], rows, t % SIDE, f.parts * wide)
+            rows, width = _load(f, thread, head, t)
+            transpose_tile(panels[t // SIDE], rows, t % SIDE, f.parts * width)
 
 
 # -- forward --------------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def _forward_task(f, task, thread):
     starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
     rows, s = f.q_rows[thread][: n_groups * SIDE], f.s[thread][: n_groups * SIDE]
     p, o_tile, m, norm = f.p[thread], f.o_tile[thread], f.m[thread], f.norm[thread]
-    wide = o_tile.shape[1]
-    load_rows(rows, q, first, head, q.shape[0], wide, np.int64(2), np.int64(1), f.spare[thread])
+    width = o_tile.shape[1]
+    load_rows(rows, q, first, head, q.shape[0], width, np.int64(2), np.int64(1), f.spare[thread])
     for i in range(n_groups * SIDE):
         fill(o_tile[i], ZERO)
     fill(m, MASKED)
@@ -151,7 +151,7 @@ def _forward_task(f, task, thread):
     configure()
     for key in range(start // BC * BC, stop, BC):
         block = Block(span, first, key, key_window(start, stop, key))
-        scores(s, rows, f.k_transposed[key_head], key, PARTS * wide // STEP, starts, stops)
+        scores(s, rows, f.k_transposed[key_head], key, PARTS * width // STEP, starts, stops)
         softmax_rows(p, s, o_tile, m, norm, block, f.scale)
         add_to_queries(o_tile, p, f.v_pairs[key_head], key, starts, stops)
     release()
@@ -163,17 +163,17 @@ def _forward_task(f, task, thread):
 
 def common_arrays(problem: Problem, parts: int) -> dict[str, Array]:
     """What both passes need of each thread, and Kᵀ; `parts` of each number make the scores."""
-    wide = width(problem.head_size)
+    width = panel_width(problem.head_size)
     return {
         "k_transposed": transposed_array(
             problem.n_key_heads, problem.n_keys, problem.head_size, parts
         ),
         "starts": per_thread(N_GROUPS, dtype=np.int32),
         "stops": per_thread(N_GROUPS, dtype=np.int32),
-        "q_rows": per_thread(BR, parts * wide + PAD, dtype=np.uint16),
+        "q_rows": per_thread(BR, parts * width + PAD, dtype=np.uint16),
         "s": per_thread(BR, LDS),
-        "spare": per_thread(wide),
-        "key_rows": per_thread(LANES, parts * wide + PAD, dtype=np.uint16),
+        "spare": per_thread(width),
+        "key_rows": per_thread(LANES, parts * width + PAD, dtype=np.uint16),
     }
 
 
@@ -182,7 +182,7 @@ def _forward_layout(problem: Problem) -> Layout:
         **common_arrays(problem, PARTS),
         v_pairs=pairs_array(problem.n_key_heads, problem.n_keys, problem.head_size),
         p=per_thread(BR, LDP, dtype=np.uint16),
-        o_tile=per_thread(BR, width(problem.head_size)),
+        o_tile=per_thread(BR, panel_width(problem.head_size)),
         m=per_thread(BR),
         norm=per_thread(BR),
     )

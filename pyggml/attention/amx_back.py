@@ -37,9 +37,9 @@ from pyggml.attention.amx_tile import (
     load_rows,
     pair_tile,
     pairs_array,
+    panel_width,
     scores,
     transposed_array,
-    width,
 )
 from pyggml.attention.path import Backward, Path, Problem
 from pyggml.attention.softmax import ZERO, group_ranges
@@ -88,12 +88,12 @@ class BackwardTiles(Frame):
 def _load_tile(f, head, first, n_rows, thread):
     """The tile's rows of q and do, as rows and as pairs, and δ."""
     q, do, o, spare = f.q, f.do, f.o, f.spare[thread]
-    n, wide = q.shape[0], f.dq_tile.shape[2]
+    n, width = q.shape[0], f.dq_tile.shape[2]
     q_rows, do_rows = f.q_rows[thread][:n_rows], f.do_rows[thread][:n_rows]
-    load_rows(q_rows, q, first, head, n, wide, np.int64(HI), np.int64(HI), spare)
-    load_rows(do_rows, do, first, head, n, wide, np.int64(HI), np.int64(HI), spare)
-    pair_tile(f.q_pairs[thread], q_rows, wide)
-    pair_tile(f.do_pairs[thread], do_rows, wide)
+    load_rows(q_rows, q, first, head, n, width, np.int64(HI), np.int64(HI), spare)
+    load_rows(do_rows, do, first, head, n, width, np.int64(HI), np.int64(HI), spare)
+    pair_tile(f.q_pairs[thread], q_rows, width)
+    pair_tile(f.do_pairs[thread], do_rows, width)
     delta = f.delta[thread]
     for i in range(min(BR, n - first)):
         delta[i] = dot(do[first + i, head], o[first + i, head])
@@ -176,16 +176,16 @@ def _keys_task(f, task, thread):
 
 def _backward_layout(problem: Problem) -> Layout:
     heads, keys, d = problem.n_key_heads, problem.n_keys, problem.head_size
-    wide, n_tiles = width(d), -(-problem.n_queries // BR)
+    width, n_tiles = panel_width(d), -(-problem.n_queries // BR)
     n_tasks = problem.n_heads * min(n_tiles, -(-FEWEST_TASKS // problem.n_heads))
-    panels = wide // SIDE, panel_bytes(BR) // 2
+    panels = width // SIDE, panel_bytes(BR) // 2
     return Layout(
         **common_arrays(problem, 1),
         k_pairs=pairs_array(heads, keys, d),
         v_transposed=transposed_array(heads, keys, d, 1),
-        dk_sums=Array((n_tasks, round_up(keys, BC), wide)),
-        dv_sums=Array((n_tasks, round_up(keys, BC), wide)),
-        do_rows=per_thread(BR, wide + PAD, dtype=np.uint16),
+        dk_sums=Array((n_tasks, round_up(keys, BC), width)),
+        dv_sums=Array((n_tasks, round_up(keys, BC), width)),
+        do_rows=per_thread(BR, width + PAD, dtype=np.uint16),
         q_pairs=per_thread(*panels, dtype=np.uint16),
         do_pairs=per_thread(*panels, dtype=np.uint16),
         dp=per_thread(BR, LDS),
@@ -193,7 +193,7 @@ def _backward_layout(problem: Problem) -> Layout:
         columns=per_thread(BC, BR + PAD, dtype=np.uint16),
         p_pairs=per_thread(BR // 2, LDS),
         ds_pairs=per_thread(BR // 2, LDS),
-        dq_tile=per_thread(BR, wide),
+        dq_tile=per_thread(BR, width),
         delta=per_thread(BR),
     )
 

@@ -46,38 +46,40 @@ NOTHING, HI = np.uint16(0), 0
 # -- sizes ----------------------------------------------------------------------------------------
 
 
-def width(d: int) -> int:
+def panel_width(d: int) -> int:
     """D features in whole panels, which are also whole steps."""
     return round_up(d, SIDE)
 
 
 def pairs_array(n_heads: int, n: int, d: int) -> Array:
     """X (n, n_heads, D) packed: heads, panels, a panel."""
-    return Array((n_heads, width(d) // SIDE, panel_bytes(round_up(n, BC)) // 2), np.uint16)
+    return Array((n_heads, panel_width(d) // SIDE, panel_bytes(round_up(n, BC)) // 2), np.uint16)
 
 
 def transposed_array(n_heads: int, n: int, d: int, parts: int) -> Array:
     """Xᵀ packed: heads, panels, a panel."""
-    return Array((n_heads, round_up(n, BC) // SIDE, panel_bytes(parts * width(d)) // 2), np.uint16)
+    return Array(
+        (n_heads, round_up(n, BC) // SIDE, panel_bytes(parts * panel_width(d)) // 2), np.uint16
+    )
 
 
 # -- packing --------------------------------------------------------------------------------------
 
 
 @kernel
-def round_split(row, x, wide, hi, lo, spare):
-    """row (3, wide) of bfloat16 = x: part `lo` holds what the others, `hi` and part 0, leave."""
+def round_split(row, x, width, hi, lo, spare):
+    """row (3, width) of bfloat16 = x: part `lo` holds what the others, `hi` and part 0, leave."""
     of, to = x.ctypes.data, row.ctypes.data
-    if x.shape[0] < wide:
+    if x.shape[0] < width:
         fill(spare, ZERO)
         for i in range(x.shape[0]):
             spare[i] = x[i]
         of = spare.ctypes.data
-    split_row(to, to + 2 * hi * wide, to + 2 * lo * wide, of, wide)
+    split_row(to, to + 2 * hi * width, to + 2 * lo * width, of, width)
 
 
 @kernel
-def load_rows(rows, x, first, head, n_used, wide, hi, lo, spare):
+def load_rows(rows, x, first, head, n_used, width, hi, lo, spare):
     """rows (n, ld) = rows `first` … of one head of x as bfloat16, split where `lo` is a part.
 
     Zeros from row `n_used` on. Rows lie a page or so apart, where the CPU foresees nothing.
@@ -89,16 +91,16 @@ def load_rows(rows, x, first, head, n_used, wide, hi, lo, spare):
         if first + i >= n_used:
             fill(row, NOTHING)
         elif lo > 0:
-            round_split(row, x[first + i, head], wide, hi, lo, spare)
+            round_split(row, x[first + i, head], width, hi, lo, spare)
         else:
             round_padded(row.ctypes.data, x[first + i, head], spare)
 
 
 @kernel
-def pair_tile(panels, rows, wide):
+def pair_tile(panels, rows, width):
     """panels (width / SIDE, …) = an even number of rows of bfloat16, two to a row of pairs."""
     for i in range(0, rows.shape[0], 2):
-        put_pairs(panels, i, rows[i], rows[i + 1], wide)
+        put_pairs(panels, i, rows[i], rows[i + 1], width)
 
 
 @kernel

@@ -32,9 +32,9 @@ from pyggml.attention.tiles import (
     load_rows,
     packed_array,
     packed_transposed_array,
-    row_slots,
+    panel_width,
+    row_words,
     spare_array,
-    width,
 )
 from pyggml.call import Call
 from pyggml.dtypes import F32
@@ -113,9 +113,9 @@ def _layout(p: Problem) -> Layout:
     return Layout(
         packed_kt=packed_transposed_array(*keys),
         packed_v=packed_array(*keys),
-        q_tile=per_thread(BR, row_slots(d, False)),
+        q_tile=per_thread(BR, row_words(d, False)),
         s_tile=per_thread(BR, LDS),
-        o_tile=per_thread(BR, width(d)),
+        o_tile=per_thread(BR, panel_width(d)),
         m=per_thread(round_up(BR, LANES)),
         norm=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),

@@ -35,11 +35,11 @@ from pyggml.attention.tiles import (
     pack,
     packed_array,
     packed_transposed_array,
+    panel_width,
     round_along_keys,
     round_along_queries,
-    row_slots,
+    row_words,
     spare_array,
-    width,
 )
 from pyggml.call import Call
 from pyggml.gemm import rounds
@@ -182,14 +182,14 @@ def n_tasks(p: Problem) -> int:
 def _layout(p: Problem) -> Layout:
     d, pairs = p.head_size, rounds(p.compute)
     keys = p.n_key_heads, p.n_keys, d, pairs
-    packed = per_thread(width(d) // PANEL, (BR // 2 if pairs else BR) * PANEL)
-    rows = per_thread(BR, row_slots(d, pairs))
+    packed = per_thread(panel_width(d) // PANEL, (BR // 2 if pairs else BR) * PANEL)
+    rows = per_thread(BR, row_words(d, pairs))
     if_pairs = 1 if pairs else 0
     return Layout(
         packed_kt=packed_transposed_array(*keys),
         packed_k=packed_array(*keys),
         packed_vt=packed_transposed_array(*keys),
-        sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, width(d))),
+        sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, panel_width(d))),
         q_rows=rows,
         do_rows=rows,
         packed_q=packed,
@@ -199,7 +199,7 @@ def _layout(p: Problem) -> Layout:
         p_pairs=per_thread(if_pairs * BR // 2, LDS),
         ds_pairs=per_thread(if_pairs * BR // 2, LDS),
         ds_key_pairs=per_thread(if_pairs * BR, BC // 2),
-        dq_tile=per_thread(BR, width(d)),
+        dq_tile=per_thread(BR, panel_width(d)),
         delta=per_thread(round_up(BR, LANES)),
         starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
         stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),

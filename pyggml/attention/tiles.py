@@ -43,12 +43,12 @@ LDS = round_up(round_up(BC, MR), LANES)  # whole groups of keys
 # -- sizes --------------------------------------------------------------------------------------
 
 
-def width(d: int) -> int:
+def panel_width(d: int) -> int:
     """d features, rounded up to whole panels."""
     return round_up(d, PANEL)
 
 
-def row_slots(d: int, pairs: bool) -> int:
+def row_words(d: int, pairs: bool) -> int:
     """Words of a row of D numbers, in whole vectors."""
     return ATTENTION_PAIRS.words(d) if pairs else round_up(d, LANES)
 
@@ -56,17 +56,17 @@ def row_slots(d: int, pairs: bool) -> int:
 def packed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
     """X (n, n_heads, d) packed: heads, panels, words of a panel."""
     depth = round_up(n, BC)
-    return Array((n_heads, width(d) // PANEL, (depth // 2 if pairs else depth) * PANEL))
+    return Array((n_heads, panel_width(d) // PANEL, (depth // 2 if pairs else depth) * PANEL))
 
 
 def packed_transposed_array(n_heads: int, n: int, d: int, pairs: bool) -> Array:
     """Xᵀ packed: heads, panels, words of a panel."""
-    return Array((n_heads, round_up(n, BC) // PANEL, row_slots(d, pairs) * PANEL))
+    return Array((n_heads, round_up(n, BC) // PANEL, row_words(d, pairs) * PANEL))
 
 
 def spare_array(d: int, pairs: bool) -> Array:
     """Scratch of each thread for packing."""
-    floats = max(LANES * row_slots(d, pairs), 2 * width(d)) + PAIR_NUMBERS
+    floats = max(LANES * row_words(d, pairs), 2 * panel_width(d)) + PAIR_NUMBERS
     return per_thread(round_up(floats, LANES))
 
 
@@ -114,13 +114,13 @@ def pack(packed, x, first, n, head, n_used, pairs, spare):
 @kernel
 def pack_transposed(packed, x, head, n_used, pairs, spare):
     """The first `n_used` rows of one head of x, and zeros up to the next whole tile."""
-    n_slots = packed.shape[1] // PANEL
-    rows = spare[: LANES * n_slots].reshape(LANES, n_slots)
+    n_words = packed.shape[1] // PANEL
+    rows = spare[: LANES * n_words].reshape(LANES, n_words)
     for t in range(0, rounded_up(n_used, BC), LANES):
-        load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_slots :])
+        load_rows(rows, x, t, head, n_used, pairs, spare[LANES * n_words :])
         to = packed[t // PANEL].ctypes.data + t % PANEL * 4
-        for j in range(0, n_slots, LANES):
-            transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_slots)
+        for j in range(0, n_words, LANES):
+            transpose(to + j * PANEL * 4, PANEL, rows.ctypes.data + j * 4, n_words)
 
 
 class Packing(Frame):

@@ -31,14 +31,14 @@ from pyggml.scratch import Layout, Scratch, per_thread
 from pyggml.sizes import round_up
 
 FEW = 3  # tokens at most: they would fill no tile
-FEW_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
+TASK_ROWS = 64  # weight rows of one task, a multiple of TOGETHER
 AHEAD = 8192  # bytes ahead that are fetched: the CPU itself does not look beyond a page
 PIECE = 256  # numbers of a weight row that are unpacked at a time; a multiple of every block
 _TOKEN_WORDS = 2 * BLOCK_WORDS + 2  # that `quantize` writes for each block of a token
 
 
 class FewProduct(Product):
-    """A product of few tokens. A task takes FEW_ROWS rows of W."""
+    """A product of few tokens. A task takes TASK_ROWS rows of W."""
 
     # of each thread
     found: Floats2  # one token's dot products
@@ -47,14 +47,14 @@ class FewProduct(Product):
 
 
 def _few_tasks(kind: int, ints: bool) -> Code:
-    """The task that multiplies FEW_ROWS weight rows with one token after the other.
+    """The task that multiplies TASK_ROWS weight rows with one token after the other.
 
     `kind`, a constant when it is compiled, is the rows' type (pyggml.gemm.dots); −1: unpack them.
     """
 
     def task_of_few(f, task, thread):
         x, depth, stride = f.a, f.k, f.w.row_bytes
-        first, last = task * FEW_ROWS, min((task + 1) * FEW_ROWS, f.n)
+        first, last = task * TASK_ROWS, min((task + 1) * TASK_ROWS, f.n)
         found, n = f.found[thread, : last - first], depth // GROUP
         at = f.token[thread].ctypes.data
         starts, scales = at + 4 * BLOCK_WORDS * n, at + 8 * BLOCK_WORDS * n
@@ -113,7 +113,7 @@ _INTS = {kind: _few_tasks(kind, True) for kind, name in enumerate(LAYOUTS) if na
 
 def _layout(p: Problem) -> Layout:
     token = round_up(p.k, GROUP) // GROUP * _TOKEN_WORDS
-    return Layout(found=per_thread(FEW_ROWS), piece=per_thread(PIECE), token=per_thread(token))
+    return Layout(found=per_thread(TASK_ROWS), piece=per_thread(PIECE), token=per_thread(token))
 
 
 def _call(p: Problem, o: Operands, scratch: Scratch, code: Code, unpack: int) -> Call:
@@ -122,7 +122,7 @@ def _call(p: Problem, o: Operands, scratch: Scratch, code: Code, unpack: int) ->
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
         accumulate=o.accumulate, **scratch,
     )  # fmt: skip
-    return Call(launch, stage(code, f, -(-p.n // FEW_ROWS)))
+    return Call(launch, stage(code, f, -(-p.n // TASK_ROWS)))
 
 
 def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:

@@ -21,11 +21,11 @@ from pyggml._jit import cgutils, intrinsic, types
 from pyggml._llvm import I64, at, broadcast, by_quads, every, fma, store
 from pyggml.dtypes import dtype
 from pyggml.gemm.activations import BLOCK_WORDS
-from pyggml.quants.lanes import BYTES, CHUNK, FLOATS, INTS, LANES, LaneBlock, Lanes
+from pyggml.quants.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 
-KINDS = [name for name in INTEGER_TYPES if dtype(name).block_bytes >= CHUNK]
+KINDS = [name for name in INTEGER_TYPES if dtype(name).block_bytes >= LOAD]
 TOGETHER = 8 if CHOSEN.lanes == 16 else 4  # tokens whose sums leave registers for a block of rows
 SCALE, TOTAL, START, FIRST, SECOND = range(5)  # terms
 TOKEN_WORDS = BLOCK_WORDS + 5  # of a block of a token: bytes and terms

@@ -43,7 +43,7 @@ class View(NamedTuple):
 
 
 @kernel
-def slots_of(tile, depth):
+def words_of(tile, depth):
     """Words of `depth` numbers, as Tile.words has them."""
     return depth if tile.per_word == 1 else rounded_up(depth, PAIR_NUMBERS) // 2
 
@@ -77,11 +77,11 @@ def pack_group(packed, x, view, n_rows, depth, group, tile):
 def pack_pairs_group(packed, x, row_step, n_rows, depth, group, rows, tile):
     """Rows group · mr … of x as pairs, interleaved as (words, mr); `rows` is scratch for whole
     vectors of rows, PIECE_WORDS apart, and one vector of pairs."""
-    mr, first, size = tile.mr, group * tile.mr, slots_of(tile, depth)
+    mr, first, size = tile.mr, group * tile.mr, words_of(tile, depth)
     mine, n_scratch = packed[first * size : (first + mr) * size], rounded_up(mr, LANES)
     for k0 in range(0, depth, PIECE):
         k = min(PIECE, depth - k0)
-        n = slots_of(tile, k)
+        n = words_of(tile, k)
         for i in range(n_scratch):
             row = rows[i * PIECE_WORDS : i * PIECE_WORDS + n]
             if i < mr and first + i < n_rows:

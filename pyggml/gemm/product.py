@@ -41,8 +41,8 @@ from pyggml.gemm.panels import (
     pack_pairs_group,
     round_row,
     round_two,
-    slots_of,
     transpose,
+    words_of,
 )
 from pyggml.gemm.path import Operands, Path, Problem
 from pyggml.gemm.tile import FLOAT_TILE, PAIR_TILE, Tile
@@ -68,7 +68,7 @@ def _pack_task(f, task, thread):
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
     tile = f.tile
-    part = Part(slots_of(tile, f.k), k0 // tile.per_word, slots_of(tile, k), groups[0], groups[1])
+    part = Part(words_of(tile, f.k), k0 // tile.per_word, words_of(tile, k), groups[0], groups[1])
     window = Window(first, f.n, f.m, n_columns)
     added = f.accumulate or k0 > 0
     multiply_panels(tile, f.packed_a, part, f.panels[thread], f.edge[thread], f.c, window, added)
@@ -83,7 +83,7 @@ def _unpack_rows(panels, rows, weight, n_rows, k, tile):
 
     LANES rows at a time are unpacked and transposed.
     """
-    n, ld = slots_of(tile, k), FORWARD_DEPTH // tile.per_word
+    n, ld = words_of(tile, k), FORWARD_DEPTH // tile.per_word
     numbers = rows[LANES * ld :]  # pairs need half of `rows`
     for first in range(0, n_rows, LANES):
         for i in range(LANES):
@@ -117,7 +117,7 @@ def _forward_task(f, task, thread):
 @kernel
 def _unpack_columns(panels, rows, weight, n_rows, n_columns, tile):
     """Panels (words, panel) of n_columns numbers of n_rows rows of W; two rows make pairs."""
-    n = slots_of(tile, n_rows)
+    n = words_of(tile, n_rows)
     for i in range(n):
         if tile.per_word == 1:
             unpack_row(rows.ctypes.data, weight, i, n_columns, PAIR_NUMBERS)
@@ -173,7 +173,7 @@ def _layout(p: Problem) -> Layout:
     tile = _tile(p)
     to_pack = tile.padded_mr * PIECE_WORDS + PAIR_NUMBERS
     return Layout(
-        packed_a=Array((tile.packed_slots(p.m, p.k),)),
+        packed_a=Array((tile.packed_words(p.m, p.k),)),
         rows=per_thread(max(to_pack, LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),
         panels=per_thread(max(FORWARD_DEPTH * FORWARD_COLUMNS, BACKWARD_DEPTH * BACKWARD_COLUMNS)),
         edge=per_thread(tile.mr * tile.panel),

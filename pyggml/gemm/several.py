@@ -37,13 +37,13 @@ from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 FEWEST, MOST = 4, 16  # tokens, measured
-ROWS = 64  # weight rows of one task, a multiple of LANES
+TASK_ROWS = 64  # weight rows of one task, a multiple of LANES
 _FEW = 4  # tokens of a group that has no more
 _FLAT_WORDS = 2 * BLOCK_WORDS + 2  # that `quantize` writes for each block of a token
 
 
 class SeveralProduct(Product):
-    """A product of several tokens. A task takes ROWS rows of W."""
+    """A product of several tokens. A task takes TASK_ROWS rows of W."""
 
     packed_a: Floats1  # x in groups of tokens, as pyggml.gemm.lane_dots reads it
     # of each thread
@@ -91,12 +91,12 @@ def _pack_code(n_together: int) -> Code:
 
 @cache
 def _code(kind: int, n_together: int) -> Code:
-    """The task that multiplies ROWS rows of type KINDS[kind] with all tokens."""
+    """The task that multiplies TASK_ROWS rows of type KINDS[kind] with all tokens."""
 
     def task_of_several(f, task, thread):
-        first, found = task * ROWS, f.found[thread]
+        first, found = task * TASK_ROWS, f.found[thread]
         size = f.k // GROUP * n_together * TOKEN_WORDS
-        for wanted in range(first, min(first + ROWS, f.n), LANES):
+        for wanted in range(first, min(first + TASK_ROWS, f.n), LANES):
             row = min(wanted, f.n - LANES)  # the last ones may have been multiplied before
             here, to = f.w.address + row * f.w.row_bytes, found.ctypes.data
             for t0 in range(0, f.m, n_together):
@@ -135,7 +135,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=block_matrix(o.b, p.weight_type, 0), m=p.m,
         n=p.n, k=p.k, accumulate=o.accumulate, **scratch,
     )  # fmt: skip
-    multiply = stage(_code(KINDS.index(p.weight_type.name), n), f, -(-p.n // ROWS))
+    multiply = stage(_code(KINDS.index(p.weight_type.name), n), f, -(-p.n // TASK_ROWS))
     if o.packing is not None and o.packing.done:
         return Call(launch, multiply)
     return Call(launch, stage(_pack_code(n), f, round_up(p.m, n)), multiply)

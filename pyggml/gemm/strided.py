@@ -22,8 +22,8 @@ from pyggml.gemm.tile import FLOAT_TILE
 from pyggml.scratch import Array, Layout, per_thread
 
 COLUMNS, DEPTH = 128, 256  # a task's columns of C, and the numbers of k in one of its passes
-TILE = FLOAT_TILE.shape
-MR, PANEL = TILE.mr, TILE.panel
+SHAPE = FLOAT_TILE.shape
+MR, PANEL = SHAPE.mr, SHAPE.panel
 
 
 class Strides(NamedTuple):
@@ -82,7 +82,7 @@ def _pack_task(f, task, thread):
     batch, group = task // n_groups, task % n_groups
     start = batch // f.a_repeats * f.a_strides.batch
     view = View(start, f.a_strides.row, f.a_strides.column)
-    pack_group(f.packed_a[batch], f.a, view, f.m, f.k, group, TILE)
+    pack_group(f.packed_a[batch], f.a, view, f.m, f.k, group, SHAPE)
 
 
 @task_code(StridedProduct)
@@ -101,7 +101,7 @@ def _multiply_task(f, task, thread):
         _gather_panels(f.panels[thread], f.b, view, n, k)
         part, added = Part(f.k, k0, k, groups[0], groups[1]), f.accumulate or k0 > 0
         multiply_panels(
-            TILE, f.packed_a[batch], part, f.panels[thread], f.edge[thread], f.c, window, added
+            SHAPE, f.packed_a[batch], part, f.panels[thread], f.edge[thread], f.c, window, added
         )
 
 
@@ -110,7 +110,7 @@ def _multiply_task(f, task, thread):
 
 def _layout(p: Problem) -> Layout:
     return Layout(
-        packed_a=Array((p.n_batches, FLOAT_TILE.packed_slots(p.m, p.k))),
+        packed_a=Array((p.n_batches, FLOAT_TILE.packed_words(p.m, p.k))),
         panels=per_thread(DEPTH * COLUMNS),
         edge=per_thread(MR * PANEL),
     )

@@ -182,17 +182,17 @@ def _outer_layout(p: Problem) -> Layout:
 
 
 def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
-    """C (+)= thin (R, k) · wide (N, k)ᵀ, or its transpose."""
+    """C (+)= thin (R, k) · other (N, k)ᵀ, or its transpose."""
     transposed = not _a_is_thin(p)
-    thin, wide = (o.b[0], o.a[0]) if transposed else (o.a[0], o.b[0])
+    thin, other = (o.b[0], o.a[0]) if transposed else (o.a[0], o.b[0])
     f = ThinProduct(
         c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
         step=thin.strides[1] // 4, n_thin=len(thin), depth=p.k, in_groups=True, packed=packed,
-        x=flat(wide), x_step=wide.strides[1] // 4, n_other=len(wide), accumulate=o.accumulate,
+        x=flat(other), x_step=other.strides[1] // 4, n_other=len(other), accumulate=o.accumulate,
         transposed=transposed, sums=sums,
     )  # fmt: skip
     pack = stage(_pack_task, f, round_up(len(thin), MR))
-    return Call(launch, pack, stage(_outer_task, f, -(-len(wide) // OUTER_COLUMNS)))
+    return Call(launch, pack, stage(_outer_task, f, -(-len(other) // OUTER_COLUMNS)))
 
 
 DOTS = Path(

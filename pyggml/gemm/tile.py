@@ -61,7 +61,7 @@ class Tile:
             return depth
         return round_up(depth, self.per_word * self.lanes) // self.per_word
 
-    def packed_slots(self, n_rows: int, depth: int) -> int:
+    def packed_words(self, n_rows: int, depth: int) -> int:
         """Words of A (n_rows, depth) in whole groups."""
         return round_up(n_rows, self.mr) * self.words(depth)
 

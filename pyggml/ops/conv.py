@@ -259,13 +259,13 @@ def _transpose_ref(w: np.ndarray, dy: np.ndarray, of: Shape, **p: Any) -> np.nda
     """Each element of dy adds its multiple of the kernel to the window that it was made of."""
     (sh, sw), (ph, pw), (dh, dw) = p["stride"], p["padding"], p["dilation"]
     n_out = len(w) // p["groups"]
-    wide = np.zeros((*of[:2], of[2] + 2 * ph, of[3] + 2 * pw))
+    padded = np.zeros((*of[:2], of[2] + 2 * ph, of[3] + 2 * pw))
     for n, o, i, j in np.ndindex(*dy.shape):
         channels = slice(o // n_out * w.shape[1], (o // n_out + 1) * w.shape[1])
         rows = slice(i * sh, i * sh + dh * (w.shape[2] - 1) + 1, dh)
         columns = slice(j * sw, j * sw + dw * (w.shape[3] - 1) + 1, dw)
-        wide[n, channels, rows, columns] += dy[n, o, i, j] * w[o]
-    return wide[:, :, ph : ph + of[2], pw : pw + of[3]]
+        padded[n, channels, rows, columns] += dy[n, o, i, j] * w[o]
+    return padded[:, :, ph : ph + of[2], pw : pw + of[3]]
 
 
 def _transpose_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:

@@ -116,9 +116,9 @@ def _unpack_block(f, v, n, thread):
             to = panel + k0 // STEP * 2 * TILE_BYTES
             put_columns(to, first % SIDE, rows, (k + STEP - 1) // STEP)
             if f.gradient:
-                panels, wide = f.pairs[thread, k0 // SIDE :], rounded_up(k, SIDE)
+                panels, width = f.pairs[thread, k0 // SIDE :], rounded_up(k, SIDE)
                 for i in range(0, LANES, 2):
-                    put_pairs(panels, first + i, rows[i], rows[i + 1], wide)
+                    put_pairs(panels, first + i, rows[i], rows[i + 1], width)
 
 
 @kernel
@@ -245,18 +245,18 @@ def _block(n_vocab: int, k: int) -> int:
 
 def arrays(n: int, n_vocab: int, k: int, gradient: bool) -> dict[str, Array]:
     """Scratch for up to n positions of k numbers."""
-    rows, wide, block = round_up(n, SIDE), round_up(k, SIDE), _block(n_vocab, k)
+    rows, width, block = round_up(n, SIDE), round_up(k, SIDE), _block(n_vocab, k)
     n_parts = min(PARTS, -(-n_vocab // block))
     return {
         "packed_h": Array((packed_size(n, k),), np.uint16),
         "target_logits": Array((rows,)),
         "m": Array((n_parts, rows)),
         "norm": Array((n_parts, rows)),
-        "o": Array((n_parts, rows, wide + LINE // 4 if gradient else 0)),
+        "o": Array((n_parts, rows, width + LINE // 4 if gradient else 0)),
         "rows": per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
         "numbers": per_thread(PIECE),
         "transposed": per_thread(block // SIDE, panel_bytes(k) // 2, dtype=np.uint16),
-        "pairs": per_thread(wide // SIDE, panel_bytes(block) // 2, dtype=np.uint16),
+        "pairs": per_thread(width // SIDE, panel_bytes(block) // 2, dtype=np.uint16),
         "s": per_thread(SIDE, block + LINE // 4),
         "p": per_thread(SIDE, block + LINE // 2, dtype=np.uint16),
     }

@@ -20,7 +20,7 @@ from pyggml._llvm import F32, I8, I16, I32, I64, every, from_f16, prefetch
 from pyggml.quants.layout import GROUP, Block
 
 LANES = CHOSEN.lanes
-CHUNK = 16  # bytes of a row that are read at once: the fewest of a block
+LOAD = 16  # bytes of a row that are read at once: the fewest of a block
 WORD = 4  # bytes
 BYTES = ir.VectorType(I8, WORD * LANES)
 INTS = ir.VectorType(I32, LANES)
@@ -36,7 +36,7 @@ class LaneBlock(Block):
     def __init__(self, builder: Any, source: Any, step: Any, n_bytes: int) -> None:
         """n_bytes: of a block. The same blocks of the next LANES rows are prefetched."""
         self.b, self.size, self.n_bytes = builder, GROUP, n_bytes
-        self._chunks: dict[int, Lanes] = {}
+        self._loads: dict[int, Lanes] = {}
         starts = (builder.add(source, self._times(step, 4 * quad)) for quad in range(LANES // 4))
         self._rows = [
             builder.add(start, self._times(step, i)) for start in starts for i in range(4)
@@ -56,15 +56,15 @@ class LaneBlock(Block):
         here = self.b.gep(here, [ir.Constant(I64, offset)])
         return self.b.bitcast(here, kind.as_pointer())
 
-    def _chunk(self, offset: int) -> Lanes:
-        """The four words of CHUNK bytes from `offset` on."""
-        if offset not in self._chunks:
+    def _loaded(self, offset: int) -> Lanes:
+        """The four words of LOAD bytes from `offset` on."""
+        if offset not in self._loads:
             four = ir.VectorType(I32, 4)
             pieces = [self.b.load(self._pointer(row, offset, four)) for row in self._rows]
             for piece in pieces:
                 piece.align = 1
-            self._chunks[offset] = self._transposed([self._joined(pieces[i::4]) for i in range(4)])
-        return self._chunks[offset]
+            self._loads[offset] = self._transposed([self._joined(pieces[i::4]) for i in range(4)])
+        return self._loads[offset]
 
     def _joined(self, vectors: list[Any]) -> Any:
         """2^k vectors, one after the other."""
@@ -92,14 +92,14 @@ class LaneBlock(Block):
         return self.b.shuffle_vector(one, other, mask)
 
     def _word(self, offset: int, n_bytes: int) -> Any:
-        """n_bytes, at most a word, as ints; of a chunk that neighbours share, if they fill it."""
-        start = offset // CHUNK * CHUNK
-        if offset % WORD + n_bytes > WORD or start + CHUNK > self.n_bytes:
-            start = min(offset, self.n_bytes - CHUNK)
+        """n_bytes, at most a word, as ints; of a load that neighbours share, if they fill it."""
+        start = offset // LOAD * LOAD
+        if offset % WORD + n_bytes > WORD or start + LOAD > self.n_bytes:
+            start = min(offset, self.n_bytes - LOAD)
         which, byte = divmod(offset - start, WORD)
         if byte + n_bytes > WORD:
             raise ValueError(f"{n_bytes} bytes at {offset} of a block of {self.n_bytes}: two words")
-        word = self._chunk(start)[which]
+        word = self._loaded(start)[which]
         if byte:
             word = self.b.lshr(word, every(INTS, 8 * byte))
         return self.b.and_(word, every(INTS, (1 << 8 * n_bytes) - 1)) if n_bytes < WORD else word
@@ -107,11 +107,11 @@ class LaneBlock(Block):
     def bytes(self, offset: int, n: int = GROUP) -> Lanes:
         if n == WORD:
             return (self.b.bitcast(self._word(offset, WORD), BYTES),)
-        chunks = (self._chunk(start) for start in range(offset, offset + n, CHUNK))
-        return tuple(self.b.bitcast(word, BYTES) for chunk in chunks for word in chunk)
+        loads = (self._loaded(start) for start in range(offset, offset + n, LOAD))
+        return tuple(self.b.bitcast(word, BYTES) for load in loads for word in load)
 
     def nibbles(self, offset: int) -> Lanes:
-        both = self.bytes(offset, CHUNK)
+        both = self.bytes(offset, LOAD)
         return self.join(self.bits(both, 0, 4), self.bits(both, 4, 4))
 
     def flags(self, offset: int, value: int) -> Lanes:

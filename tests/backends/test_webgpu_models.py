@@ -74,9 +74,9 @@ def test_gradients_of_an_adapter_are_the_host_s(name, fixture, gpu, record_prope
 
 
 @pytest.mark.parametrize("name", ["qwen2-Q4_K_M"])
-def test_gradients_with_weights_as_halves(name, fixture, gpu, record_property, monkeypatch):
+def test_gradients_with_weights_in_float16(name, fixture, gpu, record_property, monkeypatch):
     exact_loss, exact = gradients(fixture, [gpu])
-    monkeypatch.setattr(gpu.shaders, "halves", True)
+    monkeypatch.setattr(gpu.shaders, "in_f16", True)
     loss, found = gradients(fixture, [gpu])
     assert loss == pytest.approx(exact_loss, rel=1e-4)
     record_property("far", far(found, exact))
@@ -84,7 +84,7 @@ def test_gradients_with_weights_as_halves(name, fixture, gpu, record_property, m
 
 
 @pytest.mark.parametrize("name", [*MAIN, *slow(OTHERS)])
-def test_generation_with_a_cache_of_halves(name, fixture, gpu, record_property):
+def test_generation_with_a_cache_of_float16(name, fixture, gpu, record_property):
     there, host = pyggml.load(fixture, backends=[gpu]), pyggml.load(fixture, compute="f32")
     tokens = np.random.default_rng(2).integers(0, host.config.n_vocab, 12)
     session, wanted = Session(there, 16), host.logits(tokens)

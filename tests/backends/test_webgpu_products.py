@@ -78,25 +78,25 @@ def test_large_tiles_and_one_part(gpu, monkeypatch):
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "back"])
 @pytest.mark.parametrize("at_once", [64 << 20, 16 << 10], ids=["whole", "in parts"])
 @pytest.mark.parametrize("name, size", [("Q8_0", (72, 96, 320)), ("F16", (37, 45, 130))])
-def test_weights_are_rounded_to_halves_before_products(name, size, at_once, back, gpu, monkeypatch):
+def test_weights_are_rounded_to_float16_first(name, size, at_once, back, gpu, monkeypatch):
     from pyggml.backends.webgpu import products
 
-    monkeypatch.setattr(gpu.shaders, "halves", True)
+    monkeypatch.setattr(gpu.shaders, "in_f16", True)
     monkeypatch.setattr(products, "_UNPACKED_BYTES", at_once)
     (m, n, k), rng, dtype = size, np.random.default_rng(6), DTYPES[name]
     w = quantize(rng.normal(size=(n, k)).astype(np.float32) * 1e-3, name)
-    halves = dequantize(w, name).astype(np.float16).astype(float)
+    rounded = dequantize(w, name).astype(np.float16).astype(float)
     x = rng.normal(size=(m, n if back else k)).astype(np.float32)
     step = Factor(1, k, dtype=dtype) if back else Factor(k, 1, dtype=dtype)
     p = products.Product(m, *((k, n) if back else (n, k)), Factor(x.shape[1], 1), step)
     found = product(gpu, p, x.reshape(-1), np.ascontiguousarray(w).view(np.uint8).reshape(-1))
-    near(found, x.astype(float) @ (halves if back else halves.T))
+    near(found, x.astype(float) @ (rounded if back else rounded.T))
 
 
 def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
     from pyggml.backends.webgpu.products import Product
 
-    monkeypatch.setattr(gpu.shaders, "halves", True)
+    monkeypatch.setattr(gpu.shaders, "in_f16", True)
     w = np.full((20, 32), 1e6, np.float32)
     raw = np.ascontiguousarray(quantize(w, "BF16")).view(np.uint8).reshape(-1)
     p = Product(20, 20, 32, Factor(32, 1), Factor(32, 1, dtype=DTYPES["BF16"]))

@@ -39,7 +39,7 @@ def multiply(monkeypatch):
 def test_four_rows_at_once_are_each_as_alone(kind, ints, multiply, rng, some_weight):
     """One row, rows that fill no four, more than one task has; they lie apart."""
     k = 3 * dots.step(dtype(kind))
-    for n in (1, 6, few.FEW_ROWS + 7):
+    for n in (1, 6, few.TASK_ROWS + 7):
         w, x = some_weight(rng, (2 * n, k), kind)[::2], rng.standard_normal((2, k)).astype("f4")
         start = rng.standard_normal((2, n)).astype(np.float32)
         alone, at_once = (multiply(x, w, kind, ints, rows, start) for rows in (1, 4))

@@ -105,7 +105,7 @@ def fed_error(model, tokens):
 
 
 @pytest.mark.parametrize("architecture", HALVES)
-def test_a_cache_of_halves_costs_their_rounding(architecture, tiny, monkeypatch):
+def test_a_cache_in_float16_costs_their_rounding(architecture, tiny, monkeypatch):
     """Caps, sinks, windows, recurrent layers. 11 bits are 2e-8 in squares, which layers enlarge."""
     monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 16)
     error = fed_error(pyggml.load(tiny(architecture)), np.arange(40) * 7 % 11)

@@ -61,7 +61,7 @@ _CLIPPED_SLOPE = (
     "(1.0 + p_alpha * min(a, p_limit) * (1.0 - sigmoid(p_alpha * min(a, p_limit))))"
 )
 
-_TILE = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
+_REPEATED = " + ".join(f"(i / BELOW{a}) % MANY{a} % FEW{a} * STEP{a}" for a in range(MAX_AXES))
 
 
 def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
@@ -73,8 +73,8 @@ def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
         numbers = {k: v for k, v in site.node.params.items() if isinstance(v, int | float)}
         constants = {"N": n, **{f"p_{k}": float(v) for k, v in numbers.items()}}
         if site.node.src[-1].n_elements != n:
-            indices[names[-1]] = _TILE
-            constants |= _tile(site.node)
+            indices[names[-1]] = _REPEATED
+            constants |= _repeats(site.node)
         loads = " ".join(f"let {name} = {name}s_at({at});" for name, at in indices.items())
         views = {"y": site.out, **{f"{name}s": v for name, v in zip(names, site.src, strict=True)}}
         body = _FUNCTIONS + whole(_BODY.format(loads=loads, formula=formula))
@@ -83,8 +83,8 @@ def _applied(formula: str) -> Callable[[Site], Sequence[Dispatch]]:
     return bind
 
 
-def _tile(node: Tensor) -> dict[str, int]:
-    """What _TILE names: where an element takes its number in a source that is repeated as tiles."""
+def _repeats(node: Tensor) -> dict[str, int]:
+    """What _REPEATED names: where an element finds its number in a source that is repeated."""
     shapes = (node.shape, node.src[-1].shape)
     large, small = ((1,) * (MAX_AXES - len(s)) + s for s in shapes)
     found: dict[str, int] = {}

@@ -20,7 +20,7 @@ from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
 _LINE = 64  # bytes
-_TILE = 128  # rows
+_TILE_ROWS = 128
 _LOGITS_BYTES = 256 << 20  # of all logits that exist at once, if a binding may be so large
 
 _SOFTMAX = """
@@ -79,10 +79,10 @@ def _chunk(node: Tensor, limit: int) -> int:
     """Rows whose logits exist at once: chunks of like sizes, whole tiles where they are large."""
     n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
     most = max(min(n_rows, min(limit, _LOGITS_BYTES) // (F32.block_bytes * n_vocab)), 1)
-    if most < _TILE:
+    if most < _TILE_ROWS:
         return most
-    n_chunks = -(-n_rows // (most // _TILE * _TILE))
-    return min(round_up(-(-n_rows // n_chunks), _TILE), n_rows)
+    n_chunks = -(-n_rows // (most // _TILE_ROWS * _TILE_ROWS))
+    return min(round_up(-(-n_rows // n_chunks), _TILE_ROWS), n_rows)
 
 
 def _products(node: Tensor, n_rows: int) -> tuple[Product, Product]:

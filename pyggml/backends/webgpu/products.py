@@ -93,7 +93,7 @@ def multiplied(
         if p.b.dtype is F32:
             calls += _dense(part, c, of_a, of_b, scratch, shaders)
             continue
-        n, kind = part.b_rows[0] * part.b_rows[1], "f16" if shaders.halves else "f32"
+        n, kind = part.b_rows[0] * part.b_rows[1], "f16" if shaders.in_f16 else "f32"
         n_bytes = round_up(_weight_bytes(shaders) * n, 16)
         y = View(scratch.buffer, scratch.start, n_bytes, kind, is_written=True)
         name = p.b.dtype.name
@@ -121,7 +121,7 @@ def scratch_bytes(p: Product, shaders: Shaders) -> int:
 
 def _weight_bytes(shaders: Shaders) -> int:
     """Bytes of an unpacked weight."""
-    return (F16 if shaders.halves else F32).block_bytes
+    return (F16 if shaders.in_f16 else F32).block_bytes
 
 
 def _rows_at_once(p: Product, shaders: Shaders) -> int:

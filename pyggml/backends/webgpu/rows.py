@@ -144,7 +144,7 @@ _CHECK = """
         }
     }
 """
-# Of each row N words; a word is a number, or two halves.
+# Of each row N words; a word is a number, or two of float16.
 _SET = """
     let i = group * 256u + me;
     if (i < TOTAL) {
@@ -156,7 +156,7 @@ _SET = """
         }
     }
 """.replace("FIRST_ID", _FIRST_ID)
-_TWO_HALVES = "to_f16(x_at(2u * i)) | (to_f16(x_at(2u * i + 1u)) << 16u)"
+_TWO_F16 = "to_f16(x_at(2u * i)) | (to_f16(x_at(2u * i + 1u)) << 16u)"
 
 
 def _set_rows(site: Site) -> Sequence[Dispatch]:
@@ -171,7 +171,7 @@ def _set_rows(site: Site) -> Sequence[Dispatch]:
     check |= {"NO_ROW": no_row, "TWICE": twice}
     total = site.node.src[1].n_elements // per_word
     constants = _batches(batch, ids.shape) | {"TOTAL": total, "N": n, "N_ROWS": n_rows}
-    put = _SET.replace("WORD", _TWO_HALVES if per_word == 2 else "bitcast<u32>(x_at(i))")
+    put = _SET.replace("WORD", _TWO_F16 if per_word == 2 else "bitcast<u32>(x_at(i))")
     body, made = TO_F16 + whole(put), site.shaders.dispatch
     views = {"ids": numbers_, "fault": cell}
     rows = {"y": site.out.of("u32"), "x": x, "ids": numbers_}
@@ -187,7 +187,7 @@ def _unset(node: Tensor) -> str | None:
         return f"rows of {dst.dtype} are packed by none of its shaders"
     row = prod(dst.shape[len(ids.shape) :])
     if dst.dtype is F16 and (row % 2 or (dst.offset - dst.root.offset) % 4):
-        return "rows of halves that share words"
+        return "rows of float16 that share words"
     return None
 
 

@@ -124,11 +124,11 @@ class Shaders:
     """Makes dispatches on a device; equal shaders are compiled once.
 
     limit     the most bytes of one binding
-    halves    whether weights are unpacked to float16 rather than float32
+    in_f16    whether weights are unpacked to float16 rather than float32
     """
 
-    def __init__(self, device: Any, limit: int, halves: bool = False) -> None:
-        self._device, self.limit, self.halves = device, limit, halves
+    def __init__(self, device: Any, limit: int, in_f16: bool = False) -> None:
+        self._device, self.limit, self.in_f16 = device, limit, in_f16
         self._has_subgroups = "subgroup" in device.features
         self._aligned = int(device.limits["min-storage-buffer-offset-alignment"])
         self._compiled = cache(self._compile)
