@@ -237,6 +237,7 @@ class Frame:
     fields: ClassVar[Mapping[str, Field]] = {}
     n_words: ClassVar[int] = 0
     words: np.ndarray
+    address: int  # of the words
 
     def __init_subclass__(cls) -> None:
         fields, start = {}, 0
@@ -251,8 +252,11 @@ class Frame:
         missing = [name for name in self.fields if name not in values]
         if missing:
             raise TypeError(f"{type(self).__name__}: {', '.join(missing)} missing")
-        words = {name: self._words_of(name, value) for name, value in values.items()}
-        self.words = np.array([w for name in self.fields for w in words[name]], np.int64)
+        words: list[int] = []
+        for name in {**self.fields, **values}:  # in the order of the fields, unknown ones last
+            words += self._words_of(name, values[name])
+        self.words = np.array(words, np.int64)
+        self.address = self.words.ctypes.data
         self._values = values
 
     def put(self, **values: Any) -> None:

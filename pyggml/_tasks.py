@@ -33,7 +33,7 @@ def task_code(declaration: type[Frame]) -> Callable[[Callable], Code]:
 
 def stage(code: Code, f: Frame, n_tasks: int) -> Stage:
     """One stage of a launch: `code` for tasks 0 … n_tasks − 1 on this frame."""
-    return code.address, f.words.ctypes.data, n_tasks, f
+    return code.address, f.address, n_tasks, f
 
 
 def launch(*stages: Stage) -> None:

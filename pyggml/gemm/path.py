@@ -121,4 +121,6 @@ def flat(a: np.ndarray) -> np.ndarray:
     if a.flags.c_contiguous:
         return a.reshape(-1)
     last = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
+    if last == 4 * (a.size - 1):  # no gaps, axes in another order: a view
+        return a.ravel("K")
     return np.lib.stride_tricks.as_strided(a, (last // 4 + 1,), (4,))

@@ -67,6 +67,7 @@ def packing(p: Problem) -> tuple[int, str]:
     return layout_of(path, p)["packed_a"].n_bytes, path.name
 
 
+@lru_cache(PROBLEMS)
 def strided_bytes(m: int, k: int, n_batches: int = 1) -> int:
     """Scratch of a strided product of these sizes, whatever its strides."""
     p = Problem("strided", m, thin.WIDEST, k, n_batches=n_batches)

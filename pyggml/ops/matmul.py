@@ -321,7 +321,8 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    return _scratch_bytes(node, a, transpose(b), "out_prod", compute)
+    shape, strides = ((*x[:-2], x[-1], x[-2]) for x in (b.shape, b.strides))  # of bᵀ
+    return _scratch_bytes(node, a, Tensor(shape, b.dtype, strides=strides), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ those between are computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import isqrt, prod
+from math import isqrt
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from pyggml.backends.cpu import Site
 from pyggml.dtypes import I32
 from pyggml.op import Sample
 from pyggml.ops.expect import expect
-from pyggml.tensors import Tensor
+from pyggml.scratch import Array, Layout
+from pyggml.tensors import Shape, Tensor
 
 N_ROLES = 6
 W, A, B, K, R, V = range(N_ROLES)
@@ -175,31 +176,31 @@ def n_tasks(n: int) -> int:
     return min(n, MOST_TASKS)
 
 
-def _shapes(tasks: int, n_tokens: int, state: tuple[int, ...], back: bool) -> list[tuple[int, ...]]:
-    dv, dk = state[1:]
-    factors = (tasks, N_ROLES, n_tokens, max(dk, dv))
-    if not back:
-        return [factors]
-    return [factors, factors, (tasks, sum(_marks(n_tokens)), dv, dk)]
-
-
 def _marks(n_tokens: int) -> tuple[int, int]:
     """(how many states are kept, how many tokens lie between two of them)."""
     length = isqrt(max(n_tokens - 1, 0)) + 1
     return -(-n_tokens // length), length
 
 
+def layout(tasks: int, n_tokens: int, state: Shape, back: bool) -> Layout:
+    """The scratch of tasks over heads with this state: factors; with `back` their gradients, and
+    states."""
+    dv, dk = state[1:]
+    factors = Array((tasks, N_ROLES, n_tokens, max(dk, dv)))
+    if not back:
+        return Layout(factors=factors)
+    states = Array((tasks, sum(_marks(n_tokens)), dv, dk))
+    return Layout(factors=factors, gradients=factors, states=states)
+
+
 def scratch_bytes(tasks: int, n_tokens: int, state: Tensor, back: bool) -> int:
-    return 4 * sum(prod(s) for s in _shapes(tasks, n_tokens, state.shape, back))
+    return layout(tasks, n_tokens, state.shape, back).n_bytes
 
 
 def scratch(site: Site, tasks: int, n_tokens: int, state: np.ndarray, back: bool) -> list:
-    """[factors (tasks, 6, T, max(dk, dv))]; with `back` also their gradients, states, n_kept."""
-    floats, at, arrays = site.scratch.view(np.float32), 0, []
-    for shape in _shapes(tasks, n_tokens, state.shape, back):
-        arrays.append(floats[at : at + prod(shape)].reshape(shape))
-        at += prod(shape)
-    return [*arrays, _marks(n_tokens)[0]] if back else arrays
+    """The arrays of `layout` in their order; with `back`, then n_kept."""
+    arrays = layout(tasks, n_tokens, state.shape, back).cut(site.scratch).values()
+    return [*arrays, _marks(n_tokens)[0]] if back else [*arrays]
 
 
 def expect_positions(name: str, positions: Tensor, n_tokens: int) -> None:

@@ -34,6 +34,7 @@ from pyggml.ops.recurrence import (
     sample_positions,
     with_dy,
 )
+from pyggml.scratch import Array, Layout
 from pyggml.tensors import Tensor
 
 _LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
@@ -236,28 +237,31 @@ def _ssm_scan_back(
             _empty_scan(f[task], g[task], h, dx, ddt, da, db_sums[task], dc_sums[task], x, dt, a)
 
 
-def _scan_back(db: np.ndarray, dc: np.ndarray, sums: np.ndarray, *arguments: Any) -> None:
+def _scan_back(scan: Call, db: np.ndarray, dc: np.ndarray, sums: np.ndarray) -> None:
     """`sums` (2, tasks, T, G, N): each task adds up db and dc of its own heads."""
-    _ssm_scan_back(*arguments)
+    scan()
     for out, of_tasks in zip((db, dc), sums, strict=True):
         _sum_tasks(out.reshape(-1), of_tasks.reshape(len(of_tasks), -1))
 
 
+def _scan_back_layout(node: Tensor) -> Layout:
+    """The recurrence's scratch, and what each task adds up for db and dc."""
+    tasks, state, b = n_tasks(node.shape[1]), node.src[0], node.src[4]
+    own = recurrence.layout(tasks, node.shape[0], state.shape, True)
+    return own.followed_by(sums=Array((2, tasks, *b.shape)))
+
+
 def _scan_back_scratch(node: Tensor, compute: Compute) -> int:
-    tasks, b = n_tasks(node.shape[1]), node.src[4]
-    own = recurrence.scratch_bytes(tasks, node.shape[0], node.src[0], True)
-    return own + 2 * tasks * b.n_bytes
+    return _scan_back_layout(node).n_bytes
 
 
 def _scan_back_run(site: Site) -> Call:
-    state, x, _, _, b, *_ = site.src
+    state, x = site.src[:2]
     dstate, ddt, da, db, dc = site.saved
-    tasks = n_tasks(x.shape[1])
-    own = recurrence.scratch(site, tasks, x.shape[0], state, True)
-    floats = site.scratch.view(np.float32)
-    sums = floats[floats.size - 2 * tasks * b.size :].reshape(2, tasks, *b.shape)
+    own = recurrence.scratch(site, n_tasks(x.shape[1]), x.shape[0], state, True)
+    sums = _scan_back_layout(site.node).cut(site.scratch)["sums"]
     gradients = (site.out, dstate, ddt, da, *sums)
-    return Call(_scan_back, db, dc, sums, *gradients, *own, *site.src)
+    return Call(_scan_back, Call(_ssm_scan_back, *gradients, *own, *site.src), db, dc, sums)
 
 
 def _scan_back_spec(state: Tensor, x: Tensor, *others: Tensor) -> Spec:
