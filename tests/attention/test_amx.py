@@ -14,6 +14,8 @@ from pyggml.backends import CPU
 from pyggml.dtypes import F32
 from pyggml.gemm.amx.tiles import SIDE
 
+from measures import nmse
+
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 
 
@@ -87,10 +89,6 @@ def computed(q, k, v, do, span, scale):
     dsinks = np.zeros(0, np.float32)
     run(BACKWARD, problem, Backward(**given, do=do, dsinks=dsinks, **grads))
     return o, lse, *grads.values()
-
-
-def nmse(found, wanted):
-    return ((found - wanted) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
 
 
 def check(q, k, v, do, span):

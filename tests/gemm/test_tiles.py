@@ -19,6 +19,8 @@ from pyggml.gemm.amx.tiles import SIDE, STEP
 from pyggml.gemm.path import Operands, Problem
 from pyggml.quants import QUANTS, quantize
 
+from measures import nmse
+
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 
 TYPES = sorted(QUANTS.keys() - {"F32"})
@@ -50,10 +52,6 @@ def doubled(form, a, w, kind, n, start=0.0):
     two = reference.forward if form == "mul_mat" else reference.backward
     two(c, a, np.ascontiguousarray(w), dtype(kind), True, True)
     return c
-
-
-def nmse(found, wanted):
-    return ((found - wanted) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()
 
 
 # -- the micro-kernel -----------------------------------------------------------------------------

@@ -8,9 +8,12 @@ import pyggml
 from pyggml.gemm import CHOSEN, FASTEST, FLOATS
 from pyggml.lora import loss_and_grads
 
+from measures import nmse
+
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3"]
 EXACT = {"F16": "f32_hf", "Q8_0": "Q8_0_exact", "Q4_K_M": "Q4_K_M_exact"}
-LIMITS = {"bf16": 1e-4, "int8": 1e-3}  # NMSE of logits; llama.cpp's own are 3e-4 to 1e-3 here
+# NMSE of logits, measured 9e-5 and 5.2e-4 at most; llama.cpp's own are 3e-4 to 1e-3 here.
+LIMITS = {"bf16": 1e-4, "int8": 7e-4}
 COSINES = {"bf16": 0.9995, "int8": 0.998}
 
 
@@ -33,7 +36,7 @@ def test_logits(architecture, kind, compute, golden_file, golden):
     wanted = golden(architecture)
     exact = wanted[EXACT[kind]]
     found = model.logits(wanted["tokens"])[wanted["rows"]]
-    error = ((found - exact) ** 2).sum() / (exact**2).sum()
+    error = nmse(found, exact)
     assert error < LIMITS[compute]
     assert (error > 1e-10) == is_rounded(kind, compute)
 

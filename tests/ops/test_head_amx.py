@@ -13,6 +13,8 @@ from pyggml.ops.head_amx import FEWEST_ROWS, MOST_ROWS, PARTS
 from pyggml.quants import quantize
 from pyggml.scratch import Layout
 
+from measures import nmse
+
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 
 
@@ -51,10 +53,6 @@ def exact(h, targets, weights, w, kind):
     p = e / total[:, None]
     p[rows, targets] -= 1
     return losses, weights[:, None] * p @ w
-
-
-def nmse(found, wanted):
-    return ((found - wanted) ** 2).sum() / (wanted**2).sum()
 
 
 def assert_exact_enough(*parts):
