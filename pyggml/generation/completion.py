@@ -136,9 +136,10 @@ def complete(
 
     how: None takes the likeliest tokens. n_ctx: the most tokens of prompt and answer together;
     None: as many as needed. cache_type: of keys and values, "f16" or "q8_0". n_keep: a full context
-    shifts and keeps its first n_keep tokens (Slot.shift); None: it ends the answer. Raises
-    ConfigError for counts out of range, a type that does not fit the model or a context that cannot
-    shift, DataError for an empty prompt or one that does not fit into n_ctx.
+    shifts and keeps its first n_keep tokens (Slot.shift); None: it ends the answer.
+
+    Raises ConfigError for counts out of range, a type that does not fit the model and a context
+    that cannot shift; DataError for a prompt that is empty or does not fit into n_ctx.
     """
     how = how or Sampling(temperature=0)
     room = n_ctx if n_keep is None else None

@@ -60,9 +60,11 @@ def rope_table(
     """(n_tokens, 2, n_pairs) F32: for each position a row of cosines and a row of sines.
 
     positions (n_tokens,) I32, or (4, n_tokens) in modes "mrope", "imrope" and "vision", which need
-    four `sections`; freq_factors (at least n_pairs,) F32. Raises ShapeError if n_dims is odd, if
-    the mode is unknown or lacks sections, if freq_base, freq_scale or a beta is not above 0, or if
-    ext_factor is not 0 and n_ctx_orig or freq_base does not allow YaRN.
+    four `sections`; freq_factors (at least n_pairs,) F32.
+
+    Raises ShapeError for an odd n_dims, a mode that is unknown or lacks sections, a freq_base,
+    freq_scale or beta that is not above 0, and an ext_factor other than 0 if n_ctx_orig or
+    freq_base does not allow YaRN.
     """
     return ROPE_TABLE(
         *(t for t in (positions, freq_factors) if t is not None),

@@ -1,9 +1,9 @@
 """Packing as IQ2 and IQ3: groups of weights become points of a grid, with signs.
 
-A level q stands for 2q + 1, so that a sub-block of 16 or 32 weights is  |x| ≈ scale·(2q + 1). For
-some trial scales every weight is rounded to a level, and a group whose levels are no point of the
-grid takes the point with the least error among those near it. The best trial gives the scale by
-least squares; groups are chosen again for it. Then the scales are rounded to 4 bits.
+A level q stands for 2q + 1, so that a sub-block of 16 or 32 weights is  |x| ≈ scale·(2q + 1). Some
+scales are tried. Each rounds every weight to a level. A group whose levels are no point of the grid
+takes the point with the least error of those near it. The best trial gives the scale by least
+squares, for which the groups are chosen again. Then the scales are rounded to 4 bits.
 
 Source: ggml, src/ggml-quants.c (`quantize_row_iq2_xxs_impl`, `…_iq2_xs_impl`, `…_iq2_s_impl`,
 `…_iq3_xxs_impl`, `…_iq3_s_impl`). There IQ3_S puts weights behind 32 zeros in the wrong place.

@@ -1,10 +1,10 @@
 """Packing by importance: as ggml's packers with `quant_weights`, whose fits are weighted sums.
 
-Each weight x_j of a column of importance c_j counts c_j·√(σ² + x_j²) in the fit of its block, where
-σ² is the mean of x² over the block (twice that in all but Q2_K, IQ2_XXS and IQ2_XS), over the row
-in the types of 32; in Q6_K it counts c_j. The scales of sub-blocks of K-quants are then fitted
-likewise: each counts as much as the weights below it. Types that are not here ignore importance, as
-in ggml.
+In the fit of a block, a weight x_j in a column of importance c_j counts c_j·√(σ² + x_j²). In types
+with blocks of 32, σ² is the mean of x² over the row. In the others it is that over the block, and
+twice that but for Q2_K, IQ2_XXS and IQ2_XS. In Q6_K a weight counts c_j. The scales of sub-blocks
+of K-quants are then fitted likewise: each counts as much as the weights below it. Types that are
+not here ignore importance, as in ggml.
 
 The packers of Q4_0 to Q5_1 stand here, since without importance they fit nothing; others stand with
 their types.
