@@ -23,7 +23,7 @@ from pyggml.call import Call
 from pyggml.dtypes import DTYPES, I32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
-from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.op import NO_SETTINGS, Memory, Op, Sample, Spec, op
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.rows import get_rows_back
 from pyggml.quants import QUANTS, quantize
@@ -100,34 +100,45 @@ def _take(x: np.ndarray, rows: np.ndarray, n_rows: int, out: np.ndarray) -> np.n
     return part
 
 
-def _buffers(n_tokens: int, n: int, m: int) -> Layout:
-    """Scratch for one expert: its rows (n_tokens, n) and their products (n_tokens, m)."""
-    return Layout(first=Array((n_tokens, n)), second=Array((n_tokens, m)))
+def _layout(n_tokens: int, n: int, m: int, n_bytes: int) -> Layout:
+    """Scratch for one expert: its rows (n_tokens, n), their results (n_tokens, m), a product's."""
+    first, second = Array((n_tokens, n)), Array((n_tokens, m))
+    return Layout(first=first, second=second, product=Array((n_bytes,), np.uint8))
 
 
 # -- products with the experts' weights ---------------------------------------------------------
 
-_Product = Callable[..., Call]  # gemm.mul_mat or gemm.out_prod
+_MULTIPLY: dict[gemm.Form, Callable[..., Call]] = {
+    "mul_mat": gemm.mul_mat,
+    "out_prod": gemm.out_prod,
+}
 
 
-def _product(name: str, multiply: _Product) -> Callable[[Site], Call]:
-    """The kernel that multiplies each row of the second source with its expert."""
+def _kernel_by_expert(declared: Op, form: gemm.Form) -> None:
+    """Declare the kernel that multiplies each row of the second source with its expert."""
+
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        """Enough for an expert that every token chooses."""
+        w, x, ids = node.src
+        m, n, k = ids.shape[0], node.shape[-1], x.shape[-1]
+        p = gemm.Problem(form, m, n, k, w.dtype, compute)
+        return _layout(m, k, n, gemm.scratch_bytes(p, fewer_rows=True))
 
     def run(site: Site) -> Call:
         w, x, ids = site.src
         dtype = site.node.src[0].dtype
         experts = [gemm.Weight(matrix, dtype, site.compute) for matrix in w]
-        layout = _buffers(ids.shape[0], x.shape[-1], site.out.shape[-1])
-        buffers = *layout.cut(site.scratch).values(), site.scratch[layout.n_bytes :]
+        scratch = layout(site.node, site.compute).cut(site.scratch).values()
         out, rows = (a.reshape(-1, a.shape[-1]) for a in (site.out, x))
-        return Call(_by_expert, name, multiply, out, rows, ids, experts, *buffers)
+        multiply = _MULTIPLY[form]
+        return Call(_by_expert, declared.name, multiply, out, rows, ids, experts, *scratch)
 
-    return run
+    cpu_kernel(declared, run, scratch=lambda node, compute: layout(node, compute).n_bytes)
 
 
 def _by_expert(
     name: str,
-    multiply: _Product,
+    multiply: Callable[..., Call],
     out: np.ndarray,
     x: np.ndarray,
     ids: np.ndarray,
@@ -140,18 +151,6 @@ def _by_expert(
         part, result = _take(x, rows, ids.size, gathered), made[: len(rows)]
         multiply(result, part, experts[expert], scratch, False)()
         out[rows] = result
-
-
-def _product_scratch(form: gemm.Form) -> Callable[[Tensor, Compute], int]:
-    """Scratch bytes, enough for an expert that every token chooses."""
-
-    def scratch(node: Tensor, compute: Compute) -> int:
-        w, x, ids = node.src
-        m, n, k = ids.shape[0], node.shape[-1], x.shape[-1]
-        p = gemm.Problem(form, m, n, k, w.dtype, compute)
-        return _buffers(m, k, n).n_bytes + gemm.scratch_bytes(p, fewer_rows=True)
-
-    return scratch
 
 
 # -- mul_mat_id ---------------------------------------------------------------------------------
@@ -206,7 +205,7 @@ MUL_MAT_ID = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(MUL_MAT_ID, _product("mul_mat_id", gemm.mul_mat), scratch=_product_scratch("mul_mat"))
+_kernel_by_expert(MUL_MAT_ID, "mul_mat")
 
 # -- mul_mat_id_back ----------------------------------------------------------------------------
 
@@ -243,11 +242,7 @@ MUL_MAT_ID_BACK = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(
-    MUL_MAT_ID_BACK,
-    _product("mul_mat_id_back", gemm.out_prod),
-    scratch=_product_scratch("out_prod"),
-)
+_kernel_by_expert(MUL_MAT_ID_BACK, "out_prod")
 
 # -- out_prod_id --------------------------------------------------------------------------------
 
@@ -260,9 +255,8 @@ def _out_prod_id_spec(x: Tensor, dy: Tensor, ids: Tensor, n_expert: int) -> Spec
 
 def _out_prod_id_run(site: Site) -> Call:
     x, dy, ids = site.src
-    layout = _buffers(ids.shape[0], x.shape[-1], dy.shape[-1])
-    buffers = *layout.cut(site.scratch).values(), site.scratch[layout.n_bytes :]
-    return Call(_sums, site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *buffers)
+    scratch = _out_prod_id_layout(site.node).cut(site.scratch).values()
+    return Call(_sums, site.out, *(a.reshape(-1, a.shape[-1]) for a in (x, dy)), ids, *scratch)
 
 
 def _sums(
@@ -281,11 +275,10 @@ def _sums(
         gemm.strided(dw[expert : expert + 1], left, right, scratch, True)()
 
 
-def _out_prod_id_scratch(node: Tensor, compute: Compute) -> int:
+def _out_prod_id_layout(node: Tensor) -> Layout:
     x, dy, ids = node.src
-    n_tokens = ids.shape[0]
-    buffers = _buffers(n_tokens, x.shape[-1], dy.shape[-1])
-    return buffers.n_bytes + gemm.strided_bytes(dy.shape[-1], n_tokens)
+    n_tokens, n, m = ids.shape[0], x.shape[-1], dy.shape[-1]
+    return _layout(n_tokens, n, m, gemm.strided_bytes(m, n_tokens))
 
 
 def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:
@@ -318,7 +311,7 @@ OUT_PROD_ID = op(
     memory=Memory.FRESH,
     costly=True,
 )
-cpu_kernel(OUT_PROD_ID, _out_prod_id_run, scratch=_out_prod_id_scratch)
+cpu_kernel(OUT_PROD_ID, _out_prod_id_run, scratch=lambda node, _: _out_prod_id_layout(node).n_bytes)
 
 # -- add_id -------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ depends on that row of h alone, so the backward pass only scales these rows.
 With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
 
 The full (n_tokens, n_vocab) matrix never exists; on Intel's tiles (pyggml.ops.head_amx) no row of
-it does. The unfused twins are mul_mat, then
-cross_entropy_by_row or cross_entropy_rows; they also have a gradient for w.
+it does. The unfused twins are mul_mat, then cross_entropy_by_row or cross_entropy_rows; they also
+have a gradient for w.
 """
 
 from __future__ import annotations
@@ -148,11 +148,23 @@ def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk(ABC):
-    """The bound weight, and scratch for one chunk of rows."""
+    """One way to compute a chunk of C rows: the bound weight, and scratch."""
 
     w: gemm.Weight
     h: np.ndarray  # (C, K)
     dh: np.ndarray  # (C, K)
+    own: Scratch  # the other arrays of `layout`
+    softcap: np.float32
+
+    @staticmethod
+    @abstractmethod
+    def takes(node: Tensor, compute: Compute) -> bool:
+        """Whether it computes this node."""
+
+    @staticmethod
+    @abstractmethod
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        """Scratch for a chunk: its gathered rows h, their gradients dh, and more."""
 
     @abstractmethod
     def compute(
@@ -168,16 +180,25 @@ class _Chunk(ABC):
 class _Stored(_Chunk):
     """Logits are written, and become their own gradient."""
 
-    z: np.ndarray  # (C * V,)
-    scratch: np.ndarray
-    softcap: np.float32
+    @staticmethod
+    def takes(node: Tensor, compute: Compute) -> bool:
+        return True
+
+    @staticmethod
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
+        c = chunk_rows(n_rows, n_vocab)
+        rows, problems = Array((c, k)), _products(node, c, compute)
+        most = max(gemm.scratch_bytes(p, fewer_rows=True) for p in problems)
+        z, products = Array((c * n_vocab,)), Array((most,), np.uint8)
+        return Layout(h=rows, dh=rows, z=z, products=products)
 
     def compute(
         self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
     ) -> tuple[np.ndarray, int]:
-        n_vocab = len(self.w.data)
-        h, z = self.h[:n], self.z[: n * n_vocab].reshape(n, -1)
-        gemm.mul_mat(z, h, self.w, self.scratch, False)()
+        n_vocab, products = len(self.w.data), self.own["products"]
+        h, z = self.h[:n], self.own["z"][: n * n_vocab].reshape(n, -1)
+        gemm.mul_mat(z, h, self.w, products, False)()
         losses, right = np.empty(n, np.float32), np.empty(n, np.bool_)
         if self.softcap:
             _cap_rows(z, self.softcap)
@@ -186,7 +207,7 @@ class _Stored(_Chunk):
         for v in range(0, n_vocab if gradient else 0, SLICE):
             rows = slice(v, v + SLICE)
             w = replace(self.w, data=self.w.data[rows])
-            gemm.out_prod(self.dh[:n], z[:, rows], w, self.scratch, v > 0)()
+            gemm.out_prod(self.dh[:n], z[:, rows], w, products, v > 0)()
         return losses, int(right.sum())
 
 
@@ -194,15 +215,33 @@ class _Stored(_Chunk):
 class _Fused(_Chunk):
     """Logits stay in the cache (pyggml.ops.head_amx)."""
 
-    scratch: Scratch
+    @staticmethod
+    def takes(node: Tensor, compute: Compute) -> bool:
+        h, w = node.src[:2]
+        return head_amx.takes(h.shape[0], w.dtype, compute, node.params["softcap"])
+
+    @staticmethod
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
+        c = _rows_within(n_rows, head_amx.row_bytes(k))
+        rows = Array((c, k))
+        return Layout(h=rows, dh=rows, **head_amx.arrays(c, n_vocab, k, node.params["gradient"]))
 
     def compute(
         self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
     ) -> tuple[np.ndarray, int]:
         losses, tops = np.empty(n, np.float32), np.empty(n, np.float32)
         made = head_amx.Made(losses, tops, self.dh[:n])
-        head_amx.call(self.w, self.h[:n], targets, weights, made, gradient, self.scratch)()
-        return losses, int((self.scratch["target_logits"][:n] == tops).sum())
+        head_amx.call(self.w, self.h[:n], targets, weights, made, gradient, self.own)()
+        return losses, int((self.own["target_logits"][:n] == tops).sum())
+
+
+_WAYS: tuple[type[_Chunk], ...] = (_Fused, _Stored)
+
+
+def _way(node: Tensor, compute: Compute) -> type[_Chunk]:
+    """The first that takes the node."""
+    return next(way for way in _WAYS if way.takes(node, compute))
 
 
 def _by_chunk(
@@ -253,38 +292,17 @@ def _rows_within(n_rows: int, row_bytes: int) -> int:
     return -(-n_rows // -(-n_rows // most))
 
 
-def _is_fused(node: Tensor, compute: Compute) -> bool:
-    h, w = node.src[:2]
-    return head_amx.takes(h.shape[0], w.dtype, compute, node.params["softcap"])
-
-
-def _layout(node: Tensor, compute: Compute) -> Layout:
-    """Scratch for a chunk: its gathered rows, their gradients, and their logits or what fused
-    products need."""
-    (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
-    if _is_fused(node, compute):
-        c = _rows_within(n_rows, head_amx.row_bytes(k))
-        own = head_amx.arrays(c, n_vocab, k, node.params["gradient"])
-    else:
-        c = chunk_rows(n_rows, n_vocab)
-        own = {"z": Array((c * n_vocab,))}
-    rows = Array((c, k))
-    return Layout(h=rows, dh=rows, **own)
-
-
-def _products(node: Tensor, compute: Compute) -> Iterator[gemm.Problem]:
-    """The products of one chunk; the last chunk may have fewer rows."""
-    (n_rows, k), w = node.src[0].shape, node.src[1]
-    c, n_vocab = chunk_rows(n_rows, w.shape[0]), w.shape[0]
+def _products(node: Tensor, c: int, compute: Compute) -> Iterator[gemm.Problem]:
+    """The products of a chunk of c rows; the last chunk may have fewer."""
+    w, k = node.src[1], node.src[0].shape[1]
+    n_vocab = w.shape[0]
     yield gemm.Problem("mul_mat", c, n_vocab, k, w.dtype, compute)
     for n in {min(SLICE, n_vocab), n_vocab % SLICE or SLICE} if node.params["gradient"] else ():
         yield gemm.Problem("out_prod", c, k, n, w.dtype, compute)
 
 
 def _scratch(node: Tensor, compute: Compute) -> int:
-    products = () if _is_fused(node, compute) else _products(node, compute)
-    most = max((gemm.scratch_bytes(p, fewer_rows=True) for p in products), default=0)
-    return _layout(node, compute).n_bytes + most
+    return _way(node, compute).layout(node, compute).n_bytes
 
 
 def _run(site: Site) -> Call:
@@ -296,13 +314,10 @@ def _run(site: Site) -> Call:
 
 
 def _chunk(site: Site, w: gemm.Weight) -> _Chunk:
-    layout = _layout(site.node, site.compute)
-    memory = layout.cut(site.scratch)
-    h, dh = memory.pop("h"), memory.pop("dh")
-    if _is_fused(site.node, site.compute):
-        return _Fused(w, h, dh, memory)
+    way = _way(site.node, site.compute)
+    own = way.layout(site.node, site.compute).cut(site.scratch)
     cap = np.float32(site.node.params["softcap"])
-    return _Stored(w, h, dh, memory["z"], site.scratch[layout.n_bytes :], cap)
+    return way(w, own.pop("h"), own.pop("dh"), own, cap)
 
 
 def _ref_by_row(
