@@ -61,7 +61,7 @@ def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
     for n_tokens, n_out, depth in (
         (1, 1, step),
         (few.FEW, few.TASK_ROWS + 3, 3 * step),
-        (lane_dots.TOGETHER + 1, several.ROWS + LANES, 5 * step),
+        (lane_dots.TOGETHER + 1, several.TASK_ROWS + LANES, 5 * step),
         (several.MOST, 2 * LANES - 1, FORWARD_DEPTH),
         (several.MOST + 1, FORWARD_COLUMNS - 1, FORWARD_DEPTH),
         (MR, FORWARD_COLUMNS, 5 * step),
@@ -79,7 +79,7 @@ def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_a_token_has_the_same_product_whatever_is_beside_it(kind, rng, some_weight):
     """To the bit, so that a text does not depend on how many others are written."""
-    w, x = some_weight(rng, (several.ROWS + 5, 512), kind), normal(rng, several.MOST, 512)
+    w, x = some_weight(rng, (several.TASK_ROWS + 5, 512), kind), normal(rng, several.MOST, 512)
     all_of_them = forward(x, w, kind)
     for n in (several.FEWEST, lane_dots.TOGETHER, several.MOST - 1):
         np.testing.assert_array_equal(forward(x[-n:], w, kind), all_of_them[-n:])
