@@ -45,6 +45,15 @@ def test_the_pipeline_has_a_section_for_each():
     ]
 
 
+def test_the_tree_has_every_part():
+    tree = README[README.index("## The tree") : README.index("docs/    ")]
+    told = set(re.findall(r"[\w]+(?:\.py|/)", tree))
+    parts = {p for p in (ROOT / "pyggml").iterdir() if p.suffix == ".py" or p.is_dir()}
+    parts |= {p for p in (ROOT / "lora").iterdir() if p.is_dir()}
+    names = {p.name if p.is_file() else f"{p.name}/" for p in parts}
+    assert names - {"__init__.py", "__pycache__/"} <= told
+
+
 def test_the_walkthrough_shows_each():
     text = (ROOT / "examples/walkthrough.py").read_text("utf-8")
     said = re.findall(r'say\((\d), "([\w.]+)"', text)
