@@ -85,6 +85,7 @@ def _leave(note: Path) -> None:
 
 def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:
     """A helper at work on a model and the settings of a run; None if there can be none."""
+    assert CACHE is not None
     try:
         helper = subprocess.Popen(
             [sys.executable, "-m", "pyggml.cli.ahead"],
@@ -92,7 +93,7 @@ def _started(job: list[Any]) -> subprocess.Popen[bytes] | None:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONSAFEPATH": "1", "NUMBA_CACHE_DIR": str(CACHE)},
+            env=os.environ | {"PYTHONSAFEPATH": "1", "NUMBA_CACHE_DIR": str(CACHE.parent)},
             start_new_session=True,  # Ctrl-C is for the run
         )
     except OSError:

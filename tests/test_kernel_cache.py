@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from pyggml.quants import quantize
 quantize(np.ones((1, 32), np.float32), "Q8_0")
 print(config.CACHE_DIR)
 """
+ANYWHERE = ("generic", "numpy")  # instruction sets of any CPU
 NOTE = "the cache of compiled kernels cannot be written"
 
 
@@ -46,7 +48,14 @@ def test_kernels_are_kept_in_the_users_cache_folder(run, tmp_path):
     assert folder.startswith(str(tmp_path / "pyggml")) and warned == ""
     assert list((tmp_path / "pyggml").rglob("*.nbi"))
     again, _ = run(SCRIPT, XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path / "own"))
-    assert again == str(tmp_path / "own") and list((tmp_path / "own").rglob("*.nbi"))
+    assert again == str(tmp_path / "own" / Path(folder).name)
+    assert list((tmp_path / "own").rglob("*.nbi"))
+
+
+def test_kernels_of_another_instruction_set_have_a_folder_of_their_own(run, tmp_path):
+    """Also where the user names one: made for other vectors, they would write past arrays."""
+    folders = {run(SCRIPT, PYGGML_ISA=isa, NUMBA_CACHE_DIR=str(tmp_path))[0] for isa in ANYWHERE}
+    assert len(folders) == len(ANYWHERE)
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "NUMBA_CACHE_DIR"])

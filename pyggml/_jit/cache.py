@@ -2,8 +2,9 @@
 
 Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
 change of the bounds-check flag or of the instruction set that is chosen. The folder is therefore
-named after those. A kernel may take compiled helpers and constants from its own file and from
-SHARED only.
+named after those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would
+write where today's arrays end. A kernel may take compiled helpers and constants from its own file
+and from SHARED only.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ SHARED = (
 _CACHE_BYTES = 64 << 20  # some more than all kernels take
 
 
-def _folder() -> Path:
-    """The user's cache folder for kernels of this Numba, this instruction set and these sources."""
+def _name() -> str:
+    """The name of the folder for kernels of this Numba, this instruction set and these sources."""
     stamp = (
         (numba.__version__, llvmlite.__version__, sys.version),
         config.BOUNDSCHECK,
@@ -92,16 +93,17 @@ def _folder() -> Path:
         source = Path(__file__).parents[1] / name
         if source.exists():
             digest.update(source.read_bytes())
-    return user_cache() / digest.hexdigest()[:12]
+    return digest.hexdigest()[:12]
 
 
 def writable_folder() -> Path | None:
-    """The cache folder; where it cannot be written, with a warning, one for this process alone:
-    in one that others can write they could put their machine code. None if that fails too.
+    """The cache folder, in the user's or that of NUMBA_CACHE_DIR. Where it cannot be written, with
+    a warning, one for this process alone: in one that others can write they could put their machine
+    code. None if that fails too.
     """
     try:
         given = os.environ.get("NUMBA_CACHE_DIR")
-        folder = Path(given) if given else _folder()
+        folder = (Path(given) if given else user_cache()) / _name()
         _check_room(folder)
         return folder
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
@@ -114,8 +116,8 @@ def writable_folder() -> Path | None:
     try:
         own = Path(tempfile.mkdtemp(prefix="pyggml-"))
         atexit.register(shutil.rmtree, own, ignore_errors=True)
-        _check_room(own)
-        return own
+        _check_room(own / _name())
+        return own / _name()
     except OSError:
         return None
 

@@ -32,7 +32,8 @@ def helpers(monkeypatch, tmp_path):
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    monkeypatch.setattr(ahead, "CACHE", tmp_path)
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.setattr(ahead, "CACHE", tmp_path / "kernels")
     yield started
     assert all(process.returncode is not None for process in started), "none outlives the run"
 
@@ -44,7 +45,7 @@ def plan(tiny):
 
 
 def notes(folder):
-    return list(folder.glob("*.compiled"))
+    return list(folder.rglob("*.compiled"))
 
 
 def wait_for_a_kernel(folder, helper):
