@@ -120,7 +120,7 @@ def flat(a: np.ndarray) -> np.ndarray:
     """The float32 from a's first to its last element, gaps included, as one axis."""
     if a.flags.c_contiguous:
         return a.reshape(-1)
+    if a.flags.f_contiguous:
+        return a.T.reshape(-1)
     last = sum((n - 1) * s for n, s in zip(a.shape, a.strides, strict=True))
-    if last == 4 * (a.size - 1):  # no gaps, axes in another order: a view
-        return a.ravel("K")
     return np.lib.stride_tricks.as_strided(a, (last // 4 + 1,), (4,))
