@@ -10,6 +10,7 @@ os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")  # before anything imports numba
 
 import gc
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +31,8 @@ GRADIENTS = pytest.StashKey[Counter]()
 def pytest_configure(config):
     config.stash[GRADIENTS] = Counter()
     gc.set_threshold(100_000)  # with Python's 700, parsing the sources takes three times as long
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell, and then
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in all that tests start
 
 
 def pytest_ignore_collect(collection_path, config):
