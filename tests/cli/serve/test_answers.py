@@ -80,9 +80,19 @@ def test_a_stream_says_the_same(server, n):
         assert mine[0]["delta"] == {"role": "assistant", "content": ""}
         assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
         told = [t for c in mine if c["logprobs"] for t in c["logprobs"]["content"]]
-        assert told == choice["logprobs"]["content"]
+        tokens, numbers = parted(told)
+        wanted, wanted_numbers = parted(choice["logprobs"]["content"])
+        assert tokens == wanted
+        assert numbers == pytest.approx(wanted_numbers, abs=1e-3)
         assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
     assert len({choice["message"]["content"] for choice in whole["choices"]}) == n
+
+
+def parted(told):
+    """The tokens, and their log-probabilities. The last digits of these depend on which tokens were
+    cached and which shared a pass: another path may serve, which adds in another order."""
+    every = [t for token in told for t in (token, *token["top_logprobs"])]
+    return [(t["token"], t["bytes"]) for t in every], [t["logprob"] for t in every]
 
 
 def test_the_same_seed_gives_the_same_text(server):
