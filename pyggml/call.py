@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -16,3 +16,9 @@ class Call:
 
     def __call__(self) -> None:
         self.kernel(*self.arguments)
+
+
+def one_by_one(calls: Sequence[Call]) -> None:
+    """Make these calls in turn."""
+    for call in calls:
+        call()

@@ -57,6 +57,7 @@ SHARED = (
     "quants/unpack.py",
     "quants/vectors.py",
     "gemm/activations.py",
+    "gemm/beside.py",
     "gemm/dots.py",
     "gemm/int8_tile.py",
     "gemm/lane_dots.py",

@@ -21,8 +21,8 @@ from pyggml.backends.cpu import Compute
 from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.gemm.choice import FASTEST, FLOATS, rounds
-from pyggml.gemm.path import Form, Operands, Packing, Problem
-from pyggml.gemm.paths import PATHS, packing, path_of, scratch_bytes, strided_bytes
+from pyggml.gemm.path import Form, LowRank, Operands, Packing, Problem
+from pyggml.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes, strided_bytes
 from pyggml.gemm.tile import BYTE_TILE, FLOAT_TILE
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "FLOAT_TILE",
     "PATHS",
     "Form",
+    "LowRank",
     "Packing",
     "Problem",
     "Weight",
@@ -63,18 +64,28 @@ def mul_mat(
     scratch: np.ndarray,
     accumulate: bool,
     packing: Packing | None = None,
+    beside: LowRank | None = None,
 ) -> Call:
-    """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows."""
-    p = Problem("mul_mat", len(x), len(w.data), x.shape[1], w.dtype, w.compute)
-    return path_of(p).call(p, Operands(y, x, w.data, scratch, accumulate, packing))
+    """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows. `beside`, with the bits of
+    nodes of their own: y then += d · bᵀ, b (N, R), and is rounded."""
+    n, rank = len(w.data), beside.d.shape[1] if beside else 0
+    p = Problem("mul_mat", len(x), n, x.shape[1], w.dtype, w.compute, rank=rank)
+    return call_of(p, Operands(y, x, w.data, scratch, accumulate, packing, beside))
 
 
 def out_prod(
-    dx: np.ndarray, dy: np.ndarray, w: Weight, scratch: np.ndarray, accumulate: bool
+    dx: np.ndarray,
+    dy: np.ndarray,
+    w: Weight,
+    scratch: np.ndarray,
+    accumulate: bool,
+    beside: LowRank | None = None,
 ) -> Call:
-    """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows."""
-    p = Problem("out_prod", len(dy), dx.shape[1], dy.shape[1], w.dtype, w.compute)
-    return path_of(p).call(p, Operands(dx, dy, w.data, scratch, accumulate))
+    """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows. `beside`, with the bits of
+    nodes of their own: dx first (+)= d · a, a (R, K)."""
+    rank = beside.d.shape[1] if beside else 0
+    p = Problem("out_prod", len(dy), dx.shape[1], dy.shape[1], w.dtype, w.compute, rank=rank)
+    return call_of(p, Operands(dx, dy, w.data, scratch, accumulate, beside=beside))
 
 
 def strided(
@@ -90,4 +101,4 @@ def strided(
         "strided", m, n, a.shape[2], n_batches=n_batches, a_in_columns=a_in_columns,
         b_in_columns=b_in_columns,
     )  # fmt: skip
-    return path_of(p).call(p, Operands(c, a, b, scratch, accumulate))
+    return call_of(p, Operands(c, a, b, scratch, accumulate))

@@ -14,6 +14,7 @@ from pyggml._jit import Code, kernel
 from pyggml._tasks import launch, stage
 from pyggml.call import Call
 from pyggml.dtypes import DType
+from pyggml.gemm.beside import Beside, fields_of
 from pyggml.gemm.microkernel import call_block, fetch
 from pyggml.gemm.panels import split
 from pyggml.gemm.path import Operands, Problem, flat
@@ -48,7 +49,7 @@ class Product(Frame):
     accumulate: Bool
 
 
-class TiledProduct(Product):
+class TiledProduct(Product, Beside):
     """A product of packed operands: all of A, and of B the panels of one task's columns."""
 
     tile: TileShape
@@ -67,6 +68,12 @@ def share_of(f, task, n_columns):
     first, n_groups = task // f.n_shares * n_columns, (f.m + f.tile.mr - 1) // f.tile.mr
     groups = split(n_groups, f.n_shares, task % f.n_shares)
     return first, min(n_columns, f.n - first), groups
+
+
+@kernel
+def rows_of(f, groups):
+    """The rows of C of some groups: the first, and the one past the last."""
+    return groups[0] * f.tile.mr, min(groups[1] * f.tile.mr, f.m)
 
 
 @kernel
@@ -122,7 +129,8 @@ def tiled_call(
     n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
     f = declaration(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, tile=tile.shape, n_shares=n_shares, **scratch, **own,
+        accumulate=o.accumulate, tile=tile.shape, n_shares=n_shares, **fields_of(p, o, scratch),
+        **own,
     )  # fmt: skip
     multiply = stage(tasks.forward if forward else tasks.backward, f, n_tasks * n_shares)
     if o.packing is not None and o.packing.done:

@@ -20,6 +20,7 @@ from pyggml._simd import fill
 from pyggml._tasks import task_code
 from pyggml.call import Call
 from pyggml.gemm.activations import BLOCK_WORDS, quantize_for_tile
+from pyggml.gemm.beside import begin, finish, scratch_of, take_columns
 from pyggml.gemm.dots import step
 from pyggml.gemm.frames import (
     BACKWARD_COLUMNS,
@@ -29,6 +30,7 @@ from pyggml.gemm.frames import (
     block_matrix,
     columns_from,
     rows_from,
+    rows_of,
     share_of,
     tiled_call,
     unpack_row,
@@ -135,7 +137,11 @@ def _unpack_rows(panels, terms, rows, weight, n_rows, k):
 @kernel
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    c, edge, added = f.c, f.edge[thread], f.accumulate or k0 > 0
+    rows, columns = rows_of(f, groups), (first, first + n_columns)
+    if k0 == 0:
+        take_columns(f, thread, columns)
+        begin(f, thread, rows, columns)
+    c, edge, added = f.c, f.edge[thread], f.accumulate or f.begins or k0 > 0
     panels, terms = f.panels[thread].ctypes.data, f.terms[thread].ctypes.data
     for g in range(groups[0], groups[1]):
         numbers, a_terms = _group(f.packed_a, f.k, g)
@@ -151,6 +157,8 @@ def _multiply(f, thread, first, n_columns, groups, k0, k):
             byte_product(a, a_terms_at, b, b_terms, to, ldc, k // GROUP, f.has_minima, kept)
             if not inside:
                 add_edge(c, start, f.n, edge, PANEL, n_rows, n, added)
+    if k0 + k == f.k:
+        finish(f, thread, rows, columns)
 
 
 @task_code(Int8Product)
@@ -215,6 +223,7 @@ def _layout(p: Problem) -> Layout:
         panels=per_thread(n_columns * WORDS),
         terms=per_thread(n_columns * 2 * BLOCKS),
         edge=per_thread(MR * PANEL),
+        **scratch_of(p, n_columns),
     )
 
 
@@ -225,4 +234,4 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     return tiled_call(_TASKS, Int8Product, p, o, w, BYTE_TILE, scratch, has_minima=minima)
 
 
-INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True)
+INT8 = Path(name="int8", takes=takes, layout=_layout, bind=_bind, shares=True, joins=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Problem:
     n_batches: int = 1
     a_in_columns: bool = False  # strided: A lies column by column, each without gaps
     b_in_columns: bool = False  # strided: D does
+    rank: int = 0  # R of what is added beside it (pyggml.gemm.beside)
 
     @property
     def row(self) -> int:
@@ -61,6 +62,14 @@ class Packing:
     done: bool
 
 
+class LowRank(NamedTuple):
+    """What is added beside a product, D times a float32 matrix; and C's rounded copy."""
+
+    d: np.ndarray  # (m, R), rows without gaps
+    w: np.ndarray  # mul_mat: (n, R), out_prod: (R, n)
+    rounded: np.ndarray | None = None  # (m, n) uint16, C as bfloat16
+
+
 @dataclass(frozen=True, slots=True)
 class Operands:
     """The memory of a product. With a weight, C has no gaps, and rows of A have none."""
@@ -71,6 +80,7 @@ class Operands:
     scratch: np.ndarray  # uint8, of the bytes that the path's layout asks for
     accumulate: bool
     packing: Packing | None = None
+    beside: LowRank | None = None
 
     @property
     def lda(self) -> int:
@@ -87,6 +97,7 @@ class Path:
     layout   (problem) -> its scratch; if `shares`, with an array `packed_a`
     bind     (problem, operands, **arrays of the layout) -> Call
     shares   whether products with the same A can use one packed A, if all take this path
+    joins    whether it also computes what is to be added beside the product
     """
 
     name: str
@@ -96,6 +107,7 @@ class Path:
     fewest: int = 1
     most: int = ANY
     shares: bool = False
+    joins: bool = False
 
     def serves(self, p: Problem) -> bool:
         """Whether it computes this product."""

@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pyggml._isa import CHOSEN
+from pyggml.call import Call, one_by_one
 from pyggml.dtypes import F32
 from pyggml.gemm import few, int8, low_rank, product, reference, several, strided, thin
 from pyggml.gemm.amx import product as tiles
-from pyggml.gemm.path import PROBLEMS, Path, Problem, layout_of
+from pyggml.gemm.beside import round_all
+from pyggml.gemm.path import PROBLEMS, Operands, Path, Problem, layout_of
 
 # Without compiled products NumPy computes them all.
 _ALL = () if CHOSEN.compiled else (reference.NUMPY,)
@@ -44,8 +46,35 @@ def path_of(p: Problem) -> Path:
 def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
     """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
     some = _largest_of_each_path(p.m) if fewer_rows else [p.m]
-    problems = (replace(p, m=m) for m in some)
+    problems = [q for m in some for q in _calls_of(replace(p, m=m))]
     return max(layout_of(path_of(q), q).n_bytes for q in problems)
+
+
+def _calls_of(p: Problem) -> list[Problem]:
+    """A product, and in its place two where its path adds nothing beside it."""
+    if not p.rank or path_of(p).joins:
+        return [p]
+    return [replace(p, rank=0), thin_of(p)]
+
+
+def thin_of(p: Problem) -> Problem:
+    """What is added beside a product, as a product of its own."""
+    return Problem(p.form, p.m, p.n, p.rank)
+
+
+def call_of(p: Problem, o: Operands) -> Call:
+    """The product, bound to its memory, on the path whose scratch was reserved."""
+    if o.beside is None or path_of(p).joins:
+        return path_of(p).call(p, o)
+    backward = p.form == "out_prod"  # what is beside then comes first, see pyggml.gemm.beside
+    whole, thin = _calls_of(p)
+    d, w, rounded = o.beside
+    own = replace(o, accumulate=o.accumulate or backward, beside=None)
+    other = Operands(o.c, d, w, o.scratch, o.accumulate or not backward)
+    calls = [path_of(whole).call(whole, own), path_of(thin).call(thin, other)]
+    if rounded is not None:
+        calls.append(Call(round_all, rounded.reshape(-1), o.c.reshape(-1)))
+    return Call(one_by_one, calls[::-1] if backward else calls)
 
 
 def _largest_of_each_path(m: int) -> Iterator[int]:

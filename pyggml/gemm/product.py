@@ -17,6 +17,7 @@ from pyggml._jit import kernel
 from pyggml._simd import fill
 from pyggml._tasks import task_code
 from pyggml.call import Call
+from pyggml.gemm.beside import begin, finish, scratch_of, take_columns
 from pyggml.gemm.frames import (
     BACKWARD_COLUMNS,
     FORWARD_COLUMNS,
@@ -25,6 +26,7 @@ from pyggml.gemm.frames import (
     block_matrix,
     columns_from,
     rows_from,
+    rows_of,
     share_of,
     tiled_call,
     unpack_row,
@@ -67,11 +69,16 @@ def _pack_task(f, task, thread):
 @kernel
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    tile = f.tile
+    tile, rows, columns = f.tile, rows_of(f, groups), (first, first + n_columns)
+    if k0 == 0:
+        take_columns(f, thread, columns)
+        begin(f, thread, rows, columns)
     part = Part(words_of(tile, f.k), k0 // tile.per_word, words_of(tile, k), groups[0], groups[1])
     window = Window(first, f.n, f.m, n_columns)
-    added = f.accumulate or k0 > 0
+    added = f.accumulate or f.begins or k0 > 0
     multiply_panels(tile, f.packed_a, part, f.panels[thread], f.edge[thread], f.c, window, added)
+    if k0 + k == f.k:
+        finish(f, thread, rows, columns)
 
 
 # -- forward ------------------------------------------------------------------------------------
@@ -177,8 +184,13 @@ def _layout(p: Problem) -> Layout:
         rows=per_thread(max(to_pack, LANES * FORWARD_DEPTH, 2 * BACKWARD_COLUMNS)),
         panels=per_thread(max(FORWARD_DEPTH * FORWARD_COLUMNS, BACKWARD_DEPTH * BACKWARD_COLUMNS)),
         edge=per_thread(tile.mr * tile.panel),
+        **scratch_of(p, FORWARD_COLUMNS if p.form == "mul_mat" else BACKWARD_COLUMNS),
     )
 
 
-BF16 = Path(name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True)
-F32 = Path(name="f32", takes=lambda p: True, layout=_layout, bind=_bind, shares=True)
+BF16 = Path(
+    name="bf16", takes=lambda p: p.rounds, layout=_layout, bind=_bind, shares=True, joins=True
+)  # fmt: skip
+F32 = Path(
+    name="f32", takes=lambda p: True, layout=_layout, bind=_bind, shares=True, joins=True
+)  # fmt: skip

@@ -31,6 +31,7 @@ from pyggml.ops.hard import hardsigmoid, hardswish
 from pyggml.ops.head import linear_cross_entropy, linear_cross_entropy_by_row
 from pyggml.ops.im2col import conv_1d, conv_2d, im2col
 from pyggml.ops.joint_backs import with_joint_backs as with_joint_backs
+from pyggml.ops.joint_products import with_joint_products as with_joint_products
 from pyggml.ops.layout import cont, cpy, dup, permute, reshape, transpose
 from pyggml.ops.loss import (
     cross_entropy_loss,
@@ -39,6 +40,7 @@ from pyggml.ops.loss import (
     cross_entropy_rows_back,
 )
 from pyggml.ops.loss_by_row import cross_entropy_by_row
+from pyggml.ops.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.mask import diag_mask_inf, diag_mask_zero
 from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.narrow import concat, halve, narrow, split
@@ -158,6 +160,7 @@ __all__ = [
     "mul_mat_add",
     "mul_mat_id",
     "mul_mat_id_back",
+    "mul_mat_low_rank",
     "narrow",
     "neg",
     "norm",
@@ -168,6 +171,8 @@ __all__ = [
     "out_prod",
     "out_prod_add",
     "out_prod_id",
+    "out_prod_low_rank",
+    "out_prod_low_rank_add",
     "pad",
     "pad_reflect_1d",
     "permute",

@@ -22,7 +22,7 @@ from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
 from pyggml.ops.strips import LENGTH
-from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_f16
+from pyggml.quants.bits import bf16_to_float, f16_to_float, float_to_bf16, float_to_f16
 from pyggml.tensors import Shape, Tensor
 
 
@@ -117,16 +117,6 @@ cpu_kernel(DUP, _copy_run)
 # -- cpy ----------------------------------------------------------------------------------------
 
 
-@kernel
-def _float_to_bf16(f):
-    """The bits (uint16) of the bfloat nearest to f, ties to even; NaN stays NaN."""
-    u = np.float32(f).view(np.uint32)
-    if u & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
-        return np.uint16((u >> np.uint32(16)) | np.uint32(64))
-    odd = (u >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-
 _FLOATS = (F32, F16, BF16)
 _BITS = {2: np.uint16, 4: np.uint32}
 
@@ -144,7 +134,7 @@ def _read(bits, kind):
 def _write(f, kind):
     if kind == 0:
         return np.float32(f).view(np.uint32)
-    return np.uint32(float_to_f16(f) if kind == 1 else _float_to_bf16(f))
+    return np.uint32(float_to_f16(f) if kind == 1 else float_to_bf16(f))
 
 
 @kernel
@@ -172,7 +162,7 @@ def _strip_task(f, task, thread):
     short, long = narrow[first:last], wide[first:last]
     if f.narrows:
         for i in range(long.size):
-            short[i] = _float_to_bf16(long[i])
+            short[i] = float_to_bf16(long[i])
     else:
         for i in range(long.size):
             long[i] = bf16_to_float(short[i])

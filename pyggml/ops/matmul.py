@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml.backends.cpu import Compute, Site, cpu_kernel
-from pyggml.call import Call
+from pyggml.call import Call, one_by_one
 from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
@@ -150,18 +150,13 @@ def _strided(
         if c.ndim > 4 or (r > 1 and b.shape[1] > 1) or not (_is_one_axis(a) and _is_one_axis(b)):
             outer = range(c.shape[0])
             calls = [_strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
-            return Call(_each, calls)
+            return Call(one_by_one, calls)
     return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
 
 
 def _is_one_axis(a: np.ndarray) -> bool:
     """Whether the axes of batches can be viewed as one."""
     return np.may_share_memory(_as_batches(a), a)
-
-
-def _each(calls: list[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _mul_mat_run(site: Site) -> Call:
@@ -174,7 +169,7 @@ def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
     return _scratch_bytes(node, w, x, "mul_mat", compute)
 
 
-def _mul_mat_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+def packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
     """(bytes, key) of x's packing: products of the same x with the same key share it."""
     w, x = node.src[-2:]
     if not _has_rows(w, x):
@@ -233,7 +228,7 @@ MUL_MAT = op(
     strided=True,
     costly=True,
 )
-cpu_kernel(MUL_MAT, _mul_mat_run, scratch=_mul_mat_scratch, shared=_mul_mat_shared)
+cpu_kernel(MUL_MAT, _mul_mat_run, scratch=_mul_mat_scratch, shared=packing_of)
 
 # -- mul_mat_add --------------------------------------------------------------------------------
 
@@ -250,10 +245,10 @@ def _added(name: str, y: Tensor, product: Spec) -> Spec:
 
 def _mul_mat_add_run(site: Site) -> Call:
     _, w, x = site.src
-    return _onto_first(site, _mul_mat_call(site, w, x, accumulate=True))
+    return onto_first(site, _mul_mat_call(site, w, x, accumulate=True))
 
 
-def _onto_first(site: Site, call: Call) -> Call:
+def onto_first(site: Site, call: Call) -> Call:
     """`call`, which adds to the result, after a copy of the first source into the result."""
     y = site.src[0]
     if y.ctypes.data == site.out.ctypes.data:
@@ -294,7 +289,7 @@ MUL_MAT_ADD = op(
     costly=True,
     fuses=("mul_mat", "add"),
 )
-cpu_kernel(MUL_MAT_ADD, _mul_mat_add_run, scratch=_mul_mat_scratch, shared=_mul_mat_shared)
+cpu_kernel(MUL_MAT_ADD, _mul_mat_add_run, scratch=_mul_mat_scratch, shared=packing_of)
 
 # -- out_prod -----------------------------------------------------------------------------------
 
@@ -365,7 +360,7 @@ def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
 
 def _out_prod_add_run(site: Site) -> Call:
     _, a, b = site.src
-    return _onto_first(site, _out_prod_call(site, a, b, accumulate=True))
+    return onto_first(site, _out_prod_call(site, a, b, accumulate=True))
 
 
 def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

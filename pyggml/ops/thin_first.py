@@ -12,6 +12,7 @@ from pyggml.backends.cpu import cpu_rewrite
 from pyggml.dtypes import F32
 from pyggml.gemm.thin import WIDEST
 from pyggml.graph import Graph
+from pyggml.ops.low_rank import MUL_MAT_LOW_RANK
 from pyggml.ops.matmul import MUL_MAT
 from pyggml.tensors import Tensor
 
@@ -22,8 +23,8 @@ def thin_first(graph: Graph) -> Graph:
     packed: dict[Tensor, Tensor] = {}  # source -> its first product with a packed weight
     before = defaultdict[Tensor, list[Tensor]](list)
     for t in graph.nodes:
-        if t.op is MUL_MAT:
-            w, x = t.src
+        if t.op in (MUL_MAT, MUL_MAT_LOW_RANK):
+            w, x = t.src[-2:]
             if w.dtype is not F32:
                 packed.setdefault(x, t)
             elif x in packed and w.root.op is None and w.shape[-2] <= WIDEST:

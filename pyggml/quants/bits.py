@@ -62,6 +62,16 @@ def bf16_to_float(h):
 
 
 @exact
+def float_to_bf16(f):
+    """float → the bits (uint16) of the nearest bfloat16, ties to even; NaN stays NaN."""
+    u = np.float32(f).view(np.uint32)
+    if u & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
+        return np.uint16((u >> np.uint32(16)) | np.uint32(64))
+    odd = (u >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@exact
 def float_to_f16(f):
     """float → the bits (uint16) of the nearest float16, ties to even; infinity from 65520 on."""
     u = np.float32(f).view(np.uint32)

@@ -17,6 +17,7 @@ from pyggml.graph import Graph, Notes
 from pyggml.op import OPS
 from pyggml.ops.glu import SWIGLU_BACK
 from pyggml.ops.joint_backs import with_joint_backs
+from pyggml.ops.joint_products import with_joint_products
 from pyggml.ops.thin_first import thin_first
 from pyggml.runtime import results, run
 from pyggml.schedule import Devices, schedule
@@ -84,14 +85,14 @@ def test_all_three_results_are_those_of_nodes_apart(shape):
     assert same(run(joint, *joint.saved), run(*apart))
 
 
-def feed_forward(n_layers=2, before_down=lambda y: y, noted=True):
+def feed_forward(n_layers=2, before_down=lambda y: y, noted=True, rank=R, n_tokens=T):
     """The gradients by A and B of LoRA on every product of a stack of gated layers, as they are
     computed in training; and the forward graph's large tensors."""
-    x, large, trained = normal(T, N), [], []
+    x, large, trained = normal(n_tokens, N), [], []
 
     def linear(x, n):
         w = leaf((RNG.standard_normal((n, x.shape[1])) / 8).astype(np.float16))
-        a, b = normal(R, x.shape[1]), normal(n, R)
+        a, b = normal(rank, x.shape[1]), normal(n, rank)
         trained.extend((a, b))
         return ops.mul_mat_add(ops.mul_mat(w, x), b, ops.scale(ops.mul_mat(a, x), 0.03))
 
@@ -176,6 +177,67 @@ def test_no_node_is_left_beside_a_joint_one(first, second):
     assert n_joint and names(joined).count("swiglu_back_gate") == 2 - n_joint
     assert names(joined).count("swiglu") == names(joined).count("cpy") == 2 * (2 - n_joint)
     assert same(results(joined), results(graph))
+
+
+# -- joint products -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("rank, n_tokens", [(R, T), (20, 18), (R, 2)])
+def test_a_step_has_joint_products_and_the_same_numbers(rank, n_tokens, compute):
+    """All six products of two layers, of which gate's and up's are kept rounded; and the gradients
+    by what four of them read, but for the first x."""
+    graph = feed_forward(rank=rank, n_tokens=n_tokens)
+    devices = Devices([CPU(compute)])
+    (rewritten,) = (p.graph for p in schedule(graph, devices).plans.values())
+    found = names(rewritten)
+    forward = [t for t in rewritten.nodes if t.op.name == "mul_mat_low_rank"]
+    assert [len(t.saved) for t in forward] == [1, 1, 0] * 2
+    assert found.count("out_prod_low_rank") + found.count("out_prod_low_rank_add") == 4
+    assert not {"mul_mat_add", "out_prod_add", "cpy"}.intersection(found)
+    wanted = results(graph, CPU(compute))
+    assert same(results_on(graph, devices), wanted) and all(w.any() for w in wanted)
+
+
+def adapted(x, n=FF, rank=R, weight=np.float16):
+    """The two products of an adapted matrix."""
+    w = leaf((RNG.standard_normal((n, x.shape[1])) / 8).astype(weight))
+    y = ops.mul_mat(w, x)
+    return y, ops.mul_mat_add(y, normal(n, rank), ops.mul_mat(normal(rank, x.shape[1]), x))
+
+
+def backwards(n=FF):
+    """The same of its gradient by x."""
+    dy, s = normal(T, N), normal(T, R)
+    w = leaf((RNG.standard_normal((N, n)) / 8).astype(np.float16))
+    first = ops.out_prod(normal(R, n), ops.transpose(s))
+    return first, ops.out_prod_add(first, w, ops.transpose(dy))
+
+
+def test_lone_pairs_are_joined():
+    x = ops.scale(normal(T, N), 2.0)
+    graph = Graph.of(adapted(x)[1], backwards()[1])
+    joined = with_joint_products(graph)
+    assert names(joined) == ["scale", "mul_mat", "mul_mat_low_rank", "out_prod_low_rank"]
+    assert same(results(joined), results(graph))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        pytest.param(lambda x: adapted(x), id="the base's result is an output"),
+        pytest.param(lambda x: backwards(), id="the low rank's result is an output"),
+        pytest.param(lambda x: (ops.sqr(y := adapted(x)[0]), y), id="no adapter"),
+        pytest.param(lambda x: [ops.sqr(y) for y in adapted(x)], id="others read the base's"),
+        pytest.param(lambda x: adapted(x, weight=np.float32)[1:], id="a float32 weight"),
+        pytest.param(lambda x: adapted(x, n=16)[1:], id="few columns, summed in lanes"),
+        pytest.param(lambda x: backwards(n=16)[1:], id="few columns backward"),
+        pytest.param(lambda x: adapted(x, rank=65)[1:], id="no low rank"),
+    ],
+)
+def test_other_products_stay(outputs):
+    graph = Graph.of(*outputs(ops.scale(normal(T, N), 2.0)))
+    assert with_joint_products(graph) is graph
 
 
 # -- thin_first -----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from pyggml.gemm.amx.tiles import (
     release,
     rows_of,
 )
+from pyggml.gemm.beside import Beside, begin, fields_of, finish, scratch_of, take_columns
 from pyggml.gemm.frames import Product, columns_from, rows_from, shares
 from pyggml.gemm.panels import rounded_up, split
 from pyggml.gemm.path import Operands, Path, Problem, flat
@@ -52,7 +53,7 @@ BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
 PIECE = 512
 
 
-class TileProduct(Product):
+class TileProduct(Product, Beside):
     """Tasks multiply some columns of B with a share of A's groups of SIDE rows."""
 
     packed_a: Shorts1  # rows of bfloat16
@@ -104,10 +105,15 @@ def _multiply(f, thread, groups, columns, k0, k):
     """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for groups of SIDE rows."""
     c, lda, steps = f.c, 2 * leading(f.k), (k + STEP - 1) // STEP
     panels, edge = f.panels[thread], f.edge[thread]
-    added = f.accumulate or k0 > 0
+    added = f.accumulate or f.begins or k0 > 0
+    if k0 == 0:
+        take_columns(f, thread, columns)
     for g in range(groups[0], groups[1]):
         a = Rows(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
         n_rows = min(SIDE, f.m - g * SIDE)
+        rows = g * SIDE, g * SIDE + n_rows
+        if k0 == 0:
+            begin(f, thread, rows, columns)
         for column in range(columns[0], columns[1], SIDE):
             b = panels[(column - columns[0]) // SIDE].ctypes.data
             start, n = g * SIDE * f.n + column, min(SIDE, columns[1] - column)
@@ -116,6 +122,8 @@ def _multiply(f, thread, groups, columns, k0, k):
             else:
                 micro_product(rows_of(edge), a, b, steps, False)
                 _put_edge(c, start, f.n, edge, n_rows, n, added)
+        if k0 + k == f.k:
+            finish(f, thread, rows, columns)
 
 
 @kernel
@@ -169,7 +177,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
     w, rounds = matrix(o.b, p.weight_type, p.row)
     f = TileProduct(
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
-        accumulate=o.accumulate, n_shares=n_shares, rounds=rounds, **scratch,
+        accumulate=o.accumulate, n_shares=n_shares, rounds=rounds, **fields_of(p, o, scratch),
     )  # fmt: skip
     multiply = stage(code, f, n_tasks * n_shares)
     if o.packing is not None and o.packing.done:
@@ -192,6 +200,7 @@ def _layout(p: Problem) -> Layout:
         numbers=per_thread(PIECE),
         panels=per_thread(columns // SIDE, panel_bytes(depth) // 2, dtype=np.uint16),
         edge=per_thread(SIDE, SIDE),
+        **scratch_of(p, columns),
     )
 
 
@@ -202,8 +211,9 @@ def _may_round(p: Problem) -> bool:
 
 # Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.
 MANY = Path(
-    name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True
+    name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True, joins=True
 )  # fmt: skip
 SOME = Path(
-    name="amx, few tokens", takes=_may_round, layout=_layout, bind=_bind, fewest=12, shares=True
-)
+    name="amx, few tokens", takes=_may_round, layout=_layout, bind=_bind, fewest=12, shares=True,
+    joins=True,
+)  # fmt: skip
