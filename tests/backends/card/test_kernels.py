@@ -66,4 +66,5 @@ def test_what_is_left_for_the_gradient_is_the_host_s(name, card):
 def test_every_op_has_a_kernel():
     """But for views, which nothing computes, and for what the CPU alone makes of several nodes."""
     views = {name for name, op in OPS.items() if op.memory is Memory.VIEW}
-    assert set(kernels()) == set(OPS) - views - {"swiglu_back"}
+    joint = {"swiglu_back", "mul_mat_low_rank", "out_prod_low_rank", "out_prod_low_rank_add"}
+    assert set(kernels()) == set(OPS) - views - joint
