@@ -6,12 +6,13 @@ It prints, for each, what it is and its error.
 import numpy as np
 from by_thread import LANES, byte_ptx, run_block, show
 
-from pyggml.backends.cuda.attention import decode
+from pyggml.backends.cuda.attention import decode, keys
 from pyggml.backends.cuda.attention.one_token import Token
 from pyggml.backends.cuda.attention.scores import Factors, Sizes
 from pyggml.ops import OPS
 
-decode.SIMULATED, decode.half_of, decode._WARPS = False, byte_ptx.half_of, 2
+decode.SIMULATED, decode._WARPS = False, 2
+keys.SIMULATED, keys.half_of = False, byte_ptx.half_of
 SIZE, N_KEYS, N_KEY_HEADS, N_PARTS, SCALE, EPS = 128, 21, 2, 2, 0.3, 1e-3
 rng = np.random.default_rng(1)
 
@@ -23,7 +24,9 @@ def numbers(*shape):
 def attend(q, k, v, span, sharing, token=0, size=SIZE):
     """What all blocks give: heads of a query (n_heads, size)."""
     n_heads, together = sharing * N_KEY_HEADS, 2
-    shape = decode._Shape(size, "F16", together, sharing // together, False, True, token != 0)
+    shape = decode._Shape(
+        size, "F16", together, sharing // together, False, False, True, token != 0
+    )
     sums = np.full(n_heads * N_PARTS * (size + 2), np.nan, np.float32)
     out, lse = np.full(n_heads * size, np.nan, np.float32), np.zeros(n_heads, np.float32)
     tickets = np.zeros(n_heads // together, np.uint32)

@@ -163,17 +163,17 @@ def rounder(rows: int, n_groups: int, has_norm: bool, vectorized: bool) -> Any:
 
 
 @cache
-def rater(rows: int, has_norm: bool) -> Any:
+def rater(has_norm: bool) -> Any:
     """rate(floats, t, k, layout, norm): what multiplies the results of row t: 1 over the root of
-    its mean square. All threads have rounded A before."""
+    its mean square. All threads have rounded A before; all lanes of a warp call it."""
 
     @device
     def rate(floats, t, k, layout, norm):
         if not has_norm:
             return ONE
-        total, n_warps = ZERO, cuda.blockDim.x >> 5
-        for warp in range(n_warps):
-            total += floats[(layout.squares >> 2) + t * n_warps + warp]
+        lane, n_warps = cuda.threadIdx.x & 31, cuda.blockDim.x >> 5
+        at = (layout.squares >> 2) + t * n_warps + min(lane, n_warps - 1)
+        total = warp_sum(byte_ptx.shared_float(floats, at) if lane < n_warps else ZERO)
         return ONE / math.sqrt(total / np.float32(k) + norm[1])
 
     return rate

@@ -16,10 +16,20 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel, most_shared
-from pyggml.backends.cuda.early import begins_early, least_shared
+from pyggml.backends.cuda.early import await_others, begins_early, least_shared, release_others
 from pyggml.backends.cuda.fours import vectorizable
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.gemm.packed_dots import CHUNK, Cut, Kind, SharedLayout, product_of
+from pyggml.backends.cuda.gemm.packed_dots import (
+    CHUNK,
+    Cut,
+    Kind,
+    SharedLayout,
+    adder,
+    adds_reader,
+    beginner,
+    finisher,
+    rows_of,
+)
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.packed import MOST_GROUPS, Unit, closed, unit_of
@@ -109,8 +119,7 @@ def products(
     units = [_unit(part, k) for part in parts]
     vectorized = k % 4 == 0 and vectorizable(a, of_norm[0])
     kinds = [
-        Kind(unit, rows, part.up is not None, vectorized)
-        for part, unit in zip(parts, units, strict=True)
+        _kind(part, unit, rows, k, vectorized) for part, unit in zip(parts, units, strict=True)
     ]
     blocks = [
         _fitting(n, part, unit, rows, k)
@@ -124,6 +133,11 @@ def products(
         _kernel(tuple(kinds), norm is not None), int(ends[-1]), 32 * n_warps, stream, arguments,
         ends, a, k, layout, of_norm, shared_bytes=max(n_bytes, least_shared()),
     )  # fmt: skip
+
+
+def _kind(part: Part, unit: Unit, rows: int, k: int, vectorized: bool) -> Kind:
+    is_whole = part.n % _slab(unit, k)[1] == 0
+    return Kind(unit, rows, part.up is not None, vectorized, is_whole)
 
 
 def _unit(part: Part, k: int) -> Unit:
@@ -192,42 +206,68 @@ def _shared_layout(
 
 
 def _argument(part: Part, cut: Cut) -> tuple[Any, ...]:
-    """As `product_of` has it."""
+    """As packed_dots.py has it: (out, added, w, up, n, cut, adds)."""
     added, w = part.out if part.added is None else part.added, part.w.view(np.uint8)
     up = w if part.up is None else part.up.view(np.uint8)
     return part.out, added, w, up, part.n, cut, part.added is not None
 
 
+_SOURCE = """
+    first, n_rows = rows_of(part[5], number)
+    BEGIN
+    await_others()
+    round_a(memory, floats, a, k, layout.a, norm)
+    read_added(held, part, first, min(n_rows, part[4] - first))
+    cuda.syncthreads()
+    release_others()
+    ADD
+    cuda.syncthreads()
+    finish(floats, held, part, a, k, layout, norm, first, min(n_rows, part[4] - first))"""
+
+
 def _source(kinds: Sequence[Kind]) -> str:
-    """The source of a launch's kernel: each block computes some of one part. Parts of one kind
-    share their code."""
+    """The source of a launch's kernel: each block computes some of one part. All parts share its
+    code, but for what depends on the type of W: a short kernel's time is half that of its
+    instructions on their way to the multiprocessor."""
+    different = list(dict.fromkeys(kinds))
     lines = [
         "def multiply(parts, ends, a, k, layout, norm):",
         "    memory = cuda.shared.array(0, np.uint32)",
         "    floats = cuda.shared.array(0, np.float32)",
-        "    number = cuda.blockIdx.x",
+        "    held = cuda.local.array(n_rows_of_a, np.float32)",
+        "    part, number, kind = parts[0], np.int64(cuda.blockIdx.x), 0",
     ]
-    for kind in dict.fromkeys(kinds):
-        own = [i for i, other in enumerate(kinds) if other == kind]
-        of_kind = " or ".join(f"{_first(i)} <= number < ends[{i}]" for i in own)
-        lines += [f"    if {of_kind}:", f"        part, first = parts[{own[0]}], {_first(own[0])}"]
-        for i in own[1:]:
-            lines += [f"        if number >= {_first(i)}:"]
-            lines += [f"            part, first = parts[{i}], {_first(i)}"]
-        name = f"product{kinds.index(kind)}"
-        lines += [f"        {name}(memory, floats, part, a, k, layout, norm, number - first)"]
-    return "\n".join(lines)
+    for i, kind in enumerate(kinds[1:]):
+        lines += [f"    if cuda.blockIdx.x >= ends[{i}]:"]
+        lines += [f"        part, number = parts[{i + 1}], cuda.blockIdx.x - ends[{i}]"]
+        lines += [f"        kind = {different.index(kind)}"]
+    begin = _by_kind("begin", "memory, part", len(different))
+    add = _by_kind("add", "memory, floats, part", len(different))
+    return "\n".join(lines) + _SOURCE.replace("BEGIN", begin).replace("ADD", add)
 
 
-def _first(i: int) -> str:
-    """The first block of part i."""
-    return f"ends[{i - 1}]" if i else "np.int64(0)"
+def _by_kind(name: str, arguments: str, n_kinds: int) -> str:
+    """The call of the function for a block's kind."""
+    calls = [f"{name}{i}({arguments}, layout, first, n_rows)" for i in range(n_kinds)]
+    if n_kinds == 1:
+        return calls[0]
+    return "\n    ".join(
+        f"{'el' if i else ''}if kind == {i}:\n        {call}" for i, call in enumerate(calls)
+    )
 
 
 @cache
 def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
-    known: dict[str, Any] = {"cuda": cuda, "np": np}
-    known |= {f"product{kinds.index(k)}": product_of(k, has_norm) for k in dict.fromkeys(kinds)}
+    of_a = kinds[0]  # in what rounds A all are alike, as k is
+    known: dict[str, Any] = {
+        "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of,
+        "await_others": await_others, "release_others": release_others,
+        "round_a": digits.rounder(of_a.rows, of_a.unit.n_groups, has_norm, of_a.vectorized),
+        "read_added": adds_reader(of_a.rows),
+        "finish": finisher(of_a.rows, of_a.is_gated, has_norm),
+    }  # fmt: skip
+    for i, kind in enumerate(dict.fromkeys(kinds)):
+        known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}
     source = closed(_source(kinds), "multiply", known)
     made = kernel(source, most_threads=32 * _MOST_WARPS, shared_bytes=_shared())
     return begins_early(made, lambda arguments: [w for part in arguments[0] for w in part[2:4]])

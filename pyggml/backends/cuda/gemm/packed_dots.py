@@ -5,6 +5,11 @@ when the kernel is compiled. A warp takes 32 units that follow each other, a chu
 piece whatever the type and the length of a row. Copies of 16 bytes bring it to shared memory; those
 of a warp's first chunks are under way before A is there. A block has whole rows; it adds up their
 units when all are multiplied.
+
+Such a kernel runs for a few µs, and its instructions must come from far: the less of them, the
+faster it is. So places in arrays are unsigned or instructions of our own (of a signed place Numba
+asks whether it counts from the end), and nothing is divided by a number that is not known when the
+kernel is compiled, but for one remainder of 32 bits.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ import numpy as np
 
 from pyggml.backends.cuda import byte_ptx, ptx
 from pyggml.backends.cuda.driver import cuda, device
-from pyggml.backends.cuda.early import await_others, release_others
 from pyggml.backends.cuda.formulas import ZERO, silu
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.packed import Loads, Unit, closed, groups_of, known
@@ -31,12 +35,14 @@ class Kind(NamedTuple):
     rows        rows of A
     is_gated    the result is silu(A · gateᵀ) · (A · upᵀ)
     vectorized  whether A, and the weights of a norm, lie as load_four wants them
+    is_whole    whether W ends with a whole chunk
     """
 
     unit: Unit
     rows: int
     is_gated: bool
     vectorized: bool
+    is_whole: bool
 
 
 class Cut(NamedTuple):
@@ -126,7 +132,7 @@ def _multiplier(unit: Unit, rows: int) -> Any:
 
 
 @cache
-def _fetcher(unit: Unit) -> Any:
+def _fetcher(unit: Unit, is_whole: bool) -> Any:
     n_bytes = CHUNK * unit.n_bytes
     copy = byte_ptx.copier(n_bytes)
 
@@ -134,7 +140,7 @@ def _fetcher(unit: Unit) -> Any:
     def fetch(memory, to, w, start):
         """Begin to copy the chunk that starts at byte `start` of w, by the lanes of a warp."""
         own = 16 * (cuda.threadIdx.x & 31)
-        if start + n_bytes <= w.size:
+        if is_whole or start + n_bytes <= w.size:
             copy(memory, to + own, w, start + own)
         else:
             for at in range(own, min(n_bytes, w.size - start), 512):
@@ -148,170 +154,156 @@ def _fetcher(unit: Unit) -> Any:
 def _chunk_fetcher(kind: Kind) -> Any:
     """What begins to copy a chunk of a block, if it has as many. Of a gated product, every other
     chunk is the gate's."""
-    fetch_chunk, chunk_bytes = _fetcher(kind.unit), CHUNK * kind.unit.n_bytes
-    is_gated, n_matrices = kind.is_gated, 2 if kind.is_gated else 1
+    fetch_chunk, chunk_bytes = _fetcher(kind.unit, kind.is_whole), CHUNK * kind.unit.n_bytes
+    is_gated = kind.is_gated
 
     @device
     def fetch(memory, to, part, first, task, n_tasks):
-        start = first + task // n_matrices * chunk_bytes
         if task < n_tasks:
+            w = part[2]
             if is_gated and task & 1:
-                fetch_chunk(memory, to, part[3], start)
-            else:
-                fetch_chunk(memory, to, part[2], start)
+                w = part[3]
+            fetch_chunk(memory, to, w, first + (task >> is_gated) * chunk_bytes)
         ptx.commit_copies()
 
     return fetch
 
 
 @cache
-def _beginner(kind: Kind) -> Any:
-    fetch = _chunk_fetcher(kind)
+def _bounds(kind: Kind) -> Any:
+    unit_bytes, n_matrices = kind.unit.n_bytes, 2 if kind.is_gated else 1
 
     @device
-    def begin(memory, part, layout, first, n_tasks):
-        """Begin to copy each warp's first chunks."""
+    def bounds(cut, first_row, n_rows):
+        """Where the chunks of a block begin, in bytes, and how many it has."""
+        return first_row * cut.row * unit_bytes, (n_rows * cut.row >> 5) * n_matrices
+
+    return bounds
+
+
+@cache
+def beginner(kind: Kind) -> Any:
+    fetch, bounds = _chunk_fetcher(kind), _bounds(kind)
+
+    @device
+    def begin(memory, part, layout, first_row, n_rows):
+        """Begin to copy each warp's first chunks. All but the last copies that are asked for are
+        there when `add` has waited: where a warp has room for one chunk, the last are none."""
         warp, n_warps = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
+        first, n_tasks = bounds(part[5], first_row, n_rows)
         here = layout.chunks + warp * layout.chunk
         fetch(memory, here, part, first, warp, n_tasks)
         if layout.second:
             fetch(memory, here + layout.second, part, first, warp + n_warps, n_tasks)
+        else:
+            ptx.commit_copies()
 
     return begin
 
 
 @cache
-def _adder(kind: Kind) -> Any:
-    unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
-    multiply, fetch = _multiplier(unit, rows), _chunk_fetcher(kind)
+def adder(kind: Kind) -> Any:
+    unit, rows, is_gated = kind.unit, kind.rows, kind.is_gated
+    multiply, fetch, bounds = _multiplier(unit, rows), _chunk_fetcher(kind), _bounds(kind)
     x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
 
     @device
-    def add(memory, floats, part, layout, first, n_tasks):
+    def add(memory, floats, part, layout, first_row, n_rows):
         """Multiply all chunks of a block, of which each warp's first ones are on their way."""
         warp, n_warps, lane = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5, cuda.threadIdx.x & 31
         cut, here = part[5], layout.chunks + warp * layout.chunk
+        first, n_tasks = bounds(cut, first_row, n_rows)
         there, step = here + layout.second, 2 * n_warps if layout.second else n_warps
         task = np.int64(warp)
         while task < n_tasks:
-            number = task // n_matrices * CHUNK + lane
-            of_row = number % cut.row
+            number = (task >> is_gated) * CHUNK + lane
+            of_row = byte_ptx.remainder(number, cut.row)
             x, f = of_row * x_unit, rows * layout.a.digits + of_row * f_unit
-            if layout.second:
-                ptx.await_all_but_one()
-            else:
-                ptx.await_copies()
+            ptx.await_all_but_one()
             cuda.syncwarp()
             at = here + lane * unit.n_bytes
             found = multiply(memory, at, x, f, layout.a.digits, layout.a.factors)
             cuda.syncwarp()  # before the next copies
             fetch(memory, here, part, first, task + step, n_tasks)
+            if not layout.second:
+                ptx.commit_copies()
             here, there = there, here
             for t in range(rows):
-                of_matrix = (task % n_matrices * rows + t) * cut.most
-                floats[(layout.sums >> 2) + of_matrix + number] = found[t]
+                of_matrix = ((task & is_gated) * rows + t) * cut.most
+                floats[np.uint64((layout.sums >> 2) + of_matrix + number)] = found[t]
             task += n_warps
 
     return add
 
 
 # -- a part --------------------------------------------------------------------------------------
+# (out, added, w, up, n, cut, adds): the result; what is added to it, if `adds`; W, and the other
+# matrix of a gated product; rows of W; the Cut.
+
+
+@device
+def rows_of(cut, number):
+    """The first row of block `number` of a part, and how many it has."""
+    first = (number * cut.slabs + min(number, cut.more)) * cut.slab
+    return first, (cut.slabs + (1 if number < cut.more else 0)) * cut.slab
 
 
 @device
 def _row_sum(floats, at, n):
     total = ZERO
     for i in range(n):
-        total += floats[at + i]
+        total += byte_ptx.shared_float(floats, at + i)
     return total
 
 
-def _adds_reader(rows: int) -> Any:
+@cache
+def adds_reader(rows: int) -> Any:
     @device
     def read_added(held, part, first, n_rows):
         """What is added to a thread's first row: it is on its way while chunks are multiplied."""
         if part[6] and cuda.threadIdx.x < n_rows:
             for t in range(rows):
-                held[t] = part[1][t * part[4] + first + cuda.threadIdx.x]
+                held[t] = part[1][np.uint64(t * part[4] + first + cuda.threadIdx.x)]
 
     return read_added
 
 
-def _finisher(kind: Kind, has_norm: bool) -> Any:
-    rows, is_gated = kind.rows, kind.is_gated
-    rate_of = digits.rater(rows, has_norm)
+@cache
+def finisher(rows: int, is_gated: bool, has_norm: bool) -> Any:
+    rate_of, keep = digits.rater(has_norm), _keeper(has_norm)
 
     @device
-    def finish(floats, held, part, layout, k, norm, first, n_rows):
+    def finish(floats, held, part, a, k, layout, norm, first, n_rows):
         """Write the results of a block's rows. held: as read_added leaves it"""
         cut, sums = part[5], layout.sums >> 2
         for t in range(rows):
             rate = rate_of(floats, t, k, layout.a, norm)
             row = np.int64(cuda.threadIdx.x)
             while row < n_rows:
-                at = t * part[4] + first + row
+                at = np.uint64(t * part[4] + first + row)
                 place = sums + t * cut.most + row * cut.row
                 total = rate * _row_sum(floats, place, cut.row)
                 if is_gated:
                     place += rows * cut.most
-                    part[0][at] = silu(total) * (rate * _row_sum(floats, place, cut.row))
+                    total = silu(total) * (rate * _row_sum(floats, place, cut.row))
                 elif part[6]:
-                    is_held = row == cuda.threadIdx.x
-                    part[0][at] = (held[t] if is_held else part[1][at]) + total
-                else:
-                    part[0][at] = total
+                    total += held[t] if row == cuda.threadIdx.x else part[1][at]
+                part[0][at] = total
                 row += cuda.blockDim.x
+            keep(a, k, norm, t, rate)
 
     return finish
 
 
-def _keeper(kind: Kind, has_norm: bool) -> Any:
-    rate_of, rows = digits.rater(kind.rows, has_norm), kind.rows
-
+def _keeper(has_norm: bool) -> Any:
     @device
-    def keep(floats, a, k, layout, norm):
-        """Write the normalised A, if others read it; by the first block."""
+    def keep(a, k, norm, t, rate):
+        """Write a row of the normalised A, if others read it; by the first block."""
         if has_norm and norm[3] and cuda.blockIdx.x == 0:
-            for t in range(rows):
-                rate = rate_of(floats, t, k, layout.a, norm)
-                for i in range(cuda.threadIdx.x, k, cuda.blockDim.x):
-                    norm[2][t * k + i] = a[t * k + i] * rate * norm[0][i]
+            i = np.int64(cuda.threadIdx.x)
+            while i < k:
+                at = np.uint64(t * k + i)
+                norm[2][at] = a[at] * rate * norm[0][np.uint64(i)]
+                i += cuda.blockDim.x
 
     return keep
-
-
-@cache
-def product_of(kind: Kind, has_norm: bool) -> Any:
-    """product(memory, floats, part, a, k, layout, norm, number): block `number`'s share.
-
-    memory, floats: the shared memory, by words and by float32
-    part: (out, added, w, up, n, cut, adds): the result; what is added to it, if `adds`; W, and the
-          other matrix of a gated product; rows of W; the Cut
-    layout: the SharedLayout; norm: as digits.rounder has it
-    """
-    unit, rows, n_matrices = kind.unit, kind.rows, 2 if kind.is_gated else 1
-    begin, add = _beginner(kind), _adder(kind)
-    finish, keep = _finisher(kind, has_norm), _keeper(kind, has_norm)
-    round_a = digits.rounder(rows, unit.n_groups, has_norm, kind.vectorized)
-    read_added = _adds_reader(rows)
-
-    @device
-    def product(memory, floats, part, a, k, layout, norm, number):
-        held = cuda.local.array(rows, np.float32)
-        cut = part[5]
-        first_row = (number * cut.slabs + min(number, cut.more)) * cut.slab
-        n_rows = (cut.slabs + (1 if number < cut.more else 0)) * cut.slab
-        first, n_tasks = first_row * cut.row * unit.n_bytes, n_rows * cut.row // CHUNK * n_matrices
-        begin(memory, part, layout, first, n_tasks)
-        await_others()
-        round_a(memory, floats, a, k, layout.a, norm)
-        n_rows = min(n_rows, part[4] - first_row)
-        read_added(held, part, first_row, n_rows)
-        cuda.syncthreads()
-        release_others()
-        add(memory, floats, part, layout, first, n_tasks)
-        cuda.syncthreads()
-        finish(floats, held, part, layout, k, norm, first_row, n_rows)
-        keep(floats, a, k, layout, norm)
-
-    return product

@@ -1,0 +1,108 @@
+"""Keys and values on their way to a lane: words as they lie in the cache, and the numbers in them.
+
+A lane has four neighbouring numbers of every 128 of a head. Words are made numbers only when they
+are needed, so that nothing waits for them before.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.attention.scores import ZERO, key_loader
+from pyggml.backends.cuda.driver import SIMULATED, device
+from pyggml.backends.cuda.fours import load_four
+from pyggml.backends.cuda.warp import LANES
+from pyggml.dtypes import F16, F32
+
+if not SIMULATED:
+    from pyggml.backends.cuda.byte_ptx import half_of
+
+
+def fours_of(head_size: int) -> int:
+    """Of a head, by lane."""
+    return -(-head_size // (4 * LANES))
+
+
+@cache
+def float_loader(name: str, vectorized: bool) -> Any:
+    """load(x, at, c, head_size): numbers c to c + 3 of the head that begins at number `at`."""
+    if vectorized and name == F32.name:
+
+        @device
+        def load_floats(x, at, c, head_size):
+            return load_four(x, at + c)
+
+        return load_floats
+    load = key_loader(name)
+
+    @device
+    def one(x, at, c, head_size):
+        return load(x, at + c) if c < head_size else ZERO
+
+    @device
+    def load_each(x, at, c, head_size):
+        return (
+            one(x, at, c, head_size), one(x, at, c + 1, head_size),
+            one(x, at, c + 2, head_size), one(x, at, c + 3, head_size),
+        )  # fmt: skip
+
+    return load_each
+
+
+@device
+def _load_halves(x, at, c, head_size):
+    return ptx.load_pair(x, 2 * (at + c))
+
+
+@device
+def _of_halves(raw, at):
+    low, high, half = raw[at], raw[at + 1], np.uint32(16)
+    return half_of(low), half_of(low >> half), half_of(high), half_of(high >> half)
+
+
+@device
+def _of_floats(raw, at):
+    return raw[at], raw[at + 1], raw[at + 2], raw[at + 3]
+
+
+def keys_of(
+    name: str, head_size: int, batch: int, vectorized: bool
+) -> tuple[tuple[int, Any], Any, Any]:
+    """((words of four numbers, their type), fetch, unpack) for keys of a type by the batch.
+
+    fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)  a batch, if there is one
+    unpack(keys, values, raw_k, raw_v)                           its numbers, as float32
+    """
+    fours, is_raw = fours_of(head_size), vectorized and name == F16.name and not SIMULATED
+    n_words, kind = (2, np.uint32) if is_raw else (4, np.float32)
+    load = _load_halves if is_raw else float_loader(name, vectorized)
+    numbers, nothing = _of_halves if is_raw else _of_floats, (kind(0),) * n_words
+
+    @device
+    def read(into, to, x, at, lane):
+        for i in range(fours):
+            c = 4 * (lane + i * LANES)
+            words = load(x, at, c, head_size) if c < head_size else nothing
+            for j in range(n_words):
+                into[to + n_words * i + j] = words[j]
+
+    @device
+    def fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane):
+        if key < last:
+            for u in range(batch):
+                at = np.int64(min(key + u, last - 1)) * sizes.n_key_heads + key_head
+                read(raw_k, u * fours * n_words, k, at * head_size, lane)
+                read(raw_v, u * fours * n_words, v, at * head_size, lane)
+
+    @device
+    def unpack(keys, values, raw_k, raw_v):
+        for i in range(batch * fours):
+            key, value = numbers(raw_k, n_words * i), numbers(raw_v, n_words * i)
+            for j in range(4):
+                keys[4 * i + j], values[4 * i + j] = key[j], value[j]
+
+    return (n_words, kind), fetch, unpack
