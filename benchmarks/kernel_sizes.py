@@ -32,7 +32,7 @@ from pyggml.generation import Session
 from machine import about
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-from dry_card import DryCard  # noqa: E402
+from dry_card import DryCard
 
 
 class NotingCard(DryCard):

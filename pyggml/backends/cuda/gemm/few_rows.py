@@ -136,8 +136,8 @@ def products(
 
 
 def _kind(part: Part, unit: Unit, rows: int, k: int, vectorized: bool) -> Kind:
-    is_whole = part.n % _slab(unit, k)[1] == 0
-    return Kind(unit, rows, part.up is not None, vectorized, is_whole)
+    units, slab = _slab(unit, k)
+    return Kind(unit, units, rows, part.up is not None, vectorized, part.n % slab == 0)
 
 
 def _unit(part: Part, k: int) -> Unit:
@@ -178,7 +178,7 @@ def _fitting(n_blocks: int, part: Part, unit: Unit, rows: int, k: int) -> int:
 def _cut(part: Part, unit: Unit, k: int, n_blocks: int) -> Cut:
     row, slab = _slab(unit, k)
     slabs, more = divmod(_n_slabs(part, unit, k), n_blocks)
-    return Cut(row, slab, slabs, more, (slabs + (more > 0)) * slab * row)
+    return Cut(slab, slabs, more, (slabs + (more > 0)) * slab * row)
 
 
 def _shared_layout(
@@ -264,7 +264,7 @@ def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
         "await_others": await_others, "release_others": release_others,
         "round_a": digits.rounder(of_a.rows, of_a.unit.n_groups, has_norm, of_a.vectorized),
         "read_added": adds_reader(of_a.rows),
-        "finish": finisher(of_a.rows, of_a.is_gated, has_norm),
+        "finish": finisher(of_a, has_norm),
     }  # fmt: skip
     for i, kind in enumerate(dict.fromkeys(kinds)):
         known |= {f"begin{i}": beginner(kind), f"add{i}": adder(kind)}

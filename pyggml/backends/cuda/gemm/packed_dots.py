@@ -32,6 +32,7 @@ class Kind(NamedTuple):
     """What a product is compiled for.
 
     unit        of W
+    units       of a row of W
     rows        rows of A
     is_gated    the result is silu(A · gateᵀ) · (A · upᵀ)
     vectorized  whether A, and the weights of a norm, lie as load_four wants them
@@ -39,6 +40,7 @@ class Kind(NamedTuple):
     """
 
     unit: Unit
+    units: int
     rows: int
     is_gated: bool
     vectorized: bool
@@ -48,14 +50,12 @@ class Kind(NamedTuple):
 class Cut(NamedTuple):
     """How the rows of W are shared out. A slab is the fewest rows that end with a chunk.
 
-    row     units of a row
     slab    rows of a slab
     slabs   of a block
     more    blocks that have one more
     most    units that a block has at most
     """
 
-    row: int
     slab: int
     slabs: int
     more: int
@@ -171,12 +171,12 @@ def _chunk_fetcher(kind: Kind) -> Any:
 
 @cache
 def _bounds(kind: Kind) -> Any:
-    unit_bytes, n_matrices = kind.unit.n_bytes, 2 if kind.is_gated else 1
+    row_bytes, n_units = kind.units * kind.unit.n_bytes, kind.units << kind.is_gated
 
     @device
-    def bounds(cut, first_row, n_rows):
+    def bounds(first_row, n_rows):
         """Where the chunks of a block begin, in bytes, and how many it has."""
-        return first_row * cut.row * unit_bytes, (n_rows * cut.row >> 5) * n_matrices
+        return first_row * row_bytes, n_rows * n_units // CHUNK
 
     return bounds
 
@@ -190,7 +190,7 @@ def beginner(kind: Kind) -> Any:
         """Begin to copy each warp's first chunks. All but the last copies that are asked for are
         there when `add` has waited: where a warp has room for one chunk, the last are none."""
         warp, n_warps = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
-        first, n_tasks = bounds(part[5], first_row, n_rows)
+        first, n_tasks = bounds(first_row, n_rows)
         here = layout.chunks + warp * layout.chunk
         fetch(memory, here, part, first, warp, n_tasks)
         if layout.second:
@@ -203,7 +203,7 @@ def beginner(kind: Kind) -> Any:
 
 @cache
 def adder(kind: Kind) -> Any:
-    unit, rows, is_gated = kind.unit, kind.rows, kind.is_gated
+    unit, units, rows, is_gated = kind.unit, kind.units, kind.rows, kind.is_gated
     multiply, fetch, bounds = _multiplier(unit, rows), _chunk_fetcher(kind), _bounds(kind)
     x_unit, f_unit = digits.unit_digits(unit.n_groups), digits.unit_factors(unit.n_groups)
 
@@ -212,12 +212,12 @@ def adder(kind: Kind) -> Any:
         """Multiply all chunks of a block, of which each warp's first ones are on their way."""
         warp, n_warps, lane = cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5, cuda.threadIdx.x & 31
         cut, here = part[5], layout.chunks + warp * layout.chunk
-        first, n_tasks = bounds(cut, first_row, n_rows)
+        first, n_tasks = bounds(first_row, n_rows)
         there, step = here + layout.second, 2 * n_warps if layout.second else n_warps
         task = np.int64(warp)
         while task < n_tasks:
             number = (task >> is_gated) * CHUNK + lane
-            of_row = byte_ptx.remainder(number, cut.row)
+            of_row = byte_ptx.remainder(number, units)
             x, f = of_row * x_unit, rows * layout.a.digits + of_row * f_unit
             ptx.await_all_but_one()
             cuda.syncwarp()
@@ -269,7 +269,8 @@ def adds_reader(rows: int) -> Any:
 
 
 @cache
-def finisher(rows: int, is_gated: bool, has_norm: bool) -> Any:
+def finisher(kind: Kind, has_norm: bool) -> Any:
+    units, rows, is_gated = kind.units, kind.rows, kind.is_gated
     rate_of, keep = digits.rater(has_norm), _keeper(has_norm)
 
     @device
@@ -281,11 +282,11 @@ def finisher(rows: int, is_gated: bool, has_norm: bool) -> Any:
             row = np.int64(cuda.threadIdx.x)
             while row < n_rows:
                 at = np.uint64(t * part[4] + first + row)
-                place = sums + t * cut.most + row * cut.row
-                total = rate * _row_sum(floats, place, cut.row)
+                place = sums + t * cut.most + row * units
+                total = rate * _row_sum(floats, place, units)
                 if is_gated:
                     place += rows * cut.most
-                    total = silu(total) * (rate * _row_sum(floats, place, cut.row))
+                    total = silu(total) * (rate * _row_sum(floats, place, units))
                 elif part[6]:
                     total += held[t] if row == cuda.threadIdx.x else part[1][at]
                 part[0][at] = total
