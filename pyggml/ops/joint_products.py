@@ -19,7 +19,7 @@ from pyggml.dtypes import BF16, F32
 from pyggml.gemm.beside import MOST
 from pyggml.gemm.thin import WIDEST
 from pyggml.graph import Graph
-from pyggml.op import SAVED
+from pyggml.op import SAVED, changed_by
 from pyggml.ops.layout import CPY, TRANSPOSE
 from pyggml.ops.low_rank import MUL_MAT_LOW_RANK, OUT_PROD_LOW_RANK, OUT_PROD_LOW_RANK_ADD
 from pyggml.ops.matmul import MUL_MAT, MUL_MAT_ADD, OUT_PROD, OUT_PROD_ADD
@@ -36,16 +36,20 @@ class _Apart(NamedTuple):
 
 
 def with_joint_products(graph: Graph) -> Graph:
-    """The graph with joint products wherever the second alone reads the first; a graph with nothing
-    to join is returned itself."""
+    """The graph with joint products wherever the second alone reads the first, and nothing that the
+    first reads is written over before; a graph with nothing to join is returned itself."""
     readers = defaultdict[Tensor, list[Tensor]](list)
     for t in graph.nodes:
         for s in t.src:
             readers[s].append(t)
-    found = {}
+    found = dict[Tensor, _Apart]()
+    changed = set[Tensor]()  # so far: the first would read it too late
     for t in graph.nodes:
+        changed.update(changed_by(t))
         apart = _forward(t, readers[t]) or _backward(t)
-        if apart and readers[apart.first] == [t] and apart.first not in graph.outputs:
+        if apart is None or changed.intersection(s.root for s in apart.first.src):
+            continue
+        if readers[apart.first] == [t] and apart.first not in graph.outputs:
             found[t] = apart
     return _joined(graph, found) if found else graph
 

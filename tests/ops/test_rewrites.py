@@ -222,6 +222,13 @@ def test_lone_pairs_are_joined():
     assert same(results(joined), results(graph))
 
 
+def overwritten(x):
+    """The first product reads x, the second what is then written over it."""
+    y = ops.mul_mat(leaf((RNG.standard_normal((FF, N)) / 8).astype(np.float16)), x)
+    x = ops.set_rows(x, normal(1, N), leaf(np.zeros(1, np.int32)))
+    return [ops.mul_mat_add(y, normal(FF, R), ops.mul_mat(normal(R, N), x))]
+
+
 @pytest.mark.parametrize(
     "outputs",
     [
@@ -233,6 +240,7 @@ def test_lone_pairs_are_joined():
         pytest.param(lambda x: adapted(x, n=16)[1:], id="few columns, summed in lanes"),
         pytest.param(lambda x: backwards(n=16)[1:], id="few columns backward"),
         pytest.param(lambda x: adapted(x, rank=65)[1:], id="no low rank"),
+        pytest.param(overwritten, id="x is written over between"),
     ],
 )
 def test_other_products_stay(outputs):
