@@ -2,8 +2,8 @@
 
 Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
 change of the bounds-check flag or of the instruction set that is chosen. The folder is therefore
-named after those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would
-write where today's arrays end. A kernel may take compiled helpers and constants from its own file
+named after those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would write
+past the ends of today's arrays. A kernel may take compiled helpers and constants from its own file
 and from SHARED only.
 """
 

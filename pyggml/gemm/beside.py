@@ -54,7 +54,7 @@ class Beside(Frame):
 
 @kernel
 def take_columns(f, thread, columns):
-    """Pack E's columns of a task, the first and the one past the last."""
+    """Pack E's columns of a task; columns: the first, and the one past the last."""
     panel, n = f.e_panel[thread], columns[1] - columns[0]
     for r in range(f.rank):
         row, start = panel[r], r * f.e_row + columns[0] * f.e_step
@@ -66,14 +66,14 @@ def take_columns(f, thread, columns):
 
 @kernel
 def begin(f, thread, rows, columns):
-    """What a part of C, some rows and columns, needs before its first sum."""
+    """What a part of C needs before its first sum; rows, columns: first, past the last."""
     if f.begins:
         add_thin(f, thread, rows, columns, f.accumulate)
 
 
 @kernel
 def finish(f, thread, rows, columns):
-    """What a part of C needs after its last sum."""
+    """The same after its last sum."""
     if f.rank > 0 and not f.begins:
         add_thin(f, thread, rows, columns, True)
     if f.rounded.size > 0:
@@ -138,8 +138,8 @@ def fields_of(p: Problem, o: Operands, scratch: Scratch) -> dict[str, Any]:
             d=_NOTHING, ldd=0, e=_NOTHING, e_row=0, e_step=0, rank=0, begins=False,
             rounded=_NOT_ROUNDED, **scratch,
         )  # fmt: skip
-    d, w, rounded = o.beside
-    e = w.T if p.form == "mul_mat" else w
+    d, thin, rounded = o.beside
+    e = thin.T if p.form == "mul_mat" else thin  # (R, n)
     return dict(
         d=flat(d), ldd=d.strides[0] // 4, e=flat(e), e_row=e.strides[0] // 4,
         e_step=e.strides[1] // 4, rank=p.rank, begins=p.form == "out_prod",

@@ -71,7 +71,7 @@ def share_of(f, task, n_columns):
 
 
 @kernel
-def rows_of(f, groups):
+def rows_of_groups(f, groups):
     """The rows of C of some groups: the first, and the one past the last."""
     return groups[0] * f.tile.mr, min(groups[1] * f.tile.mr, f.m)
 

@@ -30,7 +30,7 @@ from pyggml.gemm.frames import (
     block_matrix,
     columns_from,
     rows_from,
-    rows_of,
+    rows_of_groups,
     share_of,
     tiled_call,
     unpack_row,
@@ -137,7 +137,7 @@ def _unpack_rows(panels, terms, rows, weight, n_rows, k):
 @kernel
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    rows, columns = rows_of(f, groups), (first, first + n_columns)
+    rows, columns = rows_of_groups(f, groups), (first, first + n_columns)
     if k0 == 0:
         take_columns(f, thread, columns)
         begin(f, thread, rows, columns)

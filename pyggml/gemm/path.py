@@ -63,10 +63,10 @@ class Packing:
 
 
 class LowRank(NamedTuple):
-    """What is added beside a product, D times a float32 matrix; and C's rounded copy."""
+    """What is added beside a product, D times a thin matrix; and C's rounded copy."""
 
     d: np.ndarray  # (m, R), rows without gaps
-    w: np.ndarray  # mul_mat: (n, R), out_prod: (R, n)
+    thin: np.ndarray  # float32; mul_mat: (n, R), out_prod: (R, n)
     rounded: np.ndarray | None = None  # (m, n) uint16, C as bfloat16
 
 

@@ -68,9 +68,9 @@ def call_of(p: Problem, o: Operands) -> Call:
         return path_of(p).call(p, o)
     backward = p.form == "out_prod"  # what is beside then comes first, see pyggml.gemm.beside
     whole, thin = _calls_of(p)
-    d, w, rounded = o.beside
+    d, b, rounded = o.beside
     own = replace(o, accumulate=o.accumulate or backward, beside=None)
-    other = Operands(o.c, d, w, o.scratch, o.accumulate or not backward)
+    other = Operands(o.c, d, b, o.scratch, o.accumulate or not backward)
     calls = [path_of(whole).call(whole, own), path_of(thin).call(thin, other)]
     if rounded is not None:
         calls.append(Call(round_all, rounded.reshape(-1), o.c.reshape(-1)))

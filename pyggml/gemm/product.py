@@ -26,7 +26,7 @@ from pyggml.gemm.frames import (
     block_matrix,
     columns_from,
     rows_from,
-    rows_of,
+    rows_of_groups,
     share_of,
     tiled_call,
     unpack_row,
@@ -69,7 +69,7 @@ def _pack_task(f, task, thread):
 @kernel
 def _multiply(f, thread, first, n_columns, groups, k0, k):
     """C[:, first : first + n_columns] (+)= A[:, k0 : k0 + k] · the thread's panels."""
-    tile, rows, columns = f.tile, rows_of(f, groups), (first, first + n_columns)
+    tile, rows, columns = f.tile, rows_of_groups(f, groups), (first, first + n_columns)
     if k0 == 0:
         take_columns(f, thread, columns)
         begin(f, thread, rows, columns)

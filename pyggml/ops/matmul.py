@@ -34,12 +34,12 @@ def mul_mat(w: Tensor, x: Tensor) -> Tensor:
     A w of another type than F32 has two axes. Raises ShapeError if K differs, or if the batches of
     w do not divide those of x.
     """
-    return MUL_MAT(_walkable(w), _beside(w, x))
+    return MUL_MAT(_walkable(w), _as_taken(w, x))
 
 
 def mul_mat_add(y: Tensor, w: Tensor, x: Tensor) -> Tensor:
     """y + x·wᵀ: y (…, T, N), w (N, K) of any type, x (…, T, K) float32."""
-    return MUL_MAT_ADD(y, _walkable(w), _beside(w, x))
+    return MUL_MAT_ADD(y, _walkable(w), _as_taken(w, x))
 
 
 def out_prod(a: Tensor, b: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def _walkable(t: Tensor) -> Tensor:
     return t if len(t.shape) <= 3 or t.is_contiguous else cont(t)
 
 
-def _beside(w: Tensor, x: Tensor) -> Tensor:
+def _as_taken(w: Tensor, x: Tensor) -> Tensor:
     """x as the kernel for w takes it: with a w to unpack, x has no gaps."""
     return _walkable(x) if w.dtype is F32 else cont(x)
 
