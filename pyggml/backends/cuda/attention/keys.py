@@ -54,12 +54,12 @@ def float_loader(name: str, vectorized: bool) -> Any:
 
 
 @device
-def _load_halves(x, at, c, head_size):
+def _load_f16(x, at, c, head_size):
     return ptx.load_pair(x, 2 * (at + c))
 
 
 @device
-def _of_halves(raw, at):
+def _of_f16(raw, at):
     low, high, half = raw[at], raw[at + 1], np.uint32(16)
     return half_of(low), half_of(low >> half), half_of(high), half_of(high >> half)
 
@@ -79,11 +79,12 @@ def keys_of(
     """
     fours, is_raw = fours_of(head_size), vectorized and name == F16.name and not SIMULATED
     n_words, kind = (2, np.uint32) if is_raw else (4, np.float32)
-    load = _load_halves if is_raw else float_loader(name, vectorized)
-    numbers, nothing = _of_halves if is_raw else _of_floats, (kind(0),) * n_words
+    load = _load_f16 if is_raw else float_loader(name, vectorized)
+    numbers, nothing = _of_f16 if is_raw else _of_floats, (kind(0),) * n_words
 
     @device
     def read(into, to, x, at, lane):
+        """The words of a lane's numbers, of the head that begins at `at`; zeros past its end."""
         for i in range(fours):
             c = 4 * (lane + i * LANES)
             words = load(x, at, c, head_size) if c < head_size else nothing

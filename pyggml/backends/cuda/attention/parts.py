@@ -3,6 +3,11 @@
 A part is the sum of values that a block has found for a head, then its maximum and its weight. The
 block of a query that ends last joins all parts, in their order. Places are unsigned: of a signed
 one Numba asks whether it counts from the end.
+
+parts    flat, (queries, heads, parts, head_size + 2)
+shares   (heads of a block, MOST_PARTS), of each part in a head's result
+out      flat, (queries, heads, head_size)
+lse      flat, (heads, queries)
 """
 
 from __future__ import annotations
@@ -31,8 +36,11 @@ def parts_putter(n: int, n_warps: int) -> Any:
 
     @device
     def put(parts, first, step, sums, ends):
-        """The sum, maximum and weight of each of a block's heads, of its warps'. first: where those
-        of the first head begin; step: from head to head"""
+        """The sum, maximum and weight of each of a block's heads, of its warps'.
+
+        parts: flat; those of the first head begin at `first`, those of the next `step` further
+        sums: (n_warps, n_together, head_size); ends: (n_warps, n_together, 2), maximum and weight
+        """
         head_size = sums.shape[2]
         for r in range(rounds):
             i = cuda.threadIdx.x + r * n_warps * LANES
@@ -58,7 +66,8 @@ def parts_putter(n: int, n_warps: int) -> Any:
 
 @device
 def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size, sizes):
-    """The share of each part in a head's result, by a warp. first: where the head's parts begin"""
+    """The share of each part in a head's result, shares (MOST_PARTS), by a warp; and the head's
+    lse. first: where the head's parts begin"""
     step, lane = head_size + 2, cuda.threadIdx.x % LANES
     tops = cuda.local.array(_OF_LANE, np.float32)
     sink = sinks[head] if sizes.has_sinks else MINUS_INF

@@ -6,10 +6,10 @@ piece whatever the type and the length of a row. Copies of 16 bytes bring it to 
 of a warp's first chunks are under way before A is there. A block has whole rows; it adds up their
 units when all are multiplied.
 
-Such a kernel runs for a few µs, and its instructions must come from far: the less of them, the
-faster it is. So places in arrays are unsigned or instructions of our own (of a signed place Numba
-asks whether it counts from the end), and nothing is divided by a number that is not known when the
-kernel is compiled, but for one remainder of 32 bits.
+Such a kernel runs for a few µs, and its instructions must come from far: the fewer they are, the
+faster it is. So arrays are read at unsigned places or by instructions of our own, since of a signed
+place Numba asks whether it counts from the end. No whole number is divided by one that is not known
+when the kernel is compiled.
 """
 
 from __future__ import annotations
