@@ -68,7 +68,10 @@ def kernels(path: str, past: int) -> Iterator[tuple[str, int, Any, Any]]:
 def assembler() -> str:
     from cuda.pathfinder import find_nvidia_binary_utility
 
-    return find_nvidia_binary_utility("nvcc").replace("nvcc", "ptxas")
+    found = find_nvidia_binary_utility("ptxas")
+    if found is None:
+        sys.exit("ptxas is not found, wanted pip install 'pyggml[cuda]'")
+    return found
 
 
 def stand_in(capability: tuple[int, int]) -> None:

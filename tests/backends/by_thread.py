@@ -127,7 +127,7 @@ warp.LANES, warp.warp_sum, warp.warp_max = LANES, warp_sum, warp_max
 byte_ptx.shared_word, byte_ptx.shared_pair, byte_ptx.shared_words = map(words_at, (1, 2, 4))
 byte_ptx.put_shared_pair = byte_ptx.put_shared_words = put
 byte_ptx.half_of = lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4")
-byte_ptx.shared_float, byte_ptx.remainder = lambda array, i: array[i], lambda a, b: a % b
+byte_ptx.shared_float = lambda array, i: array[i]
 byte_ptx.nearest = lambda x: np.int32(np.rint(x))
 byte_ptx.copier, byte_ptx.pick_bytes, byte_ptx.dot_bytes = copier, pick_bytes, dot_bytes
 

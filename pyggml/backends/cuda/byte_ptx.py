@@ -37,10 +37,6 @@ if not SIMULATED:
         start = builder.addrspacecast(start, _BYTE.as_pointer(_SHARED))
         return builder.bitcast(builder.gep(start, [at]), to.as_pointer(_SHARED))
 
-    def _shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
-        """The 32-bit address of a byte of an array in shared memory."""
-        return builder.ptrtoint(_shared_pointer(context, builder, kind, place, _BYTE), _WORD)
-
     @intrinsic
     def shared_word(typing, shared, at):
         """The word (uint32) at byte `at` of an array in shared memory."""
@@ -121,10 +117,10 @@ if not SIMULATED:
         def copy(typing, shared, to, source, at):
             def emit(context, builder, signature, arguments):
                 to_array, to, from_array, at = arguments
-                here = _shared_address(context, builder, shared, (to_array, to))
+                here = _shared_pointer(context, builder, shared, (to_array, to), _BYTE)
                 start = context.make_array(source)(context, builder, from_array).data
                 there = builder.add(builder.ptrtoint(start, _LONG), at)
-                operands = [here, there]
+                operands = [builder.ptrtoint(here, _WORD), there]
                 form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG])
                 builder.asm(form, text, "r,l,~{memory}", operands, True)
                 return context.get_dummy_value()
@@ -144,16 +140,6 @@ if not SIMULATED:
             return _shared(context, builder, shared, (array, at), _FLOAT)
 
         return types.float32(shared, types.int64), emit
-
-    @intrinsic
-    def remainder(typing, a, b):
-        """a modulo b, of whole numbers below 2³²: without the long division of 64 bits."""
-
-        def emit(context, builder, signature, arguments):
-            short = [builder.trunc(x, _WORD) for x in arguments]
-            return builder.zext(builder.urem(*short), _LONG)
-
-        return types.int64(types.int64, types.int64), emit
 
     @intrinsic
     def nearest(typing, x):

@@ -227,8 +227,7 @@ _SOURCE = """
 
 def _source(kinds: Sequence[Kind]) -> str:
     """The source of a launch's kernel: each block computes some of one part. All parts share its
-    code, but for what depends on the type of W: a short kernel's time is half that of its
-    instructions on their way to the multiprocessor."""
+    code, but for what depends on the type of W: the less of it, the shorter such a launch."""
     different = list(dict.fromkeys(kinds))
     lines = [
         "def multiply(parts, ends, a, k, layout, norm):",
@@ -258,7 +257,8 @@ def _by_kind(name: str, arguments: str, n_kinds: int) -> str:
 
 @cache
 def _kernel(kinds: tuple[Kind, ...], has_norm: bool) -> Any:
-    of_a = kinds[0]  # in what rounds A all are alike, as k is
+    # In rows of A and units of a row all are alike, as k is; a gated product is alone.
+    of_a = kinds[0]
     known: dict[str, Any] = {
         "cuda": cuda, "np": np, "n_rows_of_a": of_a.rows, "rows_of": rows_of,
         "await_others": await_others, "release_others": release_others,

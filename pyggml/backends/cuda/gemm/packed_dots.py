@@ -217,7 +217,7 @@ def adder(kind: Kind) -> Any:
         task = np.int64(warp)
         while task < n_tasks:
             number = (task >> is_gated) * CHUNK + lane
-            of_row = byte_ptx.remainder(number, units)
+            of_row = number % units
             x, f = of_row * x_unit, rows * layout.a.digits + of_row * f_unit
             ptx.await_all_but_one()
             cuda.syncwarp()
