@@ -122,13 +122,14 @@ ptx.commit_copies = ptx.await_copies = ptx.await_all_but_one = lambda: None
 ptx.copy_16 = copy_16
 ptx.as_float = lambda word: np.uint32(int(word)).view(np.float32)
 ptx.bits_of = lambda x: np.float32(x).view(np.uint32)
+ptx.reciprocal = lambda x: np.float32(1) / x
+ptx.inverse_root = lambda x: np.float32(1) / np.sqrt(x)
 ptx.load_pair = lambda array, at: tuple(word_of(array[at + i : at + i + 4]) for i in (0, 4))
 warp.LANES, warp.warp_sum, warp.warp_max = LANES, warp_sum, warp_max
 byte_ptx.shared_word, byte_ptx.shared_pair, byte_ptx.shared_words = map(words_at, (1, 2, 4))
 byte_ptx.put_shared_pair = byte_ptx.put_shared_words = put
 byte_ptx.half_of = lambda word: np.uint16(int(word) & 0xFFFF).view(np.float16).astype("f4")
 byte_ptx.shared_float = lambda array, i: array[i]
-byte_ptx.nearest = lambda x: np.int32(np.rint(x))
 byte_ptx.copier, byte_ptx.pick_bytes, byte_ptx.dot_bytes = copier, pick_bytes, dot_bytes
 
 

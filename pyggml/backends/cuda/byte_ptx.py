@@ -1,5 +1,5 @@
 """Instructions of products with bytes (gemm/packed_dots.py): shared memory that is filled, read and
-written, products of four bytes, rounding. Numba's simulator has none of them.
+written, products of four bytes. Numba's simulator has none of them.
 
 Addresses count bytes from the start of an array in shared memory, as in ptx.py.
 """
@@ -140,15 +140,6 @@ if not SIMULATED:
             return _shared(context, builder, shared, (array, at), _FLOAT)
 
         return types.float32(shared, types.int64), emit
-
-    @intrinsic
-    def nearest(typing, x):
-        """The whole number (int32) nearest to a float32."""
-
-        def emit(context, builder, signature, arguments):
-            return _pure(builder, "cvt.rni.s32.f32 $0, $1;", _WORD, "=r,f", arguments)
-
-        return types.int32(types.float32), emit
 
     @intrinsic
     def dot_bytes(typing, a, b, c):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import device
+from pyggml.backends.cuda.driver import SIMULATED, device
 
 ZERO, HALF, ONE, TWO, THREE = (np.float32(v) for v in (0, 0.5, 1, 2, 3))
 QUICK = np.float32(1.702)
@@ -15,6 +15,17 @@ _CUBE = np.float32(0.044715)
 _TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # 1 + tanh(u) = 2 · s(2u), without cancellation
 _MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
 _DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
+
+
+if SIMULATED:
+    short_exp = math.exp
+else:
+    from pyggml.backends.cuda.ptx import power_of_two
+
+    @device
+    def short_exp(x):
+        """eˣ in two instructions, wrong by 2⁻²² and by |x| · 2⁻²⁴ of it."""
+        return power_of_two(x * LOG2_E)
 
 
 @device

@@ -7,13 +7,13 @@ gradients are F32 or BF16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.blocks import first_row, rows_apart
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.formulas import ONE
@@ -57,7 +57,7 @@ def _dot(p, q):
 @device
 def normed_and_turned(p, weight, cos, sin, eps):
     """The lane's four features of a head, normalised and turned."""
-    r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+    r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
     v = p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
     return _turned(v, cos, sin, ONE)
 
@@ -111,7 +111,7 @@ def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, togethe
             for i in range(together):
                 p, v = _held(heads, i), _turned(_held(slopes, i), cos, sin, -ONE)
                 v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
-                r = ONE / math.sqrt(_dot(p, p) / _SIZE + eps)
+                r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
                 b = r * r * r * _dot(p, v) / _SIZE
                 store(
                     dx, first + i * HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],

@@ -201,6 +201,7 @@ if TENSOR_CORES:
 
     power_of_two = _of_one_float("ex2.approx.ftz.f32")  # to two units of the last place
     reciprocal = _of_one_float("rcp.approx.ftz.f32")  # to one
+    inverse_root = _of_one_float("rsqrt.approx.ftz.f32")  # to two
 
     @intrinsic
     def multiply_tile(typing, c, a, b0, b1):

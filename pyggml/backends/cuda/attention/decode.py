@@ -8,7 +8,6 @@ the kernel (one_token.py).
 
 from __future__ import annotations
 
-import math
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from pyggml.backends.cuda.attention.scores import (
 from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.early import await_others, begins_early, least_shared, release_others
+from pyggml.backends.cuda.formulas import short_exp
 from pyggml.backends.cuda.fours import vectorizable
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
@@ -135,13 +135,13 @@ def _carrier(shape: _Shape, mine: int, batch: int) -> Any:
         for u in range(batch):
             highest = max(highest, z[g * batch + u])
         base = ZERO if highest == MINUS_INF else highest
-        shrink = math.exp(tops[g] - base)
+        shrink = short_exp(tops[g] - base)
         tops[g] = highest
         weights[g] *= shrink
         for i in range(mine):
             o[g * mine + i] *= shrink
         for u in range(batch):
-            p = math.exp(z[g * batch + u] - base)
+            p = short_exp(z[g * batch + u] - base)
             weights[g] += p
             for i in range(mine):
                 o[g * mine + i] += p * values[u * mine + i]

@@ -19,6 +19,7 @@ import numpy as np
 
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.formulas import short_exp
 from pyggml.backends.cuda.warp import LANES, warp_max, warp_sum
 
 MOST_PARTS = 5 if SIMULATED else 16  # of a query's keys
@@ -52,7 +53,7 @@ def parts_putter(n: int, n_warps: int) -> Any:
                 base = ZERO if highest == MINUS_INF else highest
                 value, weight = ZERO, ZERO
                 for w in range(n_warps):
-                    share = math.exp(ends[w, g, 0] - base)
+                    share = short_exp(ends[w, g, 0] - base)
                     value += sums[w, g, c] * share
                     weight += ends[w, g, 1] * share
                 at = np.uint64(first + g * step)
@@ -80,10 +81,10 @@ def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size
     base = ZERO if highest == MINUS_INF else highest
     for u in range(_OF_LANE):
         part = lane + u * LANES
-        tops[u] = math.exp(tops[u] - base)
+        tops[u] = short_exp(tops[u] - base)
         if part < n_parts:
             weight += parts[np.uint64(first + part * step + head_size + 1)] * tops[u]
-    weight = warp_sum(weight) + math.exp(sink - base)
+    weight = warp_sum(weight) + short_exp(sink - base)
     whole = ONE / weight if weight > ZERO else ZERO
     for u in range(_OF_LANE):
         part = lane + u * LANES

@@ -13,7 +13,6 @@ Where A is normalised, the digits are those of a · w; the rate of a row multipl
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,6 +30,9 @@ GROUP_BYTES, FACTOR_BYTES = 64, 8
 _PAD = 16  # after the digits of a unit: its eight lanes then read all banks at once
 
 _LARGEST = np.float32(127 * 256 + 127)
+_STEP = np.float32(1 / (127 * 256 + 127))
+_WHOLE = np.float32(3 << 22)  # float32 near it are the whole numbers
+_NONE = np.float32(1e-30)  # a group whose numbers are all smaller counts as zeros
 
 
 class DigitLayout(NamedTuple):
@@ -58,20 +60,25 @@ def layout_of(rows: int, k: int, n_groups: int) -> DigitLayout:
 
 
 @device
+def _whole(x, per_step):
+    """The bits of a number near _WHOLE: the low 16 are those of the whole number nearest to
+    x · per_step."""
+    return ptx.bits_of(x * per_step + _WHOLE)
+
+
+@device
 def _digits(four, per_step):
     """The words of the high and the low digits of four numbers."""
-    first, second = byte_ptx.nearest(four[0] * per_step), byte_ptx.nearest(four[1] * per_step)
-    third, fourth = byte_ptx.nearest(four[2] * per_step), byte_ptx.nearest(four[3] * per_step)
+    first, second = _whole(four[0], per_step), _whole(four[1], per_step)
+    third, fourth = _whole(four[2], per_step), _whole(four[3], per_step)
     two, both = np.uint32(0x40), np.uint32(0x5410)
     low = byte_ptx.pick_bytes(
-        byte_ptx.pick_bytes(np.uint32(first), np.uint32(second), two),
-        byte_ptx.pick_bytes(np.uint32(third), np.uint32(fourth), two),
-        both,
+        byte_ptx.pick_bytes(first, second, two), byte_ptx.pick_bytes(third, fourth, two), both
     )
-    up, two = np.int32(128), np.uint32(0x51)  # a low digit below 0 takes one from the high digit
+    up, two = np.uint32(128), np.uint32(0x51)  # a low digit below 0 takes one from the high digit
     high = byte_ptx.pick_bytes(
-        byte_ptx.pick_bytes(np.uint32(first + up), np.uint32(second + up), two),
-        byte_ptx.pick_bytes(np.uint32(third + up), np.uint32(fourth + up), two),
+        byte_ptx.pick_bytes(first + up, second + up, two),
+        byte_ptx.pick_bytes(third + up, fourth + up, two),
         both,
     )
     return high, low
@@ -103,12 +110,12 @@ def _put_digits(memory, at, factor_at, q, first, second):
     """Write a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call it."""
     greatest = quad_max(max(_greatest(first), _greatest(second)))
     total = quad_sum(_sum(first) + _sum(second))
-    per_step = _LARGEST / greatest if greatest > ZERO else ZERO
+    per_step = _LARGEST * ptx.reciprocal(greatest) if greatest > _NONE else ZERO
     high, low = _digits(first, per_step)
     high_too, low_too = _digits(second, per_step)
     byte_ptx.put_shared_words(memory, at + 16 * q, high, low, high_too, low_too)
     if q == 0:
-        step = greatest / _LARGEST + (total - total)  # NaN where a number is none
+        step = greatest * _STEP + (total - total)  # NaN where a number is none
         byte_ptx.put_shared_pair(memory, factor_at, ptx.bits_of(step), ptx.bits_of(total))
 
 
@@ -174,6 +181,6 @@ def rater(has_norm: bool) -> Any:
         lane, n_warps = cuda.threadIdx.x & 31, cuda.blockDim.x >> 5
         at = (layout.squares >> 2) + t * n_warps + min(lane, n_warps - 1)
         total = warp_sum(byte_ptx.shared_float(floats, at) if lane < n_warps else ZERO)
-        return ONE / math.sqrt(total / np.float32(k) + norm[1])
+        return ptx.inverse_root(total * ptx.reciprocal(np.float32(k)) + norm[1])
 
     return rate
