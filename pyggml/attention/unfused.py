@@ -143,17 +143,30 @@ def _n_rows(p: Problem) -> int:
     return min(p.n_queries, _queries_at_once(p.repeats)) * p.repeats
 
 
-def _products_array(p: Problem) -> Array:
-    """Scratch, enough for each product of this path."""
+def _product(m: int, n: int, k: int, **lie: bool) -> int:
+    """Scratch of a product of m rows or fewer, summed over k numbers or fewer."""
+    problem = gemm.Problem("strided", m, n, k, **lie)
+    return gemm.scratch_bytes(problem, fewer_rows=True)
+
+
+def _forward_products(p: Problem) -> int:
+    """Scratch for the scores, q·kᵀ, and for their product with v."""
     n, d = _n_rows(p), p.head_size
-    shapes = [(n, d), (n, p.n_keys), (p.n_keys, n)]
-    return Array((max(gemm.strided_bytes(*shape) for shape in shapes),), np.uint8)
+    return max(_product(n, p.n_keys, d), _product(n, d, p.n_keys, b_in_columns=True))
+
+
+def _backward_products(p: Problem) -> int:
+    """Scratch for these two, and for dk and dv: products of scores and rows in columns."""
+    in_columns = {"a_in_columns": True, "b_in_columns": True}
+    sums = _product(p.n_keys, p.head_size, _n_rows(p), **in_columns)
+    return max(_forward_products(p), sums)
 
 
 def _forward_layout(p: Problem) -> Layout:
     rows = Array((_n_rows(p), p.head_size))
     scores = Array((_n_rows(p), p.n_keys))
-    return Layout(products=_products_array(p), scores=scores, q=rows, o=rows)
+    products = Array((_forward_products(p),), np.uint8)
+    return Layout(products=products, scores=scores, q=rows, o=rows)
 
 
 def _forward(a: Forward, scratch: Scratch) -> None:
@@ -180,7 +193,7 @@ def _backward_layout(p: Problem) -> Layout:
     rows, scores = Array((_n_rows(p), p.head_size)), Array((_n_rows(p), p.n_keys))
     sums = Array((p.n_keys, p.head_size))  # of one key head
     return Layout(
-        products=_products_array(p),
+        products=Array((_backward_products(p),), np.uint8),
         **dict.fromkeys(("s", "ds"), scores),
         **dict.fromkeys(("q", "o", "do", "dq"), rows),
         **dict.fromkeys(("dk", "dv"), sums),

@@ -22,7 +22,7 @@ from pyggml.call import Call
 from pyggml.dtypes import DType
 from pyggml.gemm.choice import FASTEST, FLOATS, rounds
 from pyggml.gemm.path import Form, LowRank, Operands, Packing, Problem
-from pyggml.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes, strided_bytes
+from pyggml.gemm.paths import PATHS, call_of, packing, path_of, scratch_bytes
 from pyggml.gemm.tile import BYTE_TILE, FLOAT_TILE
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "rounds",
     "scratch_bytes",
     "strided",
-    "strided_bytes",
+    "strided_problem",
 ]
 
 
@@ -95,10 +95,14 @@ def strided(
 
     Batch n of c takes batch n // i of a and n // j of b, as ggml broadcasts.
     """
+    return call_of(strided_problem(c, a, b), Operands(c, a, b, scratch, accumulate))
+
+
+def strided_problem(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> Problem:
+    """The problem that `strided` solves for these arrays."""
     n_batches, m, n = c.shape
     a_in_columns, b_in_columns = (x.strides[1] == 4 for x in (a, b))
-    p = Problem(
+    return Problem(
         "strided", m, n, a.shape[2], n_batches=n_batches, a_in_columns=a_in_columns,
         b_in_columns=b_in_columns,
     )  # fmt: skip
-    return call_of(p, Operands(c, a, b, scratch, accumulate))

@@ -26,6 +26,7 @@ PATHS: tuple[Path, ...] = (
     several.INT8,
     thin.DOTS,
     thin.OUTER,
+    thin.OUTER_TRANSPOSED,
     low_rank.LOW_RANK,
     strided.STRIDED,
     *_MANY,
@@ -94,11 +95,3 @@ def packing(p: Problem) -> tuple[int, str]:
     if not path.shares or p.weight_type is F32:
         return 0, ""
     return layout_of(path, p)["packed_a"].n_bytes, path.name
-
-
-@lru_cache(PROBLEMS)
-def strided_bytes(m: int, k: int, n_batches: int = 1) -> int:
-    """Scratch of a strided product of these sizes, whatever its strides."""
-    p = Problem("strided", m, thin.WIDEST, k, n_batches=n_batches)
-    problems = (p, replace(p, a_in_columns=True), replace(p, b_in_columns=True))
-    return max(layout_of(path_of(q), q).n_bytes for q in problems)

@@ -164,27 +164,25 @@ def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) ->
     return Call(launch, pack, stage(_rows_task, f, -(-p.m // ROWS_OF_TASK)))
 
 
-def _takes_outer(p: Problem) -> bool:
-    """Whether this is one batch of a thin matrix and one that lies column by column."""
-    return p.form == "strided" and p.n_batches == 1 and (_a_is_thin(p) or _b_is_thin(p))
-
-
-def _a_is_thin(p: Problem) -> bool:
-    return p.m <= WIDEST and p.b_in_columns
-
-
-def _b_is_thin(p: Problem) -> bool:
-    return p.n <= WIDEST and p.a_in_columns
-
-
-def _outer_layout(p: Problem) -> Layout:
-    return _layout(p.m if _a_is_thin(p) else p.n, p.k)
+def _is_one_batch(p: Problem) -> bool:
+    return p.form == "strided" and p.n_batches == 1
 
 
 def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
+    """C (m, n) (+)= A · Bᵀ, with a thin A (m, k) and a B (n, k) that lies column by column."""
+    return _outer(p, o, o.a[0], o.b[0], packed, sums, transposed=False)
+
+
+def _bind_transposed(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
+    """The same with a thin B, and an A that lies column by column."""
+    return _outer(p, o, o.b[0], o.a[0], packed, sums, transposed=True)
+
+
+def _outer(
+    p: Problem, o: Operands, thin: np.ndarray, other: np.ndarray, packed: np.ndarray,
+    sums: np.ndarray, transposed: bool,
+) -> Call:  # fmt: skip
     """C (+)= thin (R, k) · other (N, k)ᵀ, or its transpose."""
-    transposed = not _a_is_thin(p)
-    thin, other = (o.b[0], o.a[0]) if transposed else (o.a[0], o.b[0])
     f = ThinProduct(
         c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
         step=thin.strides[1] // 4, n_thin=len(thin), depth=p.k, in_groups=True, packed=packed,
@@ -201,4 +199,16 @@ DOTS = Path(
     layout=lambda p: _layout(p.n, p.k),
     bind=_bind_dots,
 )
-OUTER = Path(name="thin outer", takes=_takes_outer, layout=_outer_layout, bind=_bind_outer)
+OUTER = Path(
+    name="thin outer",
+    takes=lambda p: _is_one_batch(p) and p.b_in_columns,
+    layout=lambda p: _layout(p.m, p.k),
+    bind=_bind_outer,
+    most=WIDEST,
+)
+OUTER_TRANSPOSED = Path(
+    name="thin outer, transposed",
+    takes=lambda p: _is_one_batch(p) and p.a_in_columns and p.n <= WIDEST,
+    layout=lambda p: _layout(p.n, p.k),
+    bind=_bind_transposed,
+)

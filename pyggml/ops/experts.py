@@ -278,7 +278,8 @@ def _sums(
 def _out_prod_id_layout(node: Tensor) -> Layout:
     x, dy, ids = node.src
     n_tokens, n, m = ids.shape[0], x.shape[-1], dy.shape[-1]
-    return _layout(n_tokens, n, m, gemm.strided_bytes(m, n_tokens))
+    p = gemm.Problem("strided", m, n, n_tokens, a_in_columns=True, b_in_columns=True)
+    return _layout(n_tokens, n, m, gemm.scratch_bytes(p))
 
 
 def _out_prod_id_ref(x: np.ndarray, dy: np.ndarray, ids: np.ndarray, n_expert: int) -> np.ndarray:

@@ -18,11 +18,12 @@ import numpy as np
 
 from pyggml import gemm
 from pyggml.backends.cpu import Compute, Site, cpu_kernel
-from pyggml.call import Call, one_by_one
+from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.ops.batches import strided, strided_problem, transposed
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.repeat import repeat_back
 from pyggml.tensors import Shape, Tensor
@@ -92,11 +93,6 @@ def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
 # -- how a product finds its kernel -------------------------------------------------------------
 
 
-def _as_batches(a: np.ndarray) -> np.ndarray:
-    """(…, rows, columns) as (batches, rows, columns), no copy where the strides allow."""
-    return a.reshape(-1, *a.shape[-2:])
-
-
 def _is_rows(a: np.ndarray) -> bool:
     """Whether `a` is a matrix whose rows have no gaps, so that they can be unpacked one by one."""
     return a.ndim == 2 and a.strides[1] == a.itemsize
@@ -109,11 +105,12 @@ def _has_rows(w: Tensor, x: Tensor) -> bool:
 
 def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute: Compute) -> int:
     """Scratch of C = rows · Wᵀ or rows · W."""
-    *batches, m, k = rows.shape
+    k = rows.shape[-1]
     if _has_rows(w, rows):
         p = gemm.Problem(form, prod(rows.shape[:-1]), c.shape[-1], k, w.dtype, compute)
-        return gemm.scratch_bytes(p)
-    return gemm.strided_bytes(m, k, max(prod(batches), prod(c.shape[:-2])))
+    else:
+        p = strided_problem(c, rows, w if form == "mul_mat" else transposed(w))
+    return gemm.scratch_bytes(p)
 
 
 # -- mul_mat ------------------------------------------------------------------------------------
@@ -133,30 +130,7 @@ def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) ->
         if site.shared is not None:
             packing = gemm.Packing(site.shared, done=not site.fills_shared)
         return gemm.mul_mat(flat_y, flat_x, weight, site.scratch, accumulate, packing)
-    return _strided(y, x, w, site.scratch, accumulate)
-
-
-def _strided(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, scratch: np.ndarray, accumulate: bool
-) -> Call:
-    """c (+)= a · bᵀ; b may have fewer batches.
-
-    The kernel walks one axis of batches and repeats b along it. Batches that cannot be viewed as
-    one axis are multiplied one after the other.
-    """
-    b = b.reshape((1,) * (c.ndim - b.ndim) + b.shape)
-    if c.ndim > 3:
-        r = c.shape[0] // b.shape[0]
-        if c.ndim > 4 or (r > 1 and b.shape[1] > 1) or not (_is_one_axis(a) and _is_one_axis(b)):
-            outer = range(c.shape[0])
-            calls = [_strided(c[i], a[i], b[i // r], scratch, accumulate) for i in outer]
-            return Call(one_by_one, calls)
-    return gemm.strided(_as_batches(c), _as_batches(a), _as_batches(b), scratch, accumulate)
-
-
-def _is_one_axis(a: np.ndarray) -> bool:
-    """Whether the axes of batches can be viewed as one."""
-    return np.may_share_memory(_as_batches(a), a)
+    return strided(y, x, w, site.scratch, accumulate)
 
 
 def _mul_mat_run(site: Site) -> Call:
@@ -306,7 +280,7 @@ def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -
         flat = rows.reshape(-1, rows.shape[-1])
         weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
         return gemm.out_prod(dx, flat, weight, site.scratch, accumulate)
-    return _strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)
+    return strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)
 
 
 def _out_prod_run(site: Site) -> Call:
@@ -316,8 +290,7 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    shape, strides = ((*x[:-2], x[-1], x[-2]) for x in (b.shape, b.strides))  # of bᵀ
-    return _scratch_bytes(node, a, Tensor(shape, b.dtype, strides=strides), "out_prod", compute)
+    return _scratch_bytes(node, a, transposed(b), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ SERVED = {
     "few tokens and A": (weight("mul_mat", "F32", "int8", m=1, n=8), "few"),
     "wider than an adapter": (weight("mul_mat", "F32", "int8", n=WIDEST + 1), "f32"),
     "an adapter's gradient": (strided(8, 64, 40, b_in_columns=True), "thin outer"),
-    "its transpose": (strided(64, 8, 40, a_in_columns=True), "thin outer"),
+    "its transpose": (strided(64, 8, 40, a_in_columns=True), "thin outer, transposed"),
     "in batches": (strided(8, 64, 40, b_in_columns=True, n_batches=2), "strided"),
     "rows and columns": (strided(8, 64, 40), "strided"),
 }

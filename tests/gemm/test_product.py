@@ -67,7 +67,7 @@ def backward(dy, w, kind, n_in, start=None, compute="f32"):
 
 def strided(a, b, n_batches, start=None):
     c, check = guarded((n_batches, a.shape[1], b.shape[1]), None, start)
-    work = scratch(gemm.strided_bytes(a.shape[1], a.shape[2], n_batches))
+    work = scratch(gemm.scratch_bytes(gemm.strided_problem(c, a, b)))
     gemm.strided(c, a, b, work, start is not None)()
     check()
     return c
