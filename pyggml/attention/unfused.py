@@ -143,23 +143,21 @@ def _n_rows(p: Problem) -> int:
     return min(p.n_queries, _queries_at_once(p.repeats)) * p.repeats
 
 
-def _product(m: int, n: int, k: int, **lie: bool) -> int:
+def _product(m: int, n: int, k: int, a_in_columns: bool, b_in_columns: bool) -> int:
     """Scratch of a product of m rows or fewer, summed over k numbers or fewer."""
-    problem = gemm.Problem("strided", m, n, k, **lie)
-    return gemm.scratch_bytes(problem, fewer_rows=True)
+    p = gemm.Problem("strided", m, n, k, a_in_columns=a_in_columns, b_in_columns=b_in_columns)
+    return gemm.scratch_bytes(p, fewer_rows=True)
 
 
 def _forward_products(p: Problem) -> int:
     """Scratch for the scores, q·kᵀ, and for their product with v."""
     n, d = _n_rows(p), p.head_size
-    return max(_product(n, p.n_keys, d), _product(n, d, p.n_keys, b_in_columns=True))
+    return max(_product(n, p.n_keys, d, False, False), _product(n, d, p.n_keys, False, True))
 
 
 def _backward_products(p: Problem) -> int:
     """Scratch for these two, and for dk and dv: products of scores and rows in columns."""
-    in_columns = {"a_in_columns": True, "b_in_columns": True}
-    sums = _product(p.n_keys, p.head_size, _n_rows(p), **in_columns)
-    return max(_forward_products(p), sums)
+    return max(_forward_products(p), _product(p.n_keys, p.head_size, _n_rows(p), True, True))
 
 
 def _forward_layout(p: Problem) -> Layout:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -154,7 +154,11 @@ class _Chunk(ABC):
     h: np.ndarray  # (C, K)
     dh: np.ndarray  # (C, K)
     own: Scratch  # the other arrays of `layout`
-    softcap: np.float32
+
+    @classmethod
+    def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
+        """What is bound for a node, of its weight and scratch."""
+        return cls(w, h, dh, own)
 
     @staticmethod
     @abstractmethod
@@ -170,15 +174,19 @@ class _Chunk(ABC):
     def compute(
         self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
     ) -> tuple[np.ndarray, int]:
-        """(losses (n,) float32 of the first n gathered rows, how many have the target on top).
-
-        With `gradient`, dh is filled.
-        """
+        """(losses (n,) of the first n gathered rows, how many have the target on top); with
+        `gradient`, it also fills dh."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored(_Chunk):
     """Logits are written, and become their own gradient."""
+
+    softcap: np.float32
+
+    @classmethod
+    def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
+        return cls(w, h, dh, own, np.float32(node.params["softcap"]))
 
     @staticmethod
     def takes(node: Tensor, compute: Compute) -> bool:
@@ -316,8 +324,7 @@ def _run(site: Site) -> Call:
 def _chunk(site: Site, w: gemm.Weight) -> _Chunk:
     way = _way(site.node, site.compute)
     own = way.layout(site.node, site.compute).cut(site.scratch)
-    cap = np.float32(site.node.params["softcap"])
-    return way(w, own.pop("h"), own.pop("dh"), own, cap)
+    return way.of(site.node, w, own.pop("h"), own.pop("dh"), own)
 
 
 def _ref_by_row(

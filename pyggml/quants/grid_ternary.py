@@ -259,7 +259,7 @@ def _chosen(src: np.ndarray, importance: Given, n_sub: int, tiny: float) -> _Cho
 
 def pack_iq1_s(dst: np.ndarray, src: np.ndarray, importance: np.ndarray, _means: Given) -> None:
     points, down, s, d = _chosen(src, importance, 8, 1e-12)
-    dst[:, :2] = _halves(d * np.float32(1.125)).view(np.uint8)
+    dst[:, :2] = _as_float16(d * np.float32(1.125)).view(np.uint8)
     dst[:, 2:34] = points & 255
     top = s.astype(np.uint16) | down[:, ::4].astype(np.uint16) << 3
     dst[:, 34:] = (joined(points >> 8, 3) | top << 12).view(np.uint8)
@@ -272,11 +272,11 @@ def pack_iq1_m(
     dst[:, :32] = points & 255
     extra = (points >> 8).astype(np.uint8) | down << 3
     dst[:, 32:48] = extra[:, ::2] | extra[:, 1::2] << 4
-    bits = _halves(d * np.float32(1.1125)) >> np.array([0, 4, 8, 12], np.uint16)
+    bits = _as_float16(d * np.float32(1.1125)) >> np.array([0, 4, 8, 12], np.uint16)
     dst[:, 48:] = (joined(s.astype(np.uint16), 3) | (bits & 15) << 12).view(np.uint8)
 
 
-def _halves(d: np.ndarray) -> np.ndarray:
+def _as_float16(d: np.ndarray) -> np.ndarray:
     """d (n,) as float16: their bits, uint16 (n, 1). What is too large becomes infinite."""
     with np.errstate(over="ignore"):
         return d.astype("<f2").view(np.uint16)[:, None]

@@ -121,7 +121,7 @@ def _follow(sites: Sequence[Site]) -> bool:
 
 
 def _are_heads(sites: Sequence[Site], is_read: Sequence[bool]) -> bool:
-    """Whether they are heads of few tokens, cached in halves or floats."""
+    """Whether they are heads of few tokens, cached in float16 or float32."""
     q_norm, _, k_norm, _, k_put, v_put = sites
     if not _follow(sites):
         return False

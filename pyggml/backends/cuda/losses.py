@@ -111,16 +111,16 @@ def _two_rows(node: Tensor, compute: Compute) -> int:
 
 
 def _bind_rows(site: Site) -> Call:
-    losses, right = _halves(site.scratch)
+    losses, right = _losses_and_right(site.scratch)
     sums = summed(site.out, losses, site.stream), summed(site.saved[0], right, site.stream)
     return in_turn(_forward(site, losses, right), *sums)
 
 
 def _bind_by_row(site: Site) -> Call:
-    return _forward(site, site.out, _halves(site.scratch)[1])
+    return _forward(site, site.out, _losses_and_right(site.scratch)[1])
 
 
-def _halves(scratch: Any) -> tuple[Any, Any]:
+def _losses_and_right(scratch: Any) -> tuple[Any, Any]:
     numbers = scratch.view(np.float32)
     half = numbers.size // 2
     return numbers[:half], numbers[half:]

@@ -190,8 +190,8 @@ def _set_rows(site: Site) -> Call:
     check = (numbers, n_ids, n_rows, site.faults.cell, no_row, twice)
     where = (src, numbers, n, n_ids, n_rows, tuple(Batches.of(batch, ids.shape)))
     if dst.dtype is Q8_0:
-        halves = site.out.view(np.float16)
-        put = per_element(_put_q8_0, src.size // 32, site.stream, site.out, halves, *where)
+        scales = site.out.view(np.float16)
+        put = per_element(_put_q8_0, src.size // 32, site.stream, site.out, scales, *where)
     else:
         put = per_element(_put, src.size, site.stream, site.out, *where)
     return in_turn(per_element(_check, ids.n_elements, site.stream, *check), put)

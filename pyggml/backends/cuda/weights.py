@@ -152,8 +152,8 @@ class EightLanes(LaneBlock):
         return Lanes("bytes", n, text)
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
-        halves = super().f16(offset, n)
-        return halves._replace(text=lambda lane: self._named(halves.text(lane)))
+        floats = super().f16(offset, n)
+        return floats._replace(text=lambda lane: self._named(floats.text(lane)))
 
     def lane(self, floats: Lanes, i: int) -> Lanes:
         one = super().lane(floats, i)

@@ -89,10 +89,10 @@ def _unpack_row(row, w, i, n, rounds, numbers, ahead):
     if rounds:
         call_block(w.unpack, row.ctypes.data, here, n_blocks)
         return
-    padded = rounded_up(n, STEP)
+    n_padded = rounded_up(n, STEP)
     call_block(w.unpack, numbers.ctypes.data, here, n_blocks)
-    fill(numbers[n:padded], np.float32(0))
-    round_row(row.ctypes.data, numbers.ctypes.data, padded)
+    fill(numbers[n:n_padded], np.float32(0))
+    round_row(row.ctypes.data, numbers.ctypes.data, n_padded)
 
 
 @kernel

@@ -45,7 +45,7 @@ from pyggml.dtypes import BF16, F32
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-ROWS = KEYS = 64  # of a block
+BR, KEYS = 64, 64  # queries of a block (B_r of Dao et al.), and keys at a time
 
 
 def takes(node: Tensor, compute: Compute) -> bool:
@@ -143,7 +143,7 @@ def _write(out, lse, o, top, total, query, head, n_queries, n_heads, head_size, 
 @cache
 def _kernel(head_size: int, out_in_bf16: bool) -> Any:
     put = put_two(out_in_bf16)
-    copy_rows, copy_keys = tile_copier(ROWS, head_size), tile_copier(KEYS, head_size)
+    copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
     left = readers(head_size)[0]
     scores, values = _steps(head_size)
     at_values = KEYS * head_size * 2
@@ -159,15 +159,15 @@ def _kernel(head_size: int, out_in_bf16: bool) -> Any:
         top, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        first, head = cuda.blockIdx.x * ROWS, cuda.blockIdx.y
+        first, head = cuda.blockIdx.x * BR, cuda.blockIdx.y
         key_head, query = head // (n_heads // n_key_heads), first + 16 * warp + (lane >> 2)
-        copy_rows(tile, 0, q, first, head, n_queries, n_heads)
+        copy_queries(tile, 0, q, first, head, n_queries, n_heads)
         ptx.commit_copies()
         for r in range(2):
             top[r], total[r], starts[r], stops[r] = MINUS_INF, ZERO, 0, 0
             if query + 8 * r < n_queries:
                 starts[r], stops[r] = seen(span, query + 8 * r, n_keys)
-        start, stop = seen_by_rows(span, first, min(ROWS, n_queries - first), n_keys)
+        start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
         clear(o, results)
         ptx.await_copies()
         cuda.syncthreads()
@@ -226,6 +226,6 @@ def bind(site: Site) -> Call:
     scale = np.float32(node.params["scale"]) * LOG2_E
     sizes = n_queries, n_keys, n_heads, n_key_heads
     arguments = (site.out, site.saved[0], *arrays, site.src[3], *sizes, scale)
-    grid = -(-n_queries // ROWS), n_heads
+    grid = -(-n_queries // BR), n_heads
     run = _kernel(head_size, node.dtype is BF16)
     return in_turn(*calls, launch(run, grid, THREADS, site.stream, *arguments))

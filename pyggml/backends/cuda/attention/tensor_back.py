@@ -42,9 +42,8 @@ from pyggml.dtypes import BF16
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-ROWS = 64  # queries, or keys, of a block
-KEYS = 32  # at a time, where a block has queries
-QUERIES = 16  # at a time, where a block has keys
+BR, KEYS = 64, 32  # queries of a block that makes dq, and keys at a time
+BC, QUERIES = 64, 16  # keys of a block that makes dk and dv, and queries at a time
 _WARPS = 8
 _ROUNDED = (0, 1, 2, 6)  # q, k, v, do
 
@@ -139,9 +138,9 @@ def _slopes_by_query(s, dp, lse, delta, starts, stops, key, scale):
 @cache
 def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
     put = put_two(dq_in_bf16)
-    copy_rows, copy_keys = tile_copier(ROWS, head_size), tile_copier(KEYS, head_size)
+    copy_queries, copy_keys = tile_copier(BR, head_size), tile_copier(KEYS, head_size)
     left, by_row, across_rows = readers(head_size)[0], *_products(head_size)
-    half = ROWS * head_size * 2  # also k and v of KEYS keys
+    half = BR * head_size * 2  # also k and v of KEYS keys
     at_values, n_bytes = half // 2, 2 * half
     of_results, of_scores, of_query = (head_size // 8, 4), (KEYS // 8, 4), (head_size // 16, 4)
 
@@ -157,11 +156,11 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
         held_do = cuda.local.array(of_query, np.uint32)
         top, slope = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         starts, stops = cuda.local.array(2, np.int32), cuda.local.array(2, np.int32)
-        warp, first, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x * ROWS, cuda.blockIdx.y
+        warp, first, head = cuda.threadIdx.x >> 5, cuda.blockIdx.x * BR, cuda.blockIdx.y
         key_head = head // (n_heads // n_key_heads)
         query = first + 16 * warp + ((cuda.threadIdx.x & 31) >> 2)
-        copy_rows(tile, 0, q, first, head, n_queries, n_heads)
-        copy_rows(tile, half, do, first, head, n_queries, n_heads)
+        copy_queries(tile, 0, q, first, head, n_queries, n_heads)
+        copy_queries(tile, half, do, first, head, n_queries, n_heads)
         ptx.commit_copies()
         for r in range(2):
             top[r], slope[r], starts[r], stops[r] = ZERO, ZERO, 0, 0
@@ -169,7 +168,7 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
                 starts[r], stops[r] = seen(span, query + 8 * r, n_keys)
                 at = 2 * (np.int64(head) * n_padded + query + 8 * r)
                 top[r], slope[r] = pairs[at], pairs[at + 1]
-        start, stop = seen_by_rows(span, first, min(ROWS, n_queries - first), n_keys)
+        start, stop = seen_by_rows(span, first, min(BR, n_queries - first), n_keys)
         clear(sums, head_size // 8)
         ptx.await_copies()
         cuda.syncthreads()
@@ -201,14 +200,14 @@ def _queries_kernel(head_size: int, dq_in_bf16: bool) -> Any:
 
 @kernel
 def _find_queries(range_of, span, n_queries, n_keys):
-    """range_of (groups of keys, 2): the first query that sees any of ROWS keys, rounded down to a
-    multiple of QUERIES, and the one past the last. A block takes a group."""
+    """range_of (groups of BC, 2): the first query that sees any key of a group, rounded
+    down to a multiple of QUERIES, and the one past the last. A block takes a group."""
     parts = cuda.shared.array(MOST_THREADS, np.int32)
     for group in range(cuda.blockIdx.x, range_of.size // 2, cuda.gridDim.x):
-        first, before, past = group * ROWS, np.int32(-n_queries), np.int32(0)
+        first, before, past = group * BC, np.int32(-n_queries), np.int32(0)
         for query in range(cuda.threadIdx.x, n_queries, cuda.blockDim.x):
             start, stop = seen(span, query, n_keys)
-            if start < stop and start < first + ROWS and stop > first:
+            if start < stop and start < first + BC and stop > first:
                 before, past = max(before, np.int32(-query)), np.int32(query + 1)
         before, past = block_max(before, parts), block_max(past, parts)
         if cuda.threadIdx.x == 0:
@@ -262,9 +261,9 @@ def _key_products(head_size: int) -> Any:
 @cache
 def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
     put_dk, put_dv = put_two(dk_in_bf16), put_two(dv_in_bf16)
-    copy_keys, copy_queries = tile_copier(ROWS, head_size), tile_copier(QUERIES, head_size)
+    copy_keys, copy_queries = tile_copier(BC, head_size), tile_copier(QUERIES, head_size)
     scores, across_rows = _key_products(head_size), _products(head_size)[1]
-    at_v, at_q, n_bytes = 2 * ROWS * head_size, 4 * ROWS * head_size, 6 * ROWS * head_size
+    at_v, at_q, n_bytes = 2 * BC * head_size, 4 * BC * head_size, 6 * BC * head_size
     one = 2 * QUERIES * head_size  # bytes of a tile of queries
     of_results, of_scores = (head_size // 8, 4), (QUERIES // 8, 4)
     of_queries = (QUERIES // 4, 2)
@@ -281,7 +280,7 @@ def _keys_kernel(head_size: int, dk_in_bf16: bool, dv_in_bf16: bool) -> Any:
         dvs = cuda.local.array(of_results, np.float32)
         floats = cuda.local.array(of_queries, np.float32)
         seen_by = cuda.local.array(of_queries, np.int32)
-        first, key_head = cuda.blockIdx.x * ROWS, cuda.blockIdx.y
+        first, key_head = cuda.blockIdx.x * BC, cuda.blockIdx.y
         key = first + 16 * (cuda.threadIdx.x >> 5) + ((cuda.threadIdx.x & 31) >> 2)
         repeats = n_heads // n_key_heads
         copy_keys(tile, 0, k, first, key_head, n_keys, n_key_heads)
@@ -329,7 +328,7 @@ def _padded(node: Tensor) -> int:
 
 def _parts(node: Tensor) -> tuple[int, int, int]:
     """Bytes of pairs (H, P, 2), spans (P, 2) and the queries of each group of keys (…, 2)."""
-    n_queries, n_heads, n_groups = _padded(node), node.shape[1], -(-node.src[1].shape[0] // ROWS)
+    n_queries, n_heads, n_groups = _padded(node), node.shape[1], -(-node.src[1].shape[0] // BC)
     one, other, third = (2 * 4 * n for n in (n_heads * n_queries, n_queries, n_groups))
     return round_up(one, ALIGNMENT), round_up(other, ALIGNMENT), third
 
@@ -351,7 +350,7 @@ def bind(site: Site) -> Call:
     of_records = n_queries, _padded(node), n_keys, n_heads, head_size
     sizes = n_queries, _padded(node), n_keys, n_heads, n_key_heads
     common = (*arrays, pairs, *sizes, np.float32(node.params["scale"]))
-    by_query, by_key = (-(-n_queries // ROWS), n_heads), (-(-n_keys // ROWS), n_key_heads)
+    by_query, by_key = (-(-n_queries // BR), n_heads), (-(-n_keys // BC), n_key_heads)
     records = _records(*_in_bf16(node.src[4], node.src[6]))
     of_queries = _queries_kernel(head_size, *_in_bf16(node))
     of_keys = _keys_kernel(head_size, *_in_bf16(*node.saved[:2]))

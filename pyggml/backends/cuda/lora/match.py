@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pyggml.backends.cuda.gemm.slices import SLICE
 from pyggml.backends.cuda.lora.absorb import with_formulas
 from pyggml.backends.cuda.lora.join import with_gated_gradients
-from pyggml.backends.cuda.lora.narrow import with_halves
+from pyggml.backends.cuda.lora.narrow import narrowed
 from pyggml.backends.cuda.lora.ops import (
     gradient_of_a,
     gradient_of_b,
@@ -71,7 +71,7 @@ def with_wide_products(graph: Graph) -> Graph:
     found = _Matcher(graph).products()
     if not found:
         return graph
-    return with_gated_gradients(with_halves(with_formulas(_Writer(graph, found).run())))
+    return with_gated_gradients(narrowed(with_formulas(_Writer(graph, found).run())))
 
 
 class _Matcher:

@@ -29,7 +29,7 @@ _ROUNDED = 3  # of these q, k and v are rounded at once
 _GRADIENTS = 2  # results that flash_attn_back saves: dk and dv
 
 
-def with_halves(graph: Graph) -> Graph:
+def narrowed(graph: Graph) -> Graph:
     """The graph of wide products, with fewer numbers in F32."""
     return _Narrower(graph).run()
 
@@ -46,7 +46,7 @@ class _Narrower:
         self._copied = self._residuals()
         self._steps: list[Tensor] = []
         self._new: dict[Tensor, Tensor] = {}  # what stands for a tensor, in its own type
-        self._halves: dict[Tensor, Tensor] = {}  # what holds its numbers in BF16
+        self._in_bf16: dict[Tensor, Tensor] = {}  # what holds its numbers in BF16
 
     # -- what may change --------------------------------------------------------------------------
 
@@ -95,18 +95,18 @@ class _Narrower:
                 copies[t] = self._copied[t].reading((self._new.get(t, t),))
                 self._steps.append(copies[t])
             if t is loss:
-                self._halves |= copies
+                self._in_bf16 |= copies
         outputs = tuple(self._now(t) for t in self._graph.outputs)
         return Graph.of(*outputs, steps=self._steps).noted(self._graph.notes)
 
     def _write(self, t: Tensor) -> None:
-        if _is_rounded_copy(t) and self._has_half(t.src[0]):
-            self._new[t] = self._half(t.src[0])
+        if _is_rounded_copy(t) and self._has_bf16(t.src[0]):
+            self._new[t] = self._bf16(t.src[0])
             return
-        if _is_whole_view(t) and self._has_half(t.src[0]):
+        if _is_whole_view(t) and self._has_bf16(t.src[0]):
             return  # made when it is read, in the type that is wanted
         src = tuple(
-            self._half(s) if self._has_half(s) and self._takes(t, i) else self._now(s)
+            self._bf16(s) if self._has_bf16(s) and self._takes(t, i) else self._now(s)
             for i, s in enumerate(t.src)
         )
         narrow = [s for s in (t, *t.saved) if s in self._narrow]
@@ -115,7 +115,7 @@ class _Narrower:
         if new is not t:
             anew = dict(zip((t, *t.saved), (new, *new.saved), strict=True))
             self._new |= anew
-            self._halves |= {s: anew[s] for s in narrow}
+            self._in_bf16 |= {s: anew[s] for s in narrow}
 
     def _narrowed(self, t: Tensor, src: tuple[Tensor, ...]) -> Tensor:
         """The node anew; of its results those are BF16 that may be."""
@@ -129,28 +129,28 @@ class _Narrower:
         )
         return new
 
-    def _has_half(self, t: Tensor) -> bool:
+    def _has_bf16(self, t: Tensor) -> bool:
         """Whether the numbers of t exist in BF16."""
         while _is_whole_view(t):
             t = t.src[0]
-        return t in self._halves or _is_wide_copy(t)
+        return t in self._in_bf16 or _is_wide_copy(t)
 
-    def _half(self, t: Tensor) -> Tensor:
-        if t not in self._halves:
+    def _bf16(self, t: Tensor) -> Tensor:
+        if t not in self._in_bf16:
             if _is_wide_copy(t):
-                self._halves[t] = self._now(t.src[0])
+                self._in_bf16[t] = self._now(t.src[0])
             else:
-                source = self._half(t.src[0])
+                source = self._bf16(t.src[0])
                 view = replace(
                     t, src=(source,), dtype=BF16, strides=(), base=source.root, data=None
                 )
                 self._steps.append(view)
-                self._halves[t] = view
-        return self._halves[t]
+                self._in_bf16[t] = view
+        return self._in_bf16[t]
 
     def _now(self, t: Tensor) -> Tensor:
         """What stands for t in its own type; copies to F32, and views of them, are made here."""
-        late = _is_wide_copy(t) or (_is_whole_view(t) and self._has_half(t))
+        late = _is_wide_copy(t) or (_is_whole_view(t) and self._has_bf16(t))
         if t not in self._new and late:
             src = self._now(t.src[0])
             self._new[t] = t if src is t.src[0] else t.reading((src,))

@@ -51,7 +51,7 @@ def _floats(x, at):
 
 
 @device
-def _halves(x, at):
+def _bf16s(x, at):
     w = ptx.load_words(x, 2 * at)
     top, half = np.uint32(0xFFFF0000), np.uint32(16)
     return (
@@ -64,7 +64,7 @@ def _halves(x, at):
 
 def eights(in_bf16: bool) -> Any:
     """What reads eight numbers of an array from a multiple of eight on, as float32."""
-    return _halves if in_bf16 else _floats
+    return _bf16s if in_bf16 else _floats
 
 
 @device
