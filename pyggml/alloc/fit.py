@@ -15,7 +15,7 @@ class Arena:
 
     Free blocks are kept sorted by offset and merged with their neighbours. All numbers are bytes.
 
-    room: so many bytes that were given back last are not handed out yet
+    room: the bytes that were given back last, up to so many, are not handed out yet
     """
 
     def __init__(self, room: int = 0) -> None:
@@ -50,7 +50,7 @@ class Arena:
         return start
 
     def give_back(self, start: int, n_bytes: int) -> None:
-        """Make a block free again, as soon as more than `room` bytes came with and after it."""
+        """Take a block back. It is free once it and later ones have more than `room` bytes."""
         size = round_up(n_bytes, ALIGNMENT)
         if size == 0:
             return

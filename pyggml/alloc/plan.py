@@ -22,7 +22,7 @@ from pyggml.op import SAVED, has_kernel
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-_GAPS = 1.01  # of the bytes in use at the peak: so many, and a second plan is made
+_GAPS = 1.01  # a plan this many times larger than its peak gets a second one beside it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ _TAKE, _GIVE_BACK, _SCRATCH = range(3)
 class _Pieces:
     """The pieces of memory of a graph: `steps` take them and give them back as the nodes run.
 
-    A result in a source's place has no piece of its own: it goes on with that of its origin.
+    A result that overwrites a source has no piece of its own: it keeps that of its origin.
     Scratch is free again as soon as its node has run.
     """
 
@@ -89,7 +89,7 @@ class _Pieces:
         self.shared: dict[Tensor, Tensor] = {}
         if share:
             self._share()
-        self.origins: dict[Tensor, Tensor] = {}  # of results in a source's place
+        self.origins: dict[Tensor, Tensor] = {}  # of results that overwrite a source
         self.reused: dict[Tensor, Tensor] = {}
         self.handed_on: set[Tensor] = set()  # the values of `reused`
         self.dying: dict[int, list[Tensor]] = defaultdict(list)

@@ -125,7 +125,7 @@ class ForwardTiles(Frame):
 
 @kernel
 def _in_turn(task, n_tiles):
-    """Head and tile of a task: few keys and many in turn, so that neighbours take equally long."""
+    """A task's head and tile. Few and many keys alternate, so neighbours take equally long."""
     turn = task % n_tiles
     return task // n_tiles, (turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2)
 

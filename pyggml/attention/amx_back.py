@@ -1,9 +1,9 @@
 """The path `amx`, backward: gradients of attention on Intel's tile registers.
 
-The formulas are those of `flash`, and as there all factors are rounded to bfloat16, those of the
-scores too: what q and k are made of, training has kept in bfloat16. A task takes one head, or of
-few heads every n-th tile of queries, and sums dk and dv in memory of its own. A last stage adds
-them up.
+The formulas are those of `flash`. All factors are rounded to bfloat16, as there. Those of the
+scores are too: training has kept in bfloat16 what q and k are computed from. A task takes one head;
+if there are few heads, every n-th tile of its queries. It sums dk and dv in memory of its own. A
+last stage adds these sums up.
 """
 
 from __future__ import annotations

@@ -230,5 +230,5 @@ def softmax_rows_back(ds, p_pairs, ds_pairs, s, dp, lse, delta, block, scale):
 
 @kernel
 def _lse_of(lse, query):
-    """That of a query, which may be past the last."""
+    """The lse of a query; 0 past the last one."""
     return lse[query] if query < lse.shape[0] else ZERO

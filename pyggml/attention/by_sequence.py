@@ -22,7 +22,7 @@ from pyggml.scratch import Array, Layout, Scratch
 
 MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
 _RUNS_KEPT = 4  # bound runs
-_LAST_CHANGE = 32  # from so many queries on one path serves any number
+_LAST_CHANGE = 32  # queries: from so many on, the path does not depend on their number
 
 # (problem, queries, keys) -> the problem of so many of them alone, and the path that serves it
 _PartOf = Callable[[Problem, int, int], tuple[Problem, Path[Forward]]]
@@ -87,7 +87,7 @@ class _Pass:
             self.a.lse[:, first:stop] = part.lse
 
     def run_of(self, *where: int) -> tuple[Forward, Call]:
-        """`_run_of`, which is remembered; by a cache of functools this would refer to itself."""
+        """`_run_of`, remembered. A functools cache would hold this object, and never let it go."""
         found = self.runs.pop(where, None) or self._run_of(*where)
         self.runs[where] = found
         if len(self.runs) > _RUNS_KEPT:
@@ -103,7 +103,7 @@ class _Pass:
         return part, path.call(p, part, self.memory)
 
     def _queries(self, first: int, stop: int) -> Forward:
-        """The arrays of some queries, but memory for their lse, which is not to have gaps."""
+        """The arrays of some queries. Their lse has memory of its own, as it must not have gaps."""
         a, rows, n_heads = self.a, slice(first, stop), self.p.n_heads
         lse = self.lse[: n_heads * (stop - first)].reshape(n_heads, -1)
         return replace(a, q=a.q[rows], span=a.span[rows], o=a.o[rows], lse=lse)

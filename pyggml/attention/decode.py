@@ -166,7 +166,7 @@ def _join(o, parts, h):
 
 def _split_task(f, task, thread):
     """One split of one query's keys; nothing if the query sees fewer. Neighbouring tasks are of
-    different queries, so that threads share those of many keys."""
+    different queries, so that every thread gets some with many keys."""
     t, i = task % f.q.shape[0], task // f.q.shape[0]
     start, stop = f.span[t, 0], f.span[t, 1]
     n_keys = _keys_of(stop - start)
@@ -220,8 +220,8 @@ def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
 
 
 def _launch_seen(span: np.ndarray, f: Decode, splits: Stage, joins: Stage) -> None:
-    """Launch tasks for keys that some query sees only: in a half-filled cache, tasks without keys
-    would all be one thread's."""
+    """Launch tasks only for keys that some query sees. In a half-filled cache, one thread would get
+    all tasks without keys."""
     seen = [max(stop - start, 0) for start, stop in span.tolist()]
     n_splits = max(-(-n // _split_keys(n)) for n in seen)
     f.put(n_splits=n_splits)

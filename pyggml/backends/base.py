@@ -20,8 +20,9 @@ class Backend(ABC):
     of a tensor in `Tensor.data`. `is_host` says that it computes on the leaves' own memory; any
     other device has copies of them.
 
-    `room` is for devices that run nodes side by side: so many bytes of memory that is free again
-    wait before a plan gives them to another tensor, whose node must wait for their last reader.
+    `room` is for devices that run nodes side by side. A node that writes to used memory must wait
+    for the last reader of what was there. So a plan holds back the last `room` bytes that became
+    free.
     """
 
     name: str
@@ -64,8 +65,8 @@ class Backend(ABC):
     def begin_read(self, tensor: Tensor) -> Callable[[], np.ndarray]:
         """Begin to read a tensor; the function waits for its numbers and returns them.
 
-        They are those of now, also after runs that change the tensor. A device that computes while
-        the host goes on need not be waited for until then.
+        They are the numbers of now, even if later runs change the tensor. The host can go on while
+        the device computes, and waits when it calls the function.
         """
         found = self.read(tensor)
         return lambda: found
@@ -76,7 +77,7 @@ class Backend(ABC):
         own."""
 
     def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
-        """A call that sets a tensor's numbers to those that an array holds then.
+        """A call that sets a tensor's numbers to those that an array holds when it is called.
 
         The array has the tensor's shape, type and strides.
         """

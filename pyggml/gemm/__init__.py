@@ -66,8 +66,11 @@ def mul_mat(
     packing: Packing | None = None,
     beside: LowRank | None = None,
 ) -> Call:
-    """y (T, N) (+)= x (T, K) · wᵀ; y contiguous, x with whole rows. `beside`, with the bits of
-    nodes of their own: y then += d · bᵀ, b (N, R), and is rounded."""
+    """y (T, N) (+)= x (T, K) · wᵀ. y has no gaps, nor have the rows of x.
+
+    With `beside`: after that, y += d · bᵀ, b (N, R), and y is rounded to a copy if there is memory
+    for one. The bits are those of separate products.
+    """
     n, rank = len(w.data), beside.d.shape[1] if beside else 0
     p = Problem("mul_mat", len(x), n, x.shape[1], w.dtype, w.compute, rank=rank)
     return call_of(p, Operands(y, x, w.data, scratch, accumulate, packing, beside))
@@ -81,8 +84,10 @@ def out_prod(
     accumulate: bool,
     beside: LowRank | None = None,
 ) -> Call:
-    """dx (T, K) (+)= dy (T, N) · w; dx contiguous, dy with whole rows. `beside`, with the bits of
-    nodes of their own: dx first (+)= d · a, a (R, K)."""
+    """dx (T, K) (+)= dy (T, N) · w. dx has no gaps, nor have the rows of dy.
+
+    With `beside`: before that, dx (+)= d · a, a (R, K). The bits are those of separate products.
+    """
     rank = beside.d.shape[1] if beside else 0
     p = Problem("out_prod", len(dy), dx.shape[1], dy.shape[1], w.dtype, w.compute, rank=rank)
     return call_of(p, Operands(dx, dy, w.data, scratch, accumulate, beside=beside))

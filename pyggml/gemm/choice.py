@@ -1,4 +1,4 @@
-"""Which numbers "auto" multiplies on this machine; see docs/adding-a-compute-path.md."""
+"""The compute type that "auto" means on this machine; see docs/adding-a-compute-path.md."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ class TiledProduct(Product, Beside):
 
 @kernel
 def share_of(f, task, n_columns):
-    """A task's columns of B, the first and how many, and its groups of A, the first and the one
-    past the last; n_columns: those of a whole task."""
+    """A task's share: (the first of its columns of B, how many, the first of its groups of A, the
+    group past the last). n_columns: columns of a whole task."""
     first, n_groups = task // f.n_shares * n_columns, (f.m + f.tile.mr - 1) // f.tile.mr
     groups = split(n_groups, f.n_shares, task % f.n_shares)
     return first, min(n_columns, f.n - first), groups

@@ -22,7 +22,7 @@ from pyggml.scratch import Array, Layout, per_thread
 from pyggml.sizes import round_up
 
 MOST = 16  # the largest R
-ROWS = 16  # rows of C in a task, a multiple of the tile's
+ROWS_OF_TASK = 16  # rows of C in a task, a multiple of the tile's
 COLUMNS = 1024  # met by all rows of a task before the next ones; a multiple of the tile's
 MR, PANEL = THIN_TILE.mr, THIN_TILE.panel
 
@@ -68,13 +68,13 @@ def _interleave(group, f, first, n_rows):
 
 @task_code(LowRankProduct)
 def _rows_task(f, task, thread):
-    """ROWS rows of C."""
+    """ROWS_OF_TASK rows of C."""
     c, n, k, ldb = f.c, f.n, f.k, f.packed_b.shape[1]
     group, edge = f.group[thread], f.edge[thread]
     a, to, of = group.ctypes.data, c.ctypes.data, f.packed_b.ctypes.data
-    last = min(f.m, (task + 1) * ROWS)
+    last = min(f.m, (task + 1) * ROWS_OF_TASK)
     for column in range(0, n, COLUMNS):
-        for i in range(task * ROWS, last, MR):
+        for i in range(task * ROWS_OF_TASK, last, MR):
             n_rows = min(MR, last - i)
             _interleave(group, f, i, n_rows)
             for j in range(column, min(column + COLUMNS, n), PANEL):
@@ -107,7 +107,7 @@ def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
         c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, b=flat(b), row_step=b.strides[0] // 4,
         step=b.strides[1] // 4, m=p.m, n=p.n, k=p.k, accumulate=o.accumulate, **scratch,
     )  # fmt: skip
-    return Call(launch, stage(_pack_task, f, p.k), stage(_rows_task, f, -(-p.m // ROWS)))
+    return Call(launch, stage(_pack_task, f, p.k), stage(_rows_task, f, -(-p.m // ROWS_OF_TASK)))
 
 
 LOW_RANK = Path(name="low rank", takes=_takes, layout=_layout, bind=_bind)

@@ -52,14 +52,14 @@ def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
 
 
 def _calls_of(p: Problem) -> list[Problem]:
-    """A product, and in its place two where its path adds nothing beside it."""
+    """The products that are computed: this one or, if its path adds nothing beside it, two."""
     if not p.rank or path_of(p).joins:
         return [p]
     return [replace(p, rank=0), thin_of(p)]
 
 
 def thin_of(p: Problem) -> Problem:
-    """What is added beside a product, as a product of its own."""
+    """The product of low rank beside a product, as a problem of its own."""
     return Problem(p.form, p.m, p.n, p.rank)
 
 

@@ -190,10 +190,7 @@ def _solve_t_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _solve_grad(node: Tensor, dx: Tensor) -> tuple[Tensor | None, ...]:
-    """dB = A⁻ᵀ·dX, dA = -dB·Xᵀ in the lower triangle
-
-    dB = A⁻ᵀ dX, dA = −dB Xᵀ, its lower triangle.
-    """
+    """dB = A⁻ᵀ·dX, dA = -dB·Xᵀ in the lower triangle"""
     db = SOLVE_TRI_T(node.src[0], dx)
     return neg(tri(mul_mat(node, db), "lower_diag")), db
 

@@ -80,7 +80,7 @@ def test_a_large_up_is_computed_again_for_its_gradients(monkeypatch):
 def test_sums_of_all_numbers_of_columns_have_room_beside_a_ticket():
     from pyggml.backends.cuda.lora import wide
 
-    every = range(wide.TILE, wide.MOST_COLUMNS + 1, wide.TILE)
+    every = range(wide.TILE_COLUMNS, wide.MOST_COLUMNS + 1, wide.TILE_COLUMNS)
     taken = [4 * wide.n_warps(n) * wide.ROWS * n + 4 for n in every]
     assert max(taken) <= 48 << 10
 

@@ -1,9 +1,9 @@
 """Release of mapped pages.
 
 Pages of a mapped file count as a process's memory after their first read. The system caches them
-anyway, and takes them back when memory is short. Releasing them keeps the process small. With the
-next mapping it costs 0.05 to 0.1 ms a MB in pages of 4 KB, and nearly nothing in huge ones, for
-which pyggml.gguf asks.
+anyway, and takes them back when memory is short. Releasing them keeps the process small. Releasing
+pages of 4 KB and mapping them again costs 0.05 to 0.1 ms a MB; huge pages, for which pyggml.gguf
+asks, cost nearly nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.backends.cuda.axes import sizes, tile_place
+from pyggml.backends.cuda.axes import sizes, tile_offset
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.elementwise import of_two
 from pyggml.backends.cuda.kernel import Kernel, Site
@@ -45,7 +45,7 @@ def _repeating(formula: Any) -> Kernel:
     @kernel
     def tiled(out, a, b, shape, small):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-            out[i] = formula(a[i], b[tile_place(i, shape, small)])
+            out[i] = formula(a[i], b[tile_offset(i, shape, small)])
 
     def bind(site: Site) -> Call:
         a, b = site.node.src

@@ -26,7 +26,7 @@ def steps_of(in_elements: Shape) -> Four:
 
 
 @device
-def place(i, shape, step):
+def offset_of(i, shape, step):
     """Where element i, counted along the last axis first, lies at these steps."""
     j = i // shape[3]
     k = j // shape[2]
@@ -40,7 +40,7 @@ def place(i, shape, step):
 
 
 @device
-def tile_place(i, shape, small):
+def tile_offset(i, shape, small):
     """Where element i of a tensor of this shape takes its number in a smaller one that is repeated
     to it as tiles."""
     j = i // shape[3]

@@ -3,9 +3,9 @@
 The products of q, k and v, LoRA's products beside each of them, and the unpacking of the next
 weight share no memory but what all of them read, so a card runs them at the same time. What a step
 touches is known when it is bound: a kernel reaches memory through the arrays among its arguments
-alone. Of these it writes only into what its node may change (the result, saved tensors, scratch,
-and sources that the op changes); all else is read. Memory that a plan gives to one tensor after the
-other makes steps wait that could run together; hence `CudaBackend.room`.
+alone. It writes only to those that its node may change: the result, saved tensors, scratch, and
+sources that the op changes. All others it reads. Where a plan gives the same memory to two tensors,
+steps wait that could run together; hence `CudaBackend.room`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _accesses(calls: Iterable[BoundCall]) -> Iterator[Access]:
 
 
 def may_begin_early(calls: Sequence[BoundCall], before: Waits) -> list[bool]:
-    """Of each step, whether it may begin before those that it waits for have ended (early.py).
+    """For each step: whether it may begin before the steps that it waits for have ended (early.py).
 
     They must be launches, and none before it may write what it reads early.
     """

@@ -201,11 +201,11 @@ class CudaBackend(Backend):
             return cuda.to_device(values, stream=self.stream)
 
     def _elements(self, t: Tensor) -> Any:
-        """The tensor's elements with the gaps between, one axis of the type that holds it."""
+        """The tensor's elements and the gaps between, as one axis of the type that holds them."""
         return self._bytes(t).array.view(t.dtype.numpy)
 
     def _working(self, n_bytes: int = 0) -> AbstractContextManager[None]:
-        """The card is current meanwhile; what it refuses becomes a DeviceError of its kind.
+        """Makes the card current for a while. What it refuses becomes the fitting DeviceError.
 
         n_bytes: what is asked of its memory
         """
@@ -214,7 +214,7 @@ class CudaBackend(Backend):
     def explain(self, error: BaseException, n_bytes: int, is_current: bool = True) -> None:
         """Raise the DeviceError of what the card refused; other errors stay what they are.
 
-        is_current: if not, another card may be, of which nothing is asked
+        is_current: whether the card is; if not, it is asked nothing
         """
         if not (isinstance(error, Exception) and is_failure(error)):
             return

@@ -1,4 +1,4 @@
-"""What a card's driver refuses, in words, and whether the card is lost by it.
+"""What a card's driver refuses, in words, and whether the card is lost.
 
 Errors are those of CUDA's driver API, as its documentation explains them (`CUresult`). After one of
 `_FATAL` each later call of the process fails. After any other the card goes on, unless it refuses
@@ -72,8 +72,8 @@ _REFUSED = {
 
 
 def lost_by(failure: Exception, is_current: bool = True) -> Exception | None:
-    """The failure by which a card is lost: this one, or another that shows when the card, if it is
-    current, is asked to wait for its work. None if the card goes on."""
+    """The failure by which a card is lost: this one, or one that a current card reports when it is
+    asked to wait for its work. None if the card goes on."""
     if _code(failure) in _FATAL:
         return failure
     if not is_current:

@@ -1,10 +1,10 @@
 """Fusion: nodes that one kernel computes together, so that numbers stay in registers between them.
 
 A `Pattern` names the ops of such nodes, in their order, and binds a kernel to their memory. Each
-family of ops declares its own. `fused` looks for them in the calls of a program: every node of a
-pattern but the last gives a later one its result, or shares a source with it. The pattern runs in
-the position of its last node, or of its first. Others may stand between its nodes, if these can
-change places with them: if they touch no memory that those change, nor change what those touch.
+family of ops declares its own. `fused` looks for them in the calls of a program. Each node of a
+pattern but the last gives its result to a later one, or shares a source with it. The pattern runs
+in the position of its last node, or of its first. Other nodes may stand between, if the pattern's
+can move past them: neither may change memory that the other touches.
 
 A plan does not know of patterns. So a source that dies within one may have given its memory to a
 result of the same pattern: then the pattern is left alone, unless its kernel works `in_place`.
@@ -126,7 +126,7 @@ class _Fusion:
         return positions
 
     def _can_move(self, i: int, position: int, positions: Sequence[int]) -> bool:
-        """Whether a call can change places with all that stand between it and the position."""
+        """Whether a call can move past all calls between it and the position."""
         between = range(min(i, position) + 1, max(i, position))
         others = (k for k in between if k not in positions and self.calls[k])
         return not any(conflict(self._access(i), self._access(k)) for k in others)
@@ -143,7 +143,7 @@ class _Fusion:
 
 
 def _name(call: BoundCall) -> str:
-    """The op of a call's node; of several nodes, none."""
+    """The name of the op of a call's node; "" for a call of several nodes."""
     op = call.sites[0].node.op
     return op.name if op is not None and len(call.sites) == 1 else ""
 

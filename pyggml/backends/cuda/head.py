@@ -93,8 +93,8 @@ def _softmax_rows(z, losses, right, targets, weights, n, cap, fault, number, end
 
 @kernel
 def _rounded_gradients(z, out, targets, weights, n, ends):
-    """What `_gradient_kernel` makes where it rounds, without a cap: eight numbers of a thread at a
-    time, by powers of two, which are exact enough for bfloat16."""
+    """The gradients of `_gradient_kernel` where it rounds and there is no cap. A thread takes eight
+    numbers at a time. Powers of two are exact enough for bfloat16."""
     apart = 4 * cuda.blockDim.x
     for i in range(cuda.blockIdx.x, targets.size, cuda.gridDim.x):
         start, target, weight = np.int64(i) * n, targets[i], weights[i]

@@ -29,8 +29,7 @@ def launch(
 ) -> Call:
     """A call that launches the kernel on the stream. Grid and block as Numba takes them.
 
-    writes: of its arguments the arrays that it writes; unless they are named, all that its node may
-    write count as such
+    writes: the arrays among its arguments that it writes; by default, all that its node may write
     """
     return Call(_launch, kernel, (grid, block, stream, shared_bytes), arguments, writes)
 

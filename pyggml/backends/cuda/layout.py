@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.axes import place, sizes, steps, steps_of, tile_place
+from pyggml.backends.cuda.axes import offset_of, sizes, steps, steps_of, tile_offset
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.fours import (
@@ -62,7 +62,7 @@ def _copies(convert: Callable):
     @kernel
     def gathered(out, x, steps, shape):
         for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-            out[i] = convert(x[place(i, shape, steps)])
+            out[i] = convert(x[offset_of(i, shape, steps)])
 
     return flat, gathered
 
@@ -118,7 +118,7 @@ def _copy(site: Site) -> Call:
 def _put(out, first, out_steps, x, x_steps, shape):
     n = shape[0] * shape[1] * shape[2] * shape[3]
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-        out[first + place(i, shape, out_steps)] = x[place(i, shape, x_steps)]
+        out[first + offset_of(i, shape, out_steps)] = x[offset_of(i, shape, x_steps)]
 
 
 def _into(site: Site, first: int, x: Tensor, array: Any) -> Call:
@@ -172,7 +172,7 @@ def _filled(site: Site) -> Call:
 @kernel
 def _repeat(out, x, shape, small):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = x[tile_place(i, shape, small)]
+        out[i] = x[tile_offset(i, shape, small)]
 
 
 @kernel
@@ -180,9 +180,9 @@ def _repeat_back(out, x, shape, small, first_steps, tile_steps, times):
     """Element i of the result is the sum over all tiles, in their order."""
     n_tiles = times[0] * times[1] * times[2] * times[3]
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        at, total = place(i, small, first_steps), ZERO
+        at, total = offset_of(i, small, first_steps), ZERO
         for tile in range(n_tiles):
-            total += x[at + place(tile, times, tile_steps)]
+            total += x[at + offset_of(tile, times, tile_steps)]
         out[i] = total
 
 

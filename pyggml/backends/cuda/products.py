@@ -39,7 +39,7 @@ def problem_of(node: Tensor, compute: Compute) -> Problem:
 
 
 def _flat(p: Problem) -> Problem:
-    """Batches that share B, of an A whose rows go on, as more rows."""
+    """The product with batches as further rows of A, where they share B and A's rows allow it."""
     outer, inner = p.batches
     goes_on = p.a.k == 1 and p.a.row == p.k
     goes_on &= inner == 1 or p.a.batches[1] == p.m * p.k

@@ -62,15 +62,15 @@ class Transfers:
         self._n_locked = 0
 
     def to_card(self, target: Bytes, values: np.ndarray) -> None:
-        """Copy an array without gaps. The array may change as soon as this returns, as the driver
-        reads what is not page-locked at once."""
+        """Copy an array without gaps. The array may change as soon as this returns: the driver reads
+        memory that is not page-locked at once."""
         if is_locked(values):
             values = values.copy()
         self.bind_to_card(target, values)()  # which does not hold the array
 
     def bind_to_card(self, target: Bytes, values: np.ndarray) -> Callable[[], object]:
-        """A function that copies what an array without gaps, not page-locked, holds when it is
-        called. The array must live until then."""
+        """A function that copies an array as it is when the function is called. The array must live
+        until then, have no gaps, and not be page-locked."""
         assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
         if SIMULATED:
             return partial(target.array.copy_to_device, values.reshape(-1).view(np.uint8))
@@ -80,7 +80,7 @@ class Transfers:
         return partial(direct.cuMemcpyHtoDAsync, target.address, start, target.n, stream)
 
     def to_host(self, source: Bytes) -> tuple[np.ndarray, Event]:
-        """Begin to copy: memory, uint8, that has the bytes when the event has come."""
+        """Begin to copy: (uint8 memory, the event after which it holds the bytes)."""
         piece = self._piece(max(_LEAST, source.n))
         memory = np.empty(source.n, np.uint8) if piece is None else self._lent(piece)
         arrived = Event() if piece is None else piece.arrived

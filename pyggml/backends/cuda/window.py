@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyggml.backends.cuda.axes import place, sizes, steps_of
+from pyggml.backends.cuda.axes import offset_of, sizes, steps_of
 from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
@@ -19,13 +19,13 @@ from pyggml.tensors import Tensor
 @kernel
 def _set(out, b, shape, steps, offset):
     for i in range(cuda.grid(1), b.size, cuda.gridsize(1)):
-        out[offset + place(i, shape, steps)] = b[i]
+        out[offset + offset_of(i, shape, steps)] = b[i]
 
 
 @kernel
 def _add(out, b, shape, steps, offset):
     for i in range(cuda.grid(1), b.size, cuda.gridsize(1)):
-        out[offset + place(i, shape, steps)] += b[i]
+        out[offset + offset_of(i, shape, steps)] += b[i]
 
 
 def _overlaps(node: Tensor) -> str | None:

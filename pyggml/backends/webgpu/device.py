@@ -123,7 +123,7 @@ class WebGPUBackend(Backend):
         return place, place.offset + t.offset
 
     def _bytes(self, t: Tensor) -> np.ndarray:
-        """From the tensor's first element to its last."""
+        """The bytes from the tensor's first element to its last."""
         place, start = self._place(t)
         first = start % WORD
         n = round_up(first + span(t), WORD)

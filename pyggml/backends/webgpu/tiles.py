@@ -3,10 +3,9 @@
     C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]
 
 A workgroup computes a tile of C. It copies some columns of A and B to its memory, and each thread
-multiplies some of their rows there, in registers. The copy turns both
-so that rows are neighbours; a gap after each of their columns keeps the threads that store a column
-out of one another's banks. What is copied next is loaded before the products, so that it arrives
-while they run.
+multiplies some of their rows, in registers. The copy is transposed: rows are neighbours. A gap
+after each column keeps the threads that store it in different banks. The next columns are loaded
+before the products, and arrive while these run.
 
 The sum over k may be taken in parts, by workgroups of their own (`PER_PART` of k each): a small C
 of a long sum would leave most of a large card idle.
@@ -41,7 +40,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How a factor is read: its its neighbours in memory follow k or the rows, in quads or not."""
+    """How a factor is read: whether its neighbours in memory follow k or the rows, and in quads."""
 
     along_k: bool
     in_quads: bool

@@ -24,7 +24,7 @@ from pyggml.backends.cuda.lora.operands import eights, in_words, quick_sigmoid
 from pyggml.backends.cuda.lora.wide import (
     COLUMNS,
     ROWS,
-    TILE,
+    TILE_COLUMNS,
     add_up,
     adder,
     clear_tiles,
@@ -68,7 +68,7 @@ def _eight_gradients(gate, up, dy):
 @cache
 def _kernel(tiles_of_gate: int, tiles_of_up: int, warps: int) -> Any:
     load, add_tiles = eights(True), adder(in_rows=False)
-    n_gate, n_up = tiles_of_gate * TILE, tiles_of_up * TILE
+    n_gate, n_up = tiles_of_gate * TILE_COLUMNS, tiles_of_up * TILE_COLUMNS
     most = max(n_gate, n_up)
     of_parts, of_gate, of_up = (warps, ROWS * most), (tiles_of_gate, 4), (tiles_of_up, 4)
 
@@ -140,7 +140,7 @@ def _bind(site: Site) -> Call:
         )
     ]
     warps, blocks = n_warps(sum(widths)), n_parts(m, sum(widths), k)
-    run = _kernel(widths[0] // TILE, widths[1] // TILE, warps)
+    run = _kernel(widths[0] // TILE_COLUMNS, widths[1] // TILE_COLUMNS, warps)
     steps = tuple(width(k + n) for n in widths)
     return launch(
         run, (-(-m // ROWS), blocks), 32 * warps, site.stream, site.out, *site.saved, *products,

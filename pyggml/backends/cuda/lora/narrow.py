@@ -89,7 +89,7 @@ class _Narrower:
         nodes, loss = self._graph.nodes, self._graph.outputs[0]
         copies: dict[Tensor, Tensor] = {}
         for t in nodes:
-            if t.op is not SAVED and not _is_wide_copy(t):
+            if t.op is not SAVED and not _is_widened_copy(t):
                 self._write(t)
             if t in self._copied:
                 copies[t] = self._copied[t].reading((self._new.get(t, t),))
@@ -133,11 +133,11 @@ class _Narrower:
         """Whether the numbers of t exist in BF16."""
         while _is_whole_view(t):
             t = t.src[0]
-        return t in self._in_bf16 or _is_wide_copy(t)
+        return t in self._in_bf16 or _is_widened_copy(t)
 
     def _bf16(self, t: Tensor) -> Tensor:
         if t not in self._in_bf16:
-            if _is_wide_copy(t):
+            if _is_widened_copy(t):
                 self._in_bf16[t] = self._now(t.src[0])
             else:
                 source = self._bf16(t.src[0])
@@ -150,7 +150,7 @@ class _Narrower:
 
     def _now(self, t: Tensor) -> Tensor:
         """What stands for t in its own type; copies to F32, and views of them, are made here."""
-        late = _is_wide_copy(t) or (_is_whole_view(t) and self._has_bf16(t))
+        late = _is_widened_copy(t) or (_is_whole_view(t) and self._has_bf16(t))
         if t not in self._new and late:
             src = self._now(t.src[0])
             self._new[t] = t if src is t.src[0] else t.reading((src,))
@@ -215,6 +215,6 @@ def _is_rounded_copy(t: Tensor) -> bool:
     return t.op is not None and t.op.name == "cpy" and t.dtype is BF16 and t.src[0].dtype is F32
 
 
-def _is_wide_copy(t: Tensor) -> bool:
+def _is_widened_copy(t: Tensor) -> bool:
     """Whether t is a copy in F32 of a BF16 tensor."""
     return t.op is not None and t.op.name == "cpy" and t.dtype is F32 and t.src[0].dtype is BF16

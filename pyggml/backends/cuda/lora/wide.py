@@ -37,7 +37,7 @@ from pyggml.tensors import Tensor
 
 ROWS = 16  # of a block
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory
-TILE = 8  # columns of a tensor core's result
+TILE_COLUMNS = 8  # that a tensor core makes at once
 COLUMNS = 32  # of x, eight to a lane
 _STEPS = 2  # of 32 numbers, whose loads are under way at the same time
 _BLOCKS = 1056  # that fill a large card twice: the last ones to end cost little
@@ -47,7 +47,7 @@ _CACHE_LINE = 64  # numbers of bfloat16
 
 def columns(rank: int) -> int:
     """Columns of a thin factor, which are zeros from `rank` on."""
-    return round_up(rank, TILE)
+    return round_up(rank, TILE_COLUMNS)
 
 
 def width(n_columns: int) -> int:
@@ -71,7 +71,7 @@ def tiles_of(
     found = [
         (factor[first * steps[0] :], rank - first, np.float32(scale))
         for factor, rank, scale in zip(factors, ranks, scales, strict=True)
-        for first in range(0, rank, TILE)
+        for first in range(0, rank, TILE_COLUMNS)
     ]
     arrays, left, of_each = zip(*found, strict=True)
     return Tiles(arrays, left, of_each, steps)
@@ -152,10 +152,10 @@ def clear_tiles(sums, n_tiles):
 def total_tiles(products, parts, sums, n_tiles, n_warps, first, m):
     """products (blocks that share rows, m, n) = the sums of all warps; parts (n_warps, 16·n) is in
     shared memory."""
-    lane, warp, n = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, n_tiles * TILE
+    lane, warp, n = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, n_tiles * TILE_COLUMNS
     for tile in range(n_tiles):
         for e in range(4):
-            row, column = (lane >> 2) + 8 * (e >> 1), tile * TILE + 2 * (lane & 3) + (e & 1)
+            row, column = (lane >> 2) + 8 * (e >> 1), tile * TILE_COLUMNS + 2 * (lane & 3) + (e & 1)
             parts[warp, row * n + column] = sums[tile, e]
     cuda.syncthreads()
     for e in range(cuda.threadIdx.x, ROWS * n, cuda.blockDim.x):
@@ -185,7 +185,7 @@ def add_up(out, copy, has_copy, products, first, m, n, k, step):
 @cache
 def _kernel(n_tiles: int, n_warps: int, formula: str, types: Types, in_rows: bool) -> Any:
     load, add_tiles = loader_of(formula, types), adder(in_rows)
-    n, together = n_tiles * TILE, COLUMNS * _STEPS
+    n, together = n_tiles * TILE_COLUMNS, COLUMNS * _STEPS
     of_parts, of_sums, of_words = (n_warps, ROWS * n), (n_tiles, 4), (_STEPS, 8)
 
     @kernel
@@ -267,9 +267,9 @@ def _bind(site: Site, ranks: Sequence[int], steps: tuple[int, int], in_rows: boo
     warps, grid = n_warps(n), (-(-m // ROWS), n_parts(m, n, k))
     tiles = tiles_of(site.src[operands:], ranks, node.params["scales"], steps)
     return launch(
-        _kernel(n // TILE, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out, copy,
-        has_copy, site.scratch.view(np.float32), tickets_of(site, m), *three(site.src[:operands]),
-        tiles, m, k, node.shape[1],
+        _kernel(n // TILE_COLUMNS, warps, *kind, in_rows), grid, 32 * warps, site.stream, site.out,
+        copy, has_copy, site.scratch.view(np.float32), tickets_of(site, m),
+        *three(site.src[:operands]), tiles, m, k, node.shape[1],
     )  # fmt: skip
 
 
