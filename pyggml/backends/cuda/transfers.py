@@ -62,7 +62,7 @@ class Transfers:
         self._n_locked = 0
 
     def to_card(self, target: Bytes, values: np.ndarray) -> None:
-        """Copy an array without gaps. The array may change as soon as this returns: the driver reads
+        """Copy an array without gaps. It may change as soon as this returns: the driver reads
         memory that is not page-locked at once."""
         if is_locked(values):
             values = values.copy()
