@@ -10,6 +10,9 @@ pyggml.runtime       bind            Plan → Program: a bound kernel call per n
 pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
+Between backward and plan stand passes from graph to graph: what is rounded, and what is computed
+again (pyggml.backward); which device computes what (pyggml.schedule).
+
 `pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
 are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so
 that `import pyggml` costs nothing.

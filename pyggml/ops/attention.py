@@ -54,8 +54,8 @@ def flash_attn_ext(
     max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
     from the last key seen. sinks (H,) are scores without a value: they enter the softmax's sum
     alone (gpt-oss, arXiv:2508.10925). They have a gradient.
-    longest: k and v are a cache of several sequences, and the keys that the queries of one sequence
-    see lie within so many; 0 if all are of one sequence.
+    longest: for a cache of several sequences, the most keys from the first to the last that the
+    queries of one sequence see; 0 for one sequence.
     Raises ShapeError if the shapes or types do not fit together.
     """
     extras = tuple(t for t in (mask, sinks) if t is not None)

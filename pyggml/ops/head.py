@@ -157,7 +157,7 @@ class _Chunk(ABC):
 
     @classmethod
     def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
-        """What is bound for a node, of its weight and scratch."""
+        """One bound to a node's weight and scratch."""
         return cls(w, h, dh, own)
 
     @staticmethod

@@ -44,7 +44,7 @@ def clip_norm(g: Tensor, limit: float) -> Tensor:
 
 
 def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor) -> Tensor:
-    """The parameter p after one step, in p's own memory; m and v are updated in theirs too.
+    """The parameter p after one step, in p's own memory; m and v are updated in place too.
 
     p, g, m, v F32 of one shape, without gaps; settings (7,) F32 as above.
     """
@@ -54,7 +54,7 @@ def opt_step_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, settings: Tensor)
 
 
 def opt_step_lion(p: Tensor, g: Tensor, m: Tensor, settings: Tensor) -> Tensor:
-    """The parameter p after one step, in p's own memory; m is updated in its too.
+    """The parameter p after one step, in p's own memory; m is updated in place too.
 
     p, g, m F32 of one shape, without gaps; settings (4,) F32 as above.
     """

@@ -2,7 +2,7 @@
 
     y[a, b, …] = Σ w0[a, p]·w1[b, q]·… · x[i0[a, p], i1[b, q], …]  over p, q, …
 
-What an axis (i, w) is stands in pyggml/resampling.py. The transpose uses the same pairs.
+pyggml/resampling.py says what an axis (i, w) is. The transpose uses the same pairs.
 """
 
 from __future__ import annotations

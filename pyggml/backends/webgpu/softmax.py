@@ -112,7 +112,7 @@ def _causal(fill: float) -> Callable[[Site], Sequence[Dispatch]]:
 
 
 def _scratch(node: object, shaders: Shaders) -> int:
-    """Of the sinks' shares, which nobody reads if there are no sinks."""
+    """Bytes of the sinks' shares; nothing reads them if there are no sinks."""
     return 4
 
 
