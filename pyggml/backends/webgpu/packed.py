@@ -1,7 +1,7 @@
 """Shaders that read packed weights: to unpack them, and to multiply few rows with them at once.
 
-Both use 32 threads for four blocks. Of each block, 8 threads take the same group of 32 weights, four
-weights each. So all 32 threads follow one branch of the decoder.
+Both use 32 threads for four blocks. Of each block, 8 threads take the same group of 32 weights,
+four weights each. So all 32 threads follow one branch of the decoder.
 """
 
 from __future__ import annotations
