@@ -5,16 +5,35 @@ Batch i of the result takes batch i // r of a source that has r times fewer batc
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from pyggml import gemm
 from pyggml.call import Call, one_by_one
 from pyggml.dtypes import F32
-from pyggml.tensors import Tensor
+from pyggml.tensors import Shape, Tensor
 
-Matrices = Tensor | np.ndarray  # whose shape and strides are asked
+_CASES = 1024  # whose scratch is remembered
+
+
+class Lie(NamedTuple):
+    """How matrices lie in memory: (…, rows, columns), and the bytes from each to the next."""
+
+    shape: Shape
+    strides: Shape
+
+
+def lie_of(t: Tensor) -> Lie:
+    return Lie(t.shape, t.strides)
+
+
+def transposed(t: Tensor) -> Lie:
+    """That of t with its last two axes exchanged."""
+    shape, strides = t.shape, t.strides
+    return Lie((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
 
 
 def strided(
@@ -25,7 +44,7 @@ def strided(
     The kernel walks one axis of batches and repeats b along it. Batches that cannot be viewed as
     one axis are multiplied one after the other.
     """
-    if _is_by_outer(c, a, b):
+    if _is_by_outer(c.shape, a, b):
         b = b.reshape((1,) * (c.ndim - b.ndim) + b.shape)
         r = c.shape[0] // b.shape[0]
         outer = range(c.shape[0])
@@ -39,39 +58,35 @@ def _as_batches(a: np.ndarray) -> np.ndarray:
     return a.reshape(-1, *a.shape[-2:])
 
 
-def _is_by_outer(c: Matrices, a: Matrices, b: Matrices) -> bool:
+def _is_by_outer(c: Shape, a: Lie | np.ndarray, b: Lie | np.ndarray) -> bool:
     """Whether the outer of two axes of batches needs a call for each of its elements."""
-    if len(c.shape) < 4:
+    if len(c) < 4:
         return False
     outer, inner = (1, 1, *b.shape)[-4:-2]
-    repeats = c.shape[0] // outer > 1 and inner > 1
+    repeats = c[0] // outer > 1 and inner > 1
     return repeats or not (_is_one_axis(a) and _is_one_axis(b))
 
 
-def _is_one_axis(a: Matrices) -> bool:
+def _is_one_axis(a: Lie | np.ndarray) -> bool:
     """Whether the axes of batches can be viewed as one."""
     if len(a.shape) < 4 or 1 in a.shape[:2]:
         return True
     return a.strides[0] == a.shape[1] * a.strides[1]
 
 
-def transposed(t: Tensor) -> Tensor:
-    """The shape and strides of t with its last two axes exchanged; no node."""
-    shape, strides = ((*x[:-2], x[-1], x[-2]) for x in (t.shape, t.strides))
-    return Tensor(shape, t.dtype, strides=strides)
-
-
-def strided_problem(c: Tensor, a: Tensor, b: Tensor) -> gemm.Problem:
-    """The problem of each call that `strided` makes of c (+)= a · bᵀ."""
-    *batches, m, n = c.shape
+@lru_cache(_CASES)
+def strided_bytes(c: Shape, a: Lie, b: Lie) -> int:
+    """Scratch of `strided` for a result of this shape and factors that lie so."""
+    *batches, m, n = c
     n_batches = prod(batches[1:] if _is_by_outer(c, a, b) else batches)
-    return gemm.Problem(
+    problem = gemm.Problem(
         "strided", m, n, a.shape[-1], n_batches=n_batches, a_in_columns=_in_columns(a),
         b_in_columns=_in_columns(b),
     )  # fmt: skip
+    return gemm.scratch_bytes(problem)
 
 
-def _in_columns(t: Tensor) -> bool:
-    """Whether its matrices lie column by column. That of one row does if it is one number."""
-    step = t.strides[-2] if t.shape[-2] > 1 else t.shape[-1] * t.strides[-1]
+def _in_columns(a: Lie) -> bool:
+    """Whether matrices lie column by column. Those of one row do if they are one number."""
+    step = a.strides[-2] if a.shape[-2] > 1 else a.shape[-1] * a.strides[-1]
     return step == F32.block_bytes

@@ -23,7 +23,7 @@ from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
-from pyggml.ops.batches import strided, strided_problem, transposed
+from pyggml.ops.batches import lie_of, strided, strided_bytes, transposed
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.repeat import repeat_back
 from pyggml.tensors import Shape, Tensor
@@ -105,12 +105,11 @@ def _has_rows(w: Tensor, x: Tensor) -> bool:
 
 def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute: Compute) -> int:
     """Scratch of C = rows · Wᵀ or rows · W."""
-    k = rows.shape[-1]
+    *m, k = rows.shape
     if _has_rows(w, rows):
-        p = gemm.Problem(form, prod(rows.shape[:-1]), c.shape[-1], k, w.dtype, compute)
-    else:
-        p = strided_problem(c, rows, w if form == "mul_mat" else transposed(w))
-    return gemm.scratch_bytes(p)
+        return gemm.scratch_bytes(gemm.Problem(form, prod(m), c.shape[-1], k, w.dtype, compute))
+    b = lie_of(w) if form == "mul_mat" else transposed(w)
+    return strided_bytes(c.shape, lie_of(rows), b)
 
 
 # -- mul_mat ------------------------------------------------------------------------------------
@@ -290,7 +289,8 @@ def _out_prod_run(site: Site) -> Call:
 
 def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
     a, b = node.src[-2:]
-    return _scratch_bytes(node, a, transposed(b), "out_prod", compute)
+    shape, strides = transposed(b)
+    return _scratch_bytes(node, a, Tensor(shape, b.dtype, strides=strides), "out_prod", compute)
 
 
 def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
