@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from pyggml.backends.webgpu.tiles import QUAD, Side, factor_start, quad_function
+from pyggml.backends.webgpu.tiles import QUAD, Reading, factor_start, quad_function
 
 AT_ONCE = 8  # f
 _THREADS = 256
@@ -50,7 +50,7 @@ def rows_of_group(along_k: bool) -> int:
 
 
 @cache
-def few_source(of_l: Side, of_f: Side) -> str:
+def few_source(of_l: Reading, of_f: Reading) -> str:
     """A whole shader that names l, f, c and the constants of a product."""
     slices, part = f"me % {_SLICES}u", f"me % {_SLICES}u * {_TOGETHER}u + me / {_SLICES}u"
     mine, per_step = f"me / {_SLICES}u", QUAD

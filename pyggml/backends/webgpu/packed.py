@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from pyggml.backends.webgpu.tiles import Side, quad_function
+from pyggml.backends.webgpu.tiles import Reading, quad_function
 from pyggml.backends.webgpu.weights import QUAD, blocks_of, weight_source
 from pyggml.dtypes import DTYPES
 
@@ -51,7 +51,7 @@ fn main(
 
 
 @cache
-def dots_source(name: str, rows: int, of_a: Side) -> str:
+def dots_source(name: str, rows: int, of_a: Reading) -> str:
     """C[m, n] (+)= Σ_k A[m, k] · W[n, k] for `rows` m."""
     n, n_bytes, groups = *blocks_of(DTYPES[name]), blocks_of(DTYPES[name]).groups
     every = range(rows)

@@ -26,7 +26,7 @@ from pyggml.backends.webgpu.packed import (
 )
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element
 from pyggml.backends.webgpu.table import declare
-from pyggml.backends.webgpu.tiles import Side, Tile, product_source
+from pyggml.backends.webgpu.tiles import Reading, Tile, product_source
 from pyggml.backends.webgpu.weights import TYPES
 from pyggml.dtypes import F16, F32
 from pyggml.sizes import round_up
@@ -207,7 +207,7 @@ def _tiles(
         "C_FIRST": p.c_first, "PARTS": n_parts, "PER_PART": per_part,
         **_steps("A", p.a), **_steps("B", p.b),
     }  # fmt: skip
-    of_a, of_b = _side(p.a, p.m, p.k, a), _side(p.b, p.n, p.k, b)
+    of_a, of_b = _reading(p.a, p.m, p.k, a), _reading(p.b, p.n, p.k, b)
     c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
     views = {
         "c": c.in_quads if c_in_quads else c,
@@ -219,15 +219,15 @@ def _tiles(
     return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)
 
 
-def _side(f: Factor, n_rows: int, k: int, view: View) -> Side:
+def _reading(f: Factor, n_rows: int, k: int, view: View) -> Reading:
     along_k = f.row != 1 or f.k == 1
     length, other = (k, f.row) if along_k else (n_rows, f.k)
     together = 1 in (f.row, f.k) and not any(n % 4 for n in (length, other, *f.batches))
-    return Side(along_k, together and view.has_quads)
+    return Reading(along_k, together and view.has_quads)
 
 
-def _quads(view: View, side: Side) -> View:
-    return view.in_quads if side.in_quads else view
+def _quads(view: View, reading: Reading) -> View:
+    return view.in_quads if reading.in_quads else view
 
 
 def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
@@ -238,7 +238,7 @@ def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
         "C_L": steps[0], "C_F": steps[1], "C_FIRST": p.c_first, "C_BATCH": p.m * p.c_row,
         **_steps("L", many[0]), **_steps("F", few[0]),
     }  # fmt: skip
-    of_l, of_f = (_side(factor, n, p.k, view) for factor, n, view in (many, few))
+    of_l, of_f = (_reading(factor, n, p.k, view) for factor, n, view in (many, few))
     if not of_l.along_k and of_f.along_k:
         of_f = replace(of_f, in_quads=False)  # its k are taken one by one
     groups = (-(-many[1] // rows_of_group(of_l.along_k)), -(-few[1] // AT_ONCE), p.n_batches)
@@ -256,7 +256,7 @@ def _dots(p: Product, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
         "M": p.m, "N": p.n, "K": p.k, "A_ROW": p.a.row, "A_K": p.a.k, "C_ROW": p.c_row,
         "C_FIRST": p.c_first, "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
     }  # fmt: skip
-    of_a = _side(p.a, p.m, p.k, a)
+    of_a = _reading(p.a, p.m, p.k, a)
     of_a = replace(of_a, along_k=True, in_quads=of_a.along_k and of_a.in_quads)
     views = {"c": c.written(), "a": _quads(a, of_a), "w": w}
     source = dots_source(p.b.dtype.name, p.m, of_a)

@@ -39,7 +39,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Reading:
     """How a factor is read: whether its neighbours in memory follow k or the rows, and in quads."""
 
     along_k: bool
@@ -52,7 +52,7 @@ def factor_start(name: str) -> str:
     return f"{outer} + z % INNER / {name}_REPEAT1 * {name}_STEP1"
 
 
-def quad_function(name: str, rows: str, side: Side) -> str:
+def quad_function(name: str, rows: str, reading: Reading) -> str:
     """The WGSL of `x_quad(start, row, k, stop)`: four neighbours from there on, 0 past the end.
 
     name: of the tensor; in capitals, of its constants. rows: the number of its rows.
@@ -60,12 +60,12 @@ def quad_function(name: str, rows: str, side: Side) -> str:
     x = name.upper()
     at = f"start + row * {x}_ROW + k * {x}_K"
     head = f"fn {name}_quad(start: u32, row: u32, k: u32, stop: u32) -> vec4<f32> {{"
-    if side.in_quads:
+    if reading.in_quads:
         return f"""{head}
     if (row >= {rows} || k >= stop) {{ return vec4<f32>(); }}
     return {name}_at(({at}) >> 2u);
 }}"""
-    ones = (f"row, k + {i}u" if side.along_k else f"row + {i}u, k" for i in range(QUAD))
+    ones = (f"row, k + {i}u" if reading.along_k else f"row + {i}u, k" for i in range(QUAD))
     return f"""
 fn {name}_one(start: u32, row: u32, k: u32, stop: u32) -> f32 {{
     if (row >= {rows} || k >= stop) {{ return 0.0; }}
@@ -76,27 +76,27 @@ fn {name}_one(start: u32, row: u32, k: u32, stop: u32) -> f32 {{
 }}"""
 
 
-def _places(size: int, tile: Tile, side: Side) -> Iterator[tuple[str, str]]:
+def _places(size: int, tile: Tile, reading: Reading) -> Iterator[tuple[str, str]]:
     """(row, column) of the quads that a thread copies, in the tile; the first of each quad."""
     for i in range(size * tile.depth // QUAD // tile.threads):
         e = f"(me + {i * tile.threads}u)"
-        if side.along_k:
+        if reading.along_k:
             yield f"({e} / {tile.depth // QUAD}u)", f"({e} % {tile.depth // QUAD}u * {QUAD}u)"
         else:
             yield f"({e} % {size // QUAD}u * {QUAD}u)", f"({e} / {size // QUAD}u)"
 
 
-def _loads(name: str, size: int, tile: Tile, side: Side) -> Iterator[str]:
+def _loads(name: str, size: int, tile: Tile, reading: Reading) -> Iterator[str]:
     first = {"a": "first_m", "b": "first_n"}[name]
-    for i, (row, column) in enumerate(_places(size, tile, side)):
+    for i, (row, column) in enumerate(_places(size, tile, reading)):
         yield f"{name}{i} = {name}_quad({name}_start, {first} + {row}, k + {column}, stop);"
 
 
-def _stores(name: str, size: int, tile: Tile, side: Side) -> Iterator[str]:
+def _stores(name: str, size: int, tile: Tile, reading: Reading) -> Iterator[str]:
     step = size // QUAD + 1
     memory = {"a": "left", "b": "right"}[name]
-    for i, (row, column) in enumerate(_places(size, tile, side)):
-        if not side.along_k:
+    for i, (row, column) in enumerate(_places(size, tile, reading)):
+        if not reading.along_k:
             yield f"{memory}[{column} * {step}u + {row} / {QUAD}u] = {name}{i};"
             continue
         for c in range(QUAD):
@@ -153,7 +153,7 @@ fn put_{name}(z: u32, row: u32, column: u32, sum: {kind}) {{
 
 
 @cache
-def product_source(tile: Tile, a: Side, b: Side, c_in_quads: bool) -> str:
+def product_source(tile: Tile, a: Reading, b: Reading, c_in_quads: bool) -> str:
     """A whole shader that names a, b, c and the constants of a product."""
     loads = [*_loads("a", tile.m, tile, a), *_loads("b", tile.n, tile, b)]
     stores = [*_stores("a", tile.m, tile, a), *_stores("b", tile.n, tile, b)]
