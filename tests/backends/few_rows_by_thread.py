@@ -42,8 +42,9 @@ def part_of(kind, n, k, rows, **more):
     return few_rows.Part(out, packed, DTYPES[kind], n, **more), plain
 
 
-def added(kind, n, k, rows):
-    a, before = numbers(rows, k), numbers(rows, n)
+def added(kind, n, k, rows, scales=1):
+    a = numbers(rows, k) * np.float32(scales)
+    before = numbers(rows, n) * np.float32(np.max(scales))
     part, plain = part_of(kind, n, k, rows, added=before.reshape(-1))
     launch([part], a.reshape(-1), rows, k)
     show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), a @ plain.T + before)
@@ -74,6 +75,8 @@ added("Q8_0", 70, 256, 1)
 added("Q4_K", 45, 256, 1)
 added("Q8_0", 13, 160, 3)
 added("Q6_K", 9, 768, 2)
+added("Q8_0", 9, 128, 1, np.repeat([1, 0, 1e-38, 1e-20], 32))  # a group of zeros, one nearly so
+added("Q8_0", 10, 128, 1, 1e-25)
 normed(("Q4_K", "Q6_K"), 512, 2)
 normed(("Q8_0", "Q8_0"), 160, 1)  # groups of no full warp; both parts run the same code
 gated("gated")

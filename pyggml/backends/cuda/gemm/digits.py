@@ -32,7 +32,7 @@ _PAD = 16  # after the digits of a unit: its eight lanes then read all banks at 
 _LARGEST = np.float32(127 * 256 + 127)
 _STEP = np.float32(1 / (127 * 256 + 127))
 _WHOLE = np.float32(3 << 22)  # float32 near it are the whole numbers
-_NONE = np.float32(1e-30)  # a group whose numbers are all smaller counts as zeros
+_LEAST = np.float32(1e-30)  # a group whose numbers are all smaller counts as zeros
 
 
 class DigitLayout(NamedTuple):
@@ -110,7 +110,7 @@ def _put_digits(memory, at, factor_at, q, first, second):
     """Write a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call it."""
     greatest = quad_max(max(_greatest(first), _greatest(second)))
     total = quad_sum(_sum(first) + _sum(second))
-    per_step = _LARGEST * ptx.reciprocal(greatest) if greatest > _NONE else ZERO
+    per_step = _LARGEST * ptx.reciprocal(greatest) if greatest > _LEAST else ZERO
     high, low = _digits(first, per_step)
     high_too, low_too = _digits(second, per_step)
     byte_ptx.put_shared_words(memory, at + 16 * q, high, low, high_too, low_too)
