@@ -22,7 +22,7 @@ from pyggml.op import SAVED, has_kernel
 from pyggml.sizes import round_up
 from pyggml.tensors import Tensor
 
-_GAPS = 1.01  # a plan this many times larger than its peak gets a second one beside it
+_GAPS = 1.01  # if a plan is this many times its peak, a second is made, and the smaller taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -152,7 +152,9 @@ def _product(m: int, n: int, k: int, a_in_columns: bool, b_in_columns: bool) -> 
 def _forward_products(p: Problem) -> int:
     """Scratch for the scores, q·kᵀ, and for their product with v."""
     n, d = _n_rows(p), p.head_size
-    return max(_product(n, p.n_keys, d, False, False), _product(n, d, p.n_keys, False, True))
+    of_one_key = _product(n, d, 1, True, True)  # a single column of scores
+    products = _product(n, p.n_keys, d, False, False), _product(n, d, p.n_keys, False, True)
+    return max(*products, of_one_key)
 
 
 def _backward_products(p: Problem) -> int:

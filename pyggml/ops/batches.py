@@ -19,21 +19,21 @@ from pyggml.tensors import Shape, Tensor
 _CASES = 1024  # whose scratch is remembered
 
 
-class Lie(NamedTuple):
-    """How matrices lie in memory: (…, rows, columns), and the bytes from each to the next."""
+class Placed(NamedTuple):
+    """Matrices in memory: (…, rows, columns), and the bytes from each to the next."""
 
     shape: Shape
     strides: Shape
 
 
-def lie_of(t: Tensor) -> Lie:
-    return Lie(t.shape, t.strides)
+def placed(t: Tensor) -> Placed:
+    return Placed(t.shape, t.strides)
 
 
-def transposed(t: Tensor) -> Lie:
-    """That of t with its last two axes exchanged."""
+def transposed(t: Tensor) -> Placed:
+    """The matrices of t with its last two axes exchanged."""
     shape, strides = t.shape, t.strides
-    return Lie((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
+    return Placed((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
 
 
 def strided(
@@ -58,8 +58,8 @@ def _as_batches(a: np.ndarray) -> np.ndarray:
     return a.reshape(-1, *a.shape[-2:])
 
 
-def _is_by_outer(c: Shape, a: Lie | np.ndarray, b: Lie | np.ndarray) -> bool:
-    """Whether the outer of two axes of batches needs a call for each of its elements."""
+def _is_by_outer(c: Shape, a: Placed | np.ndarray, b: Placed | np.ndarray) -> bool:
+    """Whether each element of the outer axis of batches needs a call of its own."""
     if len(c) < 4:
         return False
     outer, inner = (1, 1, *b.shape)[-4:-2]
@@ -67,7 +67,7 @@ def _is_by_outer(c: Shape, a: Lie | np.ndarray, b: Lie | np.ndarray) -> bool:
     return repeats or not (_is_one_axis(a) and _is_one_axis(b))
 
 
-def _is_one_axis(a: Lie | np.ndarray) -> bool:
+def _is_one_axis(a: Placed | np.ndarray) -> bool:
     """Whether the axes of batches can be viewed as one."""
     if len(a.shape) < 4 or 1 in a.shape[:2]:
         return True
@@ -75,8 +75,8 @@ def _is_one_axis(a: Lie | np.ndarray) -> bool:
 
 
 @lru_cache(_CASES)
-def strided_bytes(c: Shape, a: Lie, b: Lie) -> int:
-    """Scratch of `strided` for a result of this shape and factors that lie so."""
+def strided_bytes(c: Shape, a: Placed, b: Placed) -> int:
+    """Scratch of `strided` for a result of this shape and these factors."""
     *batches, m, n = c
     n_batches = prod(batches[1:] if _is_by_outer(c, a, b) else batches)
     problem = gemm.Problem(
@@ -86,7 +86,11 @@ def strided_bytes(c: Shape, a: Lie, b: Lie) -> int:
     return gemm.scratch_bytes(problem)
 
 
-def _in_columns(a: Lie) -> bool:
-    """Whether matrices lie column by column. Those of one row do if they are one number."""
+def _in_columns(a: Placed) -> bool:
+    """Whether matrices lie column by column.
+
+    A single row has the step that NumPy's reshape gives it, its whole length; so it counts only if
+    it is one number.
+    """
     step = a.strides[-2] if a.shape[-2] > 1 else a.shape[-1] * a.strides[-1]
     return step == F32.block_bytes

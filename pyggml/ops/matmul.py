@@ -23,7 +23,7 @@ from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
 from pyggml.ggml_enums import GGMLOp
 from pyggml.op import NO_SETTINGS, Memory, Sample, Spec, op
-from pyggml.ops.batches import lie_of, strided, strided_bytes, transposed
+from pyggml.ops.batches import placed, strided, strided_bytes, transposed
 from pyggml.ops.layout import cont, reshape, transpose
 from pyggml.ops.repeat import repeat_back
 from pyggml.tensors import Shape, Tensor
@@ -108,8 +108,8 @@ def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute:
     *m, k = rows.shape
     if _has_rows(w, rows):
         return gemm.scratch_bytes(gemm.Problem(form, prod(m), c.shape[-1], k, w.dtype, compute))
-    b = lie_of(w) if form == "mul_mat" else transposed(w)
-    return strided_bytes(c.shape, lie_of(rows), b)
+    b = placed(w) if form == "mul_mat" else transposed(w)
+    return strided_bytes(c.shape, placed(rows), b)
 
 
 # -- mul_mat ------------------------------------------------------------------------------------

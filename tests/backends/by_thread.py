@@ -106,6 +106,11 @@ def dot_bytes(a, b, c):
     return np.int32(int(c) + sum(x * y for x, y in pairs))
 
 
+def flushed(x):
+    """Numbers too small for a full mantissa are 0 to the card's approximations."""
+    return x if abs(x) >= np.finfo(np.float32).tiny else np.float32(0)
+
+
 def warp_max(x):
     for step in (16, 8, 4, 2, 1):
         x = max(x, driver.cuda.shfl_xor_sync(0, x, step))
@@ -122,7 +127,7 @@ ptx.commit_copies = ptx.await_copies = ptx.await_all_but_one = lambda: None
 ptx.copy_16 = copy_16
 ptx.as_float = lambda word: np.uint32(int(word)).view(np.float32)
 ptx.bits_of = lambda x: np.float32(x).view(np.uint32)
-ptx.reciprocal = lambda x: np.float32(1) / x
+ptx.reciprocal = lambda x: flushed(np.float32(1) / flushed(x))
 ptx.inverse_root = lambda x: np.float32(1) / np.sqrt(x)
 ptx.load_pair = lambda array, at: tuple(word_of(array[at + i : at + i + 4]) for i in (0, 4))
 warp.LANES, warp.warp_sum, warp.warp_max = LANES, warp_sum, warp_max

@@ -50,6 +50,14 @@ def added(kind, n, k, rows, scales=1):
     show(f"{kind} {n} x {k}, {rows} rows", part.out.reshape(rows, n), a @ plain.T + before)
 
 
+def large():
+    """A number whose reciprocal the card takes for 0."""
+    a, (part, plain) = np.zeros(128, np.float32), part_of("Q8_0", 3, 128, 1)
+    a[5] = 1.2e38
+    launch([part], a, 1, 128)
+    show("a large number", part.out, a @ plain.T)
+
+
 def normed(kinds, k, rows):
     a, weights, out = 3 * numbers(rows, k), numbers(k), np.full(rows * k, np.nan, np.float32)
     wanted = a / np.sqrt((a.astype(float) ** 2).mean(1, keepdims=True) + 1e-3) * weights
@@ -77,6 +85,7 @@ added("Q8_0", 13, 160, 3)
 added("Q6_K", 9, 768, 2)
 added("Q8_0", 9, 128, 1, np.repeat([1, 0, 1e-38, 1e-20], 32))  # a group of zeros, one nearly so
 added("Q8_0", 10, 128, 1, 1e-25)
+large()
 normed(("Q4_K", "Q6_K"), 512, 2)
 normed(("Q8_0", "Q8_0"), 160, 1)  # groups of no full warp; both parts run the same code
 gated("gated")

@@ -24,7 +24,7 @@ else:
 
     @device
     def short_exp(x):
-        """eˣ in two instructions, wrong by 2⁻²² and by |x| · 2⁻²⁴ of it."""
+        """eˣ in two instructions. Its relative error is at most 2⁻²² + |x| · 2⁻²³."""
         return power_of_two(x * LOG2_E)
 
 

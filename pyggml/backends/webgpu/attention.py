@@ -5,8 +5,8 @@
     p = e^(z − lse),  ds = p·(do·v − δ)·(1 − (c/cap)²)·scale,  δ = do·o
     a sink is a score without a value;  dsink = −Σ e^(sink − lse)·δ
 
-A workgroup has a tile of queries of a head, or of keys of a key head, and walks along the
-others (attention_tiles). It sums alone what it writes, so every sum has a fixed order.
+A workgroup has a tile of queries of a head and walks along the keys, or a tile of keys and walks
+along the queries (attention_tiles). It sums alone what it writes, so every sum has a fixed order.
 """
 
 from __future__ import annotations

@@ -29,10 +29,9 @@ from pyggml.sizes import round_up
 GROUP_BYTES, FACTOR_BYTES = 64, 8
 _PAD = 16  # after the digits of a unit: its eight lanes then read all banks at once
 
-_LARGEST = np.float32(127 * 256 + 127)
 _STEP = np.float32(1 / (127 * 256 + 127))
 _WHOLE = np.float32(3 << 22)  # float32 near it are the whole numbers
-_LEAST = np.float32(1e-30)  # a group whose numbers are all smaller counts as zeros
+_LEAST = np.float32(1e-30)  # the digits of a group whose numbers are all smaller are 0
 
 
 class DigitLayout(NamedTuple):
@@ -71,14 +70,14 @@ def _digits(four, per_step):
     """The words of the high and the low digits of four numbers."""
     first, second = _whole(four[0], per_step), _whole(four[1], per_step)
     third, fourth = _whole(four[2], per_step), _whole(four[3], per_step)
-    two, both = np.uint32(0x40), np.uint32(0x5410)
+    lows, highs, both = np.uint32(0x40), np.uint32(0x51), np.uint32(0x5410)
     low = byte_ptx.pick_bytes(
-        byte_ptx.pick_bytes(first, second, two), byte_ptx.pick_bytes(third, fourth, two), both
+        byte_ptx.pick_bytes(first, second, lows), byte_ptx.pick_bytes(third, fourth, lows), both
     )
-    up, two = np.uint32(128), np.uint32(0x51)  # a low digit below 0 takes one from the high digit
+    up = np.uint32(128)  # a low digit below 0 takes one from the high digit
     high = byte_ptx.pick_bytes(
-        byte_ptx.pick_bytes(first + up, second + up, two),
-        byte_ptx.pick_bytes(third + up, fourth + up, two),
+        byte_ptx.pick_bytes(first + up, second + up, highs),
+        byte_ptx.pick_bytes(third + up, fourth + up, highs),
         both,
     )
     return high, low
@@ -110,12 +109,13 @@ def _put_digits(memory, at, factor_at, q, first, second):
     """Write a lane's share of a group: numbers 4q … and 16 + 4q …. All lanes of a warp call it."""
     greatest = quad_max(max(_greatest(first), _greatest(second)))
     total = quad_sum(_sum(first) + _sum(second))
-    per_step = _LARGEST * ptx.reciprocal(greatest) if greatest > _LEAST else ZERO
+    step = greatest * _STEP
+    per_step = ptx.reciprocal(step) if greatest > _LEAST else ZERO
     high, low = _digits(first, per_step)
     high_too, low_too = _digits(second, per_step)
     byte_ptx.put_shared_words(memory, at + 16 * q, high, low, high_too, low_too)
     if q == 0:
-        step = greatest * _STEP + (total - total)  # NaN where a number is none
+        step += total - total  # NaN where the sum is not finite
         byte_ptx.put_shared_pair(memory, factor_at, ptx.bits_of(step), ptx.bits_of(total))
 
 
