@@ -55,9 +55,9 @@ def corpus_of():
 def trainer_of(tiny, corpus_of):
     """(lora settings, **train settings) -> a trainer of the tiny model with a fresh adapter."""
 
-    def make(lora=None, path=tiny, corpus=None, **settings):
+    def make(lora=None, path=tiny, corpus=None, load=None, **settings):
         settings = {"ctx": 10, "lr": 0.01, "warmup_steps": 2, "epochs": 2, **settings}
-        model = pyggml.load(path)
+        model = pyggml.load(path, **(load or {}))
         adapter = attach(model, LoraConfig(**{"rank": 3, "alpha": 5.0, **(lora or {})}))
         corpus = corpus or corpus_of(settings["ctx"])
         del settings["ctx"]

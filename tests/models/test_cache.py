@@ -13,6 +13,7 @@ from separate_cpu import SeparateCPU
 import pyggml
 from pyggml.dtypes import F16, F32
 from pyggml.errors import DataError
+from pyggml.gemm import CHOSEN
 from pyggml.generation import Batch, Session, passes
 from pyggml.models import ARCHITECTURES
 
@@ -106,10 +107,11 @@ def fed_error(model, tokens):
 
 @pytest.mark.parametrize("architecture", HALVES)
 def test_a_cache_in_float16_costs_their_rounding(architecture, tiny, monkeypatch):
-    """Caps, sinks, windows, recurrent layers. 11 bits are 2e-8 in squares, which layers enlarge."""
+    """Caps, sinks, windows, recurrent layers. 11 bits are 2e-8 in squares, which layers enlarge.
+    Tiles (AMX) round the scores of a whole prompt, and are not taken for few tokens."""
     monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 16)
     error = fed_error(pyggml.load(tiny(architecture)), np.arange(40) * 7 % 11)
-    assert 1e-12 < error < 1e-5
+    assert 1e-12 < error < (2e-5 if CHOSEN.tiles else 1e-5)
 
 
 @pytest.mark.parametrize("fastest", ["bf16", "int8"])

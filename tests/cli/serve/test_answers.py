@@ -11,11 +11,13 @@ import pytest
 
 import pyggml
 from pyggml.cli.show import printable
+from pyggml.gemm import CHOSEN
 from pyggml.generation import Batch, Sampling, complete, generate
 
 ROOT = Path(__file__).parents[3]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 PROMPT = "the path to the other thing\n"
+ROUNDED = 0.05 if CHOSEN.tiles else 0.02  # tiles (AMX) round a long pass, not a short one
 
 
 def events(answer):
@@ -137,10 +139,10 @@ def test_an_echo_tells_what_was_predicted_of_the_prompt(server, chatty, max_toke
         assert len(told["tokens"]) == n + max_tokens and choice["finish_reason"] == "length"
         assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
         wanted, every = predicted(model, ids)
-        np.testing.assert_allclose(told["token_logprobs"][1:n], wanted, atol=0.02)
+        np.testing.assert_allclose(told["token_logprobs"][1:n], wanted, atol=ROUNDED)
         for likeliest, row in zip(told["top_logprobs"][1:n], every, strict=True):
             best = max(likeliest.values())
-            np.testing.assert_allclose(best, row.max(), atol=0.02)
+            np.testing.assert_allclose(best, row.max(), atol=ROUNDED)
         assert choice["text"].startswith(model.tokenizer.decode(ids))
         for token, at in zip(told["tokens"], told["text_offset"], strict=True):
             assert choice["text"][at:].startswith(token) or not at
