@@ -21,9 +21,9 @@ OPTIONS: dict[str, Any] = {
 }
 kernel: Callable[[Callable], Callable] = numba.njit(**OPTIONS)
 parallel: Callable[[Callable], Callable] = numba.njit(parallel=True, **OPTIONS)
-# Without fast arithmetic: packing must round as ggml's C does, or its bytes differ. An empty set
-# says so: without the option, a function has the arithmetic of the first kernel that calls it.
-exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": set()})
+# Without fast arithmetic: packing must round as ggml's C does, or its bytes differ. A function
+# without the option would have the arithmetic of the first kernel that calls it.
+exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": False})
 
 
 def compile_for(function: Any, arguments: tuple[Any, ...]) -> None:

@@ -27,6 +27,7 @@ class Placed(NamedTuple):
 
 
 def placed(t: Tensor) -> Placed:
+    """The matrices of t as they lie."""
     return Placed(t.shape, t.strides)
 
 

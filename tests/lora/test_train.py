@@ -50,7 +50,7 @@ def test_a_step_s_gradient_is_that_of_its_window(trainer_of, monkeypatch):
 @pytest.mark.parametrize("batch, grad_accum", [(4, 1), (2, 2), (3, 2)])
 def test_accumulation_is_weighted_by_tokens(trainer_of, batch, grad_accum):
     """In float32: tiles (AMX) round the products of many tokens, and are not taken for few."""
-    common = {"max_steps": 1, "clip": 0.0, "compute": "f32", "load": {"compute": "f32"}}
+    common = {"max_steps": 1, "clip": 0.0, "load": {"compute": "f32"}}
     one = trainer_of(batch=1, grad_accum=batch * grad_accum, **common)
     many = trainer_of(batch=batch, grad_accum=grad_accum, **common)
     events = []

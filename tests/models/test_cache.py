@@ -111,7 +111,7 @@ def test_a_cache_in_float16_costs_their_rounding(architecture, tiny, monkeypatch
     Tiles (AMX) round the scores of a whole prompt, and are not taken for few tokens."""
     monkeypatch.setattr("pyggml.generation.passes.MOST_TOKENS", 16)
     error = fed_error(pyggml.load(tiny(architecture)), np.arange(40) * 7 % 11)
-    assert 1e-12 < error < (2e-5 if CHOSEN.tiles else 1e-5)
+    assert 1e-12 < error < (1.5e-5 if CHOSEN.tiles else 1e-5)
 
 
 @pytest.mark.parametrize("fastest", ["bf16", "int8"])

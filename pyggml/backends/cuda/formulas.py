@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, device
+from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.driver import device
 
 ZERO, HALF, ONE, TWO, THREE = (np.float32(v) for v in (0, 0.5, 1, 2, 3))
 QUICK = np.float32(1.702)
@@ -17,15 +18,10 @@ _MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
 _DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
 
 
-if SIMULATED:
-    short_exp = math.exp
-else:
-    from pyggml.backends.cuda.ptx import power_of_two
-
-    @device
-    def short_exp(x):
-        """eˣ in two instructions. Its relative error is at most 2⁻²² + |x| · 2⁻²³."""
-        return power_of_two(x * LOG2_E)
+@device
+def short_exp(x):
+    """eˣ in two instructions. Its relative error is at most 2⁻²² + |x| · 2⁻²³."""
+    return ptx.power_of_two(x * LOG2_E)
 
 
 @device

@@ -322,6 +322,9 @@ else:
     def as_float(word):
         return np.uint32(word).view(np.float32)
 
+    def power_of_two(x):
+        return np.exp2(np.float32(x))
+
 
 @device
 def bf16_bits(x):
