@@ -4,7 +4,7 @@ It prints, for each, what it is and its error.
 """
 
 import numpy as np
-from by_thread import LANES, byte_ptx, run_block, show
+from by_thread import LANES, byte_ptx, run_block, run_cluster, show
 
 from pyggml.backends.cuda.attention import decode, keys
 from pyggml.backends.cuda.attention.one_token import Token
@@ -13,6 +13,7 @@ from pyggml.ops import OPS
 
 decode.SIMULATED, decode._WARPS = False, 2
 keys.SIMULATED, keys.half_of = False, byte_ptx.half_of
+JOINED = {True: "in clusters", False: "by tickets"}
 SIZE, N_KEYS, N_KEY_HEADS, N_PARTS, SCALE, EPS = 128, 21, 2, 2, 0.3, 1e-3
 rng = np.random.default_rng(1)
 
@@ -21,12 +22,14 @@ def numbers(*shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def attend(q, k, v, span, sharing, token=0, size=SIZE):
+def attend(q, k, v, span, sharing, token=0, size=SIZE, in_clusters=True):
     """What all blocks give: heads of a query (n_heads, size)."""
-    n_heads, together = sharing * N_KEY_HEADS, 2
+    n_heads, together = sharing * N_KEY_HEADS, 3 if sharing == 3 else 2
     shape = decode._Shape(
-        size, "F16", together, sharing // together, False, False, True, token != 0
+        size, "F16", together, sharing // together, False, False, True, token != 0, N_PARTS
     )
+    decode.cluster.has_clusters = lambda: in_clusters
+    decode._attend.cache_clear()
     sums = np.full(n_heads * N_PARTS * (size + 2), np.nan, np.float32)
     out, lse = np.full(n_heads * size, np.nan, np.float32), np.zeros(n_heads, np.float32)
     tickets = np.zeros(n_heads // together, np.uint32)
@@ -35,9 +38,13 @@ def attend(q, k, v, span, sharing, token=0, size=SIZE):
     raw = (x.reshape(-1).view(np.uint8) for x in (k, v))
     arguments = out, lse, sums, tickets, q.reshape(-1), *raw, span, q, q, sizes, factors, token
     grid = N_PARTS, n_heads // together, 1
+    kernel, n_threads = decode._attend(shape), decode._WARPS * LANES
     for y in range(grid[1]):
+        if in_clusters:
+            run_cluster(kernel, arguments, y, grid, n_threads)
+            continue
         for x in reversed(range(grid[0])):  # the first block fills the token's row, here last
-            run_block(decode._attend(shape), arguments, (x, y, 0), grid, decode._WARPS * LANES)
+            run_block(kernel, arguments, (x, y, 0), grid, n_threads)
     return out.reshape(n_heads, size)
 
 
@@ -52,13 +59,14 @@ def caches(size=SIZE):
     return (numbers(N_KEYS, N_KEY_HEADS, size).astype(np.float16) for _ in "kv")
 
 
-def plain(sharing, size):
+def plain(sharing, size, in_clusters):
     q, (k, v) = numbers(sharing * N_KEY_HEADS, size), caches(size)
-    found = attend(q, k, v, np.array([2, 20], np.int32), sharing, size=size)
-    show(f"{sharing} heads of {size}", found, attended(q, k, v, 2, 20))
+    span = np.array([2, 20], np.int32)
+    found = attend(q, k, v, span, sharing, size=size, in_clusters=in_clusters)
+    show(f"{sharing} heads of {size} {JOINED[in_clusters]}", found, attended(q, k, v, 2, 20))
 
 
-def with_heads_made_here(sharing, row, last):
+def with_heads_made_here(sharing, row, last, in_clusters=True):
     q, fresh_k, fresh_v = (numbers(n, SIZE) for n in (sharing * N_KEY_HEADS, *2 * (N_KEY_HEADS,)))
     weights, (k, v) = (numbers(SIZE), numbers(SIZE)), caches()
     k[row], v[row] = np.nan, np.nan  # nobody reads what is there
@@ -74,8 +82,9 @@ def with_heads_made_here(sharing, row, last):
     flat = (x.reshape(-1) for x in (q, fresh_k, fresh_v))
     puts = k.reshape(-1), v.reshape(-1)
     token = Token(*flat, weights, (eps, eps), table.reshape(-1), ids, *puts, N_KEYS, (ids, 0))
-    found = attend(q, k, v, np.array([2, last], np.int32), sharing, token)
-    what = f"{sharing} heads made here, row {row} of {last}"
+    span = np.array([2, last], np.int32)
+    found = attend(q, k, v, span, sharing, token, in_clusters=in_clusters)
+    what = f"{sharing} heads made here, row {row} of {last}, {JOINED[in_clusters]}"
     show(f"key cached, {what}", k[row].astype(float), made_k)
     show(f"value cached, {what}", v[row].astype(float), fresh_v)
     if row >= last:
@@ -83,7 +92,11 @@ def with_heads_made_here(sharing, row, last):
     show(what, found, attended(made_q, k, v, 2, last))
 
 
-plain(2, 64)
+plain(2, 64, False)
+plain(2, 64, True)
+plain(3, 36, True)
+plain(3, 256, True)
+with_heads_made_here(2, 18, 19, False)
 with_heads_made_here(2, 18, 19)
 with_heads_made_here(4, 7, 20)
 with_heads_made_here(2, 20, 9)

@@ -49,6 +49,13 @@ class Cuda:
         own.warp.barrier.wait()
         return found
 
+    def shfl_sync(self, _mask, x, lane):
+        own.warp.slots[own.lane] = x
+        own.warp.barrier.wait()
+        found = own.warp.slots[lane]
+        own.warp.barrier.wait()
+        return found
+
 
 driver.cuda = Cuda()
 driver.device = lambda function: function
@@ -56,7 +63,7 @@ driver.kernel = lambda function, **_: function
 driver.most_shared = lambda: 227 << 10
 
 # The modules below take `cuda`, `device` and `kernel` from the driver when they are imported.
-from pyggml.backends.cuda import byte_ptx, ptx, warp  # noqa: E402
+from pyggml.backends.cuda import byte_ptx, cluster_ptx, ptx, warp  # noqa: E402
 
 
 def word_of(raw):
@@ -129,6 +136,7 @@ ptx.as_float = lambda word: np.uint32(int(word)).view(np.float32)
 ptx.bits_of = lambda x: np.float32(x).view(np.uint32)
 ptx.reciprocal = lambda x: flushed(np.float32(1) / flushed(x))
 ptx.inverse_root = lambda x: np.float32(1) / np.sqrt(x)
+ptx.logarithm_of_two = np.log2
 ptx.load_pair = lambda array, at: tuple(word_of(array[at + i : at + i + 4]) for i in (0, 4))
 warp.LANES, warp.warp_sum, warp.warp_max = LANES, warp_sum, warp_max
 byte_ptx.shared_word, byte_ptx.shared_pair, byte_ptx.shared_words = map(words_at, (1, 2, 4))
@@ -143,23 +151,85 @@ class Warp:
         self.barrier, self.slots = threading.Barrier(LANES), [0] * LANES
 
 
+class Block:
+    """The shared memory and the barriers of a block of n_threads."""
+
+    def __init__(self, n_threads, n_bytes):
+        self.memory, self.fixed = np.full(n_bytes, 0xA5, np.uint8), {}
+        self.barrier = threading.Barrier(n_threads)
+        self.warps = [Warp() for _ in range(n_threads // LANES)]
+        self.missing, self.has_come = 0, threading.Condition()  # bytes that others are to send
+
+    def shared_array(self, shape, dtype):
+        if shape == 0:
+            return self.memory if dtype is np.uint32 else self.memory.view(dtype)
+        own.n_arrays += 1
+        return self.fixed.setdefault(own.n_arrays, np.zeros(shape, dtype))
+
+
+class Cluster:
+    """Blocks that run at the same time, and what they do to each other (cluster_ptx.py)."""
+
+    def __init__(self, blocks, n_threads):
+        self.blocks = blocks
+        self.barrier = threading.Barrier(len(blocks) * n_threads)
+
+    def send(self, array, at, _barrier, block, x):
+        mine = own.of_cluster.blocks[own.blockIdx.x].fixed
+        number = next(n for n, one in mine.items() if one is array)
+        there = self.blocks[block]
+        there.fixed[number].reshape(-1)[at // 4] = x
+        with there.has_come:
+            there.missing -= 4
+            there.has_come.notify_all()
+
+    def expect_bytes(self, _barrier, n):
+        self.blocks[own.blockIdx.x].missing += int(n)
+
+    def await_bytes(self, _barrier):
+        block = self.blocks[own.blockIdx.x]
+        with block.has_come:
+            assert block.has_come.wait_for(lambda: not block.missing, 60), "bytes never came"
+
+    def abort(self):
+        for each in (self.barrier, *(b.barrier for b in self.blocks)):
+            each.abort()
+        for one in (one for b in self.blocks for one in b.warps):
+            one.barrier.abort()
+
+
+for _name in ("send", "expect_bytes", "await_bytes"):
+
+    def _of_cluster(*arguments, name=_name):
+        getattr(own.of_cluster, name)(*arguments)
+
+    setattr(cluster_ptx, _name, _of_cluster)
+cluster_ptx.arrive_in_cluster = lambda: None
+cluster_ptx.await_cluster = lambda: own.of_cluster.barrier.wait()
+cluster_ptx.clusters_of = lambda n: lambda: None
+
+
 def run_block(kernel, arguments, block, grid, n_threads, n_bytes=0):
     """Run a block; block, grid: (x, y, z). n_bytes: of dynamic shared memory."""
-    memory, fixed, failures = np.full(n_bytes, 0xA5, np.uint8), {}, []
-    barrier, warps = threading.Barrier(n_threads), [Warp() for _ in range(n_threads // LANES)]
+    _run([block], kernel, arguments, grid, n_threads, n_bytes)
 
-    def shared_array(shape, dtype):
-        if shape == 0:
-            return memory if dtype is np.uint32 else memory.view(dtype)
-        own.n_arrays += 1
-        return fixed.setdefault(own.n_arrays, np.zeros(shape, dtype))
 
-    def run(thread):
+def run_cluster(kernel, arguments, y, grid, n_threads):
+    """Run all blocks along x, whose other places are y and 0, at the same time."""
+    _run([(x, y, 0) for x in range(grid[0])], kernel, arguments, grid, n_threads, 0)
+
+
+def _run(places, kernel, arguments, grid, n_threads, n_bytes):
+    blocks, failures = [Block(n_threads, n_bytes) for _ in places], []
+    cluster = Cluster(blocks, n_threads)
+
+    def run(at, block, thread):
         own.threadIdx, own.blockDim = place(thread), place(n_threads, 1, 1)
-        own.blockIdx, own.gridDim = place(*block), place(*grid)
-        own.shared, own.block, own.n_arrays = SimpleNamespace(array=shared_array), barrier, 0
+        own.blockIdx, own.gridDim = place(*at), place(*grid)
+        own.shared, own.n_arrays = SimpleNamespace(array=block.shared_array), 0
+        own.block, own.of_cluster = block.barrier, cluster
         own.local = SimpleNamespace(array=lambda shape, dtype: np.full(shape, np.nan, dtype))
-        own.warp, own.lane = warps[thread // LANES], thread % LANES
+        own.warp, own.lane = block.warps[thread // LANES], thread % LANES
         try:
             with np.errstate(all="ignore"):
                 kernel(*arguments)
@@ -167,10 +237,13 @@ def run_block(kernel, arguments, block, grid, n_threads, n_bytes=0):
             pass
         except Exception:  # of whatever kind: it is printed, and the threads that wait are let go
             failures.append(traceback.format_exc())
-            for each in (barrier, *(w.barrier for w in warps)):
-                each.abort()
+            cluster.abort()
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(n_threads)]
+    threads = [
+        threading.Thread(target=run, args=(at, block, i))
+        for at, block in zip(places, blocks, strict=True)
+        for i in range(n_threads)
+    ]
     for each in threads:
         each.start()
     for each in threads:

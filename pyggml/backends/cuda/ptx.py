@@ -36,7 +36,7 @@ if TENSOR_CORES:
         start = builder.ptrtoint(context.make_array(kind)(context, builder, array).data, _LONG)
         return builder.inttoptr(builder.add(start, at), to.as_pointer())
 
-    def _shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
+    def shared_address(context: Any, builder: Any, kind: Any, place: Any) -> Any:
         """The 32-bit address of a byte of an array in shared memory. That of the array is found
         once, and what is added to it takes no 64-bit arithmetic."""
         array, at = place
@@ -202,6 +202,7 @@ if TENSOR_CORES:
     power_of_two = _of_one_float("ex2.approx.ftz.f32")  # to two units of the last place
     reciprocal = _of_one_float("rcp.approx.ftz.f32")  # to one
     inverse_root = _of_one_float("rsqrt.approx.ftz.f32")  # to two
+    logarithm_of_two = _of_one_float("lg2.approx.ftz.f32")  # to 2⁻²² of one
 
     @intrinsic
     def multiply_tile(typing, c, a, b0, b1):
@@ -232,7 +233,7 @@ if TENSOR_CORES:
         address turned over."""
 
         def emit(context, builder, signature, arguments):
-            address = _shared_address(context, builder, signature.args[0], arguments[:2])
+            address = shared_address(context, builder, signature.args[0], arguments[:2])
             if len(arguments) == 3:
                 address = builder.xor(address, builder.trunc(arguments[2], _WORD))
             text = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
@@ -258,7 +259,7 @@ if TENSOR_CORES:
 
         def emit(context, builder, signature, arguments):
             to_array, to, from_array, at, n = arguments
-            address = _shared_address(context, builder, shared, (to_array, to))
+            address = shared_address(context, builder, shared, (to_array, to))
             pointer = _pointer(context, builder, source, (from_array, at), _BYTE)
             operands = [address, builder.ptrtoint(pointer, _LONG), n]
             form = ir.FunctionType(ir.VoidType(), [_WORD, _LONG, _WORD])
@@ -321,6 +322,9 @@ else:
 
     def as_float(word):
         return np.uint32(word).view(np.float32)
+
+    def bits_of(x):
+        return np.float32(x).view(np.uint32)
 
     def power_of_two(x):
         return np.exp2(np.float32(x))

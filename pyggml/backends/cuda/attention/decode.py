@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda.attention import cluster, parts
 from pyggml.backends.cuda.attention.keys import float_loader, fours_of, keys_of
 from pyggml.backends.cuda.attention.one_token import Token, of_none, of_token
-from pyggml.backends.cuda.attention.parts import MOST_PARTS, parts_joiner, parts_putter
 from pyggml.backends.cuda.attention.scores import (
     MINUS_INF,
     ZERO,
@@ -25,14 +25,14 @@ from pyggml.backends.cuda.attention.scores import (
     seen,
     sizes_of,
 )
-from pyggml.backends.cuda.blocks import is_last
+from pyggml.backends.cuda.attention.spread import Spread
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.early import await_others, begins_early, least_shared, release_others
 from pyggml.backends.cuda.formulas import short_exp
 from pyggml.backends.cuda.fours import vectorizable
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.warp import LANES, warp_sum
+from pyggml.backends.cuda.warp import LANES
 from pyggml.call import Call
 from pyggml.dtypes import F32
 from pyggml.tensors import Tensor
@@ -56,6 +56,7 @@ class _Shape(NamedTuple):
     has_cap: bool
     vectorized: bool
     makes_heads: bool
+    n_parts: int
 
 
 def takes(node: Tensor) -> bool:
@@ -79,7 +80,11 @@ def _n_parts(node: Tensor) -> int:
     n_queries, n_heads, head_size = node.shape
     wanted = _BLOCKS // (n_queries * (n_heads // _heads(node)))
     most = -(-node.src[1].shape[0] // (_WARPS * _batch(head_size)))
-    return max(1, min(wanted, most, MOST_PARTS))
+    if not cluster.has_clusters():
+        return max(1, min(wanted, most, parts.MOST_PARTS))
+    # Each head of a part has a thread for each block of the cluster.
+    n = max(1, min(wanted, most, cluster.MOST_BLOCKS, head_size))
+    return 1 << n.bit_length() - 1
 
 
 def scratch(node: Tensor) -> int:
@@ -90,81 +95,98 @@ def scratch(node: Tensor) -> int:
 
 def _query_reader(shape: _Shape) -> Any:
     load, head_size = float_loader(F32.name, shape.vectorized), shape.head_size
-    fours = fours_of(head_size)
+    fours, is_whole = fours_of(head_size), head_size % (4 * LANES) == 0
 
     @device
     def read(into, to, x, at, lane):
         """A lane's numbers of the head that begins at `at`."""
         for i in range(fours):
             c = 4 * (lane + i * LANES)
-            four = load(x, at, c, head_size) if c < head_size else (ZERO, ZERO, ZERO, ZERO)
+            four = (ZERO, ZERO, ZERO, ZERO)
+            if is_whole or c < head_size:
+                four = load(x, at, c, head_size)
             for j in range(4):
                 into[to + 4 * i + j] = four[j]
 
     return read
 
 
+def _spread(shape: _Shape, batch: int) -> Spread:
+    """Of the scores of a batch of keys for all heads of a block, and room for further heads."""
+    n_heads = 1 << (shape.n_together - 1).bit_length()
+    return Spread(n_heads * batch, batch)
+
+
 def _scorer(shape: _Shape, mine: int, batch: int) -> Any:
-    @device
-    def score_head(z, held, keys, g, head, query, key, last, mask, sizes, factors):
-        for u in range(batch):
-            dot = ZERO
-            for i in range(mine):
-                dot += held[g * mine + i] * keys[u * mine + i]
-            z[g * batch + u] = warp_sum(dot)
-        for u in range(batch):
-            dot = z[g * batch + u]
-            found = capped(dot, factors) if shape.has_cap else dot * factors.scale
-            if shape.has_bias and key + u < last:
-                found += bias_of(head + g, query, key + u, last, mask, sizes, factors)
-            z[g * batch + u] = found if key + u < last else MINUS_INF
+    spread = _spread(shape, batch)
+    n_own, number, sums = spread.n_own, spread.number, spread.sums
+    n_scores, n_all = shape.n_together * batch, spread.n
 
     @device
-    def score(z, held, keys, head, query, key, last, mask, sizes, factors):
-        """The scores of a batch of keys for all heads of the block."""
+    def score(x, held, keys, head, query, key, last, mask, sizes, factors):
+        """The scores of a batch of keys for all heads of the block, spread over the warp."""
         for g in range(shape.n_together):
-            score_head(z, held, keys, g, head, query, key, last, mask, sizes, factors)
+            for u in range(batch):
+                dot = ZERO
+                for i in range(mine):
+                    dot += held[g * mine + i] * keys[u * mine + i]
+                x[g * batch + u] = dot
+        for j in range(n_scores, n_all):
+            x[j] = ZERO
+        sums(x)
+        for i in range(n_own):
+            j = number(i)
+            this = np.int32(key + (j & batch - 1))
+            found = capped(x[i], factors) if shape.has_cap else x[i] * factors.scale
+            if shape.has_bias and this < last and j < n_scores:
+                found += bias_of(head + j // batch, query, this, last, mask, sizes, factors)
+            x[i] = found if this < last else MINUS_INF
 
     return score
 
 
 def _carrier(shape: _Shape, mine: int, batch: int) -> Any:
-    @device
-    def carry_head(o, tops, weights, z, values, g):
-        highest = tops[g]
-        for u in range(batch):
-            highest = max(highest, z[g * batch + u])
-        base = ZERO if highest == MINUS_INF else highest
-        shrink = short_exp(tops[g] - base)
-        tops[g] = highest
-        weights[g] *= shrink
-        for i in range(mine):
-            o[g * mine + i] *= shrink
-        for u in range(batch):
-            p = short_exp(z[g * batch + u] - base)
-            weights[g] += p
-            for i in range(mine):
-                o[g * mine + i] += p * values[u * mine + i]
+    spread = _spread(shape, batch)
+    n_own, greatest, of = spread.n_own, spread.greatest, spread.of
 
     @device
-    def carry(o, tops, weights, z, values):
-        """The maximum, weight and sum of each head move on by the scores of a batch."""
+    def carry(o, tops, weights, x, values):
+        """Maximum, weight and sum of each head move on by the scores of a batch. A lane has the
+        maximum of its number's head, and of the weight the part of its number."""
+        p, shrinks = cuda.local.array(n_own, np.float32), cuda.local.array(n_own, np.float32)
+        for i in range(n_own):
+            highest = max(tops[i], greatest(x, i))
+            base = ZERO if highest == MINUS_INF else highest
+            shrinks[i], p[i] = short_exp(tops[i] - base), short_exp(x[i] - base)
+            tops[i], weights[i] = highest, weights[i] * shrinks[i] + p[i]
         for g in range(shape.n_together):
-            carry_head(o, tops, weights, z, values, g)
+            shrink = of(shrinks, g * batch) if shape.n_together > 1 else shrinks[0]
+            for i in range(mine):
+                o[g * mine + i] *= shrink
+            for u in range(batch):
+                share = of(p, g * batch + u)
+                for i in range(mine):
+                    o[g * mine + i] += share * values[u * mine + i]
 
     return carry
 
 
-def _sums_putter(shape: _Shape, mine: int) -> Any:
+def _sums_putter(shape: _Shape, mine: int, batch: int) -> Any:
+    spread, is_whole = _spread(shape, batch), shape.head_size % (4 * LANES) == 0
+    n_own, number, total = spread.n_own, spread.number, spread.total
+
     @device
     def put_sums(sums, ends, o, tops, weights, warp, lane):
-        """A warp's sums of each head; its maximum and weight, alike in all lanes."""
+        """A warp's sums of each head, its maximum and its weight."""
         for g in range(shape.n_together):
             for i in range(mine):
                 c = 4 * (lane + i // 4 * LANES) + i % 4
-                if c < shape.head_size:
-                    sums[warp, g, c] = o[g * mine + i]
-            ends[warp, g, 0], ends[warp, g, 1] = tops[g], weights[g]
+                if is_whole or c < shape.head_size:
+                    sums[warp, g, np.uint32(c)] = o[g * mine + i]
+        for i in range(n_own):
+            weight, head = total(weights, i), np.uint32(number(i) // batch)
+            if head < shape.n_together:
+                ends[warp, head, 0], ends[warp, head, 1] = tops[i], weight
 
     return put_sums
 
@@ -177,44 +199,48 @@ def _attend(shape: _Shape) -> Any:
     read_query, of_raw = _query_reader(shape), batch * fours_of(head_size) * n_raw
     made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
     read_token, make_heads, keep_token, replace = made_here
-    put_sums, put = _sums_putter(shape, mine), parts_putter(n_together * head_size, _WARPS)
-    join = parts_joiner(n_together, head_size, _WARPS)
+    put_sums = _sums_putter(shape, mine, batch)
+    n_parts = shape.n_parts
+    joins = cluster.joins if cluster.has_clusters() else parts.joins
+    place, begin, finish = joins(n_together, head_size, _WARPS, n_parts)
     score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
-    of_shares, of_heads = (n_together, MOST_PARTS), n_together * mine
-    of_keys, of_scores, of_own, of_tops = batch * mine, n_together * batch, 2 * mine, n_together
+    of_heads = n_together * mine
+    spread = _spread(shape, batch)
+    of_keys, of_scores, of_own, of_tops = batch * mine, spread.n, 2 * mine, spread.n_own
 
     @partial(kernel, shared_bytes=least_shared())
-    def attend(out, lse, parts, tickets, q, k, v, span, mask, sinks, sizes, factors, token):
+    def attend(out, lse, found, tickets, q, k, v, span, mask, sinks, sizes, factors, token):
+        place()
+        barrier = cuda.shared.array(1, np.uint64)
+        begin(barrier)
         ends = cuda.shared.array(of_ends, np.float32)
         sums = cuda.shared.array(of_sums, np.float32)
-        shares = cuda.shared.array(of_shares, np.float32)
-        ticket = cuda.shared.array(1, np.uint32)
         held, o = cuda.local.array(of_heads, np.float32), cuda.local.array(of_heads, np.float32)
         keys, values = cuda.local.array(of_keys, np.float32), cuda.local.array(of_keys, np.float32)
         raw_k, raw_v = cuda.local.array(of_raw, raw_type), cuda.local.array(of_raw, raw_type)
         z, own = cuda.local.array(of_scores, np.float32), cuda.local.array(of_own, np.float32)
         tops, weights = cuda.local.array(of_tops, np.float32), cuda.local.array(of_tops, np.float32)
-        part, n_parts, query = cuda.blockIdx.x, cuda.gridDim.x, cuda.blockIdx.z
+        part, query = cuda.blockIdx.x, cuda.blockIdx.z
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
         start, last = seen(span, query, sizes.n_keys)
-        key = start + (part * _WARPS + warp) * batch
+        last = np.int32(last)
+        key = np.int32(start + np.int32((part * _WARPS + warp) * batch))
         fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)
         await_others()
+        for i in range(of_tops):
+            tops[i], weights[i] = MINUS_INF, ZERO
         for g in range(n_together):
-            tops[g], weights[g] = MINUS_INF, ZERO
             read_query(held, g * mine, q, (row + g) * head_size, lane)
             for i in range(mine):
                 o[g * mine + i] = ZERO
         new_row, turns = read_token(own, token, key_head)
         make_heads(held, own, token, turns)
-        is_first = part == 0 and warp == 0 and cuda.blockIdx.y % sharing == 0
-        keep_token(own, token, new_row, key_head, is_first)
         while key < last:
             unpack(keys, values, raw_k, raw_v)
-            this, key = key, key + n_parts * (_WARPS * batch)
+            this, key = key, np.int32(key + n_parts * (_WARPS * batch))
             fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)
             replace(keys, values, own, new_row, this, last)
             score(z, held, keys, head, query, this, last, mask, sizes, factors)
@@ -222,11 +248,9 @@ def _attend(shape: _Shape) -> Any:
         release_others()
         put_sums(sums, ends, o, tops, weights, warp, lane)
         cuda.syncthreads()
-        step = head_size + 2
-        put(parts, (row * n_parts + part) * step, n_parts * step, sums, ends)
-        of_query = query * cuda.gridDim.y + cuda.blockIdx.y
-        if is_last(ticket, tickets, of_query, n_parts):
-            join(out, lse, parts, sinks, shares, query, head, n_parts, sizes)
+        finish(barrier, out, lse, found, tickets, sinks, sums, ends, query, head, sizes)
+        is_first = part == 0 and warp == _WARPS - 1 and cuda.blockIdx.y % sharing == 0
+        keep_token(own, token, new_row, key_head, is_first)
 
     return begins_early(attend, lambda arguments: arguments[5:8])  # keys, values and their span
 
@@ -243,16 +267,16 @@ def bind(site: Site, token: Token | None = None) -> Call:
     vectorized = head_size % 4 == 0 and vectorizable(q, k, v)
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
-    parts = site.scratch.view(np.float32)
+    found = site.scratch.view(np.float32)
     n_groups = n_heads // n_together
     tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
     shape = _Shape(
         head_size, node.src[1].dtype.name, n_together, blocks, has_bias, node.params["cap"] > 0,
-        vectorized, token is not None,
+        vectorized, token is not None, _n_parts(node),
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,
-        site.out, site.saved[0], parts, tickets, q, k, v, span, mask, sinks, sizes,
+        site.out, site.saved[0], found, tickets, q, k, v, span, mask, sinks, sizes,
         factors_of(node), 0 if token is None else token, shared_bytes=least_shared(),
     )  # fmt: skip

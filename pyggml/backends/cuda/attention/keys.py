@@ -80,6 +80,7 @@ def keys_of(
     fours, is_raw = fours_of(head_size), vectorized and name == F16.name and not SIMULATED
     n_words, kind = (2, np.uint32) if is_raw else (4, np.float32)
     load = _load_f16 if is_raw else float_loader(name, vectorized)
+    is_whole = head_size % (4 * LANES) == 0
     numbers, nothing = _of_f16 if is_raw else _of_floats, (kind(0),) * n_words
 
     @device
@@ -87,17 +88,19 @@ def keys_of(
         """The words of a lane's numbers, of the head that begins at `at`; zeros past its end."""
         for i in range(fours):
             c = 4 * (lane + i * LANES)
-            words = load(x, at, c, head_size) if c < head_size else nothing
+            words = load(x, at, c, head_size) if is_whole or c < head_size else nothing
             for j in range(n_words):
                 into[to + n_words * i + j] = words[j]
 
     @device
     def fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane):
         if key < last:
+            pitch = np.uint64(np.uint32(sizes.n_key_heads * head_size))
             for u in range(batch):
-                at = np.int64(min(key + u, last - 1)) * sizes.n_key_heads + key_head
-                read(raw_k, u * fours * n_words, k, at * head_size, lane)
-                read(raw_v, u * fours * n_words, v, at * head_size, lane)
+                row = np.uint64(np.uint32(min(np.int32(key + u), np.int32(last - 1))))
+                at = np.int64(row * pitch) + key_head * head_size
+                read(raw_k, u * fours * n_words, k, at, lane)
+                read(raw_v, u * fours * n_words, v, at, lane)
 
     @device
     def unpack(keys, values, raw_k, raw_v):

@@ -72,14 +72,16 @@ def _read(own, token, key_head):
 
 @device
 def _keep(own, token, row, key_head, writes):
+    if not writes:
+        return
     if not 0 <= row < token.n_rows:
         cuda.atomic.max(token.fault[0], 0, token.fault[1])
-    elif writes:
+    else:
         heads = token.k.size // HEAD
         at = (np.int64(row) * heads + key_head) * HEAD + _FOUR * (cuda.threadIdx.x & 31)
         for i in range(_FOUR):
-            token.k_cache[at + i] = own[i]
-            token.v_cache[at + i] = own[_FOUR + i]
+            token.k_cache[np.uint64(at + i)] = own[i]
+            token.v_cache[np.uint64(at + i)] = own[_FOUR + i]
 
 
 def _rounder(key_type: str) -> Any:
@@ -121,10 +123,11 @@ def of_token(key_type: str, n_together: int, batch: int) -> tuple[Any, Any, Any,
 
     @device
     def replace(keys, values, own, row, key, last):
-        for u in range(batch):
-            if min(key + u, last - 1) == row:
-                for i in range(_FOUR):
-                    keys[u * _FOUR + i], values[u * _FOUR + i] = own[i], own[_FOUR + i]
+        if key <= row < np.int32(key + batch):
+            for u in range(batch):
+                if min(np.int32(key + u), np.int32(last - 1)) == row:
+                    for i in range(_FOUR):
+                        keys[u * _FOUR + i], values[u * _FOUR + i] = own[i], own[_FOUR + i]
 
     return _read, make, _keep, replace
 

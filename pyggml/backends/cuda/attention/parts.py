@@ -1,7 +1,8 @@
 """Parts of a result: what blocks that share the keys of a query find, and what joins it.
 
 A part is the sum of values that a block has found for a head, then its maximum and its weight. The
-block of a query that ends last joins all parts, in their order. Places are unsigned: of a signed
+block of a query that ends last joins all parts, in their order. (Where there are clusters, these
+join them: cluster.py.) Places are unsigned: of a signed
 one Numba asks whether it counts from the end.
 
 parts    flat, (queries, heads, parts, head_size + 2)
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO
+from pyggml.backends.cuda.blocks import is_last
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 from pyggml.backends.cuda.formulas import short_exp
 from pyggml.backends.cuda.warp import LANES, warp_max, warp_sum
@@ -31,31 +33,43 @@ def _rounds(n: int, n_warps: int) -> int:
     return -(-n // (n_warps * LANES))
 
 
-def parts_putter(n: int, n_warps: int) -> Any:
+def part_summer(n_warps: int) -> Any:
+    @device
+    def part_sum(sums, ends, g, c):
+        """Number c of head g of a block's part, and the head's maximum and weight, of its warps'.
+
+        sums: (n_warps, n_together, head_size); ends: (n_warps, n_together, 2), maximum and weight
+        """
+        highest = MINUS_INF
+        for w in range(n_warps):
+            highest = max(highest, ends[w, g, 0])
+        base = ZERO if highest == MINUS_INF else highest
+        value, weight = ZERO, ZERO
+        for w in range(n_warps):
+            share = short_exp(ends[w, g, 0] - base)
+            value += sums[w, g, c] * share
+            weight += ends[w, g, 1] * share
+        return value, highest, weight
+
+    return part_sum
+
+
+def _putter(n: int, n_warps: int) -> Any:
     """`put` for blocks of so many warps, whose heads have n numbers in all."""
-    rounds = _rounds(n, n_warps)
+    rounds, part_sum = _rounds(n, n_warps), part_summer(n_warps)
 
     @device
     def put(parts, first, step, sums, ends):
-        """The sum, maximum and weight of each of a block's heads, of its warps'.
+        """The sum, maximum and weight of each of a block's heads.
 
         parts: flat; those of the first head begin at `first`, those of the next `step` further
-        sums: (n_warps, n_together, head_size); ends: (n_warps, n_together, 2), maximum and weight
         """
         head_size = sums.shape[2]
         for r in range(rounds):
             i = cuda.threadIdx.x + r * n_warps * LANES
             if i < n:
                 g, c = i // head_size, i % head_size
-                highest = MINUS_INF
-                for w in range(n_warps):
-                    highest = max(highest, ends[w, g, 0])
-                base = ZERO if highest == MINUS_INF else highest
-                value, weight = ZERO, ZERO
-                for w in range(n_warps):
-                    share = short_exp(ends[w, g, 0] - base)
-                    value += sums[w, g, c] * share
-                    weight += ends[w, g, 1] * share
+                value, highest, weight = part_sum(sums, ends, g, c)
                 at = np.uint64(first + g * step)
                 parts[at + np.uint64(c)] = value
                 if c == 0:
@@ -95,7 +109,7 @@ def _share_out(shares, lse, parts, sinks, first, query, head, n_parts, head_size
         lse[np.int64(head) * sizes.n_queries + query] = found
 
 
-def parts_joiner(n_together: int, head_size: int, n_warps: int) -> Any:
+def _joiner(n_together: int, head_size: int, n_warps: int) -> Any:
     """`join` for blocks of so many warps and heads."""
     n, step = n_together * head_size, head_size + 2
     rounds = _rounds(n, n_warps)
@@ -134,3 +148,34 @@ def parts_joiner(n_together: int, head_size: int, n_warps: int) -> Any:
                 out[np.uint64(row * head_size + i)] = total
 
     return join
+
+
+def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[Any, Any, Any]:
+    """(place, begin, finish) of blocks of so many warps and heads, n_parts for the keys of a query.
+
+    place()          by the kernel's own code: which blocks run together
+    begin(barrier)   by all threads, before all else; barrier: one uint64 of shared memory
+    finish(barrier, out, lse, parts, tickets, sinks, sums, ends, query, head, sizes)
+    """
+    put = _putter(n_together * head_size, n_warps)
+    join, step = _joiner(n_together, head_size, n_warps), head_size + 2
+    of_shares = n_together, MOST_PARTS
+
+    @device
+    def place():
+        pass
+
+    @device
+    def begin(_barrier):
+        pass
+
+    @device
+    def finish(_barrier, out, lse, parts, tickets, sinks, sums, ends, query, head, sizes):
+        shares = cuda.shared.array(of_shares, np.float32)
+        ticket = cuda.shared.array(1, np.uint32)
+        row = np.int64(query) * sizes.n_heads + head
+        put(parts, (row * n_parts + cuda.blockIdx.x) * step, n_parts * step, sums, ends)
+        if is_last(ticket, tickets, query * cuda.gridDim.y + cuda.blockIdx.y, n_parts):
+            join(out, lse, parts, sinks, shares, query, head, n_parts, sizes)
+
+    return place, begin, finish
