@@ -13,14 +13,16 @@ the same cache. So does each sequence of a model with recurrent parts (Model.bat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
 
 from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.generation import passes
+from pyggml.generation.ahead import Coming, runs_ahead
 from pyggml.generation.memory import Memory, State
+from pyggml.generation.sampler import greatest
 from pyggml.graph import Graph
 from pyggml.model import Model
 from pyggml.models import Shift, build_shift
@@ -215,6 +217,36 @@ class Batch:
             (logits,) = self._run(self._next([slot]), ())
             if slot.n_cached == slot.n_past:
                 return logits[-1]
+
+    def likeliest(self, slot: Slot, tokens: Tokens) -> Iterator[int]:
+        """Append tokens to one sequence, then one by one the likeliest that follow.
+
+        Each token is given before it is appended: that happens when the next one is asked for. It
+        ends when the context is full. Raises as `feed`; DataError if the greatest logit is NaN or
+        infinite; ConfigError if the sequence was changed meanwhile.
+        """
+        token = greatest(self.feed_one(slot, tokens))
+        yield token
+        if slot.n_past < self.n_ctx and runs_ahead(slot.model):
+            yield from self._run_ahead(slot, token)
+        while slot.n_past < self.n_ctx:
+            token = greatest(self.feed_one(slot, [token]))
+            yield token
+
+    def _run_ahead(self, slot: Slot, token: int) -> Iterator[int]:
+        """The likeliest tokens after this one, which is not appended yet. The pass of each is
+        started before it is given."""
+        ahead, first = self._passes.ahead(slot.model), slot.number * self.n_ctx
+        with ahead.starting(token, slot.n_past, first) as start:
+            coming: Coming | None = start()
+            while coming is not None:
+                slot.tokens.append(token)
+                slot.n_cached = n = slot.n_past
+                after = start() if n < self.n_ctx else None
+                token, coming = coming(), after
+                yield token
+                if slot.n_past != n:
+                    raise ConfigError("the sequence was changed while its next token was asked for")
 
     def move(self, slot: Slot, source: int, target: int) -> None:
         """Make a slot's cached tokens from `source` on those from `target` on."""

@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 
 from pyggml.errors import ConfigError
-from pyggml.generation.batch import check_shift
+from pyggml.generation.batch import Tokens, check_shift
 from pyggml.generation.sampler import Sampler, logprobs
 from pyggml.generation.sampling import Sampling
 from pyggml.generation.session import Session
@@ -86,13 +86,33 @@ class Completion:
         self._characters, self._stops = tokenizer.stream(), StopStrings(how.stop)
         self.how, self.finish = self._sampler.how, self._finish(ends=False)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the likeliest, and nothing is told of the others."""
+        return self._sampler.is_greedy and self.how.logprobs is None
+
     def take(self, logits: np.ndarray) -> Piece:
         """Sample the next token from the logits (n_vocab,) after prompt and `tokens`.
 
         Raises DataError if the greatest logit is NaN or infinite.
         """
-        assert self.finish is None, "the answer has ended"
         token = self._sampler(logits)
+        n = self.how.logprobs
+        told = (None, ()) if n is None else logprobs(logits, token, n)
+        return self._piece(token, *told)
+
+    def accept(self, token: int) -> Piece:
+        """The piece of a token that was not sampled here, of an answer that `is_greedy`."""
+        self._sampler.accept([token])
+        return self._piece(token)
+
+    def _piece(
+        self,
+        token: int,
+        logprob: float | None = None,
+        likeliest: tuple[tuple[int, float], ...] = (),
+    ) -> Piece:
+        assert self.finish is None, "the answer has ended"
         ends = self._tokenizer.is_eog(token)
         if ends:
             text = ""
@@ -102,9 +122,7 @@ class Completion:
         self.finish = self._finish(ends)
         if self.finish not in (None, Finish.STOP_STRING):
             text += self._rest()
-        n = self.how.logprobs
-        told = (None, ()) if n is None else logprobs(logits, token, n)
-        return Piece(text, token, self.finish, *told)
+        return Piece(text, token, self.finish, logprob, likeliest)
 
     def _finish(self, ends: bool) -> Finish | None:
         if ends:
@@ -148,14 +166,33 @@ def complete(
     session = Session(model, most if n_ctx is None else min(most, n_ctx), cache_type)
     if n_keep is not None:
         check_shift(model, session.n_ctx, n_keep)
-    logits = session.feed(prompt)
+    tokens: Tokens = prompt
     while completion.finish is None:
-        piece = completion.take(logits)
+        for piece in _pieces(completion, session, tokens):
+            yield piece
+            tokens = [piece.token]
+        if completion.finish is None:  # the context is full
+            assert n_keep is not None
+            session.shift(n_keep)
+
+
+def _pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
+    """The pieces that follow the tokens, until the answer ends or the context is full."""
+    if completion.is_greedy:
+        pieces = map(completion.accept, session.likeliest(tokens))
+    else:
+        pieces = map(completion.take, _logits(completion, session, tokens))
+    for piece in pieces:
         yield piece
-        if completion.finish is None:
-            if n_keep is not None and session.n_past == session.n_ctx:
-                session.shift(n_keep)
-            logits = session.feed([piece.token])
+        if piece.finish is not None:
+            return
+
+
+def _logits(completion: Completion, session: Session, tokens: Tokens) -> Iterator[np.ndarray]:
+    """After the tokens, and after each one that the completion takes."""
+    yield session.feed(tokens)
+    while session.n_past < session.n_ctx:
+        yield session.feed(completion.tokens[-1:])
 
 
 def generate(

@@ -11,6 +11,7 @@ from pyggml.backends import detach
 from pyggml.backends.cpu import array
 from pyggml.dtypes import I32
 from pyggml.errors import ConfigError
+from pyggml.generation.ahead import Ahead
 from pyggml.model import Model
 from pyggml.models import Cache, Inputs, Taps, build
 from pyggml.schedule import Arenas, ScheduledProgram
@@ -90,6 +91,7 @@ class Passes:
         self.cache, self.n_slots = cache, n_slots
         self._arenas = Arenas()
         self._bound: OrderedDict[tuple[Model, int, int, Trace | None], Pass] = OrderedDict()
+        self._ahead: dict[Model, Ahead] = {}  # the last one alone
 
     def __getitem__(self, key: tuple[Model, int, int]) -> Pass:
         model, n_tokens, n_wanted = key
@@ -103,11 +105,24 @@ class Passes:
         self._bound.move_to_end(kept_as)
         return self._bound[kept_as]
 
+    def ahead(self, model: Model) -> Ahead:
+        """The pass that becomes that of the likeliest next token."""
+        if model not in self._ahead:
+            self._release_ahead()
+            self._ahead[model] = Ahead(model, self.cache, self._arenas)
+        return self._ahead[model]
+
+    def _release_ahead(self) -> None:
+        for bound in self._ahead.values():
+            bound.release()
+        self._ahead.clear()
+
     def release(self) -> None:
         """Free the memory of all programs."""
         for bound in self._bound.values():
             bound.release()
         self._bound.clear()
+        self._release_ahead()
         self._arenas = Arenas()
 
     def _bind(self, model: Model, n_tokens: int, n_logits: int) -> Pass:

@@ -43,6 +43,11 @@ class Sampler:
         self._counts: Counter[int] = Counter()
         self.accept(recent)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it always takes the token with the model's greatest logit."""
+        return self.how.temperature == 0 and not (len(self._bias[0]) or self._penalises)
+
     def __call__(self, logits: np.ndarray) -> int:
         """A token id sampled from logits (n_vocab,), which stay as they are.
 
@@ -94,17 +99,28 @@ def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
     return int(ids[np.searchsorted(total, rng.random() * total[-1], side="right")])
 
 
+def greatest(logits: np.ndarray) -> int:
+    """The token with the greatest logit, the first of equals. Raises as `sample`."""
+    best = int(logits.argmax())  # the first NaN, if there is one
+    check_greatest(logits[best])
+    return best
+
+
+def check_greatest(logit: float) -> None:
+    """DataError if the greatest logit is NaN or infinite."""
+    if not np.isfinite(logit):
+        raise DataError(
+            f"the greatest logit is {logit}, wanted a finite number: the model's "
+            "weights or its adapter make no numbers"
+        )
+
+
 def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndarray]:
     """The ids of the tokens that `sample` draws from, and their probabilities, float64.
 
     Raises as `sample`.
     """
-    best = int(logits.argmax())  # the first NaN, if there is one
-    if not np.isfinite(greatest := logits[best]):
-        raise DataError(
-            f"the greatest logit is {greatest}, wanted a finite number: the model's "
-            "weights or its adapter make no numbers"
-        )
+    best = greatest(logits)
     if how.temperature == 0:
         return np.array([best]), np.ones(1)
     samplers: list[Callable[[np.ndarray], np.ndarray]] = []
@@ -119,7 +135,7 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
         stay = those_that_stay(z)
         ids, z = stay if ids is None else ids[stay], z[stay]
     with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest become -inf
-        p = np.exp((z.astype(np.float64) - greatest) / how.temperature)
+        p = np.exp((z.astype(np.float64) - logits[best]) / how.temperature)
     return np.arange(len(z)) if ids is None else ids, p / p.sum()
 
 

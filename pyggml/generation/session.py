@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from weakref import finalize
 
 import numpy as np
@@ -44,6 +45,10 @@ class Session:
         Raises DataError if the tokens exceed the cache or are outside of the vocabulary.
         """
         return self._batch.feed_one(self._slot, tokens)
+
+    def likeliest(self, tokens: Tokens) -> Iterator[int]:
+        """Append tokens, then one by one the likeliest that follow, as `Batch.likeliest`."""
+        yield from self._batch.likeliest(self._slot, tokens)  # which holds the session meanwhile
 
     def shift(self, n_keep: int = 0) -> int:
         """Drop half of the tokens after the first n_keep, as `Slot.shift`."""

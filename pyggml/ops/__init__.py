@@ -44,6 +44,7 @@ from pyggml.ops.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_lo
 from pyggml.ops.mask import diag_mask_inf, diag_mask_zero
 from pyggml.ops.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.narrow import concat, halve, narrow, split
+from pyggml.ops.next_token import advance, likeliest
 from pyggml.ops.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
 from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
@@ -92,6 +93,7 @@ __all__ = [
     "add1",
     "add_id",
     "add_inplace",
+    "advance",
     "after",
     "arange",
     "argmax",
@@ -150,6 +152,7 @@ __all__ = [
     "l2_norm",
     "l2_norm_back",
     "leaky_relu",
+    "likeliest",
     "linear_cross_entropy",
     "linear_cross_entropy_by_row",
     "log",

@@ -20,6 +20,7 @@ FAMILIES = (
     "heads",
     "layout",
     "losses",
+    "next_token",
     "norm",
     "norm_mul",
     "norm_rope",
