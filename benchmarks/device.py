@@ -14,8 +14,9 @@ step      a whole step of LoRA on all linear modules: tokens/s, memory, share of
 op        where the time of one step goes, each node started by itself
 graph     one captured step, its launches in a line and side by side: milliseconds, and how many of
           the launches at least come one after the other
-decode    tokens/s of one sequence after `past` tokens, share of the bandwidth over packed weights,
-          and tokens/s of a prompt of so many
+decode    tokens/s of one sequence after `past` tokens and share of the bandwidth over packed
+          weights: of the likeliest tokens, which the card chooses, and where the host gets the
+          logits before each; and tokens/s of a prompt of so many
 peft      the same step by PEFT in bfloat16, in a process of its own (peft_step.py --device cuda)
 """
 
@@ -29,8 +30,8 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from itertools import count, product
-from math import prod
+from itertools import count, islice, product
+from math import inf, prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -309,14 +310,17 @@ def decode(card: Card, file: str, options: Any) -> None:
             began = perf_counter()
             session.feed([i])
             taken.append(perf_counter() - began)
+        session.truncate(0)
+        ahead = [perf_counter() for _ in islice(session.likeliest(tokens), options.new)]
     left = [str(w.message) for w in said if "leaves" in str(w.message)]
     packed = sum(model.parts.weights[n].n_bytes for n in model.parts.weights)
-    speed = 1 / median(taken[3:])
-    share = packed * speed / card.bandwidth if card.bandwidth else 0.0
+    bandwidth = card.bandwidth or inf
+    speed, by_host = 1 / median(np.diff(ahead)[3:]), 1 / median(taken[3:])
     card.say(
         "decode", model=Path(file).name, past=options.past, tokens_per_second=speed,
-        share_of_bandwidth=share, first_prompt_seconds=first, left_to_cpu=left,
-        prompt_tokens_per_second=options.past / median(prompts[1:]),
+        share_of_bandwidth=packed * speed / bandwidth, tokens_per_second_by_host=by_host,
+        share_of_bandwidth_by_host=packed * by_host / bandwidth, first_prompt_seconds=first,
+        left_to_cpu=left, prompt_tokens_per_second=options.past / median(prompts[1:]),
         memory_gb=(card.empty - card.free()) / 1e9,
     )  # fmt: skip
 

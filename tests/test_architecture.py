@@ -53,7 +53,9 @@ LAYERS = [
 LAYER = {part: i for i, parts in enumerate(LAYERS) for part in parts}
 JIT_FILES = {f"pyggml/_jit/{p.name}" for p in (ROOT / "pyggml/_jit").glob("*.py")}
 USES_NUMBA = {*JIT_FILES, "pyggml/_frames.py", "pyggml/_isa.py", "pyggml/threads.py"}
-USES_NUMBA |= {f"pyggml/backends/cuda/{name}.py" for name in ("driver", "ptx", "byte_ptx")}
+USES_NUMBA |= {
+    f"pyggml/backends/cuda/{name}.py" for name in ("driver", "ptx", "byte_ptx", "cluster_ptx")
+}
 USES_NUMBA |= {"pyggml/backends/cuda/cubins.py"}
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU
     "pyggml/_frames.py",
@@ -63,6 +65,7 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/_llvm.py",
     "pyggml/_tasks.py",
     "pyggml/backends/cuda/byte_ptx.py",
+    "pyggml/backends/cuda/cluster_ptx.py",
     "pyggml/backends/cuda/cubins.py",
     "pyggml/backends/cuda/ptx.py",
     "pyggml/gemm/activations.py",

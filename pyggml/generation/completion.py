@@ -167,6 +167,8 @@ def complete(
     if n_keep is not None:
         check_shift(model, session.n_ctx, n_keep)
     tokens: Tokens = prompt
+    if completion.finish is not None:  # no token is wanted; a prompt that does not fit is refused
+        session.feed(prompt)
     while completion.finish is None:
         for piece in _pieces(completion, session, tokens):
             yield piece

@@ -24,10 +24,10 @@ from pyggml.backends.cuda.gemm.packed_dots import Kind
 from pyggml.backends.cuda.packed import unit_of
 from pyggml.backends.cuda.unary import _silu_back
 from pyggml.backends.cuda.weights import four_of
-kinds = [Kind(unit_of(name, 256), 1, False, True) for name in ("Q8_0", "Q4_K", "Q6_K")]
+kinds = [Kind(unit_of(n, 256), 1, 1, False, True, True) for n in ("Q8_0", "Q4_K", "Q6_K")]
 found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
 found += [few_rows._kernel((kind,), True) for kind in kinds]
-found += [_attend(_Shape(128, "F16", 2, 1, False, True, False))]
+found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4))]
 texts = [json.dumps(described(k)) for k in found]
 print([hashlib.sha256(t.encode()).hexdigest() for t in texts])
 """

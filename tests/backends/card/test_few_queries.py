@@ -11,7 +11,6 @@ from pyggml.ops import flash_attn_ext
 from pyggml.schedule import Devices, bind, schedule
 from pyggml.tensors import leaf
 
-
 SHAPES = [(41, 4, 2, 6)]  # keys, heads, heads of keys, numbers of a head
 if not SIMULATED:  # which takes minutes
     SHAPES += [(300, 6, 2, 36), (700, 8, 2, 128), (97, 4, 4, 256), (700, 3, 1, 64)]

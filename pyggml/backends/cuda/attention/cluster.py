@@ -9,10 +9,11 @@ last one. Cards have clusters since Hopper (compute capability 9.0); others take
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyggml.backends.cuda import cluster_ptx, ptx
 from pyggml.backends.cuda.attention.parts import part_summer
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ZERO
 from pyggml.backends.cuda.driver import SIMULATED, CudaSupportError, cuda, device
@@ -34,30 +35,50 @@ def has_clusters() -> bool:
         return True
 
 
+class _Shares(NamedTuple):
+    """How the n numbers of n_together heads are shared out: each of n_parts blocks, of so many
+    threads, joins `most` of them, the last ones fewer or none."""
+
+    n_together: int
+    head_size: int
+    threads: int
+    n_parts: int
+    n: int
+    most: int
+
+
 def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[Any, Any, Any]:
     """(place, begin, finish) of blocks of so many warps and heads, as those of parts.py: n_parts of
-    them are a cluster."""
-    from pyggml.backends.cuda import cluster_ptx, ptx
+    them are a cluster. n_parts is at most head_size."""
+    n = n_together * head_size
+    shares = _Shares(n_together, head_size, n_warps * LANES, n_parts, n, -(-n // n_parts))
+    place = cluster_ptx.clusters_of(n_parts)
+    return place, _beginner(shares), _finisher(shares, part_summer(n_warps))
 
-    threads = n_warps * LANES
-    n, n_tops = n_together * head_size, n_parts * n_together
-    most = -(-n // n_parts)  # numbers that a block joins
-    rounds_of_all, rounds = -(-n // threads), -(-most // threads)
-    of_numbers, of_tops = (n_parts, most), (n_parts, n_together, 2)
-    part_sum = part_summer(n_warps)
+
+def _beginner(shares: _Shares) -> Any:
+    n, most, n_parts = shares.n, shares.most, shares.n_parts
+    of_tops = 2 * n_parts * shares.n_together  # numbers that each block gets besides
 
     @device
     def begin(barrier):
         if cuda.threadIdx.x == 0:
-            here = min(most, n - cuda.blockIdx.x * most)
-            cluster_ptx.expect_bytes(barrier, np.uint32(4 * (n_parts * max(here, 0) + 2 * n_tops)))
+            own = max(min(most, n - cuda.blockIdx.x * most), 0)
+            cluster_ptx.expect_bytes(barrier, np.uint32(4 * (n_parts * own + of_tops)))
         cluster_ptx.arrive_in_cluster()
+
+    return begin
+
+
+def _sender(shares: _Shares, part_sum: Any) -> Any:
+    n_together, head_size, threads, n_parts, n, most = shares
+    rounds = -(-n // threads)
 
     @device
     def send(numbers, tops, barrier, sums, ends):
         """Send what this block has found for its heads."""
         part = cuda.blockIdx.x
-        for r in range(rounds_of_all):
+        for r in range(rounds):
             i = np.uint32(cuda.threadIdx.x + r * threads)
             if i < n:
                 g, c = i // np.uint32(head_size), i % np.uint32(head_size)
@@ -69,9 +90,16 @@ def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[
                     cluster_ptx.send(tops, at, barrier, c, highest)
                     cluster_ptx.send(tops, at + 4, barrier, c, weight)
 
+    return send
+
+
+def _joiner(n_parts: int) -> Any:
     @device
     def join(numbers, tops, i, g, sink):
-        """Number i of a block, of its head g, over all parts; and the head's lse."""
+        """Number i of a block, of head g, over all parts; and the head's lse.
+
+        numbers: (n_parts, most); tops: (n_parts, n_together, 2), maximum and weight
+        """
         highest = sink
         for p in range(n_parts):
             highest = max(highest, tops[p, g, 0])
@@ -85,15 +113,23 @@ def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[
             return total * ptx.reciprocal(weight), base + ptx.logarithm_of_two(weight) * _LN_2
         return ZERO, NO_KEYS
 
+    return join
+
+
+def _finisher(shares: _Shares, part_sum: Any) -> Any:
+    n_together, head_size, threads, n_parts, n, most = shares
+    send, join, rounds = _sender(shares, part_sum), _joiner(n_parts), -(-most // threads)
+    of_numbers, of_tops = (n_parts, most), (n_parts, n_together, 2)
+
     @device
     def finish(barrier, out, lse, _parts, _tickets, sinks, sums, ends, query, head, sizes):
         numbers = cuda.shared.array(of_numbers, np.float32)
         tops = cuda.shared.array(of_tops, np.float32)
         cluster_ptx.await_cluster()  # until then another block may not have begun
         send(numbers, tops, barrier, sums, ends)
-        first = (np.int64(query) * sizes.n_heads + head) * head_size
-        if cuda.threadIdx.x < most:  # a block to which others send must not end
+        if cuda.threadIdx.x < most:  # of each block some thread: others send to it
             cluster_ptx.await_bytes(barrier)
+        first = (np.int64(query) * sizes.n_heads + head) * head_size
         for r in range(rounds):
             i = np.uint32(cuda.threadIdx.x + r * threads)
             number = np.uint32(cuda.blockIdx.x * most + i)
@@ -105,4 +141,4 @@ def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[
                 if number % np.uint32(head_size) == 0:
                     lse[np.uint64((head + g) * sizes.n_queries + query)] = of_head
 
-    return cluster_ptx.clusters_of(n_parts), begin, finish
+    return finish

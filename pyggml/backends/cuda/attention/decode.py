@@ -199,14 +199,12 @@ def _attend(shape: _Shape) -> Any:
     read_query, of_raw = _query_reader(shape), batch * fours_of(head_size) * n_raw
     made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
     read_token, make_heads, keep_token, replace = made_here
-    put_sums = _sums_putter(shape, mine, batch)
-    n_parts = shape.n_parts
+    put_sums, n_parts = _sums_putter(shape, mine, batch), shape.n_parts
     joins = cluster.joins if cluster.has_clusters() else parts.joins
     place, begin, finish = joins(n_together, head_size, _WARPS, n_parts)
     score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
-    of_heads = n_together * mine
-    spread = _spread(shape, batch)
+    spread, of_heads = _spread(shape, batch), n_together * mine
     of_keys, of_scores, of_own, of_tops = batch * mine, spread.n, 2 * mine, spread.n_own
 
     @partial(kernel, shared_bytes=least_shared())
@@ -225,8 +223,8 @@ def _attend(shape: _Shape) -> Any:
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
-        start, last = seen(span, query, sizes.n_keys)
-        last = np.int32(last)
+        start, stop = seen(span, query, sizes.n_keys)
+        last = np.int32(stop)
         key = np.int32(start + np.int32((part * _WARPS + warp) * batch))
         fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)
         await_others()

@@ -69,18 +69,16 @@ def _of_floats(raw, at):
     return raw[at], raw[at + 1], raw[at + 2], raw[at + 3]
 
 
-def keys_of(
-    name: str, head_size: int, batch: int, vectorized: bool
-) -> tuple[tuple[int, Any], Any, Any]:
+def keys_of(name: str, head_size: int, batch: int, vectorized: bool) -> tuple[Any, Any, Any]:
     """((words of four numbers, their type), fetch, unpack) for keys of a type by the batch.
 
     fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane)  a batch, if there is one
     unpack(keys, values, raw_k, raw_v)                           its numbers, as float32
     """
-    fours, is_raw = fours_of(head_size), vectorized and name == F16.name and not SIMULATED
+    fours, is_whole = fours_of(head_size), head_size % (4 * LANES) == 0
+    is_raw = vectorized and name == F16.name and not SIMULATED
     n_words, kind = (2, np.uint32) if is_raw else (4, np.float32)
     load = _load_f16 if is_raw else float_loader(name, vectorized)
-    is_whole = head_size % (4 * LANES) == 0
     numbers, nothing = _of_f16 if is_raw else _of_floats, (kind(0),) * n_words
 
     @device
@@ -95,10 +93,10 @@ def keys_of(
     @device
     def fetch(raw_k, raw_v, k, v, key, last, key_head, sizes, lane):
         if key < last:
-            pitch = np.uint64(np.uint32(sizes.n_key_heads * head_size))
+            pitch = np.uint64(np.uint32(sizes.n_key_heads * head_size))  # a product of 32 bits
             for u in range(batch):
-                row = np.uint64(np.uint32(min(np.int32(key + u), np.int32(last - 1))))
-                at = np.int64(row * pitch) + key_head * head_size
+                row = np.uint32(min(np.int32(key + u), np.int32(last - 1)))
+                at = np.int64(np.uint64(row) * pitch) + key_head * head_size
                 read(raw_k, u * fours * n_words, k, at, lane)
                 read(raw_v, u * fours * n_words, v, at, lane)
 

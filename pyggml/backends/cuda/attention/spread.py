@@ -50,8 +50,7 @@ def _item(x, j):
 
 def _of_warp(n: int, together: int) -> tuple[Any, ...]:
     lanes = LANES // n  # that have the same number
-    n_halvings, n_further = n.bit_length() - 1, lanes.bit_length() - 1
-    n_within = together.bit_length() - 1
+    n_halvings, n_further, n_within = (k.bit_length() - 1 for k in (n, lanes, together))
 
     @device
     def number(i):
