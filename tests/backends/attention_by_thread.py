@@ -95,6 +95,7 @@ def with_heads_made_here(sharing, row, last, in_clusters=True):
 plain(2, 64, False)
 plain(2, 64, True)
 plain(3, 36, True)
+plain(2, 80, True)
 plain(3, 256, True)
 with_heads_made_here(2, 18, 19, False)
 with_heads_made_here(2, 18, 19)

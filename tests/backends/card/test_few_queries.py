@@ -13,7 +13,7 @@ from pyggml.tensors import leaf
 
 SHAPES = [(41, 4, 2, 6)]  # keys, heads, heads of keys, numbers of a head
 if not SIMULATED:  # which takes minutes
-    SHAPES += [(300, 6, 2, 36), (700, 8, 2, 128), (97, 4, 4, 256), (700, 3, 1, 64)]
+    SHAPES += [(300, 6, 2, 36), (700, 8, 2, 128), (97, 4, 4, 256), (700, 3, 1, 64), (90, 4, 2, 80)]
 
 
 @pytest.fixture(params=["in clusters", "by tickets"])

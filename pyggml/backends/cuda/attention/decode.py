@@ -72,8 +72,9 @@ def _heads(node: Tensor) -> int:
 
 
 def _batch(head_size: int) -> int:
-    """Keys that a warp reads at once."""
-    return 2 if SIMULATED else max(1, 16 * LANES // max(head_size, 2 * LANES))
+    """Keys that a warp reads at once: a power of two."""
+    most = 16 * LANES // max(head_size, 2 * LANES)
+    return 2 if SIMULATED else 1 << max(1, most).bit_length() - 1
 
 
 def _n_parts(node: Tensor) -> int:
