@@ -311,7 +311,7 @@ def decode(card: Card, file: str, options: Any) -> None:
             session.feed([i])
             taken.append(perf_counter() - began)
         session.truncate(0)
-        ahead = [perf_counter() for _ in islice(session.likeliest(tokens), options.new)]
+        ahead = [perf_counter() for _ in islice(session.greedy(tokens), options.new)]
     left = [str(w.message) for w in said if "leaves" in str(w.message)]
     packed = sum(model.parts.weights[n].n_bytes for n in model.parts.weights)
     bandwidth = card.bandwidth or inf

@@ -7,8 +7,7 @@ So the host starts a pass before it has read the choice of the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -20,7 +19,7 @@ from pyggml.model import Model
 from pyggml.models import Cache, Inputs, build
 from pyggml.ops import advance, likeliest
 from pyggml.schedule import Arenas, bind, schedule
-from pyggml.tensors import put_together, zeros
+from pyggml.tensors import Tensor, put_together, zeros
 
 Coming = Callable[[], int]  # waits for a token, and returns it
 
@@ -34,28 +33,43 @@ def runs_ahead(model: Model) -> bool:
     first = model.devices.backends[0]
     if first.is_host or not model.batches or model.traced is not None:
         return False
-    return first.unsupported(likeliest(zeros((1,)))) is None
+    choice, moved = _step(zeros((1,)), _inputs())
+    return first.unsupported(choice) is None and first.unsupported(moved) is None
+
+
+def _inputs() -> Inputs:
+    return Inputs.empty(1, with_rows=True)
+
+
+def _leaves(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    assert inputs.rows is not None
+    return inputs.tokens, inputs.positions, inputs.rows, inputs.span
+
+
+def _step(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The choice, and the inputs' tokens after it."""
+    choice, (tokens, *others) = likeliest(logits), _leaves(inputs)
+    return choice, advance(tokens, choice, *others)
 
 
 class Ahead:
-    """The pass of one token that becomes the pass of the likeliest next one."""
+    """The pass of one token that becomes the pass of the likeliest next one.
+
+    run   counts the sequences that have begun: whoever starts passes looks whether it is still his
+    """
 
     def __init__(self, model: Model, cache: Cache, arenas: Arenas) -> None:
-        inputs = Inputs.empty(1, with_rows=True)
-        assert inputs.rows is not None
-        self._leaves = inputs.tokens, inputs.positions, inputs.rows, inputs.span
+        self.run = 0
+        inputs, self._devices = _inputs(), model.devices
+        self._leaves = _leaves(inputs)
         put_together(*self._leaves)
-        self._choice = likeliest(build(model.parts, inputs, model.adapters, cache))
-        moved = advance(inputs.tokens, self._choice, inputs.positions, inputs.rows, inputs.span)
-        self._devices = model.devices
-        (self._program,) = bind(
-            schedule(Graph.of(self._choice, moved), model.devices), arenas=arenas
-        )
+        logits = build(model.parts, inputs, model.adapters, cache)
+        self._choice, moved = _step(logits, inputs)
+        made = schedule(Graph.of(self._choice, moved), model.devices)
+        (self._program,) = bind(made, arenas=arenas)
 
-    @contextmanager
-    def starting(self, token: int, position: int, first: int) -> Iterator[Callable[[], Coming]]:
-        """A context with a function that starts a pass: the first time that of this token, then
-        that of the token which the last pass has chosen. It returns what waits for the choice.
+    def begin(self, token: int, position: int, first: int) -> int:
+        """Make this the token of the next pass; returns the number of the run.
 
         position: of the token in its sequence. first: the cache's row of position 0
         """
@@ -63,15 +77,20 @@ class Ahead:
         numbers = [token], [position], [row], [[first, row + 1]]
         for leaf, values in zip(self._leaves, numbers, strict=True):
             write(leaf, np.array(values, np.int32))
-        with self._devices.holding(*self._leaves):
-            yield self._start
+        self._devices.hold(*self._leaves)  # from here on the device has the newest
+        self.run += 1
+        return self.run
 
-    def _start(self) -> Coming:
+    def start(self) -> Coming:
+        """Start a pass, the first time that of the token given, then that of the token chosen last;
+        returns what waits for the choice of this one."""
         self._program()
         return partial(_token, self._program.begin_read(self._choice))
 
     def release(self) -> None:
-        """Let go of the arena, as Pass.release."""
+        """Let go of the arena, as Pass.release. Nobody's run goes on."""
+        self.run += 1
+        self._devices.drop(*self._leaves)
         for plan in self._program.schedule.plans.values():
             detach(*plan.offsets)
 

@@ -22,7 +22,7 @@ from pyggml.errors import ConfigError, DataError, Fault
 from pyggml.generation import passes
 from pyggml.generation.ahead import Coming, runs_ahead
 from pyggml.generation.memory import Memory, State
-from pyggml.generation.sampler import greatest
+from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model
 from pyggml.models import Shift, build_shift
@@ -58,6 +58,7 @@ class Slot:
         self.n_kept = _ALL  # tokens whose keys tell of the tokens here alone: a shift ends them
         self.state: State = {}  # of recurrent parts, while another sequence's is in the cache
         self.last_used = 0
+        self.n_changes = 0  # by whoever has the slot; not of what `Batch.greedy` appends
 
     @property
     def n_past(self) -> int:
@@ -73,6 +74,7 @@ class Slot:
         if not 0 <= n <= self.n_past:
             raise ConfigError([("n", f"is {n}, wanted 0 to {self.n_past}, the tokens there are")])
         del self.tokens[n:]
+        self.n_changes += 1
         self.n_cached = self._reusable(n)
         if n <= self.n_kept:
             self.n_kept = _ALL
@@ -103,11 +105,13 @@ class Slot:
         n = (self.n_past - n_keep) // 2
         self.batch.move(self, n_keep + n, n_keep)
         del self.tokens[n_keep : n_keep + n]
+        self.n_changes += 1
         self.n_kept = min(self.n_kept, n_keep)
         return n
 
     def close(self) -> None:
         """Give the slot back. What it has cached stays, for a prompt that begins alike."""
+        self.n_changes += 1
         self.is_open = False
 
     def shared(self, tokens: list[int]) -> int:
@@ -195,6 +199,7 @@ class Batch:
         checked = {slot: self._checked(slot, tokens) for slot, tokens in pieces.items()}
         for slot, ids in checked.items():
             slot.tokens += ids
+            slot.n_changes += 1
         found: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
@@ -213,40 +218,50 @@ class Batch:
         Raises as `feed`.
         """
         slot.tokens += self._checked(slot, tokens)
+        slot.n_changes += 1
         while True:
             (logits,) = self._run(self._next([slot]), ())
             if slot.n_cached == slot.n_past:
                 return logits[-1]
 
-    def likeliest(self, slot: Slot, tokens: Tokens) -> Iterator[int]:
+    def greedy(self, slot: Slot, tokens: Tokens) -> Iterator[int]:
         """Append tokens to one sequence, then one by one the likeliest that follow.
 
         Each token is given before it is appended: that happens when the next one is asked for. It
         ends when the context is full. Raises as `feed`; DataError if the greatest logit is NaN or
         infinite; ConfigError if the sequence was changed meanwhile.
         """
-        token = greatest(self.feed_one(slot, tokens))
-        yield token
+        token = checked_argmax(self.feed_one(slot, tokens))
+        yield from self._unchanged(slot, token)
         if slot.n_past < self.n_ctx and runs_ahead(slot.model):
-            yield from self._run_ahead(slot, token)
+            for found in self._run_ahead(slot, token):
+                token = found
+                yield from self._unchanged(slot, token)
         while slot.n_past < self.n_ctx:
-            token = greatest(self.feed_one(slot, [token]))
-            yield token
+            token = checked_argmax(self.feed_one(slot, [token]))
+            yield from self._unchanged(slot, token)
+
+    def _unchanged(self, slot: Slot, token: int) -> Iterator[int]:
+        """Give a token, and look whether its sequence is the same when the next is asked for."""
+        n_changes = slot.n_changes
+        yield token
+        if slot.n_changes != n_changes:
+            raise ConfigError("the sequence was changed before its next token was asked for")
 
     def _run_ahead(self, slot: Slot, token: int) -> Iterator[int]:
         """The likeliest tokens after this one, which is not appended yet. The pass of each is
-        started before it is given."""
-        ahead, first = self._passes.ahead(slot.model), slot.number * self.n_ctx
-        with ahead.starting(token, slot.n_past, first) as start:
-            coming: Coming | None = start()
-            while coming is not None:
-                slot.tokens.append(token)
-                slot.n_cached = n = slot.n_past
-                after = start() if n < self.n_ctx else None
-                token, coming = coming(), after
-                yield token
-                if slot.n_past != n:
-                    raise ConfigError("the sequence was changed while its next token was asked for")
+        started before it is given. It ends where another sequence takes the pass, or a trace
+        begins, too."""
+        ahead = self._passes.ahead(slot.model)
+        run = ahead.begin(token, slot.n_past, slot.number * self.n_ctx)
+        coming: Coming | None = ahead.start()
+        while coming is not None and ahead.run == run and slot.model.traced is None:
+            slot.tokens.append(token)
+            slot.n_cached = n = slot.n_past
+            self._note_use(slot)
+            after = ahead.start() if n < self.n_ctx else None
+            token, coming = coming(), after
+            yield token
 
     def move(self, slot: Slot, source: int, target: int) -> None:
         """Make a slot's cached tokens from `source` on those from `target` on."""
@@ -316,9 +331,12 @@ class Batch:
             raise
         for slot, n in pieces.items():
             slot.n_cached += n
-            self._clock += 1
-            slot.last_used = self._clock
+            self._note_use(slot)
         return logits
+
+    def _note_use(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.last_used = self._clock
 
     def _pass(self, pieces: Mapping[Slot, int], every: Collection[Slot]) -> list[np.ndarray]:
         """Run the next tokens of some slots; the logits (n, n_vocab) of the last one of each, or of

@@ -87,7 +87,7 @@ class Completion:
         self.how, self.finish = self._sampler.how, self._finish(ends=False)
 
     @property
-    def is_greedy(self) -> bool:
+    def needs_no_logits(self) -> bool:
         """Whether each token is the likeliest, and nothing is told of the others."""
         return self._sampler.is_greedy and self.how.logprobs is None
 
@@ -102,7 +102,7 @@ class Completion:
         return self._piece(token, *told)
 
     def accept(self, token: int) -> Piece:
-        """The piece of a token that was not sampled here, of an answer that `is_greedy`."""
+        """The piece of a token that was not sampled here, of an answer that `needs_no_logits`."""
         self._sampler.accept([token])
         return self._piece(token)
 
@@ -180,8 +180,8 @@ def complete(
 
 def _pieces(completion: Completion, session: Session, tokens: Tokens) -> Iterator[Piece]:
     """The pieces that follow the tokens, until the answer ends or the context is full."""
-    if completion.is_greedy:
-        pieces = map(completion.accept, session.likeliest(tokens))
+    if completion.needs_no_logits:
+        pieces = map(completion.accept, session.greedy(tokens))
     else:
         pieces = map(completion.take, _logits(completion, session, tokens))
     for piece in pieces:

@@ -99,7 +99,7 @@ def sample(logits: np.ndarray, how: Sampling, rng: np.random.Generator) -> int:
     return int(ids[np.searchsorted(total, rng.random() * total[-1], side="right")])
 
 
-def greatest(logits: np.ndarray) -> int:
+def checked_argmax(logits: np.ndarray) -> int:
     """The token with the greatest logit, the first of equals. Raises as `sample`."""
     best = int(logits.argmax())  # the first NaN, if there is one
     check_greatest(logits[best])
@@ -120,7 +120,7 @@ def distribution(logits: np.ndarray, how: Sampling) -> tuple[np.ndarray, np.ndar
 
     Raises as `sample`.
     """
-    best = greatest(logits)
+    best = checked_argmax(logits)
     if how.temperature == 0:
         return np.array([best]), np.ones(1)
     samplers: list[Callable[[np.ndarray], np.ndarray]] = []

@@ -46,9 +46,9 @@ class Session:
         """
         return self._batch.feed_one(self._slot, tokens)
 
-    def likeliest(self, tokens: Tokens) -> Iterator[int]:
-        """Append tokens, then one by one the likeliest that follow, as `Batch.likeliest`."""
-        yield from self._batch.likeliest(self._slot, tokens)  # which holds the session meanwhile
+    def greedy(self, tokens: Tokens) -> Iterator[int]:
+        """Append tokens, then one by one the likeliest that follow, as `Batch.greedy`."""
+        yield from self._batch.greedy(self._slot, tokens)  # a generator, which holds the session
 
     def shift(self, n_keep: int = 0) -> int:
         """Drop half of the tokens after the first n_keep, as `Slot.shift`."""

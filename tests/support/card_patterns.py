@@ -5,13 +5,15 @@ Each function gives the graph, and the leaves that it changes.
 
 import numpy as np
 
-from pyggml.dtypes import DTYPES, F16
+from pyggml.dtypes import DTYPES, F16, I32
 from pyggml.graph import Graph
 from pyggml.ops import (
     OPS,
     add,
     add_inplace,
+    advance,
     flash_attn_ext,
+    likeliest,
     mul_mat,
     out_prod,
     reshape,
@@ -89,6 +91,13 @@ def residual():
     return Graph.of(add(numbers(1, 24), mul_mat(packed(24, 256), numbers(1, 256)))), []
 
 
+def chosen():
+    """The likeliest token, and the inputs of its pass."""
+    leaves = [zeros(shape, I32) for shape in ((1,), (1,), (1,), (1, 2))]
+    choice = likeliest(numbers(1, 1234))
+    return Graph.of(choice, advance(leaves[0], choice, *leaves[1:])), leaves
+
+
 def put_into_caches(n_rows, ids, *rows):
     """A new cache for each of some rows, and the nodes that put them into these."""
     caches = [zeros((n_rows, x.shape[1]), F16) for x in rows]
@@ -131,6 +140,7 @@ PATTERNS = {
     "rms_norm_mul+mul_mat+mul_mat+swiglu": gated,
     "rms_norm_mul+mul_mat": of_logits,
     "mul_mat+add": residual,
+    "likeliest+advance": chosen,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows": heads,
     "rms_norm_mul+rope_apply+rms_norm_mul+rope_apply+set_rows+set_rows+flash_attn_ext": attended,
 }

@@ -99,5 +99,5 @@ if not SIMULATED:
 
         return types.void(shared, types.int64, barrier, types.uint32, types.float32), emit
 
-    arrive_in_cluster = plain("barrier.cluster.arrive.relaxed.aligned;")
-    await_cluster = plain("barrier.cluster.wait.aligned;")
+    arrive_in_cluster = plain("barrier.cluster.arrive.relaxed;")
+    await_cluster = plain("barrier.cluster.wait;")

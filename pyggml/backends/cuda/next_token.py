@@ -136,4 +136,4 @@ def _bind_both(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
 
 declare("likeliest", Kernel(_launch, scratch=_scratch))
 declare("advance", Kernel(_bind_advance))
-declare_pattern("likeliest", "advance", bind=_bind_both)
+declare_pattern("likeliest", "advance", bind=_bind_both, in_place=True)

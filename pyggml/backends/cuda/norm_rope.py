@@ -40,7 +40,8 @@ def angles(table, head, n_heads, n_tokens):
 @device
 def _turned(v, cos, sin, sign):
     """The lane's four features of a head, turned; sign −1 turns back."""
-    s = sign * np.float32(np.int32(2 * (cuda.threadIdx.x >> 4 & 1) - 1))  # of 64 bits: slow
+    # Of 64 bits, Numba's own choice, a whole number becomes a float32 slowly.
+    s = sign * np.float32(np.int32(2 * (cuda.threadIdx.x >> 4 & 1) - 1))
     return (
         v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
         v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),

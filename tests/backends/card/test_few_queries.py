@@ -13,7 +13,14 @@ from pyggml.tensors import leaf
 
 SHAPES = [(41, 4, 2, 6)]  # keys, heads, heads of keys, numbers of a head
 if not SIMULATED:  # which takes minutes
-    SHAPES += [(300, 6, 2, 36), (700, 8, 2, 128), (97, 4, 4, 256), (700, 3, 1, 64), (90, 4, 2, 80)]
+    SHAPES += [
+        (300, 6, 2, 36),
+        (700, 8, 2, 128),
+        (97, 4, 4, 256),
+        (700, 3, 1, 64),
+        (90, 4, 2, 80),
+        (90, 2, 1, 10),
+    ]
 
 
 @pytest.fixture(params=["in clusters", "by tickets"])
@@ -50,3 +57,14 @@ def test_the_parts_of_the_keys_are_joined(
         (o,) = graph.outputs
         np.testing.assert_allclose(found.read(o), wanted.read(o), rtol=1e-5, atol=1e-6)
         write(q, numbers(2, n_heads, size))
+
+
+def test_what_is_no_number_stays_none(card, joined):
+    """As on the CPU, so that logits which are no numbers are seen."""
+    q, k, v = (leaf(np.ones((n, 2, 6), np.float32)) for n in (1, 41, 41))
+    write(q, np.full((1, 2, 6), np.nan))
+    span = leaf(np.array([[0, 37]], np.int32))
+    graph = Graph.of(flash_attn_ext(q, k, v, span, 0.7))
+    (program,) = bind(schedule(graph, Devices([card, CPU()])))
+    program()
+    assert np.isnan(program.read(graph.outputs[0])).all()

@@ -1,5 +1,6 @@
 """A model's loss, gradients and text on the card, and steps of a run: they equal the host's."""
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from tiny_models import write_llama
 import pyggml
 from pyggml.backends.cuda.device import CudaBackend
 from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.generation import Session
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 GOLDEN = Path(__file__).parents[2] / "golden/models"
@@ -61,5 +63,21 @@ def test_a_whole_step(card, name):
 def test_text(card):
     path = GOLDEN / "qwen3-F16.gguf"
     on_host, on_card = (adapted(path, *b) for b in ((), (card,)))
-    wanted = list(pyggml.generate(on_host, TOKENS, 9))
-    assert list(pyggml.generate(on_card, TOKENS, 9)) == wanted
+    wanted = list(pyggml.generate(on_host, TOKENS, 60))
+    assert list(pyggml.generate(on_card, TOKENS, 60)) == wanted
+    assert len(set(wanted)) > 5
+
+
+@on_a_card
+def test_the_card_runs_ahead(card):
+    """What it chooses is the greatest of the logits that the host gets for the same tokens."""
+    model = adapted(GOLDEN / "qwen3-F16.gguf", card)
+    session, other = Session(model, 90), Session(model, 90)
+    wanted, tokens = [], TOKENS
+    for _ in range(60):
+        wanted.append(int(other.feed(tokens).argmax()))
+        tokens = wanted[-1:]
+    assert list(islice(session.greedy(TOKENS), 60)) == wanted
+    again = Session(model, 90).greedy(TOKENS)
+    assert [next(again) for _ in range(3)] == wanted[:3]
+    again.close()

@@ -26,7 +26,7 @@ MOST_BLOCKS = 8  # of a cluster, on every card that has them
 
 
 def has_clusters() -> bool:
-    """Whether this card has clusters; True of a card that there is none of."""
+    """Whether this card has clusters; True where there is no card, and kernels only compile."""
     if SIMULATED:
         return False
     try:
@@ -109,9 +109,9 @@ def _joiner(n_parts: int) -> Any:
             share = short_exp(tops[p, g, 0] - base)
             weight += tops[p, g, 1] * share
             total += numbers[p, i] * share
-        if weight > ZERO:
-            return total * ptx.reciprocal(weight), base + ptx.logarithm_of_two(weight) * _LN_2
-        return ZERO, NO_KEYS
+        if weight == ZERO:  # a weight that is no number makes a result that is none
+            return ZERO, NO_KEYS
+        return total * ptx.reciprocal(weight), base + ptx.logarithm_of_two(weight) * _LN_2
 
     return join
 

@@ -1,9 +1,9 @@
 """Attention of few queries over many keys, as in generation: blocks share the keys of a head.
 
 A block takes some of the keys that a query sees, for some of the heads that share them; each of its
-warps takes a few keys at a time (keys.py), and the next few are on their way meanwhile. The block
-of a query that ends last joins the sums of all (parts.py). The heads of one token may be made in
-the kernel (one_token.py).
+warps takes a few keys at a time (keys.py), and the next few are on their way meanwhile. The blocks
+of a query join their sums in a cluster (cluster.py) or, on cards without, through the card's memory
+(parts.py). The heads of one token may be made in the kernel (one_token.py).
 """
 
 from __future__ import annotations
@@ -79,17 +79,18 @@ def _batch(head_size: int) -> int:
 
 def _n_parts(node: Tensor) -> int:
     n_queries, n_heads, head_size = node.shape
-    wanted = _BLOCKS // (n_queries * (n_heads // _heads(node)))
+    wanted = max(1, _BLOCKS // (n_queries * (n_heads // _heads(node))))
+    if cluster.has_clusters():  # which are compiled for a number of blocks: few numbers will do
+        most = min(wanted, cluster.MOST_BLOCKS, head_size)
+        return 1 << most.bit_length() - 1
     most = -(-node.src[1].shape[0] // (_WARPS * _batch(head_size)))
-    if not cluster.has_clusters():
-        return max(1, min(wanted, most, parts.MOST_PARTS))
-    # Each head of a part has a thread for each block of the cluster.
-    n = max(1, min(wanted, most, cluster.MOST_BLOCKS, head_size))
-    return 1 << n.bit_length() - 1
+    return max(1, min(wanted, most, parts.MOST_PARTS))
 
 
 def scratch(node: Tensor) -> int:
     """Of each query, head and part: the sum of its values, then its maximum and its weight."""
+    if cluster.has_clusters():
+        return 0
     n_queries, n_heads, head_size = node.shape
     return F32.block_bytes * n_queries * n_heads * _n_parts(node) * (head_size + 2)
 
@@ -266,9 +267,10 @@ def bind(site: Site, token: Token | None = None) -> Call:
     vectorized = head_size % 4 == 0 and vectorizable(q, k, v)
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
-    found = site.scratch.view(np.float32)
-    n_groups = n_heads // n_together
-    tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
+    n_groups, found, tickets = n_heads // n_together, q, q  # clusters need neither
+    if not cluster.has_clusters():
+        found = site.scratch.view(np.float32)
+        tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
     shape = _Shape(
         head_size, node.src[1].dtype.name, n_together, blocks, has_bias, node.params["cap"] > 0,

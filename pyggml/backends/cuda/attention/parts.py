@@ -1,9 +1,10 @@
 """Parts of a result: what blocks that share the keys of a query find, and what joins it.
 
 A part is the sum of values that a block has found for a head, then its maximum and its weight. The
-block of a query that ends last joins all parts, in their order. (Where there are clusters, these
-join them: cluster.py.) Places are unsigned: of a signed
-one Numba asks whether it counts from the end.
+block of a query that ends last joins all parts, in their order. So it is on cards without clusters;
+others take cluster.py.
+
+Places are unsigned here: of a signed one Numba asks whether it counts from the end.
 
 parts    flat, (queries, heads, parts, head_size + 2)
 shares   (heads of a block, MOST_PARTS), of each part in a head's result
