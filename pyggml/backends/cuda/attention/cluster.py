@@ -3,7 +3,7 @@
 Each block of a query's keys finds a sum of values for each number of its heads, and a maximum and a
 weight for each head. It sends every number to the block of the cluster that joins this number, and
 the maxima and weights to all. So nothing goes through the card's memory, and no block waits for a
-last one. Cards have clusters since Hopper (compute capability 9.0); others take parts.py.
+last one. Cards have clusters since Hopper (compute capability 9.0).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A block takes some of the keys that a query sees, for some of the heads that share them; each of its
 warps takes a few keys at a time (keys.py), and the next few are on their way meanwhile. The blocks
-of a query join their sums in a cluster (cluster.py) or, on cards without, through the card's memory
-(parts.py). The heads of one token may be made in the kernel (one_token.py).
+of a query join their sums in a cluster (cluster.py) or through the card's memory (parts.py). The heads of one token may be made in the kernel (one_token.py).
 """
 
 from __future__ import annotations
@@ -40,13 +39,15 @@ from pyggml.tensors import Tensor
 MOST_QUERIES = 2 if SIMULATED else 8
 _WARPS = 2 if SIMULATED else 8
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
+_MOST_OF_CLUSTERS = 4096  # keys; see docs/devices.md
 _TOGETHER, _NUMBERS = 4, 1024  # heads of a block, and numbers of them, at most
 
 
 class _Shape(NamedTuple):
     """What a kernel is compiled for: the size of a head, the type of keys, heads of a block, blocks
     of heads that share their keys, whether scores have a bias, whether they have a cap, whether all
-    lie in fours, whether the heads of the token are made here."""
+    lie in fours, whether the heads of the token are made here, the parts of a query's keys and
+    whether their blocks are a cluster."""
 
     head_size: int
     key_type: str
@@ -57,6 +58,7 @@ class _Shape(NamedTuple):
     vectorized: bool
     makes_heads: bool
     n_parts: int
+    in_clusters: bool
 
 
 def takes(node: Tensor) -> bool:
@@ -77,10 +79,15 @@ def _batch(head_size: int) -> int:
     return 2 if SIMULATED else 1 << max(1, most).bit_length() - 1
 
 
+def _in_clusters(node: Tensor) -> bool:
+    """Whether the blocks of a query are a cluster: there are fewer then, so not for many keys."""
+    return cluster.has_clusters() and node.src[1].shape[0] <= _MOST_OF_CLUSTERS
+
+
 def _n_parts(node: Tensor) -> int:
     n_queries, n_heads, head_size = node.shape
     wanted = max(1, _BLOCKS // (n_queries * (n_heads // _heads(node))))
-    if cluster.has_clusters():  # which are compiled for a number of blocks: few numbers will do
+    if _in_clusters(node):  # which are compiled for a number of blocks: few numbers will do
         most = min(wanted, cluster.MOST_BLOCKS, head_size)
         return 1 << most.bit_length() - 1
     most = -(-node.src[1].shape[0] // (_WARPS * _batch(head_size)))
@@ -89,7 +96,7 @@ def _n_parts(node: Tensor) -> int:
 
 def scratch(node: Tensor) -> int:
     """Of each query, head and part: the sum of its values, then its maximum and its weight."""
-    if cluster.has_clusters():
+    if _in_clusters(node):
         return 0
     n_queries, n_heads, head_size = node.shape
     return F32.block_bytes * n_queries * n_heads * _n_parts(node) * (head_size + 2)
@@ -202,7 +209,7 @@ def _attend(shape: _Shape) -> Any:
     made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
     read_token, make_heads, keep_token, replace = made_here
     put_sums, n_parts = _sums_putter(shape, mine, batch), shape.n_parts
-    joins = cluster.joins if cluster.has_clusters() else parts.joins
+    joins = cluster.joins if shape.in_clusters else parts.joins
     place, begin, finish = joins(n_together, head_size, _WARPS, n_parts)
     score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
@@ -268,13 +275,13 @@ def bind(site: Site, token: Token | None = None) -> Call:
     if node.src[1].dtype is not F32:
         k, v = k.view(np.uint8), v.view(np.uint8)
     n_groups, found, tickets = n_heads // n_together, q, q  # clusters need neither
-    if not cluster.has_clusters():
+    if not _in_clusters(node):
         found = site.scratch.view(np.float32)
         tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
     shape = _Shape(
         head_size, node.src[1].dtype.name, n_together, blocks, has_bias, node.params["cap"] > 0,
-        vectorized, token is not None, _n_parts(node),
+        vectorized, token is not None, _n_parts(node), _in_clusters(node),
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,

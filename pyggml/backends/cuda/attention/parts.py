@@ -1,8 +1,8 @@
 """Parts of a result: what blocks that share the keys of a query find, and what joins it.
 
 A part is the sum of values that a block has found for a head, then its maximum and its weight. The
-block of a query that ends last joins all parts, in their order. So it is on cards without clusters;
-others take cluster.py.
+block of a query that ends last joins all parts, in their order. Where a query's blocks are a
+cluster, cluster.py takes the place of this.
 
 Places are unsigned here: of a signed one Numba asks whether it counts from the end.
 
