@@ -2,7 +2,8 @@
 
 A block takes some of the keys that a query sees, for some of the heads that share them; each of its
 warps takes a few keys at a time (keys.py), and the next few are on their way meanwhile. The blocks
-of a query join their sums in a cluster (cluster.py) or through the card's memory (parts.py). The heads of one token may be made in the kernel (one_token.py).
+of a query join their sums in a cluster (cluster.py) or through the card's memory (parts.py). The
+heads of one token may be made in the kernel (one_token.py).
 """
 
 from __future__ import annotations
