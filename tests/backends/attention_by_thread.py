@@ -25,18 +25,10 @@ def numbers(*shape):
 def attend(q, k, v, span, sharing, token=0, size=SIZE, in_clusters=True):
     """What all blocks give: heads of a query (n_heads, size)."""
     n_heads, together = sharing * N_KEY_HEADS, 3 if sharing == 3 else 2
+    blocks, of_cluster = sharing // together, N_PARTS if in_clusters else 0
     shape = decode._Shape(
-        size,
-        "F16",
-        together,
-        sharing // together,
-        False,
-        False,
-        True,
-        token != 0,
-        N_PARTS,
-        in_clusters,
-    )
+        size, "F16", together, blocks, False, False, True, token != 0, of_cluster
+    )  # fmt: skip
     sums = np.full(n_heads * N_PARTS * (size + 2), np.nan, np.float32)
     out, lse = np.full(n_heads * size, np.nan, np.float32), np.zeros(n_heads, np.float32)
     tickets = np.zeros(n_heads // together, np.uint32)

@@ -27,7 +27,7 @@ from pyggml.backends.cuda.weights import four_of
 kinds = [Kind(unit_of(n, 256), 1, 1, False, True, True) for n in ("Q8_0", "Q4_K", "Q6_K")]
 found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
 found += [few_rows._kernel((kind,), True) for kind in kinds]
-found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4, True))]
+found += [_attend(_Shape(128, "F16", 2, 1, False, True, True, False, 4))]
 texts = [json.dumps(described(k)) for k in found]
 print([hashlib.sha256(t.encode()).hexdigest() for t in texts])
 """

@@ -48,8 +48,8 @@ class _Shares(NamedTuple):
 
 
 def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[Any, Any, Any]:
-    """(place, begin, finish) of blocks of so many warps and heads, as those of parts.py: n_parts of
-    them are a cluster. n_parts is at most head_size."""
+    """(place, begin, finish) of blocks of so many warps and heads, as those of parts.py: n_parts,
+    at most head_size, are a cluster."""
     n = n_together * head_size
     shares = _Shares(n_together, head_size, n_warps * LANES, n_parts, n, -(-n // n_parts))
     place = cluster_ptx.clusters_of(n_parts)

@@ -47,8 +47,8 @@ _TOGETHER, _NUMBERS = 4, 1024  # heads of a block, and numbers of them, at most
 class _Shape(NamedTuple):
     """What a kernel is compiled for: the size of a head, the type of keys, heads of a block, blocks
     of heads that share their keys, whether scores have a bias, whether they have a cap, whether all
-    lie in fours, whether the heads of the token are made here, the parts of a query's keys and
-    whether their blocks are a cluster."""
+    lie in fours, whether the heads of the token are made here, the blocks of a query if they are a
+    cluster, else 0."""
 
     head_size: int
     key_type: str
@@ -58,8 +58,7 @@ class _Shape(NamedTuple):
     has_cap: bool
     vectorized: bool
     makes_heads: bool
-    n_parts: int
-    in_clusters: bool
+    of_cluster: int
 
 
 def takes(node: Tensor) -> bool:
@@ -209,9 +208,9 @@ def _attend(shape: _Shape) -> Any:
     read_query, of_raw = _query_reader(shape), batch * fours_of(head_size) * n_raw
     made_here = of_token(shape.key_type, n_together, batch) if shape.makes_heads else of_none()
     read_token, make_heads, keep_token, replace = made_here
-    put_sums, n_parts = _sums_putter(shape, mine, batch), shape.n_parts
-    joins = cluster.joins if shape.in_clusters else parts.joins
-    place, begin, finish = joins(n_together, head_size, _WARPS, n_parts)
+    put_sums, of_cluster = _sums_putter(shape, mine, batch), shape.of_cluster
+    joins = partial(cluster.joins, n_parts=of_cluster) if of_cluster else parts.joins
+    place, begin, finish = joins(n_together, head_size, _WARPS)
     score, carry = _scorer(shape, mine, batch), _carrier(shape, mine, batch)
     of_ends, of_sums = (_WARPS, n_together, 2), (_WARPS, n_together, head_size)
     spread, of_heads = _spread(shape, batch), n_together * mine
@@ -230,6 +229,7 @@ def _attend(shape: _Shape) -> Any:
         z, own = cuda.local.array(of_scores, np.float32), cuda.local.array(of_own, np.float32)
         tops, weights = cuda.local.array(of_tops, np.float32), cuda.local.array(of_tops, np.float32)
         part, query = cuda.blockIdx.x, cuda.blockIdx.z
+        n_parts = of_cluster or cuda.gridDim.x
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         head, key_head = cuda.blockIdx.y * n_together, cuda.blockIdx.y // sharing
         row = np.int64(query) * sizes.n_heads + head
@@ -280,9 +280,10 @@ def bind(site: Site, token: Token | None = None) -> Call:
         found = site.scratch.view(np.float32)
         tickets = site.constant(np.zeros(n_queries * n_groups, np.uint32))  # 0 between launches
     has_bias, blocks = sizes.steep_heads > 0, n_groups // sizes.n_key_heads
+    of_cluster = _n_parts(node) if _in_clusters(node) else 0
     shape = _Shape(
         head_size, node.src[1].dtype.name, n_together, blocks, has_bias, node.params["cap"] > 0,
-        vectorized, token is not None, _n_parts(node), _in_clusters(node),
+        vectorized, token is not None, of_cluster,
     )  # fmt: skip
     return launch(
         _attend(shape), (_n_parts(node), n_groups, n_queries), _WARPS * LANES, site.stream,

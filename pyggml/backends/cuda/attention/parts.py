@@ -151,8 +151,9 @@ def _joiner(n_together: int, head_size: int, n_warps: int) -> Any:
     return join
 
 
-def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[Any, Any, Any]:
-    """(place, begin, finish) of blocks of so many warps and heads, n_parts for the keys of a query.
+def joins(n_together: int, head_size: int, n_warps: int) -> tuple[Any, Any, Any]:
+    """(place, begin, finish) of blocks of so many warps and heads; those along x share the keys of
+    a query.
 
     place()          by the kernel's own code: which blocks run together
     begin(barrier)   by all threads, before all else; barrier: one uint64 of shared memory
@@ -174,7 +175,7 @@ def joins(n_together: int, head_size: int, n_warps: int, n_parts: int) -> tuple[
     def finish(_barrier, out, lse, parts, tickets, sinks, sums, ends, query, head, sizes):
         shares = cuda.shared.array(of_shares, np.float32)
         ticket = cuda.shared.array(1, np.uint32)
-        row = np.int64(query) * sizes.n_heads + head
+        row, n_parts = np.int64(query) * sizes.n_heads + head, cuda.gridDim.x
         put(parts, (row * n_parts + cuda.blockIdx.x) * step, n_parts * step, sums, ends)
         if is_last(ticket, tickets, query * cuda.gridDim.y + cuda.blockIdx.y, n_parts):
             join(out, lse, parts, sinks, shares, query, head, n_parts, sizes)
