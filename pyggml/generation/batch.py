@@ -58,7 +58,7 @@ class Slot:
         self.n_kept = _ALL  # tokens whose keys tell of the tokens here alone: a shift ends them
         self.state: State = {}  # of recurrent parts, while another sequence's is in the cache
         self.last_used = 0
-        self.n_changes = 0  # by whoever has the slot; not of what `Batch.greedy` appends
+        self.n_changes = 0  # how often it was fed, cut or closed: `Batch.greedy` sees others do it
 
     @property
     def n_past(self) -> int:

@@ -1,6 +1,7 @@
 """A device that runs ahead of the host gives the tokens that the host would choose."""
 
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from separate_cpu import SeparateCPU
 import pyggml
 from pyggml.errors import ConfigError, DataError
 from pyggml.generation import Batch, Finish, Sampling, Session, ahead, complete
+
+GOLDEN = Path(__file__).parents[1] / "golden/models"
 
 
 @pytest.fixture
@@ -150,6 +153,15 @@ def test_logits_that_are_no_numbers(apart, prompt, monkeypatch):
         next(tokens)
 
 
+def test_a_state_does_not_run_ahead(passes):
+    """It would be that of a token which may never be asked for."""
+    path = GOLDEN / "mamba-Q4_K_M.gguf"
+    apart = pyggml.load(path, compute="f32", backends=[SeparateCPU()])
+    found = list(islice(Session(apart, 20).greedy([1, 2, 3]), 8))
+    assert found == fed(pyggml.load(path, compute="f32"), [1, 2, 3], 8)
+    assert passes[0] == 0
+
+
 def test_what_is_not_run_ahead(tiny, apart, prompt, passes):
     session = Session(pyggml.load(tiny), 40)
     assert len(list(islice(session.greedy(prompt), 5))) == 5
@@ -196,7 +208,7 @@ def test_an_answer_that_a_stop_string_ends(apart, prompt):
 
 def test_a_prompt_is_refused_even_where_no_token_is_wanted(apart, prompt):
     assert list(complete(apart, prompt, 0)) == []
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="wanted one row of integers"):
         list(complete(apart, [], 0))
     with pytest.raises(DataError, match="do not fit into a context of 3"):
         list(complete(apart, prompt, 5, n_ctx=3))

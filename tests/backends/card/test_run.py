@@ -11,6 +11,7 @@ import pyggml
 from pyggml.backends.cuda.device import CudaBackend
 from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.generation import Session
+from pyggml.generation.ahead import runs_ahead
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 
 GOLDEN = Path(__file__).parents[2] / "golden/models"
@@ -72,6 +73,7 @@ def test_text(card):
 def test_the_card_runs_ahead(card):
     """What it chooses is the greatest of the logits that the host gets for the same tokens."""
     model = adapted(GOLDEN / "qwen3-F16.gguf", card)
+    assert runs_ahead(model)
     session, other = Session(model, 90), Session(model, 90)
     wanted, tokens = [], TOKENS
     for _ in range(60):

@@ -40,7 +40,7 @@ from pyggml.tensors import Tensor
 MOST_QUERIES = 2 if SIMULATED else 8
 _WARPS = 2 if SIMULATED else 8
 _BLOCKS = 264  # that are wanted: two for each multiprocessor of a large card
-_MOST_OF_CLUSTERS = 4096  # keys; see docs/devices.md
+_MOST_OF_CLUSTERS = 4096  # keys: for many more, the 16 parts that there are without are faster
 _TOGETHER, _NUMBERS = 4, 1024  # heads of a block, and numbers of them, at most
 
 

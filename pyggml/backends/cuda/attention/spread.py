@@ -25,6 +25,7 @@ class Spread:
     """
 
     def __init__(self, n: int, together: int) -> None:
+        assert n & n - 1 == together & together - 1 == 0, f"{n} in groups of {together}"
         self.n = n
         self.n_own = n if LANES == 1 else 1
         made = _of_thread(together) if LANES == 1 else _of_warp(n, together)
@@ -41,11 +42,16 @@ def _of_thread(together: int) -> tuple[Any, ...]:
     def group(x, i):
         return x[i // together * together :][:together]
 
-    return number, sums, lambda x, i: max(group(x, i)), lambda x, i: sum(group(x, i)), _item
+    def greatest(x, i):
+        return max(group(x, i))
 
+    def total(x, i):
+        return sum(group(x, i))
 
-def _item(x, j):
-    return x[j]
+    def of(x, j):
+        return x[j]
+
+    return number, sums, greatest, total, of
 
 
 def _of_warp(n: int, together: int) -> tuple[Any, ...]:
