@@ -44,8 +44,8 @@ import pyggml
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.backends.cuda.driver import Captured, cuda
 from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
-from pyggml.dtypes import DTYPES
 from pyggml.generation import Session
+from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.on_devices import on_devices

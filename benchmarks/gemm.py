@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from pyggml import gemm, threads
-from pyggml._jit import kernel, parallel, prange
+from pyggml import threads
 from pyggml.backends import CPU
-from pyggml.backends.cpu import Compute
-from pyggml.call import Call
-from pyggml.dtypes import dtype
-from pyggml.gemm.activations import BLOCK_WORDS
-from pyggml.gemm.int8_tile import byte_product
-from pyggml.gemm.panels import float_product, pair_product
-from pyggml.gemm.tile import BYTE_TILE, FLOAT_TILE, PAIR_TILE, Tile
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import dtype
+from pyggml.jit import kernel, parallel, prange
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm.activations import BLOCK_WORDS
+from pyggml.kernels.gemm.int8_tile import byte_product
+from pyggml.kernels.gemm.panels import float_product, pair_product
+from pyggml.kernels.gemm.tile import BYTE_TILE, FLOAT_TILE, PAIR_TILE, Tile
+from pyggml.kernels.kernel import Compute
 from pyggml.quants import quantize
 
 from machine import about

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pyggml import gguf
-from pyggml.dtypes import F16, F32
+from pyggml.graph.dtypes import F16, F32
 from pyggml.requantize import requantize
 
 N_VOCAB, N_LAYER, N_HEAD, N_HEAD_KV, HEAD = 151936, 28, 16, 8, 128

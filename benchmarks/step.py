@@ -23,9 +23,9 @@ import numpy as np
 from gemm import limit, limit_flop, seconds
 
 import pyggml
-from pyggml.backends.cpu import Compute
 from pyggml.backward import Keep
-from pyggml.gemm import FLOATS
+from pyggml.kernels.gemm import FLOATS
+from pyggml.kernels.kernel import Compute
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW

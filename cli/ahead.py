@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pyggml import load, threads
-from pyggml._jit import CACHE, JIT
 from pyggml.graph import Graph
+from pyggml.jit import CACHE, JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
 from pyggml.lora.passes import Passes

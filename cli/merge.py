@@ -13,10 +13,10 @@ from pyggml.cli.options import ADAPTERS, PATH, SETTINGS, adapter_word, threads_o
 from pyggml.cli.paths import check_output
 from pyggml.cli.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.cli.show import say
-from pyggml.imatrix import read_imatrix
 from pyggml.lora import merge
 from pyggml.lora.merge import updated
 from pyggml.quants import FILE_TYPES
+from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"
 

@@ -11,9 +11,9 @@ from pyggml import gguf
 from pyggml.cli.options import PATH, SETTINGS, threads_option
 from pyggml.cli.paths import check_output
 from pyggml.cli.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
-from pyggml.imatrix import read_imatrix
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import rewrite
+from pyggml.requantize.imatrix import read_imatrix
 
 
 @click.command("quantize", context_settings=SETTINGS)

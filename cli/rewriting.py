@@ -11,8 +11,8 @@ import click
 
 from pyggml.cli.options import PATH
 from pyggml.cli.show import plural, printable, say, size
-from pyggml.dtypes import DType
 from pyggml.gguf import GGUFFile
+from pyggml.graph.dtypes import DType
 
 ALLOW_REQUANTIZE = click.option(
     "--allow-requantize",

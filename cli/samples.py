@@ -11,7 +11,7 @@ from pyggml.cli.chats import documents
 from pyggml.cli.show import printable, say
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.generation import Sampling, Session, generate
-from pyggml.lens import TokenTable, token_table
+from pyggml.look.lens import TokenTable, token_table
 from pyggml.lora import Corpus, DataConfig, Dataset
 from pyggml.lora.data.chats import CHAT, Chats, encoder_of
 from pyggml.model import Model

@@ -16,13 +16,13 @@ import pyggml.threads
 from pyggml import gguf, load
 from pyggml.cli.options import SETTINGS, threads_option
 from pyggml.cli.show import say, span
-from pyggml.dtypes import F32
 from pyggml.generation import Session
-from pyggml.imatrix import ImportanceMatrix, Sums
+from pyggml.graph.dtypes import F32
 from pyggml.lora import Corpus, Dataset, TrainConfig, Trainer, attach
 from pyggml.models import ARCHITECTURES, draw, small_metadata, tensors_of
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize import requantize
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums
 
 _CTX, _N_VOCAB = 32, 64
 _BY_IMPORTANCE = ("IQ1", "IQ2", "IQ3", "Q2_K_S")  # file types that want it of some tensors

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pyggml.backward.check import as_leaf
-from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
-from pyggml.op import NoGrad, Op
+from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
+from pyggml.graph.op import NoGrad, Op
+from pyggml.graph.tensor import leaf
+from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.tensors import leaf
 
 
 def _words(names: str) -> frozenset[str]:

@@ -23,10 +23,10 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from pyggml import backends, gguf, load, lora, tokenizer
-from pyggml.dtypes import F32
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Shape
 from pyggml.models import tensors_of
 from pyggml.requantize import requantize
-from pyggml.tensors import Shape
 from pyggml.tokenizer.bpe import splits
 from pyggml.tokenizer.pretokenizers import PRETOKENIZERS
 

@@ -18,12 +18,12 @@ from pyggml.backends import read, write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.cli.demo import BASE, TEXT
 from pyggml.graph import Graph
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.optim import AdamW
 from pyggml.model import fill
 from pyggml.models import Inputs, build, build_loss
 from pyggml.runtime import Program, bind
-from pyggml.tensors import Tensor, leaf
 
 N_TOKENS, N_STEPS = 64, 10
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pyggml.gradients import loss_and_grads
+from pyggml.look.gradients import loss_and_grads
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.attach import attach, unfreeze
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.gguf import TensorSource
+from pyggml.graph.dtypes import F32
 from pyggml.models.adapter import ALPHAS, SUFFIXES
 
 

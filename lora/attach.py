@@ -11,6 +11,7 @@ import numpy as np
 
 from pyggml.backends import read, write
 from pyggml.errors import AdapterError
+from pyggml.graph.tensor import Shape, leaf
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.config import LoraConfig
 from pyggml.lora.parameters import Parameters
@@ -18,7 +19,6 @@ from pyggml.lora.starts import kaiming, pissa, row_squares, unpacked
 from pyggml.lora.targets import Target, targets
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
-from pyggml.tensors import Shape, leaf
 
 T = TypeVar("T")
 A, B, LENGTHS = ".lora_a", ".lora_b", ".lora_magnitude"

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
 from pyggml.gguf.fields import shown
+from pyggml.graph.dtypes import F32
 from pyggml.lora import lock
 from pyggml.lora.computed import Computed
 from pyggml.lora.reports import History

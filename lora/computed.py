@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pyggml import gguf
-from pyggml._isa import CHOSEN, ENVIRONMENT, ISAS, why_not
 from pyggml.errors import CheckpointError, GGUFError
 from pyggml.gguf.fields import shown
+from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISAS, why_not
 from pyggml.model import COMPUTE_TYPES, Model
 
 _TYPES = COMPUTE_TYPES[1:]  # all but "auto"

@@ -17,12 +17,12 @@ import numpy as np
 from pyggml.alloc import plan
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
-from pyggml.imatrix import ImportanceMatrix, Sums
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.evaluate.perplexity import chunks_of
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, Net
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums
 from pyggml.runtime import Program, Tap, bind
-from pyggml.tensors import Tensor
 
 _LEAST = 16  # tokens of a chunk; llama.cpp skips products of fewer
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from pyggml.backends import read
 from pyggml.errors import AdapterError
-from pyggml.imatrix import ImportanceMatrix
 from pyggml.lora.starts import row_squares, unpacked
 from pyggml.model import Model
 from pyggml.models import LoraPair
 from pyggml.requantize import Progress, rewrite
+from pyggml.requantize.imatrix import ImportanceMatrix
 
 _ROWS = 1024  # of a matrix that are updated at a time
 

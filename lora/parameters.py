@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.graph.tensor import Shape, leaf, window
 from pyggml.sizes import round_up
-from pyggml.tensors import Shape, leaf, window
 
 _FLOATS = 16  # of a cache line
 

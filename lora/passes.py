@@ -17,17 +17,17 @@ import numpy as np
 from pyggml.alloc import Plan
 from pyggml.backends import Backend, write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
-from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
 from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps, token_loss
-from pyggml.ops.dropout import DRAW
+from pyggml.ops.arithmetic.dropout import DRAW
 from pyggml.runtime import compile_backwards
-from pyggml.schedule import Part, Schedule, ScheduledProgram, bind, schedule
-from pyggml.tensors import Tensor, put_together, zeros
+from pyggml.runtime.schedule import Part, Schedule, ScheduledProgram, bind, schedule
 
 _WORD = 0xFFFFFFFF
 Arrays = dict[str, np.ndarray]

@@ -16,8 +16,8 @@ from zlib import crc32
 import numpy as np
 
 from pyggml.backends import read
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.quants import dequantize
-from pyggml.tensors import Shape, Tensor
 
 _EXACT = 256  # rows or columns up to which the whole decomposition is made
 _MORE = 16  # directions beyond those wanted: the wanted ones are then found well

@@ -15,7 +15,7 @@ from pyggml.lora.config import TrainConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.ops import add_inplace, fill_inplace
-from pyggml.schedule import Devices, bind, schedule
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 
 def n_sums(config: TrainConfig, ranks: Ranks = ALONE) -> int:

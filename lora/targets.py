@@ -11,11 +11,11 @@ from typing import TypeVar
 import numpy as np
 
 from pyggml.errors import AdapterError, Fault
+from pyggml.graph.tensor import Shape
 from pyggml.lora.config import LoraConfig
 from pyggml.models import Parts, TensorSpec
 from pyggml.models.adapter import TIED
 from pyggml.quants import needs_importance
-from pyggml.tensors import Shape
 
 T = TypeVar("T", int, float)
 

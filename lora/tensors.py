@@ -15,14 +15,14 @@ from functools import partial
 import numpy as np
 
 from pyggml.backends import read, write
-from pyggml.dtypes import BF16, F16, F32
 from pyggml.errors import AdapterError
+from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.starts import unpacked
 from pyggml.lora.targets import fits
 from pyggml.model import Model
 from pyggml.requantize import rewrite
-from pyggml.tensors import Tensor
 
 _FLOATS = (F32, F16, BF16)
 

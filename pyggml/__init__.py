@@ -11,7 +11,7 @@ pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
 Between backward and plan stand passes from graph to graph: what is rounded, and what is computed
-again (pyggml.backward); which device computes what (pyggml.schedule).
+again (pyggml.backward); which device computes what (pyggml.runtime.schedule).
 
 `pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
 are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so
@@ -21,6 +21,7 @@ that `import pyggml` costs nothing.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from pyggml.model import Model, load
 
 __version__ = "0.1.0"
+
+# Installed, pyggml.lora and pyggml.cli lie in this folder; in a checkout, beside it.
+_CHECKOUT = Path(__file__).resolve().parents[1]
+if all((_CHECKOUT / name).is_file() for name in ("pyproject.toml", "lora/train.py", "cli/run.py")):
+    __path__.append(str(_CHECKOUT))
 
 _WHERE = {
     "Value": "pyggml.eager",
@@ -43,12 +49,17 @@ _WHERE = {
     "Sampling": "pyggml.generation",
     "generate": "pyggml.generation",
 }
-_MODULES = {"functions": "pyggml.eager.functions", "optim": "pyggml.eager.optim"}
+_MODULES = {
+    "functions": "pyggml.eager.functions",
+    "lens": "pyggml.look.lens",
+    "optim": "pyggml.eager.optim",
+    "overview": "pyggml.look.overview",
+}
 _MODULES |= {
     name: f"pyggml.{name}"
     for name in (
-        *("alloc", "backward", "eager", "gguf", "graph", "lens", "lora", "models", "ops", "quants"),
-        *("runtime", "tensors", "threads", "tokenizer"),
+        *("alloc", "backward", "eager", "gguf", "graph", "look", "lora", "models", "ops", "quants"),
+        *("runtime", "threads", "tokenizer"),
     )
 }
 

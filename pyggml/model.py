@@ -15,17 +15,17 @@ import numpy as np
 
 from pyggml import gguf, tokenizer
 from pyggml.backends import CPU, Backend, backends_of, write
-from pyggml.backends.cpu import Compute
-from pyggml.dtypes import BF16, F32, DType
 from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
-from pyggml.gemm import FASTEST
 from pyggml.gguf.fields import shown
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16, F32, DType
+from pyggml.graph.tensor import Tensor
+from pyggml.kernels.gemm import FASTEST
+from pyggml.kernels.kernel import Compute
 from pyggml.models import Inputs, LoraPairs, ModelConfig, Parts, Taps, build, read
 from pyggml.models.adapter import read_adapter
-from pyggml.schedule import Arenas, Devices, ScheduledProgram, bind, schedule
-from pyggml.tensors import Tensor
-from pyggml.trace import Numbers, Trace, edits
+from pyggml.runtime.schedule import Arenas, Devices, ScheduledProgram, bind, schedule
+from pyggml.runtime.trace import Numbers, Trace, edits
 
 Path = str | os.PathLike[str]
 AdapterFile = Path | tuple[Path, float]  # a file, or a file and its weight
@@ -244,14 +244,12 @@ def load(
 
     adapter: a file, (file, weight), or a list of these; their updates add up. A weight multiplies
     an update, like llama.cpp's --lora-scaled.
-    compute: how products with quantised weights are computed, see pyggml.gemm. "f32" is exact;
-    "bf16" and "int8" round, and are slow on CPUs without such instructions; "auto" takes the
-    fastest.
-    backends: devices to compute, train and generate on, in order of preference. The CPU runs what
-    they lack, with a warning; without backends it runs everything.
-    device: "cuda", "cuda:1" or "auto" opens such a device as the last of the backends.
-    Raises GGUFError, ModelError, AdapterError, ConfigError or DeviceError: one sentence that names
-    the fault.
+    compute: how products with quantised weights are computed, see pyggml.kernels.gemm. "f32" is
+    exact; "bf16" and "int8" round, and are slow on CPUs without such instructions; "auto" takes the
+    fastest. backends: devices to compute, train and generate on, in order of preference. The CPU
+    runs what they lack, with a warning; without backends it runs everything. device: "cuda",
+    "cuda:1" or "auto" opens such a device as the last of the backends. Raises GGUFError,
+    ModelError, AdapterError, ConfigError or DeviceError: one sentence that names the fault.
     """
     known = next((name for name in COMPUTE_TYPES if name == compute), None)
     if known is None:

@@ -15,7 +15,7 @@ import warnings
 import numba
 from numba.core import config
 
-from pyggml._jit import JIT
+from pyggml.jit import JIT
 
 __all__ = ["get", "most", "set"]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pyggml.ops import unary
+from pyggml.ops.arithmetic import unary
 
 ROOT = Path(__file__).parents[1]
 NAMES = ", ".join(name for name in vars(unary) if not name.startswith("__"))
@@ -14,9 +14,10 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 
 def test_the_op_in_adding_an_op_passes_the_tests_of_every_op(tmp_path):
-    """In a file that sees what pyggml/ops/unary.py sees, declared before the tests ask for ops."""
+    """In a file that sees what unary.py sees, declared before the tests ask for ops."""
     (block,) = PYTHON.findall((ROOT / "docs/adding-an-op.md").read_text("utf-8"))
-    pasted = f"from __future__ import annotations\nfrom pyggml.ops.unary import {NAMES}\n{block}"
+    names = f"from pyggml.ops.arithmetic.unary import {NAMES}"
+    pasted = f"from __future__ import annotations\n{names}\n{block}"
     (tmp_path / "pasted.py").write_text(pasted, "utf-8")
     wanted = ("-k", "cube", "-p", "no:cacheprovider", "-p", "pasted", "tests/test_every_op.py")
     done = subprocess.run(

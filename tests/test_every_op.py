@@ -15,15 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyggml import threads
-from pyggml._jit import JIT
-from pyggml.backends.cpu import KERNELS, Site, array
-from pyggml.backward.check import as_leaf, check_gradient, in_float64
-from pyggml.dtypes import BF16, F16, F32, I32
+from pyggml.backends.cpu import array
 from pyggml.errors import ShapeError
-from pyggml.op import Memory, NoGrad, Sample
+from pyggml.graph.dtypes import BF16, F16, F32, I32
+from pyggml.graph.op import Memory, NoGrad, Sample
+from pyggml.graph.tensor import Tensor, leaf, zeros
+from pyggml.jit import JIT
+from pyggml.kernels.kernel import KERNELS, Site
+from pyggml.look.check import as_leaf, check_gradient, in_float64
 from pyggml.ops import OPS
 from pyggml.runtime import run
-from pyggml.tensors import Tensor, leaf, zeros
 
 # The largest error allowed, relative to the largest value of the reference.
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 8e-3}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyggml._jit import exact, kernel
+from pyggml.jit import exact, kernel
 
 
 def test_an_exact_function_is_exact_in_a_kernel_that_is_the_first_to_call_it():

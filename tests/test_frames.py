@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pyggml._frames import (
+from pyggml.jit import JIT, kernel
+from pyggml.jit.frames import (
     Bool,
     Float,
     Floats1,
@@ -22,8 +23,7 @@ from pyggml._frames import (
     Shorts1,
     Shorts3,
 )
-from pyggml._jit import JIT, kernel
-from pyggml._tasks import launch, stage, task_code
+from pyggml.jit.tasks import launch, stage, task_code
 
 needs_jit = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 
@@ -157,9 +157,9 @@ class Listener(event.Listener):
     def on_start(self, e): compiled.append(e)
     def on_end(self, e): pass
 event.register("numba:run_pass", Listener())
-from pyggml import gemm
+from pyggml.kernels import gemm
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
+from pyggml.graph.dtypes import dtype
 from pyggml.quants import quantize
 w = quantize(np.ones((130, 256), np.float32), "Q4_K")
 for compute in ("f32", "int8"):

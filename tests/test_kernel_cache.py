@@ -90,7 +90,7 @@ def test_a_machine_without_a_place_for_them(run, patch):
 SUMS = """
 import hashlib
 import numpy as np
-from pyggml.ops.head import _softmax_loss_rows
+from pyggml.ops.loss.head import _softmax_loss_rows
 rng = np.random.default_rng(0)
 z, weights = rng.standard_normal((7, 1003), np.float32), rng.random(7, np.float32)
 targets, losses = rng.integers(0, 1003, 7).astype(np.int32), np.zeros(7, np.float32)
@@ -118,7 +118,7 @@ def test_the_process_that_compiles_a_kernel_gives_the_bits_of_later_ones(tmp_pat
 
 
 NAME = """
-import pyggml._jit
+import pyggml.jit
 from numba.core.caching import IndexDataCacheFile
 print(IndexDataCacheFile("folder", "kernel", "stamp")._data_name(1))
 """

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from pyggml import ops
 from pyggml.alloc import plan
-from pyggml.backward.check import check_gradient
-from pyggml.dtypes import I32, dtype
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import I32, dtype
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.look.check import check_gradient
 from pyggml.runtime import bind, run
-from pyggml.tensors import leaf, zeros
 
 EXAMPLES = settings(max_examples=25)
 SIZES = st.sampled_from([1, 1, 2, 3, 4, 6, 7, 16, 17])

@@ -7,10 +7,10 @@ import pytest
 from derivatives import gradients_of
 
 from pyggml import ops
-from pyggml.backward.check import check_gradient
-from pyggml.dtypes import BF16, F16, F32
+from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.graph.tensor import leaf
+from pyggml.look.check import check_gradient
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 
 def f32(shape, seed=0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyggml.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
+from pyggml.graph.ggml_enums import GGMLGLUOp, GGMLOp, GGMLUnaryOp
 from pyggml.ops import OPS
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -97,7 +97,7 @@ def test_the_first_step_waits_for_nothing_that_it_does_not_use():
     assert {"pyggml.lora.train", "pyggml.generation"} <= loaded
     assert not loaded & {
         "jinja2",
-        "pyggml.draw",
+        "pyggml.look.draw",
         "pyggml.lora.evaluate",
         "pyggml.lora.preference",
         "pyggml.backends.cuda",

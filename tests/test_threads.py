@@ -4,7 +4,7 @@ import numba
 import pytest
 
 from pyggml import threads
-from pyggml._jit import JIT
+from pyggml.jit import JIT
 
 
 @pytest.fixture(autouse=True)

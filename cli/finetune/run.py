@@ -24,7 +24,7 @@ from pyggml.cli.run import STOPPED
 from pyggml.cli.samples import check_answer, compare, prompt_ids, readings
 from pyggml.cli.show import kept_rows, row, say, unescaped
 from pyggml.errors import DeviceLostError, DeviceMemoryError, PyggmlError
-from pyggml.gemm import FASTEST
+from pyggml.kernels.gemm import FASTEST
 from pyggml.lora import (
     Corpus,
     NextToken,

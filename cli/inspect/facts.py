@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.cli.inspect.fold import fold
 from pyggml.gguf import Field, GGUFFile, StringArray
-from pyggml.imatrix import read_imatrix
+from pyggml.requantize.imatrix import read_imatrix
 
 Facts = dict[str, Any]
 

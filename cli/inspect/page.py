@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyggml.cli import pages
 from pyggml.cli.inspect.sections import Section
-from pyggml.draw import heat, svg, tokens
 from pyggml.files import replacing
+from pyggml.look.draw import heat, svg, tokens
 
 FIRST_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 

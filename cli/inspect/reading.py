@@ -14,15 +14,15 @@ from pyggml import load
 from pyggml.backends import read
 from pyggml.cli.inspect.sections import Section, Table
 from pyggml.cli.show import plural
-from pyggml.draw import heat
-from pyggml.draw import tokens as coloured
 from pyggml.errors import ConfigError, PyggmlError
-from pyggml.gradients import loss_and_grads
-from pyggml.lens import TokenTable, token_table
+from pyggml.look.draw import heat
+from pyggml.look.draw import tokens as coloured
+from pyggml.look.gradients import loss_and_grads
+from pyggml.look.lens import TokenTable, token_table
+from pyggml.look.overview import Overview, findings, measure, overview
 from pyggml.lora import LoraConfig, attach, unfreeze
 from pyggml.lora.record import gradients_record
 from pyggml.model import AdapterFile, Model
-from pyggml.overview import Overview, findings, measure, overview
 
 _MOST_BYTES = 1 << 20  # of a text of which the beginning is read
 _SURPRISING = 10

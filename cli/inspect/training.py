@@ -13,9 +13,9 @@ from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
 from pyggml.cli.inspect.sections import Section, Table
 from pyggml.cli.show import plural, printable, size
-from pyggml.draw import inside, lanes, overview, sections
-from pyggml.draw.fold import counted
 from pyggml.errors import ConfigError
+from pyggml.look.draw import inside, lanes, overview, sections
+from pyggml.look.draw.fold import counted
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.parameters import Parameters
 from pyggml.lora.passes import Passes

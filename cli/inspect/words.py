@@ -35,7 +35,7 @@ def _style(level: int) -> Style:
 
 
 def _legend(has_colour: bool) -> Text:
-    from pyggml.draw.tokens import LEVELS
+    from pyggml.look.draw.tokens import LEVELS
 
     limits = [f"{limit:g}" for limit in LEVELS]
     if has_colour:

@@ -19,11 +19,11 @@ from pyggml.cli.report import FIRST_WORDS
 from pyggml.cli.report.series import charts_of
 from pyggml.cli.samples import Reading
 from pyggml.cli.show import size, span
-from pyggml.draw import heat, tokens
 from pyggml.files import replacing
+from pyggml.look.draw import heat, tokens
+from pyggml.look.overview import Overview, findings
 from pyggml.lora import History
 from pyggml.lora.record import overview_of, read_records
-from pyggml.overview import Overview, findings
 
 _MOST_FINDINGS = 8
 

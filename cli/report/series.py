@@ -12,8 +12,8 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
+from pyggml.look.overview import Overview
 from pyggml.lora.record import overview_of
-from pyggml.overview import Overview
 
 Chart = dict[str, Any]
 Points = Mapping[int, float]  # number by step

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyggml.generation import Finish, Piece
-from pyggml.serving import Read
+from pyggml.generation.serving import Read
 from pyggml.tokenizer import Tokenizer
 
 Object = dict[str, Any]

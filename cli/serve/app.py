@@ -25,7 +25,7 @@ from pyggml.cli.serve.errors import HANDLERS, ApiError
 from pyggml.cli.serve.guard import Access, Guard
 from pyggml.cli.serve.limits import BODY_SECONDS
 from pyggml.cli.serve.service import Flow, Service
-from pyggml.serving import Read
+from pyggml.generation.serving import Read
 
 _DONE = b"data: [DONE]\n\n"
 

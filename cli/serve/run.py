@@ -20,8 +20,8 @@ from pyggml.cli.web.listening import is_loopback, url_of
 from pyggml.cli.web.server import serve
 from pyggml.errors import ConfigError, TemplateError
 from pyggml.generation import Batch, Context, Sampling
+from pyggml.generation.serving import Scheduler, Worker
 from pyggml.model import Model
-from pyggml.serving import Scheduler, Worker
 
 DEFAULT_CTX = 4096
 GRACE_SECONDS = 10  # for answers under way when the server is to stop

@@ -19,8 +19,8 @@ from pyggml.cli.serve.limits import Limits
 from pyggml.errors import PyggmlError, TemplateError
 from pyggml.generation import Completion, Piece, Sampling
 from pyggml.generation.sampling import MOST_STOPS
+from pyggml.generation.serving import Closed, Expired, Failure, Full, Read, Request, Worker
 from pyggml.model import Model
-from pyggml.serving import Closed, Expired, Failure, Full, Read, Request, Worker
 
 T = TypeVar("T")
 Told = Piece | Read | Failure

@@ -7,7 +7,7 @@ from starlette.routing import Route
 
 from pyggml.cli.pages import hash_of, part
 from pyggml.cli.web.files import sent
-from pyggml.draw import heat, svg, tokens
+from pyggml.look.draw import heat, svg, tokens
 
 _HOME, _REPORT = "pyggml.cli.view", "pyggml.cli.report"
 _SCRIPTS = (

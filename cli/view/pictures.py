@@ -16,13 +16,13 @@ from pyggml.cli.inspect.training import Settings, planned_for
 from pyggml.cli.serve.errors import ApiError
 from pyggml.cli.show import size
 from pyggml.cli.view.asked import Pass
-from pyggml.draw import Section, inside, lanes, overview, sections
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
+from pyggml.graph.tensor import Tensor
+from pyggml.look.draw import Section, inside, lanes, overview, sections
 from pyggml.lora import DataConfig
 from pyggml.model import Model
 from pyggml.models import Inputs, build
-from pyggml.tensors import Tensor
 
 _KEPT = 4  # passes whose pictures stay
 _MOST_HITS = 100

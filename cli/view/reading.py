@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pyggml import lens
 from pyggml.cli.show import plural
-from pyggml.draw import tokens
 from pyggml.errors import ConfigError, DataError
+from pyggml.look import lens
+from pyggml.look.draw import tokens
 from pyggml.model import Model
 
 MOST_CHARACTERS = 20_000

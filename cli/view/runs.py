@@ -19,11 +19,11 @@ from pyggml.cli.report.series import Chart, charts_of
 from pyggml.cli.serve.errors import ApiError
 from pyggml.cli.show import printable, size, span
 from pyggml.cli.view.asked import shown
-from pyggml.draw import heat
 from pyggml.errors import ConfigError
+from pyggml.look.draw import heat
+from pyggml.look.overview import Overview, cell_of, findings
 from pyggml.lora.lock import holder
 from pyggml.lora.record import metrics_beside, overview_of, read_records
-from pyggml.overview import Overview, cell_of, findings
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28

@@ -8,17 +8,17 @@ from threading import Event
 from typing import Any
 
 from pyggml import gguf, load
-from pyggml.call import Call
 from pyggml.cli.inspect import present
 from pyggml.cli.inspect.adaptable import adaptable
 from pyggml.cli.inspect.facts import facts
 from pyggml.cli.inspect.sections import Section
 from pyggml.cli.show import printable
 from pyggml.errors import PyggmlError
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 from pyggml.model import Model
 from pyggml.models import Taps
-from pyggml.schedule import Arenas, ScheduledProgram
-from pyggml.tensors import Tensor
+from pyggml.runtime.schedule import Arenas, ScheduledProgram
 
 
 class Source:

@@ -13,8 +13,8 @@ import numpy as np
 from pyggml import gguf
 from pyggml.cli.serve.errors import ApiError
 from pyggml.cli.view.asked import shown
-from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, PyggmlError
+from pyggml.graph.dtypes import DType
 from pyggml.quants import dequantize
 
 _SAMPLED = 1 << 18  # weights

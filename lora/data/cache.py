@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.dtypes import I8, I32, I64, DType
 from pyggml.errors import DataError, GGUFError, PyggmlError
 from pyggml.files import replacing
+from pyggml.graph.dtypes import I8, I32, I64, DType
 from pyggml.lora.data.documents import Documents, Notes
 from pyggml.lora.data.files import SHOWN, UNITS, Faults
 from pyggml.lora.data.spill import blocks

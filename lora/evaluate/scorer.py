@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.backends import write
-from pyggml.dtypes import F32, I32
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import zeros
 from pyggml.model import Model
 from pyggml.models import Inputs, Net
 from pyggml.ops import get_rows
-from pyggml.ops.head import chunk_rows
-from pyggml.ops.loss import cross_entropies
-from pyggml.tensors import zeros
+from pyggml.ops.loss.head import chunk_rows
+from pyggml.ops.loss.loss import cross_entropies
 
 
 @dataclass(frozen=True, slots=True, eq=False)

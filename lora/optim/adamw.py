@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.optim.optimiser import Optimiser
 from pyggml.ops import opt_step_adamw
-from pyggml.tensors import Tensor
 
 
 class AdamW(Optimiser):

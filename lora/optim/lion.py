@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyggml.graph.tensor import Tensor
 from pyggml.lora.optim.optimiser import Optimiser
 from pyggml.ops import opt_step_lion
-from pyggml.tensors import Tensor
 
 
 class Lion(Optimiser):

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pyggml._jit import compile_for
 from pyggml.backends import CPU, write
-from pyggml.dtypes import F32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor, window, zeros
+from pyggml.jit import compile_for
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.parameters import Parameters
 from pyggml.ops import clip_norm
-from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensors import Tensor, window, zeros
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 
 class Optimiser(ABC):

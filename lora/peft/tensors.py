@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.errors import AdapterError
 from pyggml.gguf.fields import shown
-from pyggml.tensors import Shape
+from pyggml.graph.tensor import Shape
 
 NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import AdapterError
+from pyggml.graph.tensor import Shape
 from pyggml.lora.peft.layouts import LAYOUTS, Heads, Layout
 from pyggml.model import Model
-from pyggml.tensors import Shape
 
 # A module of experts, and its parameters.
 EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}

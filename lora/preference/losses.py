@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.backends import write
-from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import PreferenceConfig
 from pyggml.lora.preference.batch import AnswerBatch
 from pyggml.model import Model
@@ -43,7 +44,6 @@ from pyggml.ops import (
     sub,
     sum_,
 )
-from pyggml.tensors import Tensor, put_together, zeros
 
 _CERTAIN = -1e-7  # the highest mean log-probability whose odds are finite in float32
 

@@ -15,7 +15,7 @@ from pyggml.lora.preference.batch import Answers
 from pyggml.lora.preference.losses import Leaves, log_probs
 from pyggml.model import Model
 from pyggml.models import Inputs
-from pyggml.schedule import ScheduledProgram
+from pyggml.runtime.schedule import ScheduledProgram
 
 
 class Scorer:

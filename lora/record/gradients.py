@@ -1,7 +1,7 @@
 """The gradient overview of a run, measured at some of its steps.
 
 A record of metrics.jsonl has one step of it. Rows are layers, columns are modules with their factor
-(pyggml.overview); numbers have four digits, null stands for a tensor that a layer lacks, and a
+(pyggml.look.overview); numbers have four digits, null stands for a tensor that a layer lacks, and a
 number that is not finite is a word:
 
 {"event": "gradients", "step": 1, "layers": ["blk.0", …], "columns": ["attn_q A", "attn_q B", …],
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends import read
+from pyggml.look.overview import Column, Measure, Overview, arranged, measure, overview
 from pyggml.lora.parameters import Parameters
-from pyggml.overview import Column, Measure, Overview, arranged, measure, overview
-from pyggml.schedule import Devices
+from pyggml.runtime.schedule import Devices
 
 EVENT = "gradients"
 _SAMPLED = 50  # steps of a run

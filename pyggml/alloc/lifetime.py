@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyggml.graph import Graph
-from pyggml.op import SAVED, Memory
-from pyggml.tensors import Tensor
+from pyggml.graph.op import SAVED, Memory
+from pyggml.graph.tensor import Tensor
 
 FOREVER = 1 << 60
 

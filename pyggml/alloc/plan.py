@@ -18,9 +18,9 @@ from pyggml.alloc.sharing import sharing
 from pyggml.alloc.usage import peak
 from pyggml.backends import CPU, Backend
 from pyggml.graph import Graph
-from pyggml.op import SAVED, has_kernel
+from pyggml.graph.op import SAVED, has_kernel
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 _GAPS = 1.01  # if a plan is this many times its peak, a second is made, and the smaller taken
 

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from pyggml.backends import Backend
-from pyggml.dtypes import I8
+from pyggml.backends.base import Backend
 from pyggml.graph import Graph
-from pyggml.op import SHARED, has_kernel
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import I8
+from pyggml.graph.op import SHARED, has_kernel
+from pyggml.graph.tensor import Tensor
 
 
 def sharing(graph: Graph, backend: Backend) -> Iterator[tuple[Tensor, list[Tensor]]]:

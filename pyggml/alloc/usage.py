@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyggml.alloc.lifetime import FOREVER
-from pyggml.op import SAVED, SHARED
-from pyggml.tensors import Tensor
+from pyggml.graph.op import SAVED, SHARED
+from pyggml.graph.tensor import Tensor
 
 if TYPE_CHECKING:  # which asks here for the peak
     from pyggml.alloc.plan import Plan

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.call import Call
 from pyggml.graph import Graph
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 class Backend(ABC):

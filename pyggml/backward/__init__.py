@@ -4,23 +4,19 @@
     round_large      a pass: backward nodes read rounded copies of large tensors
     rematerialise    a pass: some results are computed again instead of kept
 
-`backward_steps` lists the rules as they are applied; `check_gradient` compares gradients with
-float64 slopes; `evaluate` computes a graph in float64.
+`backward_steps` lists the rules as they are applied. `pyggml.look.check` compares gradients with
+float64 slopes.
 """
 
-from pyggml.backward.check import Slope, check_gradient, evaluate
-from pyggml.backward.rematerialise import Keep, rematerialise
-from pyggml.backward.round_large import round_large
+from pyggml.backward.recompute import Keep, rematerialise
+from pyggml.backward.rounding import round_large
 from pyggml.backward.walk import BackwardStep, backward_steps, build_backward
 
 __all__ = [
     "BackwardStep",
     "Keep",
-    "Slope",
     "backward_steps",
     "build_backward",
-    "check_gradient",
-    "evaluate",
     "rematerialise",
     "round_large",
 ]

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from pyggml.graph import Graph
-from pyggml.op import SAVED
-from pyggml.tensors import Tensor
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import Tensor
 
 
 def forward_and_backward(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

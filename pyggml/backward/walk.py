@@ -10,9 +10,9 @@ import numpy as np
 
 from pyggml.errors import NoGradientError, ShapeError, first_of
 from pyggml.graph import Graph, last_write, reachable, topological
-from pyggml.op import OPS, Detached, NoGrad
+from pyggml.graph.op import OPS, Detached, NoGrad
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import add, add_inplace, repeat_back
-from pyggml.tensors import Tensor, leaf
 
 # Ops that fuse another with the addition of its result to their first source.
 _ADDING = {op.fuses[0]: op for op in OPS.values() if op.fuses[1:] == ("add",)}

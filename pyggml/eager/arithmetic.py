@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from pyggml import ops
-from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
-from pyggml.tensors import Shape, Tensor, leaf
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Shape, Tensor, leaf
 
 Builder = Callable[..., Tensor]
 Axes = int | tuple[int, ...] | None

@@ -16,7 +16,7 @@ from pyggml import ops
 from pyggml.eager import arithmetic
 from pyggml.eager.value import Value, apply, as_float, as_value, tensor
 from pyggml.errors import ShapeError
-from pyggml.tensors import Shape, Tensor
+from pyggml.graph.tensor import Shape, Tensor
 
 _rng = np.random.default_rng(0)
 

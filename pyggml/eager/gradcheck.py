@@ -20,13 +20,13 @@ import numpy as np
 
 from pyggml.backends import write
 from pyggml.backward import build_backward
-from pyggml.backward.check import STEP, evaluate, in_float64
 from pyggml.eager.value import Value, apply, tensor
 from pyggml.errors import ConfigError
 from pyggml.graph import Graph
-from pyggml.op import SAVED, Op
+from pyggml.graph.op import SAVED, Op
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.look.check import STEP, evaluate, in_float64
 from pyggml.runtime import results
-from pyggml.tensors import Tensor, leaf
 
 EXACT, ROUNDED = 1e-5, 1e-3  # tolerances for references in float64, and for kernels in float32
 MOST_EVALUATIONS = 2000  # of the graph, for a whole Jacobian

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.errors import ShapeError
-from pyggml.tensors import Tensor, leaf
+from pyggml.graph.tensor import Tensor, leaf
 
 
 def indexed(x: Tensor, key: Any) -> Tensor:

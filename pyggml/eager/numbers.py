@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml import backends
-from pyggml.backward.check import in_float64
-from pyggml.dtypes import F32, I32
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph
-from pyggml.op import SAVED
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.look.check import in_float64
 from pyggml.runtime import results, run
-from pyggml.tensors import Tensor, leaf
 
 SMALL = 1 << 18  # numbers in a node and its sources: above, kernels are worth their compilation
 

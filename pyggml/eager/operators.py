@@ -12,7 +12,7 @@ from pyggml.eager import arithmetic
 from pyggml.eager.arithmetic import Axes, Builder
 from pyggml.eager.indexing import indexed
 from pyggml.errors import ShapeError
-from pyggml.tensors import Shape
+from pyggml.graph.tensor import Shape
 
 _NUMBER = (int, float, np.integer, np.floating)
 

@@ -21,7 +21,7 @@ from pyggml import backward
 from pyggml.eager.numbers import numbers, refuse_outdated
 from pyggml.eager.value import Value
 from pyggml.errors import NoGradientError
-from pyggml.tensors import Tensor
+from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

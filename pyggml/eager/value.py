@@ -19,13 +19,13 @@ import numpy as np
 
 from pyggml.backward import build_backward
 from pyggml.backward.walk import is_fixed, reaching
-from pyggml.dtypes import F32
 from pyggml.eager.numbers import gradients, numbers, refuse_outdated, write
 from pyggml.eager.operators import Operators
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
-from pyggml.op import NoGrad
-from pyggml.tensors import MAX_AXES, Shape, Tensor, leaf
+from pyggml.graph.dtypes import F32
+from pyggml.graph.op import NoGrad
+from pyggml.graph.tensor import MAX_AXES, Shape, Tensor, leaf
 
 _values: WeakKeyDictionary[Tensor, ref[Value]] = WeakKeyDictionary()
 

@@ -15,11 +15,11 @@ import numpy as np
 from pyggml.backends import detach, write
 from pyggml.generation.sampler import check_greatest
 from pyggml.graph import Graph
+from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model
 from pyggml.models import Cache, Inputs, build
 from pyggml.ops import advance, likeliest
-from pyggml.schedule import Arenas, bind, schedule
-from pyggml.tensors import Tensor, put_together, zeros
+from pyggml.runtime.schedule import Arenas, bind, schedule
 
 Coming = Callable[[], int]  # waits for a token, and returns it
 

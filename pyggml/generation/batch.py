@@ -26,7 +26,7 @@ from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model
 from pyggml.models import Shift, build_shift
-from pyggml.schedule import ScheduledProgram, bind, schedule
+from pyggml.runtime.schedule import ScheduledProgram, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
 _ALL = 1 << 62

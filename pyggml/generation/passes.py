@@ -9,15 +9,15 @@ import numpy as np
 
 from pyggml.backends import detach
 from pyggml.backends.cpu import array
-from pyggml.dtypes import I32
 from pyggml.errors import ConfigError
 from pyggml.generation.ahead import Ahead
+from pyggml.graph.dtypes import I32
+from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model
 from pyggml.models import Cache, Inputs, Taps, build
-from pyggml.schedule import Arenas, ScheduledProgram
+from pyggml.runtime.schedule import Arenas, ScheduledProgram
+from pyggml.runtime.trace import Trace
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor, put_together, zeros
-from pyggml.trace import Trace
 
 MOST_TOKENS = 512  # in one pass, llama.cpp's ubatch
 STEP = 16  # passes of more tokens are padded to multiples of it

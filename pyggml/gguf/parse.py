@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pyggml.dtypes import BY_NUMBER, DType
 from pyggml.errors import GGUFError
 from pyggml.gguf.fields import SCALARS, Field, ValueType, shown, string_bounds
+from pyggml.graph.dtypes import BY_NUMBER, DType
 from pyggml.sizes import round_up
 
 MAGIC = b"GGUF"

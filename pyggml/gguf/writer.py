@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
 from pyggml.files import replacing
 from pyggml.gguf.fields import Field, ValueType, shown, string
@@ -25,6 +24,7 @@ from pyggml.gguf.parse import (
     shape_fault,
     stored_shape,
 )
+from pyggml.graph.dtypes import DType
 from pyggml.sizes import round_up
 
 MAX_TENSOR_NAME_BYTES = 63  # llama.cpp's limit: GGML_MAX_NAME without the final zero

@@ -23,12 +23,12 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends import read
 from pyggml.errors import AdapterError
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts
 from pyggml.models.config import short
 from pyggml.models.low_rank import LoraPair
 from pyggml.models.weights import TensorSpec
 from pyggml.quants import QUANTS, dequantize
-from pyggml.tensors import Tensor, leaf
 
 SUFFIXES = (".lora_a", ".lora_b")
 ALPHAS, FIXED_RANKS = "pyggml.lora.alphas", "pyggml.lora.fixed_ranks"

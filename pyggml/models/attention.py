@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Heads
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
@@ -12,7 +13,6 @@ from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
 from pyggml.ops import clamp, flash_attn_ext, reshape, split
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

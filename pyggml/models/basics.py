@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.attention import Attention
 from pyggml.models.block import Chain, Sum, residual
 from pyggml.models.config import (
@@ -23,7 +24,6 @@ from pyggml.models.feed_forward import FeedForward, GatedFeedForward
 from pyggml.models.norm import LayerNorm, Norm, RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope, read_rope
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, merged
 from pyggml.ops import add, scale
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

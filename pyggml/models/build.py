@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyggml.errors import ModelError
 from pyggml.gguf import GGUFFile
 from pyggml.graph import Graph
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.architectures import ARCHITECTURES
 from pyggml.models.config import ModelConfig, Reader, short
 from pyggml.models.decoder import Decoder, output_name
@@ -22,7 +23,6 @@ from pyggml.ops import (
     linear_cross_entropy,
     linear_cross_entropy_by_row,
 )
-from pyggml.tensors import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.gguf import StringArray
-from pyggml.tensors import Shape
+from pyggml.graph.tensor import Shape
 
 # Upper bounds: far above any model, far below the overflow of a shape.
 _LIMITS = {

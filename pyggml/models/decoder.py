@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from pyggml.errors import ConfigError
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Tensor
 from pyggml.models.config import ModelConfig
 from pyggml.models.net import Net
 from pyggml.models.norm import Norm
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec, merged
-from pyggml.op import Spec
 from pyggml.ops import add, get_rows, scale, tanh, uniform_noise
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.attention import Attention
 from pyggml.models.config import ModelConfig, Reader
 from pyggml.models.net import Net
@@ -12,7 +14,6 @@ from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
-from pyggml.op import Spec
 from pyggml.ops import (
     add,
     gated_delta_net,
@@ -28,7 +29,6 @@ from pyggml.ops import (
     split,
     swiglu,
 )
-from pyggml.tensors import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

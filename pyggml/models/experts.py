@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.basics import Basics
 from pyggml.models.config import Reader
 from pyggml.models.feed_forward import GatedFeedForward
@@ -26,7 +27,6 @@ from pyggml.ops import (
     soft_max,
     top_k,
 )
-from pyggml.tensors import Tensor
 
 MOST_EXPERTS = 512  # llama.cpp's LLAMA_MAX_EXPERTS
 LEAST_SUM = 6.103515625e-5  # llama.cpp's guard of the division: float16's smallest normal number

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, matrix, merged
 from pyggml.ops import halve
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

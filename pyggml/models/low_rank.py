@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
+from pyggml.graph.tensor import Tensor
 from pyggml.ops import add, detach, div, dropout, mul, mul_mat, repeat_back, reshape, scale, sqrt
-from pyggml.ops.layout import cont, transpose
-from pyggml.tensors import Tensor
+from pyggml.ops.layout.layout import cont, transpose
 
 
 @dataclass(frozen=True, slots=True)

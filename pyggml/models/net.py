@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pyggml.dtypes import I32, DType
 from pyggml.graph import Graph, Notes
+from pyggml.graph.dtypes import I32, DType
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Tensor, zeros
 from pyggml.models.low_rank import LoraPair, LoraPairs
 from pyggml.models.taps import Taps
 from pyggml.models.weights import Weights
-from pyggml.op import Spec
 from pyggml.ops import (
     add,
     add_id,
@@ -28,7 +29,6 @@ from pyggml.ops import (
     set_rows,
     window_span,
 )
-from pyggml.tensors import Tensor, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Inputs:
                 tokens of this run or, with a cache, of cache rows
     rows        (T,) int32, the rows of the cache that keep the tokens' keys and values; None where
                 these are the positions
-    draw        (3,) int32, seed and number of the random draw (pyggml.ops.dropout); None where
+    draw        (3,) int32, seed and number of the random draw (pyggml.ops.arithmetic.dropout); None
+    where
                 nothing is drawn: everywhere but in training
     noise       (T,) float32, the most that is added to a number of each token's embedding; None
                 for no noise

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import add, mul, norm, rms_norm_mul
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Tensor
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors
-from pyggml.op import Spec
-from pyggml.tensors import Tensor
 
 
 class Part(ABC):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
 from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.weights import Tensors, TensorSpec
-from pyggml.op import Spec
 from pyggml.ops import add, after, set_rows, ssm_conv
-from pyggml.tensors import Shape, Tensor, leaf, zeros
 
 
 def initial(net: Net, name: str, shape: Shape) -> Tensor:

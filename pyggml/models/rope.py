@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.config import Reader
 from pyggml.models.net import Net
 from pyggml.models.weights import Tensors, TensorSpec
 from pyggml.ops import rope_apply, rope_table
-from pyggml.tensors import Tensor
 
 _SAME = ("rope_freqs.weight", "rope_freqs.weight")
 _SHORT_AND_LONG = ("rope_factors_short.weight", "rope_factors_long.weight")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.backends import write
+from pyggml.graph.tensor import Tensor
 from pyggml.models.build import Parts
 from pyggml.models.net import Cache, Inputs, Net
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pyggml.graph.tensor import Shape
 from pyggml.models.architecture import Architecture
 from pyggml.models.build import compose
 from pyggml.models.weights import Tensors
-from pyggml.tensors import Shape
 
 _COMMON: Mapping[str, object] = {
     "context_length": 64,

@@ -25,8 +25,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from pyggml.errors import ShapeError
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.ops import add, mul, scale
-from pyggml.tensors import Tensor, leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.dtypes import BF16, F16, F32
 from pyggml.errors import ModelError, first_of
 from pyggml.gguf import GGUFFile
+from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.quants import QUANTS, dequantize
-from pyggml.tensors import Shape, Tensor, leaf
 
 Weights = Mapping[str, Tensor]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.dtypes import F32, F64, I32, DType
 from pyggml.errors import PyggmlError, ShapeError
-from pyggml.tensors import Shape, Tensor
+from pyggml.graph.dtypes import F32, F64, I32, DType
+from pyggml.graph.tensor import Shape, Tensor
 
 
 def expect(op: str, what: str, t: Tensor, shape: Shape, dtype: DType = F32) -> None:

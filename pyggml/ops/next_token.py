@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pyggml.backends.cpu import Site, cpu_kernel
-from pyggml.call import Call
-from pyggml.dtypes import I32
 from pyggml.errors import ShapeError
-from pyggml.ggml_enums import GGMLOp
-from pyggml.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import I32
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.expect import expect, expect_gapless, expect_type
-from pyggml.tensors import Tensor
 
 _NO_GRADIENT = NoGrad("a choice does not change smoothly")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import gcd, prod
 
-from pyggml.backends.cpu import Site
-from pyggml.call import Call
-from pyggml.tensors import Shape
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Shape
+from pyggml.kernels.kernel import Site
 
 LENGTH = 4096  # floats: 16 KiB, a few µs of work
 

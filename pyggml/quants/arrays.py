@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.dtypes import DType
+from pyggml.graph.dtypes import DType
 from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
 
 

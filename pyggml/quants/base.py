@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml._jit import BlockCode
-from pyggml.dtypes import DType
+from pyggml.graph.dtypes import DType
+from pyggml.jit import BlockCode
 from pyggml.quants.layout import Decoder
 
 # Weights up to this magnitude overflow no float16 scale.

@@ -4,7 +4,7 @@ f16     float16: 1 sign, 5 exponent (bias 15), 10 fraction bits
 bf16    bfloat16: the upper 16 bits of a float
 float   float32: 1 sign, 8 exponent (bias 127), 23 fraction bits
 
-Kernels of other files inline these functions, so SHARED of pyggml/_jit/cache.py has this file.
+Kernels of other files inline these functions, so SHARED of pyggml/jit/cache.py has this file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml._jit import JIT, exact, intrinsic, types
+from pyggml.jit import JIT, exact, intrinsic, types
 
 
 def _hide(_typing: Any, n: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import exact
+from pyggml.jit import exact
 from pyggml.quants.bits import clear, copy, extreme, nearest_int
 
 Given = np.ndarray | None  # importance, float32 (n_blocks, block)

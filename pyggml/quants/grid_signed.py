@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyggml._jit import exact
+from pyggml.jit import exact
 from pyggml.quants.bits import clear, copy, nearest_int, put_f16
 from pyggml.quants.fits import Given, fit_above, weights_of
 from pyggml.quants.grid_points import grid

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyggml._jit import exact
+from pyggml.jit import exact
 from pyggml.quants.bits import clear, extreme, nearest_int
 from pyggml.quants.fits import Given, weights_of
 from pyggml.quants.grid_points import grid

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import exact
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
+from pyggml.jit import exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import extreme, inverse, nearest_int, put_f16
 from pyggml.quants.fits import Given, weights_of

@@ -23,8 +23,8 @@ from functools import cache
 
 import numpy as np
 
-from pyggml._jit import block_code, carray, exact
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
+from pyggml.jit import block_code, carray, exact
 from pyggml.quants.base import F16_LIMIT, NoPack, Quant
 from pyggml.quants.bits import f16_at, f16_to_float
 from pyggml.quants.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_xxs

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml._jit import block_code, carray, exact
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
+from pyggml.jit import block_code, carray, exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import f16_at, lanes, nearest_int, put_f16, two_bit_planes
 from pyggml.quants.fits import Given, fit_above, fit_from, total, weights_of

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml._jit import block_code, carray, exact
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
+from pyggml.jit import block_code, carray, exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import (
     clear,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from pyggml._isa import CHOSEN
-from pyggml._llvm import F32, I8, I16, I32, I64, every, from_f16, prefetch
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import F32, I8, I16, I32, I64, every, from_f16, prefetch
 from pyggml.quants.layout import GROUP, Block
 
 LANES = CHOSEN.lanes

@@ -5,9 +5,9 @@ and scales, and adds the weights in order (`add…`). The subclasses of `Block` 
 
 pyggml.quants.arrays    NumPy arrays over many blocks: the reference, and the only one without JIT
 pyggml.quants.vectors   LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
-                        (pyggml.gemm.int8_tile), or multiply (pyggml.gemm.dots)
+                        (pyggml.kernels.gemm.int8_tile), or multiply (pyggml.kernels.gemm.dots)
 pyggml.quants.lanes     LLVM vectors over the same block of several rows; its subclass multiplies
-                        (pyggml.gemm.lane_dots)
+                        (pyggml.kernels.gemm.lane_dots)
 
 A decoder does not branch on values, so every read has a fixed offset.
 """

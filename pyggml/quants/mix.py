@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pyggml.dtypes import DTYPES, DType
 from pyggml.errors import QuantError
+from pyggml.graph.dtypes import DTYPES, DType
 from pyggml.quants.file_types import FILE_TYPES, Choice, FileType, ModelFacts, of_model
 
 Shape = tuple[int, ...]

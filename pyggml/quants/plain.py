@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.layout import Block
 

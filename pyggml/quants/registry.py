@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyggml.dtypes import F64, I8, I16, I32, I64, DType, dtype
 from pyggml.errors import QuantError
+from pyggml.graph.dtypes import F64, I8, I16, I32, I64, DType, dtype
 from pyggml.quants.base import Quant
 from pyggml.quants.blocks32 import Q4_0, Q5_0, Q8_0, Q8_1
 from pyggml.quants.blocks32_min import Q4_1, Q5_1

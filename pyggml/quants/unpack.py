@@ -12,9 +12,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml._jit import JIT, BlockCode, block_code, carray, intrinsic, types
-from pyggml._llvm import I64
-from pyggml.dtypes import BY_NUMBER, DType
+from pyggml.graph.dtypes import BY_NUMBER, DType
+from pyggml.jit import JIT, BlockCode, block_code, carray, intrinsic, types
+from pyggml.jit.llvm import I64
 from pyggml.quants.arrays import decode, facts
 from pyggml.quants.layout import GROUP, Decoder
 from pyggml.quants.registry import QUANTS

@@ -10,8 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from pyggml._jit import cgutils
-from pyggml._llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, store
+from pyggml.jit import cgutils
+from pyggml.jit.llvm import F32, I8, I16, I32, I64, at, broadcast, every, from_f16, store
 from pyggml.quants.layout import GROUP, SUBGROUP, Block, Decoder
 
 F32X8 = ir.VectorType(F32, 8)

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from pyggml._jit import exact
+from pyggml.jit import exact
 from pyggml.quants.bits import put_f16
 from pyggml.quants.fits import fit_from, fit_levels, weights_of
 from pyggml.quants.grid_signed import (

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pyggml import threads
-from pyggml._jit import JIT
-from pyggml.dtypes import DType, dtype
 from pyggml.errors import QuantError
+from pyggml.graph.dtypes import DType, dtype
+from pyggml.jit import JIT
 from pyggml.quants.base import NoPack, Quant
 from pyggml.quants.fits import mean_squares
 from pyggml.quants.registry import NUMBERS, quant

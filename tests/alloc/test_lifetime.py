@@ -3,8 +3,9 @@
 import numpy as np
 
 from pyggml.alloc.lifetime import FOREVER, lifetimes, reusable_source
-from pyggml.dtypes import I32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import I32
+from pyggml.graph.tensor import Tensor, zeros
 from pyggml.ops import (
     add,
     add_inplace,
@@ -18,7 +19,6 @@ from pyggml.ops import (
     sum_rows,
     transpose,
 )
-from pyggml.tensors import Tensor, zeros
 
 
 def span_of(graph: Graph, t: Tensor) -> tuple[int, int]:

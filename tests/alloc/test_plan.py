@@ -15,9 +15,10 @@ from pyggml.alloc.usage import peak
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
-from pyggml.dtypes import BF16, F32, I32
 from pyggml.graph import Graph, Notes
-from pyggml.op import SAVED, Memory
+from pyggml.graph.dtypes import BF16, F32, I32
+from pyggml.graph.op import SAVED, Memory
+from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import (
     add1,
     flash_attn_ext,
@@ -28,7 +29,6 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.runtime import bind
-from pyggml.tensors import Tensor, leaf, zeros
 
 # -- the planner's promises, from the graph alone --------------------------------------------------
 

@@ -6,14 +6,14 @@ import pytest
 from pyggml.alloc import plan
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
-from pyggml.dtypes import dtype
-from pyggml.gemm.few import FEW
 from pyggml.graph import Graph
-from pyggml.op import SHARED
+from pyggml.graph.dtypes import dtype
+from pyggml.graph.op import SHARED
+from pyggml.graph.tensor import leaf
+from pyggml.kernels.gemm.few import FEW
 from pyggml.ops import add, add_inplace, mul_mat, mul_mat_add, reshape, scale
 from pyggml.quants import quantize
 from pyggml.runtime import bind
-from pyggml.tensors import leaf
 
 N_IN = 64
 

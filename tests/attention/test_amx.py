@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml._jit import JIT
-from pyggml.attention.amx import FORWARD
-from pyggml.attention.amx_back import BACKWARD, FEWEST_TASKS
-from pyggml.attention.amx_tile import BC, BR
-from pyggml.attention.path import Backward, Forward, Problem
 from pyggml.backends import CPU
-from pyggml.dtypes import F32
-from pyggml.gemm.amx.tiles import SIDE
+from pyggml.graph.dtypes import F32
+from pyggml.jit import JIT
+from pyggml.kernels.attention.amx import FORWARD
+from pyggml.kernels.attention.amx_back import BACKWARD, FEWEST_TASKS
+from pyggml.kernels.attention.amx_tile import BC, BR
+from pyggml.kernels.attention.path import Backward, Forward, Problem
+from pyggml.kernels.gemm.amx.tiles import SIDE
 
 from measures import nmse
 

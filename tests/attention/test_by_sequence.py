@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml.attention import FORWARD, forward_path
-from pyggml.attention.by_sequence import MOST_TOGETHER
+from pyggml.kernels.attention import FORWARD, forward_path
+from pyggml.kernels.attention.by_sequence import MOST_TOGETHER
 
 from attending import arrays, in_float16, problem_of, run_exactly
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml._jit import kernel
-from pyggml.attention import decode, plain
-from pyggml.attention.decode_tile import number_at
-from pyggml.gemm import CHOSEN
+from pyggml.jit import kernel
+from pyggml.kernels.attention import decode, plain
+from pyggml.kernels.attention.decode_tile import number_at
+from pyggml.kernels.gemm import CHOSEN
 
 from attending import arrays, in_float16, problem_of, run_exactly
 

@@ -6,18 +6,18 @@ from derivatives import gradients_of
 
 from pyggml import threads
 from pyggml.alloc import plan
-from pyggml.attention import Problem, flash, flash_back, plain
-from pyggml.attention.flash_back import FEWEST_TASKS, n_tasks
-from pyggml.attention.tiles import BC, BR
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
-from pyggml.dtypes import F32
 from pyggml.errors import ShapeError
-from pyggml.gemm import CHOSEN, FLOAT_TILE
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.kernels.attention import Problem, flash, flash_back, plain
+from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
+from pyggml.kernels.attention.tiles import BC, BR
+from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
 from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
 from pyggml.runtime import bind
-from pyggml.tensors import leaf, zeros
 
 MR = FLOAT_TILE.mr
 COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
@@ -205,7 +205,7 @@ def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
     results = []
     for rows in ((flash.FORWARD, flash_back.BACKWARD), (plain.FORWARD, plain.BACKWARD)):
         for verb, row in zip(("forward_path", "backward_path"), rows, strict=True):
-            monkeypatch.setattr(f"pyggml.attention.{verb}", lambda problem, row=row: row)
+            monkeypatch.setattr(f"pyggml.kernels.attention.{verb}", lambda problem, row=row: row)
         out = flash_attn_ext(q, k, v, window(n, n, 50), 0.2)
         results.append(computed(*with_gradients(out, q, k, v, seed), out.saved[0]))
     for tiles, loops in zip(*results, strict=True):

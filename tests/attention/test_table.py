@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml.attention import BACKWARD, FORWARD, backward_path, forward_path
-from pyggml.attention.rows import FEW
-from pyggml.attention.unfused import SCORE_ROWS
-from pyggml.dtypes import F16, F32
-from pyggml.gemm import CHOSEN, FLOAT_TILE, rounds
-from pyggml.ops.attention import FLASH_ATTN_BACK, FLASH_ATTN_EXT
+from pyggml.graph.dtypes import F16, F32
+from pyggml.kernels.attention import BACKWARD, FORWARD, backward_path, forward_path
+from pyggml.kernels.attention.rows import FEW
+from pyggml.kernels.attention.unfused import SCORE_ROWS
+from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, rounds
+from pyggml.ops.attention.attention import FLASH_ATTN_BACK, FLASH_ATTN_EXT
 
 from attending import arrays, backward_arrays, in_float16, problem_of, run_exactly
 

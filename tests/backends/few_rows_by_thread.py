@@ -7,7 +7,7 @@ import numpy as np
 from by_thread import run_block, show
 
 from pyggml.backends.cuda.gemm import few_rows
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
 from pyggml.quants import dequantize, quantize
 
 # Few blocks of few warps, so that each has several chunks.

@@ -11,11 +11,11 @@ from card_patterns import PATTERNS
 from pyggml.backends import CPU, backends_of
 from pyggml.backends.choice import WANTED
 from pyggml.backends.cuda import cards, open_cuda
-from pyggml.backward.check import as_leaf
 from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
+from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.schedule import Devices, bind, schedule
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 CAPABILITY = (9, 0)
 

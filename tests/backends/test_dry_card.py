@@ -12,7 +12,7 @@ import pyggml
 from pyggml.backends import CPU
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, attach, loss_and_grads
-from pyggml.schedule import Devices, bind, schedule
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules

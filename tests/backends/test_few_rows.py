@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.tensor import Tensor, zeros
 from pyggml.ops import mul_mat
-from pyggml.tensors import Tensor, zeros
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 

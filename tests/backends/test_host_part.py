@@ -9,8 +9,8 @@ import pytest
 from tiny_models import write
 
 import pyggml
-from pyggml.call import Call
 from pyggml.generation import Session
+from pyggml.graph.call import Call
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 

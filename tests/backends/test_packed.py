@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml._jit import BlockCode
+from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS, dequantize
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")

@@ -11,14 +11,14 @@ import pytest
 
 from pyggml import ops
 from pyggml.backends import CPU, backends_of
-from pyggml.backward.check import as_leaf, in_float64
-from pyggml.dtypes import BF16, DTYPES, F16, F32
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
+from pyggml.graph.tensor import leaf
+from pyggml.look.check import as_leaf, in_float64
 from pyggml.ops import OPS
 from pyggml.quants import QUANTS, quantize
-from pyggml.schedule import Devices, results
-from pyggml.tensors import leaf
+from pyggml.runtime.schedule import Devices, results
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 # fmt: off

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.factors import Factor
-from pyggml.dtypes import DTYPES
+from pyggml.backends.kit.factors import Factor
+from pyggml.graph.dtypes import DTYPES
 from pyggml.quants import dequantize, quantize
 
 

@@ -9,11 +9,11 @@ import pytest
 import pyggml
 from pyggml.backends import CPU
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.passes import Passes
 from pyggml.ops import scale
-from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensors import leaf
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")

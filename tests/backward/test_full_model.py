@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from pyggml.backward import build_backward
-from pyggml.backward.check import check_gradient, evaluate, in_float64
+from pyggml.graph.tensor import leaf
+from pyggml.look.check import check_gradient, evaluate, in_float64
 from pyggml.models import (
     ARCHITECTURES,
     Inputs,
@@ -16,7 +17,6 @@ from pyggml.models import (
     small_metadata,
 )
 from pyggml.runtime import results
-from pyggml.tensors import leaf
 
 SIZES = {
     "embedding_length": 16,

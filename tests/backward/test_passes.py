@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
-from pyggml.dtypes import BF16, F32, I32
 from pyggml.graph import Graph, Notes, reachable
-from pyggml.op import SAVED
+from pyggml.graph.dtypes import BF16, F32, I32
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import (
     add,
     flash_attn_ext,
@@ -24,7 +25,6 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.runtime import results
-from pyggml.tensors import leaf, zeros
 
 N = 8
 STEPS = [

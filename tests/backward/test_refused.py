@@ -7,9 +7,10 @@ import pytest
 from derivatives import filled, gradients_of
 
 from pyggml.backward import build_backward
-from pyggml.dtypes import I32
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import I32
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import (
     add,
     add_inplace,
@@ -26,7 +27,6 @@ from pyggml.ops import (
     sum_,
 )
 from pyggml.runtime import results, run
-from pyggml.tensors import leaf, zeros
 
 
 def test_an_op_without_gradient_is_named_with_its_layer():

@@ -7,9 +7,10 @@ from derivatives import filled, gradients_of
 from pyggml.alloc import plan
 from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
-from pyggml.backward.check import check_gradient
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.look.check import check_gradient
 from pyggml.ops import (
     add,
     div,
@@ -29,7 +30,6 @@ from pyggml.ops import (
     transpose,
 )
 from pyggml.runtime import bind, run
-from pyggml.tensors import leaf, zeros
 
 
 def assert_gradients(build, *arrays, rng, wrt=None):

@@ -9,8 +9,8 @@ from time import sleep
 import pytest
 
 from pyggml import load, threads
-from pyggml._jit import JIT
 from pyggml.cli import ahead
+from pyggml.jit import JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.passes import Passes
 

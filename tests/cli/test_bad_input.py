@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pyggml import gguf
-from pyggml.dtypes import DTYPES, F32
+from pyggml.graph.dtypes import DTYPES, F32
 
 
 def refused(ended, *parts):

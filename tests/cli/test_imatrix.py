@@ -1,7 +1,7 @@
 """`pyggml imatrix` and `pyggml quantize --imatrix`."""
 
 from pyggml import gguf
-from pyggml.imatrix import read_imatrix
+from pyggml.requantize.imatrix import read_imatrix
 
 
 def test_measure_then_pack(pyggml, tiny, text, tmp_path):

@@ -10,15 +10,16 @@ import pytest
 import tiny_models
 
 import pyggml as library
-from pyggml import gguf, lens
+from pyggml import gguf
 from pyggml.cli.inspect.command import BATCH, CTX, RANK
 from pyggml.cli.inspect.facts import family
 from pyggml.cli.inspect.fold import ranges
 from pyggml.cli.inspect.words import coloured
-from pyggml.dtypes import F32
-from pyggml.imatrix import ImportanceMatrix, Sums
+from pyggml.graph.dtypes import F32
+from pyggml.look import lens
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums
 
 SIZES = {"embedding_length": 256, "feed_forward_length": 256}
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m"

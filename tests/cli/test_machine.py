@@ -1,8 +1,8 @@
 """`pyggml inspect --machine`: what computes here."""
 
-from pyggml._isa import ISAS
 from pyggml.backends.cuda import Card
-from pyggml.gemm import CHOSEN, FASTEST, PATHS
+from pyggml.jit.isa import ISAS
+from pyggml.kernels.gemm import CHOSEN, FASTEST, PATHS
 
 
 def test_inspect_says_what_computes_on_this_machine(pyggml):

@@ -13,18 +13,18 @@ from tiny_models import zero_parts
 
 from pyggml.alloc import plan
 from pyggml.backward import build_backward
-from pyggml.draw import inside, lanes, overview
-from pyggml.draw.fold import counted, sections
-from pyggml.draw.layers import layered
-from pyggml.dtypes import F32, I32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.look.draw import inside, lanes, overview
+from pyggml.look.draw.fold import counted, sections
+from pyggml.look.draw.layers import layered
 from pyggml.models import (
     Inputs,
     build_loss,
 )
 from pyggml.models.low_rank import LoraPair
 from pyggml.ops import add, mul, scale, sqr, sum_
-from pyggml.tensors import leaf, zeros
 
 N_VOCAB, N_TOKENS = 11, 3
 

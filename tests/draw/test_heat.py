@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from pyggml.draw import heat_map, heat_steps, kinds_of
-from pyggml.draw.scale import N_LEVELS, Scale
-from pyggml.overview import Measure, overview
+from pyggml.look.draw import heat_map, heat_steps, kinds_of
+from pyggml.look.draw.scale import N_LEVELS, Scale
+from pyggml.look.overview import Measure, overview
 
 SVG = "{http://www.w3.org/2000/svg}"
 

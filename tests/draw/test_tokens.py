@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from pyggml.draw.tokens import LEVELS, fragment, level, texts
-from pyggml.lens import TokenTable
+from pyggml.look.draw.tokens import LEVELS, fragment, level, texts
+from pyggml.look.lens import TokenTable
 
 NAN = float("nan")
 

@@ -6,9 +6,9 @@ import pytest
 from pyggml.eager import tensor
 from pyggml.eager.optim import SGD, AdamW
 from pyggml.errors import ConfigError, NoGradientError
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import opt_step_adamw, opt_step_sgd
 from pyggml.runtime import run
-from pyggml.tensors import leaf, zeros
 
 RNG = np.random.default_rng(3)
 START, PULL = RNG.standard_normal((2, 4, 3)).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from pyggml.eager import tensor
 from pyggml.eager.steps import backward_steps
 from pyggml.errors import NoGradientError
-from pyggml.op import NoGrad
+from pyggml.graph.op import NoGrad
 from pyggml.ops import OPS
 
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml import gemm, threads
+from pyggml import threads
 from pyggml.backends import CPU
-from pyggml.dtypes import F32, dtype
-from pyggml.gemm import LowRank, Problem, reference
-from pyggml.gemm.amx import product as tiles
-from pyggml.gemm.beside import MOST
-from pyggml.gemm.path import Operands, layout_of
-from pyggml.gemm.paths import call_of, path_of
-from pyggml.gemm.thin import WIDEST
+from pyggml.graph.dtypes import F32, dtype
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm import LowRank, Problem, reference
+from pyggml.kernels.gemm.amx import product as tiles
+from pyggml.kernels.gemm.beside import MOST
+from pyggml.kernels.gemm.path import Operands, layout_of
+from pyggml.kernels.gemm.paths import call_of, path_of
+from pyggml.kernels.gemm.thin import WIDEST
 
 from measures import nmse
 

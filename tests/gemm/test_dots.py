@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from pyggml._jit import JIT
-from pyggml._jit.decorators import OPTIONS
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
-from pyggml.gemm import Problem, dots, few
-from pyggml.gemm.path import Operands
+from pyggml.graph.dtypes import dtype
+from pyggml.jit import JIT
+from pyggml.jit.decorators import OPTIONS
+from pyggml.kernels.gemm import Problem, dots, few
+from pyggml.kernels.gemm.path import Operands
 
 pytestmark = pytest.mark.skipif(not JIT, reason="tasks need the JIT")
 

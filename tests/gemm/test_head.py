@@ -7,14 +7,14 @@ from derivatives import gradients_of
 from pyggml import threads
 from pyggml.alloc import plan
 from pyggml.backends.cpu import array
-from pyggml.dtypes import I32, dtype
 from pyggml.errors import NoGradientError, ShapeError
-from pyggml.gemm import FLOAT_TILE
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import I32, dtype
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.kernels.gemm import FLOAT_TILE
 from pyggml.ops import cross_entropy_rows, linear_cross_entropy, mul_mat, scale, tanh
 from pyggml.quants import quantize
 from pyggml.runtime import bind, run
-from pyggml.tensors import leaf, zeros
 
 MR = FLOAT_TILE.mr
 
@@ -69,7 +69,7 @@ def test_loss_and_gradient_are_the_twins(kind, rng):
 @pytest.mark.parametrize("build", [linear_cross_entropy, twin])
 def test_targets_with_the_greatest_logit_are_counted(build, rows, rng, monkeypatch):
     """Those of rows that count, with and without the gradient; every second target is the best."""
-    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", rows * 4 * 90)
+    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", rows * 4 * 90)
     h, w, targets, share = case(rng, n=4 * MR + 1, kind="F16")
     best = (h.data @ w.data.astype(np.float32).T).argmax(1)
     targets.data[::2] = best[::2]
@@ -88,20 +88,20 @@ def test_row_counts(n, rng):
 @pytest.mark.parametrize("logits", [1, 4 * 90 * (MR + 2), 4 * 90 * 2 * MR])
 def test_logits_in_chunks(logits, rng, monkeypatch):
     """A limit of a few rows: the chunks together give the loss of all."""
-    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", logits)
+    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", logits)
     assert_same_loss(*case(rng, n=4 * MR + 1))
 
 
 @pytest.mark.parametrize("rows", [32, 64, 89])
 def test_the_vocabulary_in_slices(rows, rng, monkeypatch):
-    monkeypatch.setattr("pyggml.ops.head.SLICE", rows)
+    monkeypatch.setattr("pyggml.ops.loss.head.SLICE", rows)
     assert_same_loss(*case(rng))
 
 
 def test_chunks_bound_the_memory(rng, monkeypatch):
     h, w, targets, share = case(rng, n=1000, n_vocab=512)
     whole = plan(Graph.of(linear_cross_entropy(h, w, targets, share))).n_bytes
-    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", 1 << 16)
+    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", 1 << 16)
     chunked = plan(Graph.of(linear_cross_entropy(h, w, targets, share))).n_bytes
     assert chunked < whole - 1000 * 512 * 4 + (1 << 17)
 

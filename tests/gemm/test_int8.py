@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from pyggml import gemm, threads
+from pyggml import threads
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
-from pyggml.gemm import BYTE_TILE, CHOSEN, dots, few, int8, lane_dots, reference, several
-from pyggml.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
-from pyggml.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
+from pyggml.graph.dtypes import dtype
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, dots, few, int8, lane_dots, reference, several
+from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.kernels.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.quants.lanes import LANES
 

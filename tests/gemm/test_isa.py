@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pyggml._isa import ENVIRONMENT, ISAS, choose
-from pyggml.attention.tiles import BC
 from pyggml.errors import ConfigError
-from pyggml.gemm import CHOSEN
-from pyggml.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
-from pyggml.gemm.tile import SIZES
+from pyggml.jit.isa import ENVIRONMENT, ISAS, choose
+from pyggml.kernels.attention.tiles import BC
+from pyggml.kernels.gemm import CHOSEN
+from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.kernels.gemm.tile import SIZES
 
 TESTS = Path(__file__).parents[1]
 # What differs between instruction sets: the tiles of floats, pairs and bytes with their packing,
@@ -69,7 +69,7 @@ def test_each_computes_what_the_others_do(name, monkeypatch):
 @pytest.mark.parametrize("name", list(ISAS))
 def test_a_path_that_is_asked_for_is_taken_or_refused(name, monkeypatch):
     runs, why = runs_here(name, monkeypatch)
-    code, text = python("-c", "from pyggml.gemm import CHOSEN; print(CHOSEN.name)")
+    code, text = python("-c", "from pyggml.kernels.gemm import CHOSEN; print(CHOSEN.name)")
     if runs:
         assert (code, text.strip()) == (0, name)
     else:
@@ -94,8 +94,8 @@ AVX512 = {"avx512f", "avx512bw", "avx512vl"}
     ],
 )
 def test_the_best_path_of_a_cpu_is_taken(features, best, monkeypatch):
-    monkeypatch.setattr("pyggml._isa._features", lambda: frozenset(features))
-    monkeypatch.setattr("pyggml._isa.JIT", True)
+    monkeypatch.setattr("pyggml.jit.isa._features", lambda: frozenset(features))
+    monkeypatch.setattr("pyggml.jit.isa.JIT", True)
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     assert choose().name == best
 
@@ -106,9 +106,9 @@ def test_the_best_path_of_a_cpu_is_taken(features, best, monkeypatch):
 )
 def test_pairs_of_bfloat16_are_taken_where_they_are_fast(cpu, best, monkeypatch):
     features = frozenset(AVX2 | AVX512 | {"avx512vnni", "avx512bf16"})
-    monkeypatch.setattr("pyggml._isa._features", lambda: features)
-    monkeypatch.setattr("pyggml._isa.llvm.get_host_cpu_name", lambda: cpu)
-    monkeypatch.setattr("pyggml._isa.JIT", True)
+    monkeypatch.setattr("pyggml.jit.isa._features", lambda: features)
+    monkeypatch.setattr("pyggml.jit.isa.llvm.get_host_cpu_name", lambda: cpu)
+    monkeypatch.setattr("pyggml.jit.isa.JIT", True)
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     assert choose().name == best
     monkeypatch.setenv(ENVIRONMENT, "avx512bf16")
@@ -116,8 +116,8 @@ def test_pairs_of_bfloat16_are_taken_where_they_are_fast(cpu, best, monkeypatch)
 
 
 def test_what_a_cpu_lacks_is_named(monkeypatch):
-    monkeypatch.setattr("pyggml._isa._features", lambda: frozenset(AVX2 | {"avx512f"}))
-    monkeypatch.setattr("pyggml._isa.JIT", True)
+    monkeypatch.setattr("pyggml.jit.isa._features", lambda: frozenset(AVX2 | {"avx512f"}))
+    monkeypatch.setattr("pyggml.jit.isa.JIT", True)
     monkeypatch.setenv(ENVIRONMENT, "avx512")
     with pytest.raises(ConfigError) as caught:
         choose()
@@ -125,14 +125,14 @@ def test_what_a_cpu_lacks_is_named(monkeypatch):
 
 
 def test_an_unknown_path_is_refused():
-    code, text = python("-c", "import pyggml.gemm", **{ENVIRONMENT: "sse9"})
+    code, text = python("-c", "import pyggml.kernels.gemm", **{ENVIRONMENT: "sse9"})
     assert code == 1
     known = ", ".join(ISAS)
     assert f"ConfigError: {ENVIRONMENT}=sse9: known are {known}" in text
 
 
 def test_without_the_jit_numpy_multiplies():
-    script = "from pyggml.gemm import CHOSEN; print(CHOSEN.name)"
+    script = "from pyggml.kernels.gemm import CHOSEN; print(CHOSEN.name)"
     assert python("-c", script, NUMBA_DISABLE_JIT="1") == (0, "numpy\n")
     code, text = python("-c", script, NUMBA_DISABLE_JIT="1", **{ENVIRONMENT: "generic"})
     assert code == 1

@@ -5,9 +5,10 @@ import pytest
 
 from pyggml.alloc import plan
 from pyggml.backends import CPU
-from pyggml.dtypes import I32, dtype
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import I32, dtype
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import (
     OPS,
     mul_mat,
@@ -21,7 +22,6 @@ from pyggml.ops import (
 )
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
-from pyggml.tensors import leaf, zeros
 
 
 def numbers(rng, *shape):

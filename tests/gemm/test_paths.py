@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyggml import gemm
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
-from pyggml.gemm import CHOSEN, Problem, int8, reference
-from pyggml.gemm.few import FEW
-from pyggml.gemm.paths import PATHS
-from pyggml.gemm.several import MOST
-from pyggml.gemm.thin import WIDEST
+from pyggml.graph.dtypes import dtype
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm import CHOSEN, Problem, int8, reference
+from pyggml.kernels.gemm.few import FEW
+from pyggml.kernels.gemm.paths import PATHS
+from pyggml.kernels.gemm.several import MOST
+from pyggml.kernels.gemm.thin import WIDEST
 from pyggml.quants import quantize
 
 from measures import nmse
@@ -188,8 +188,8 @@ def test_a_path_keeps_to_its_scratch(name, rng):
 
 
 SCRIPT = """
-from pyggml import gemm
-from pyggml.dtypes import dtype
+from pyggml.kernels import gemm
+from pyggml.graph.dtypes import dtype
 for compute in ("f32", "bf16", "int8"):
     for m in (1, 40):
         for kind in ("Q4_K", "F16"):

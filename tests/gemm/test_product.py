@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml import gemm, threads
+from pyggml import threads
 from pyggml.backends import CPU
-from pyggml.dtypes import F32, dtype
-from pyggml.gemm import CHOSEN, FLOAT_TILE, dots, reference
-from pyggml.gemm.few import FEW, TASK_ROWS
-from pyggml.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
-from pyggml.gemm.product import BACKWARD_DEPTH, FORWARD_DEPTH
+from pyggml.graph.dtypes import F32, dtype
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE, dots, reference
+from pyggml.kernels.gemm.few import FEW, TASK_ROWS
+from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.kernels.gemm.product import BACKWARD_DEPTH, FORWARD_DEPTH
 from pyggml.quants import QUANTS, dequantize
 
 MR = FLOAT_TILE.mr

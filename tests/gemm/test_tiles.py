@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml._jit import JIT, exact
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
-from pyggml.gemm import reference
-from pyggml.gemm.amx import product, tiles
-from pyggml.gemm.amx.product import (
+from pyggml.graph.dtypes import dtype
+from pyggml.jit import JIT, exact
+from pyggml.kernels.gemm import reference
+from pyggml.kernels.gemm.amx import product, tiles
+from pyggml.kernels.gemm.amx.product import (
     BACKWARD_COLUMNS,
     BACKWARD_DEPTH,
     FORWARD_COLUMNS,
     FORWARD_DEPTH,
 )
-from pyggml.gemm.amx.tiles import SIDE, STEP
-from pyggml.gemm.path import Operands, Problem
+from pyggml.kernels.gemm.amx.tiles import SIDE, STEP
+from pyggml.kernels.gemm.path import Operands, Problem
 from pyggml.quants import QUANTS, quantize
 
 from measures import nmse

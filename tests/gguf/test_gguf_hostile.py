@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyggml.gguf as gguf
-from pyggml.dtypes import dtype
 from pyggml.errors import GGUFError
+from pyggml.graph.dtypes import dtype
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 HUGE = 2**64 - 1

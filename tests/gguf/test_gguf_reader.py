@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import pyggml.gguf as gguf
-from pyggml.dtypes import dtype
 from pyggml.errors import GGUFError
+from pyggml.graph.dtypes import dtype
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT / "../shared"

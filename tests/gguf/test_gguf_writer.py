@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pyggml.gguf as gguf
-from pyggml.dtypes import DTYPES, dtype
 from pyggml.errors import GGUFError, PyggmlError
 from pyggml.gguf import Field, ValueType
+from pyggml.graph.dtypes import DTYPES, dtype
 
 SHARED = Path(__file__).parents[2] / "../shared"
 NUMBERS = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "?"]

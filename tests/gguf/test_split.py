@@ -7,8 +7,8 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.errors import ConfigError, GGUFError
+from pyggml.graph.dtypes import F32
 from pyggml.requantize import requantize
 
 GOLDEN = Path(__file__).parents[1] / "golden/models/qwen3-F16.gguf"

@@ -8,8 +8,8 @@ from hypothesis.vendor.pretty import pretty
 
 from pyggml.errors import GraphError
 from pyggml.graph import Graph, topological
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, narrow, reshape, scale, set_rows
-from pyggml.tensors import leaf, zeros
 
 
 def test_sources_stand_before_users():

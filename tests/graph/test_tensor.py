@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cpu import array, as_four, as_rows
-from pyggml.dtypes import BF16, F16, F32, I32, dtype
+from pyggml.backends.cpu import array
 from pyggml.errors import QuantError, ShapeError
-from pyggml.ggml_enums import GGMLOp
 from pyggml.graph import Graph
-from pyggml.op import NO_SETTINGS, Memory, NoGrad, Spec, op
+from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Spec, op
+from pyggml.graph.tensor import Tensor, contiguous_strides, leaf, zeros
+from pyggml.kernels.kernel import as_four, as_rows
 from pyggml.ops import OPS, add, narrow, permute, reshape, scale, soft_max, sum_rows, transpose
 from pyggml.quants import quantize
 from pyggml.runtime import run
-from pyggml.tensors import Tensor, contiguous_strides, leaf, zeros
 
 
 @pytest.mark.parametrize(

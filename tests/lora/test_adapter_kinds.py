@@ -9,6 +9,7 @@ from tiny_models import NO_VOCABULARY, write_llama
 import pyggml
 from pyggml import gguf
 from pyggml.errors import AdapterError
+from pyggml.graph.tensor import leaf
 from pyggml.lora import (
     LoraConfig,
     Parameters,
@@ -23,7 +24,6 @@ from pyggml.lora import (
 from pyggml.lora.starts import pissa
 from pyggml.lora.targets import targets
 from pyggml.models import LoraPair
-from pyggml.tensors import leaf
 
 from measures import nmse
 from peers.trial import llama_cpp_logits

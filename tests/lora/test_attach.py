@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.dtypes import F32
 from pyggml.errors import AdapterError, DataError, PyggmlError
+from pyggml.graph.dtypes import F32
 from pyggml.lora import LoraConfig, attach, loss_and_grads, unfreeze
 
 TOKENS = np.arange(20) * 7 % 48

@@ -9,9 +9,9 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError
-from pyggml.gemm import CHOSEN
+from pyggml.graph.dtypes import F32
+from pyggml.kernels.gemm import CHOSEN
 from pyggml.lora import TrainConfig, Trainer, attach
 from pyggml.lora.computed import stored_compute
 

@@ -10,11 +10,11 @@ import pyggml
 from pyggml.alloc import plan
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
-from pyggml.imatrix import read_imatrix
+from pyggml.graph.tensor import leaf
 from pyggml.lora.importance import Collector
 from pyggml.ops import mul, mul_mat
+from pyggml.requantize.imatrix import read_imatrix
 from pyggml.runtime import bind
-from pyggml.tensors import leaf
 
 PEERS = Path(__file__).parents[1] / "golden/peers"
 TEXT = "the path to the other thing\n" * 12

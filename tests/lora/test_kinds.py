@@ -5,8 +5,8 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.errors import AdapterError
+from pyggml.graph.dtypes import F32
 from pyggml.lora import LoraConfig, attach, loss_and_grads, merge
 
 from measures import nmse

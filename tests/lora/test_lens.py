@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml import lens
 from pyggml.errors import ConfigError, DataError
+from pyggml.look import lens
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FIXTURES = (Path(__file__).parents[2] / "../shared/fixtures", GOLDEN / "models")

@@ -111,7 +111,7 @@ def test_a_type_that_nothing_packs_is_refused_before_anything_is_written(golden,
     adapter, name = GOLDEN / "qwen3-lora.gguf", "blk.0.attn_q.weight"
     with gguf.open(GOLDEN / "qwen3-F16.gguf") as file:
         tensors = [(n, i.dtype, i.shape, file.data(n)) for n, i in file.tensors.items()]
-        iq1 = pyggml.dtypes.DTYPES["IQ1_S"]
+        iq1 = pyggml.graph.dtypes.DTYPES["IQ1_S"]
         shape = file.tensors[name].shape
         blocks = np.zeros((shape[0], iq1.row_bytes(shape[1])), np.uint8)
         tensors = [(n, iq1, s, blocks) if n == name else (n, d, s, x) for n, d, s, x in tensors]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from pyggml import gguf
-from pyggml.dtypes import BF16
 from pyggml.errors import PyggmlError
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import leaf
 from pyggml.lora.passes import Passes
 from pyggml.ops import swiglu_back
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 
 @pytest.fixture

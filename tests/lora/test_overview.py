@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 
 from pyggml.backends import read
-from pyggml.draw import heat_map
+from pyggml.look.draw import heat_map
+from pyggml.look.overview import (
+    Column,
+    Flag,
+    Measure,
+    cell_of,
+    findings,
+    flags,
+    layer_flags,
+    overview,
+)
 from pyggml.lora import TrainConfig, Trainer, train_tensors
 from pyggml.lora.record import Recorder, gradients_record, overview_of, read_records
 from pyggml.lora.reports import StepReport
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
-from pyggml.overview import Column, Flag, Measure, cell_of, findings, flags, layer_flags, overview
 
 
 def recorded(trainer, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import F16, F32
+from pyggml.graph.dtypes import F16, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach, loss_and_grads
 from pyggml.lora.optim import AdamW
 

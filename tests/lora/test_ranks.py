@@ -21,7 +21,7 @@ from pyggml.lora.parameters import Parameters
 from pyggml.lora.ranks import ALONE, started
 from pyggml.lora.ranks.alone import Ranks, share
 from pyggml.lora.step_gradient import StepGradient
-from pyggml.schedule import Devices
+from pyggml.runtime.schedule import Devices
 
 _BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MPIEXEC = _BESIDE or shutil.which("mpiexec")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.errors import CheckpointError
+from pyggml.graph.dtypes import F32
 from pyggml.lora import CheckpointReport, StepReport
 
 from runs import state, steps

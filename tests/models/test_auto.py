@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.gemm import CHOSEN, FASTEST, FLOATS
+from pyggml.kernels.gemm import CHOSEN, FASTEST, FLOATS
 from pyggml.lora import loss_and_grads
 
 from measures import nmse

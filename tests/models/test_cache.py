@@ -11,10 +11,10 @@ import pytest
 from separate_cpu import SeparateCPU
 
 import pyggml
-from pyggml.dtypes import F16, F32
 from pyggml.errors import DataError
-from pyggml.gemm import CHOSEN
 from pyggml.generation import Batch, Session, passes
+from pyggml.graph.dtypes import F16, F32
+from pyggml.kernels.gemm import CHOSEN
 from pyggml.models import ARCHITECTURES
 
 SOME = ("llama", "mistral", "qwen2", "qwen3", "qwen3moe")

@@ -7,13 +7,13 @@ import pytest
 
 import pyggml
 from pyggml import ops
-from pyggml.attention import FORWARD, forward_path
-from pyggml.dtypes import F32, Q8_0
 from pyggml.errors import ConfigError
 from pyggml.generation import Batch, Session
+from pyggml.graph.dtypes import F32, Q8_0
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.kernels.attention import FORWARD, forward_path
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
-from pyggml.tensors import leaf, zeros
 
 from attending import arrays, problem_of, run_exactly
 

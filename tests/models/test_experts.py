@@ -5,9 +5,9 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import F16, F32
 from pyggml.errors import ModelError
 from pyggml.generation import Session
+from pyggml.graph.dtypes import F16, F32
 from pyggml.requantize import requantize
 
 from measures import nmse

@@ -14,11 +14,11 @@ import pyggml
 from pyggml.backends import CPU
 from pyggml.backends.cpu import array
 from pyggml.backward import build_backward
-from pyggml.call import Call
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import leaf
 from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
 from pyggml.runtime import results
-from pyggml.tensors import leaf
 
 from measures import nmse
 

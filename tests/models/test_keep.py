@@ -5,13 +5,13 @@ import pytest
 
 import pyggml
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
-from pyggml.dtypes import BF16, F32
 from pyggml.graph import Graph, Notes
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.passes import Passes
 from pyggml.models import ARCHITECTURES, Inputs, build_loss
-from pyggml.tensors import leaf, zeros
 
 CTX, N_VOCAB = 12, 11
 STARTS = np.repeat([0, 7, 12], [7, 5, 12])  # of the sequence a token is in: two, then one
@@ -165,7 +165,7 @@ def test_cheap_results_are_made_twice_and_costly_ones_once(tiny, keep_as):
 
 def test_a_node_that_changes_memory_is_not_run_twice(tiny):
     """With a cache, whose rows are written in place; here of another graph than training's."""
-    from pyggml.backward.rematerialise import dropped
+    from pyggml.backward.recompute import dropped
     from pyggml.ops import mul, scale, set_rows, sqr, sum_
 
     x, table, ids = (
@@ -186,7 +186,7 @@ def test_a_node_that_changes_memory_is_not_run_twice(tiny):
 
 def test_an_unknown_model_without_boundaries_can_be_trained(tiny):
     model, parameters = adapted(tiny("llama"))
-    inputs, targets = Inputs.empty(8), zeros((8,), pyggml.dtypes.I32)
+    inputs, targets = Inputs.empty(8), zeros((8,), pyggml.graph.dtypes.I32)
     forward = build_loss(model.parts, inputs, targets, zeros((8,)), model.adapters)
     graph = build_backward(forward.noted(Notes()), list(parameters.tensors.values()))
     found = [len(rematerialise(round_large(graph, BF16), keep).nodes) for keep in Keep]

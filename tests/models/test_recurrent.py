@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.backward.check import check_gradient
 from pyggml.errors import ModelError
 from pyggml.generation import Session
+from pyggml.graph.tensor import leaf
+from pyggml.look.check import check_gradient
 from pyggml.models import (
     ARCHITECTURES,
     Inputs,
@@ -17,7 +18,6 @@ from pyggml.models import (
     small_metadata,
 )
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 SSM = {"ssm.inner_size": 12, "ssm.state_size": 3, "ssm.conv_kernel": 4}
 SIZES = {

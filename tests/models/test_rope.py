@@ -5,9 +5,9 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import F32
 from pyggml.errors import ModelError
 from pyggml.generation import Session
+from pyggml.graph.dtypes import F32
 
 FACTORS = {"short": np.array([1.0, 3.0], np.float32), "long": np.array([2.0, 0.5], np.float32)}
 TOKENS = np.arange(12) % 11

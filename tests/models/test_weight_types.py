@@ -5,7 +5,7 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import DTYPES, F32
+from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 from pyggml.quants import NUMBERS, QUANTS, dequantize
 

@@ -6,13 +6,13 @@ from derivatives import gradients_of
 
 from pyggml import ops
 from pyggml.alloc import plan
-from pyggml.attention import unfused
-from pyggml.attention.unfused import SCORE_ROWS
-from pyggml.dtypes import BF16
 from pyggml.errors import NoGradientError, ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.kernels.attention import unfused
+from pyggml.kernels.attention.unfused import SCORE_ROWS
 from pyggml.runtime import run
-from pyggml.tensors import leaf, zeros
 
 
 def numbers(rng, *shape):
@@ -52,8 +52,8 @@ def test_without_extras_it_is_flash_attention(rng, monkeypatch):
     out, seed = ops.flash_attn_ext(q, k, v, causal(70, 70, 30), 0.2), numbers(rng, 70, 4, 24)
     outputs = out, *gradients_of(out, [q, k, v], seed)
     served = run(*outputs)
-    monkeypatch.setattr("pyggml.attention.forward_path", lambda problem: unfused.FORWARD)
-    monkeypatch.setattr("pyggml.attention.backward_path", lambda problem: unfused.BACKWARD)
+    monkeypatch.setattr("pyggml.kernels.attention.forward_path", lambda problem: unfused.FORWARD)
+    monkeypatch.setattr("pyggml.kernels.attention.backward_path", lambda problem: unfused.BACKWARD)
     for wanted, found in zip(served, run(*outputs), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 

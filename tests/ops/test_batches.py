@@ -5,11 +5,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from pyggml import gemm
 from pyggml.backends import CPU
-from pyggml.ops import matmul
+from pyggml.graph.tensor import leaf
+from pyggml.kernels import gemm
+from pyggml.ops.product import matmul
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 SHAPES = {
     "a thin second factor": ((20, 70), (20, 8)),

@@ -5,10 +5,10 @@ import pytest
 from derivatives import gradients_of
 
 from pyggml import ops
-from pyggml.backward.check import check_gradient
 from pyggml.errors import PyggmlError, ShapeError
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.look.check import check_gradient
 from pyggml.runtime import run
-from pyggml.tensors import leaf, zeros
 
 
 def numbers(rng, *shape):

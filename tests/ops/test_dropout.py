@@ -6,10 +6,10 @@ import pytest
 from pyggml.alloc import plan
 from pyggml.backends import write
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf
 from pyggml.ops import dropout, mul
-from pyggml.ops.dropout import philox
+from pyggml.ops.arithmetic.dropout import philox
 from pyggml.runtime import bind, results
-from pyggml.tensors import leaf
 
 # Random123's kat_vectors of philox4x32, 10 rounds: counter, key, words.
 KNOWN = [

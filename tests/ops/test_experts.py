@@ -6,13 +6,13 @@ from derivatives import gradients_of
 
 from pyggml.alloc import plan
 from pyggml.backends.cpu import CPU
-from pyggml.dtypes import DTYPES
 from pyggml.errors import PyggmlError, ShapeError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.tensor import leaf
 from pyggml.ops import add_id, argsort, mul_mat_id, mul_mat_id_back, out_prod_id, sum_, top_k
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import bind, run
-from pyggml.tensors import leaf
 
 IDS = np.array([[3, 1], [1, 0], [3, 0]], np.int32)
 

@@ -5,9 +5,9 @@ import pytest
 from derivatives import gradients_of
 
 from pyggml import ops
-from pyggml.op import OPS
+from pyggml.graph.op import OPS
+from pyggml.graph.tensor import leaf
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 T, N, K, N_VOCAB = 7, 40, 33, 70
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml._jit import JIT
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
-from pyggml.gemm import Weight, reference
-from pyggml.ops import head_amx
-from pyggml.ops.head_amx import FEWEST_ROWS, MOST_ROWS, PARTS
+from pyggml.graph.dtypes import dtype
+from pyggml.jit import JIT
+from pyggml.jit.scratch import Layout
+from pyggml.kernels.gemm import Weight, reference
+from pyggml.ops.loss import head_amx
+from pyggml.ops.loss.head_amx import FEWEST_ROWS, MOST_ROWS, PARTS
 from pyggml.quants import quantize
-from pyggml.scratch import Layout
 
 from measures import nmse
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from pyggml.errors import PyggmlError, ShapeError
-from pyggml.ops.loss import (
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops.loss.loss import (
     cross_entropy_loss,
     cross_entropy_loss_back,
     cross_entropy_rows,
     cross_entropy_rows_back,
 )
 from pyggml.runtime import run
-from pyggml.tensors import Tensor, leaf
 
 ONE = leaf(np.array(1, np.float32))
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from pyggml.errors import ShapeError
-from pyggml.ops.arith import mul
-from pyggml.ops.norm import l2_norm, l2_norm_back, norm, rms_norm, rms_norm_back
-from pyggml.ops.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
+from pyggml.graph.tensor import leaf
+from pyggml.ops.arithmetic.arith import mul
+from pyggml.ops.norm.norm import l2_norm, l2_norm_back, norm, rms_norm, rms_norm_back
+from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

@@ -6,10 +6,10 @@ import pytest
 from pyggml.alloc import plan
 from pyggml.errors import ShapeError
 from pyggml.graph import Graph
-from pyggml.ops.layout import transpose
-from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
+from pyggml.graph.tensor import leaf
+from pyggml.ops.layout.layout import transpose
+from pyggml.ops.optim.optim import opt_step_adamw, opt_step_sgd
 from pyggml.runtime import bind
-from pyggml.tensors import leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pyggml.errors import ShapeError
+from pyggml.graph.tensor import leaf
 from pyggml.ops import gated_delta_net, gated_linear_attn, rwkv_wkv6, rwkv_wkv7, ssm_conv, ssm_scan
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 T, H, D = 12, 3, 4
 

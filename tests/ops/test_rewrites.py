@@ -9,20 +9,20 @@ import pytest
 from numba.core import config
 
 from pyggml import ops
-from pyggml._jit import JIT
 from pyggml.backends import CPU
+from pyggml.backends.cpu.rewrites.joint_backs import with_joint_backs
+from pyggml.backends.cpu.rewrites.joint_products import with_joint_products
+from pyggml.backends.cpu.rewrites.thin_first import thin_first
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
-from pyggml.dtypes import BF16, F16, F32
 from pyggml.graph import Graph, Notes
-from pyggml.op import OPS
-from pyggml.ops.glu import SWIGLU_BACK
-from pyggml.ops.joint_backs import with_joint_backs
-from pyggml.ops.joint_products import with_joint_products
-from pyggml.ops.thin_first import thin_first
+from pyggml.graph.dtypes import BF16, F16, F32
+from pyggml.graph.op import OPS
+from pyggml.graph.tensor import leaf
+from pyggml.jit import JIT
+from pyggml.ops.activation.glu import SWIGLU_BACK
 from pyggml.runtime import results, run
-from pyggml.schedule import Devices, schedule
-from pyggml.schedule import results as results_on
-from pyggml.tensors import leaf
+from pyggml.runtime.schedule import Devices, schedule
+from pyggml.runtime.schedule import results as results_on
 
 T, N, FF, R = 5, 24, 40, 3
 RNG = np.random.default_rng(7)

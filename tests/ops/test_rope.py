@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml.errors import ShapeError
-from pyggml.ops.rope import rope, rope_apply, rope_apply_back
-from pyggml.ops.rope_table import rope_table
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops.attention.rope import rope, rope_apply, rope_apply_back
+from pyggml.ops.attention.rope_table import rope_table
 from pyggml.runtime import run
-from pyggml.tensors import Tensor, leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

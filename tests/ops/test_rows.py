@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pyggml.dtypes import BF16, F16
 from pyggml.errors import PyggmlError, ShapeError
-from pyggml.ops.layout import transpose
-from pyggml.ops.rows import get_rows, get_rows_back, set_rows
+from pyggml.graph.dtypes import BF16, F16
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.ops.layout.layout import transpose
+from pyggml.ops.layout.rows import get_rows, get_rows_back, set_rows
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.runtime import run
-from pyggml.tensors import Tensor, leaf
 
 PACKED = [n for n, q in QUANTS.items() if q.dtype.quantised]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pyggml.errors import ShapeError
-from pyggml.ops.softmax import soft_max
+from pyggml.graph.tensor import leaf
+from pyggml.ops.attention.softmax import soft_max
 from pyggml.runtime import run
-from pyggml.tensors import leaf
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:

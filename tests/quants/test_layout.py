@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyggml import _jit
-from pyggml._jit import JIT
-from pyggml._jit.cache import SHARED
-from pyggml.dtypes import DTYPES
+import pyggml.jit
+from pyggml.graph.dtypes import DTYPES
+from pyggml.jit import JIT
+from pyggml.jit.cache import SHARED
 from pyggml.quants import UNPACK, dequantize
 from pyggml.quants.arrays import ArrayBlock, decode, facts
 from pyggml.quants.layout import GROUP, SUBGROUP
 from pyggml.quants.unpack import LAYOUTS, MINIMA_TYPES
 
-PACKAGE = Path(_jit.__file__).parents[1]
+PACKAGE = Path(pyggml.jit.__file__).parents[1]
 Q8_0, F16 = DTYPES["Q8_0"], DTYPES["F16"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf import quants as reference
 
-from pyggml._jit import JIT
+from pyggml.jit import JIT
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 
 from measures import misplaced_by_ggml

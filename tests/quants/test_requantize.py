@@ -9,8 +9,8 @@ from importances import BY_IMPORTANCE, random_importance
 
 import pyggml
 from pyggml import gguf
-from pyggml.dtypes import DTYPES, F32, I32
 from pyggml.errors import GGUFError, ModelError, QuantError
+from pyggml.graph.dtypes import DTYPES, F32, I32
 from pyggml.quants import FILE_TYPES, dequantize
 from pyggml.requantize import requantize
 

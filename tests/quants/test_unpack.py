@@ -9,7 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf import quants as reference
 
-from pyggml._jit import JIT
+from pyggml.jit import JIT
 from pyggml.quants import QUANTS, UNPACK, NoPack, dequantize, quantize
 from pyggml.quants.bits import f16_to_float, float_to_f16, nearest_int, truncate
 
@@ -204,7 +204,7 @@ def test_truncate(value, wanted):
 INTERPRETED = """
 import sys
 import numpy as np
-from pyggml._jit import JIT
+from pyggml.jit import JIT
 from pyggml.quants import QUANTS, UNPACK, NoPack, dequantize, quantize
 assert not JIT
 x = np.load(sys.argv[1])["x"]

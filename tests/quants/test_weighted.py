@@ -7,12 +7,12 @@ import pytest
 
 import pyggml
 from pyggml import gguf
-from pyggml._jit import JIT
 from pyggml.errors import GGUFError, QuantError
-from pyggml.imatrix import ImportanceMatrix, Sums, read_imatrix
+from pyggml.jit import JIT
 from pyggml.quants import QUANTS, dequantize, quantize
 from pyggml.quants.weighted import WEIGHTED
 from pyggml.requantize import requantize
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums, read_imatrix
 
 from measures import misplaced_by_ggml
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyggml import threads
-from pyggml._jit import JIT
-from pyggml.dtypes import DTYPES
 from pyggml.errors import QuantError
+from pyggml.graph.dtypes import DTYPES
+from pyggml.jit import JIT
 from pyggml.quants import QUANTS, NoPack, dequantize, quant, quantize, registry
 
 NAMES = [n for n, q in QUANTS.items() if not isinstance(q.pack, NoPack)]

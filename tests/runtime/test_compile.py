@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from pyggml._jit import JIT
 from pyggml.alloc import plan
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf
+from pyggml.jit import JIT
 from pyggml.ops import opt_step_adamw
 from pyggml.runtime import compile_backwards
-from pyggml.tensors import leaf
 
 pytestmark = pytest.mark.skipif(not JIT, reason="there is nothing to compile")
 
@@ -21,12 +21,12 @@ SCRIPT = """
 import numpy as np
 from pyggml.alloc import plan
 from pyggml.backends import CPU
-from pyggml.dtypes import dtype
+from pyggml.graph.dtypes import dtype
 from pyggml.graph import Graph
 from pyggml.ops import mul_mat, rms_norm, swiglu
 from pyggml.quants import quantize
 from pyggml.runtime import compile_backwards, compute
-from pyggml.tensors import leaf
+from pyggml.graph.tensor import leaf
 rng = np.random.default_rng(0)
 x = leaf(rng.standard_normal((40, 64), np.float32))
 w = leaf(quantize(rng.standard_normal((96, 64), np.float32), "Q8_0"), "w", dtype("Q8_0"))

@@ -10,11 +10,11 @@ import pytest
 from pyggml import gguf
 from pyggml.alloc import plan
 from pyggml.backends.cpu import pages
-from pyggml.dtypes import F16, F32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.tensor import leaf
 from pyggml.ops import mul_mat
 from pyggml.runtime import bind
-from pyggml.tensors import leaf
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's madvise")

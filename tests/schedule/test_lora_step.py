@@ -10,14 +10,14 @@ import pyggml
 from pyggml.alloc import plan
 from pyggml.backends import CPU, read
 from pyggml.backward import build_backward
+from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
 from pyggml.model import fill
 from pyggml.models import Inputs, build_loss
 from pyggml.ops import OPS
 from pyggml.runtime import bind
-from pyggml.schedule import Devices, schedule
-from pyggml.schedule import bind as bind_schedule
-from pyggml.tensors import leaf
+from pyggml.runtime.schedule import Devices, schedule
+from pyggml.runtime.schedule import bind as bind_schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:reference leaves")
 GOLDEN = Path(__file__).parents[1] / "golden/models"

@@ -15,11 +15,11 @@ from pyggml.alloc import plan
 from pyggml.backends import CPU, Backend, write
 from pyggml.errors import PyggmlError
 from pyggml.graph import Graph
-from pyggml.op import Memory
+from pyggml.graph.op import Memory
+from pyggml.graph.tensor import leaf, window
 from pyggml.ops import OPS, add, add_inplace, mul, mul_mat, scale, set_rows, sqr, transpose
 from pyggml.runtime import run
-from pyggml.schedule import Devices, assign, bind, schedule
-from pyggml.tensors import leaf, window
+from pyggml.runtime.schedule import Devices, assign, bind, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:(reference|cpu) leaves")
 NAMES = sorted(OPS)

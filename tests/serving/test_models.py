@@ -7,7 +7,7 @@ import pytest
 
 import pyggml
 from pyggml.generation import Batch, Completion, Sampling, Session
-from pyggml.serving import Request, Scheduler
+from pyggml.generation.serving import Request, Scheduler
 
 import chats
 

@@ -9,8 +9,8 @@ import pytest
 
 from pyggml.errors import DataError
 from pyggml.generation import Finish
-from pyggml.serving import Closed, Expired, Failure, Full, Request, Scheduler, Worker
-from pyggml.serving.scheduler import PREFILL, PREFILL_BESIDE
+from pyggml.generation.serving import Closed, Expired, Failure, Full, Request, Scheduler, Worker
+from pyggml.generation.serving.scheduler import PREFILL, PREFILL_BESIDE
 
 import chats
 

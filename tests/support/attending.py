@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyggml.attention import Backward, Forward, Problem
-from pyggml.dtypes import F16, F32
+from pyggml.graph.dtypes import F16, F32
+from pyggml.kernels.attention import Backward, Forward, Problem
 
 GUARD = 64  # bytes before and behind the scratch
 

@@ -5,8 +5,9 @@ Each function gives the graph, and the leaves that it changes.
 
 import numpy as np
 
-from pyggml.dtypes import DTYPES, F16, I32
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import DTYPES, F16, I32
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import (
     OPS,
     add,
@@ -22,10 +23,9 @@ from pyggml.ops import (
     set_rows,
     swiglu,
 )
-from pyggml.ops.norm_mul import rms_norm_mul_back
-from pyggml.ops.rope import rope_apply, rope_apply_back, rope_table
+from pyggml.ops.attention.rope import rope_apply, rope_apply_back, rope_table
+from pyggml.ops.norm.norm_mul import rms_norm_mul_back
 from pyggml.quants import quantize
-from pyggml.tensors import leaf, zeros
 
 RNG = np.random.default_rng(11)
 

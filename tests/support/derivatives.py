@@ -4,7 +4,7 @@ import numpy as np
 
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
-from pyggml.tensors import leaf
+from pyggml.graph.tensor import leaf
 
 
 def filled(shape, seed=0, name=""):

@@ -10,11 +10,11 @@ those of the sample, so that they stay in the op's domain and away from its kink
 import numpy as np
 from hypothesis import strategies as st
 
-from pyggml.backward.check import as_leaf
 from pyggml.errors import PyggmlError
-from pyggml.op import Memory, NoGrad
+from pyggml.graph.op import Memory, NoGrad
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.look.check import as_leaf
 from pyggml.runtime import run
-from pyggml.tensors import Tensor, leaf
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 32, 33, 48, 64, 65, 66, 96, 130)
 MOST = 6000  # elements of an array

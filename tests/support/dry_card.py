@@ -8,8 +8,8 @@ import numpy as np
 from pyggml.backends.cuda.device import CudaBackend
 from pyggml.backends.cuda.fusion import fused
 from pyggml.backends.cuda.table import kernels
-from pyggml.backends.faults import Faults
-from pyggml.call import Call
+from pyggml.backends.kit.faults import Faults
+from pyggml.graph.call import Call
 
 
 class DryCard(CudaBackend):

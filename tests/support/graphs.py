@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf
 from pyggml.ops import (
     add,
     cont,
@@ -23,8 +24,7 @@ from pyggml.ops import (
     sum_rows,
     transpose,
 )
-from pyggml.ops.broadcast import tiles
-from pyggml.tensors import leaf
+from pyggml.ops.arithmetic.broadcast import tiles
 
 
 def _pick(draw, pool, fits=lambda t: True):

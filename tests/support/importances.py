@@ -3,7 +3,7 @@
 import numpy as np
 
 from pyggml import gguf
-from pyggml.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums
 
 BY_IMPORTANCE = (
     *("Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pyggml.dtypes import dtype
+from pyggml.graph.dtypes import dtype
 
 
 def nmse(found: np.ndarray, wanted: np.ndarray) -> float:

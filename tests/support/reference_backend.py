@@ -7,8 +7,8 @@ engine does with it, it could do with a GPU.
 import numpy as np
 
 from pyggml.backends import Backend
-from pyggml.call import Call
-from pyggml.dtypes import BF16, F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, F32
 from pyggml.quants import dequantize
 
 

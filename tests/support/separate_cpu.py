@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from pyggml.backends import CPU
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 class SeparateCPU(CPU):

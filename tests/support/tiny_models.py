@@ -10,9 +10,9 @@ import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 from pyggml import gguf
-from pyggml.dtypes import F32
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import zeros
 from pyggml.models import ARCHITECTURES, Parts, compose, draw, small_metadata, tensors_of
-from pyggml.tensors import zeros
 
 SIZES = {  # beside those of `small_metadata`, where an architecture's example has no other
     "embedding_length": 16,

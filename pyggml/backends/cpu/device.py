@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from pyggml.backends.base import Backend
 from pyggml.backends.cpu import pages
-from pyggml.backends.cpu.kernel import KERNELS, REWRITES, Compute, Kernel, Site
-from pyggml.call import Call
+from pyggml.backends.cpu.rewrites import REWRITES
 from pyggml.graph import Graph
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
+from pyggml.kernels.kernel import KERNELS, Compute, Kernel, Site
 
 ALIGNMENT = 64
 

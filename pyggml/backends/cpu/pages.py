@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 LEAST = 1 << 16  # bytes; the system maps pages in runs of this size
 

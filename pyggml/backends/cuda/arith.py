@@ -10,7 +10,7 @@ from pyggml.backends.cuda.elementwise import of_two
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @device

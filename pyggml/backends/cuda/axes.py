@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.backends.cuda.driver import device
-from pyggml.tensors import MAX_AXES, Shape, Tensor
+from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
 
 Four = tuple[np.int64, ...]
 

@@ -20,7 +20,7 @@ from pyggml.backends.cuda.early import read_early
 from pyggml.backends.cuda.kernel import BoundCall, Site
 from pyggml.backends.cuda.launch import arrays, launches, steps
 from pyggml.backends.cuda.waits import Access, Range, Waits, waits
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 def side_by_side(calls: Sequence[BoundCall]) -> tuple[list[Call], Callable[[], Waits]]:

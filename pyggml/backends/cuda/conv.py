@@ -1,4 +1,4 @@
-"""Convolutions and their windows, a thread for each number: see pyggml/ops/conv.py, im2col.py."""
+"""Convolutions and their windows, a thread for each number: see ops/image/conv.py, im2col.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Shape
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Shape
 
 
 @device

@@ -31,10 +31,10 @@ from numba.cuda.cudadrv.driver import ObjectCode
 from numba.cuda.dispatcher import _Kernel, get_current_device
 from numba.cuda.typing import signature
 
-from pyggml._jit import CACHE
 from pyggml.backends.cuda.failures import lost_by
 from pyggml.errors import PyggmlError
 from pyggml.files import replacing
+from pyggml.jit import CACHE
 
 _COMPILERS = ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings")
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.dtype, types.Type, ir.Type)

@@ -1,4 +1,4 @@
-"""The gated delta net of Qwen 3 Next and Kimi, and its gradient: see pyggml/ops/delta_net.py."""
+"""The gated delta net of Qwen 3 Next and Kimi, and its gradient: see ops/recurrent/delta_net.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.recurrence import Factors, bind_forward
 from pyggml.backends.cuda.recurrence_back import Gradient
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 @device

@@ -31,12 +31,12 @@ from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
 from pyggml.backends.cuda.lora import with_wide_products
 from pyggml.backends.cuda.table import kernels
 from pyggml.backends.cuda.transfers import Bytes, Transfers, is_locked
-from pyggml.backends.faults import Faults
-from pyggml.backends.places import Place, seen, span
-from pyggml.call import Call
+from pyggml.backends.kit.faults import Faults
+from pyggml.backends.kit.places import Place, seen, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
 from pyggml.graph import Graph
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 # What the driver takes for a process, its kernels and captured graphs: on an H100, 800 to 960 MiB.
 _CONTEXT = 880 << 20

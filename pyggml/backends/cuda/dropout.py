@@ -1,4 +1,4 @@
-"""Random draws of training, the same numbers as the host's: see pyggml/ops/dropout.py."""
+"""Random draws of training, the same numbers as the host's: see ops/arithmetic/dropout.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

@@ -34,7 +34,7 @@ from pyggml.backends.cuda.driver import (
     versions,
 )
 from pyggml.backends.cuda.launch import launches
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 _SINCE, _DRIVER = (9, 0), (12, 3)  # compute capability, and CUDA of the driver
 _SHARED_OF_LARGE = 228 << 10  # of a multiprocessor, of a card that there is none of

@@ -12,7 +12,7 @@ from pyggml.backends.cuda.driver import cuda, kernel
 from pyggml.backends.cuda.fours import load_four, store_four, vectorizable
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 def of_one(formula: Any) -> Kernel:

@@ -1,4 +1,4 @@
-"""Number ranges, and sines and cosines of time steps: see pyggml/ops/embedding.py."""
+"""Number ranges, and sines and cosines of time steps: see pyggml/ops/image/embedding.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Products with one weight per expert: row (t, u) with expert ids[t, u]; see pyggml/ops/experts.py.
+"""Products with one weight per expert: row (t, u) with expert ids[t, u]; see ops/experts.
 
 Each warp or thread finds its row's expert by itself, so that the ids never leave the card. A row of
 an id that is no expert is left 0, and the fault is noted.
@@ -17,9 +17,9 @@ from pyggml.backends.cuda.launch import launch, per_element
 from pyggml.backends.cuda.table import declare
 from pyggml.backends.cuda.warp import LANES, warp_sum
 from pyggml.backends.cuda.weights import weight_of
-from pyggml.call import Call
-from pyggml.dtypes import DTYPES
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DTYPES
+from pyggml.graph.tensor import Tensor
 
 _WARPS = 2 if SIMULATED else 8  # of a block
 _ZERO = np.float32(0)

@@ -15,7 +15,7 @@ from pyggml.backends.cuda.gemm import Problem, path_of
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, Part, products
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.products import problem_of
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 def _parts(sites: Sequence[Site]) -> tuple[Problem, list[Part]] | None:

@@ -20,10 +20,10 @@ from itertools import chain
 from pyggml.backends.cuda.branches import changed, ranges
 from pyggml.backends.cuda.kernel import BoundCall, Site
 from pyggml.backends.cuda.waits import Access, Range, conflict
-from pyggml.call import Call
 from pyggml.graph import Graph
-from pyggml.op import SEEN, has_kernel
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.op import SEEN, has_kernel
+from pyggml.graph.tensor import Tensor
 
 _REACH = 12  # so many calls before the last one, the first one is looked for
 

@@ -1,4 +1,4 @@
-"""Gated linear units and what their gradients need: see pyggml/ops/glu.py and glu_clipped.py."""
+"""Gated linear units and what their gradients need: see ops/activation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @device

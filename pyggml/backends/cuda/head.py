@@ -26,10 +26,10 @@ from pyggml.backends.cuda.losses import summed, target_fault
 from pyggml.backends.cuda.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.table import declare
 from pyggml.backends.cuda.unpack import unpacked
-from pyggml.call import Call
-from pyggml.dtypes import BF16, F32, DType
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, F32, DType
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 LOGITS_BYTES = 480 << 20  # of all logits that exist at once: 800 rows of 150,000 tokens
 WEIGHTS_BYTES = 1 << 30  # of a matrix that is unpacked once for all of them

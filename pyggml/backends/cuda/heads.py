@@ -23,8 +23,8 @@ from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.rows import faults_of_rows
 from pyggml.backends.cuda.warp import LANES, sync_warp, warp_sum
-from pyggml.call import Call
-from pyggml.dtypes import F16, F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F16, F32
 
 MOST_TOKENS = 8
 _WIDEST = 512  # numbers of a head
@@ -32,7 +32,7 @@ _WARPS = 1 if SIMULATED else 4  # of a block
 
 
 class Turn(NamedTuple):
-    """Which pairs of a head are turned: see pyggml/ops/rope.py."""
+    """Which pairs of a head are turned: see pyggml/ops/attention/rope.py."""
 
     n_pairs: int
     neox: bool

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyggml.backends.faults import Faults
-from pyggml.call import Call
-from pyggml.op import Op
-from pyggml.tensors import Tensor
+from pyggml.backends.kit.faults import Faults
+from pyggml.graph.call import Call
+from pyggml.graph.op import Op
+from pyggml.graph.tensor import Tensor
 
 Compute = Literal["f32", "bf16"]
 ALIGNMENT = 64  # bytes: of scratch, and of each array in it

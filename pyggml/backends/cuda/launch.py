@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyggml.backends.cuda.driver import SIMULATED
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take
 MOST_BLOCKS = 132 * 16  # some rounds of the multiprocessors of a large card

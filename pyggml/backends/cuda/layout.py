@@ -21,9 +21,9 @@ from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.ptx import bf16_bits
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.dtypes import BF16, DType
-from pyggml.tensors import Shape, Tensor, contiguous_strides
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, DType
+from pyggml.graph.tensor import Shape, Tensor, contiguous_strides
 
 # -- numbers of one type to another -------------------------------------------------------------
 

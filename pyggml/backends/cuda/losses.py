@@ -17,9 +17,9 @@ from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_row
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.dtypes import F32
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 

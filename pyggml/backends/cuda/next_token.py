@@ -23,8 +23,8 @@ from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, launch
 from pyggml.backends.cuda.ptx import bits_of
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 _BLOCKS = 2 if SIMULATED else 132  # one for each multiprocessor of a large card
 _THREADS = 4 if SIMULATED else THREADS

@@ -1,4 +1,4 @@
-"""Normalisation of rows, a block for each: see pyggml/ops/norm.py."""
+"""Normalisation of rows, a block for each: see pyggml/ops/norm/norm.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, per_rows
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @device

@@ -1,4 +1,4 @@
-"""RMS norm times a weight: see pyggml/ops/norm_mul.py. Also a residual sum before it, or after its
+"""RMS norm times a weight: see ops/norm/norm_mul.py. Also a residual sum before it, or after its
 gradient, in the same kernel.
 
 A row is read once: its threads hold it in registers, in fours. Rows too long for that, or that do
@@ -31,9 +31,9 @@ from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_rows, threads_of_row
 from pyggml.backends.cuda.norm import squares
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.dtypes import BF16, F32
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.tensor import Tensor
 
 _MOST_FOURS = 8  # of a thread: 32 numbers of each source in registers
 _Types = tuple[bool, ...]  # of some arrays: whether they are BF16

@@ -22,9 +22,9 @@ from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import per_rows
 from pyggml.backends.cuda.warp import ALL, warp_sum
-from pyggml.call import Call
-from pyggml.dtypes import BF16
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import Tensor
 
 HEAD, PAIRS = 128, 64
 _SIZE = np.float32(HEAD)

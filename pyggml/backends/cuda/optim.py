@@ -12,7 +12,7 @@ from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 _PIECE = 1 << 14  # numbers whose squares one block adds up
 

@@ -11,7 +11,7 @@ from pyggml.backends.cuda.formulas import ONE
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @device

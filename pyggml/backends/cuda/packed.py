@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml._jit import BlockCode
 from pyggml.backends.cuda import byte_ptx, ptx
 from pyggml.backends.cuda.driver import device
 from pyggml.backends.cuda.weights import half_e8m0
+from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP, SUBGROUP, Block
 

@@ -1,4 +1,4 @@
-"""Pools of maxima and their gradient: see pyggml/ops/pool.py. Mean pools: resample.py."""
+"""Pools of maxima and their gradient: see pyggml/ops/image/pool.py. Mean pools: resample.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 _MINUS_INF = np.float32(-math.inf)
 

@@ -16,11 +16,11 @@ from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.launch import in_turn
 from pyggml.backends.cuda.layout import copied
 from pyggml.backends.cuda.table import declare
-from pyggml.backends.factors import factor_of
-from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.backends.kit.factors import factor_of
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 from pyggml.quants import QUANTS
-from pyggml.tensors import Tensor
 
 _COPY = 16  # bytes that a thread copies to shared memory at once
 

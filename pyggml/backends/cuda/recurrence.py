@@ -1,6 +1,6 @@
 """The recurrence of ssm_scan, gated_delta_net, rwkv_wkv6, rwkv_wkv7 and gated_linear_attn.
 
-A head has a state S (dv, dk), as pyggml/ops/recurrence.py defines it:
+A head has a state S (dv, dk), as pyggml/ops/recurrent/recurrence.py defines it:
 
     S_t = S_{t-1}·diag(w_t) + (S_{t-1} a_t) b_tᵀ + v_t k_tᵀ
     y_t = S_t r_t,    of an `early` op (S_{t-1} + v_t (u·k_t)ᵀ) r_t
@@ -24,7 +24,7 @@ from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.warp import LANES, lanes_sum
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 W, K, R, A, B = range(5)  # factors in the order of `Factors.read`; an early op's u stands at A
 _THREADS = 128

@@ -21,8 +21,8 @@ from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
 from pyggml.backends.cuda.warp import LANES, lanes_sum
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 _MOST_SHARED = 48 << 10  # bytes of shared memory that every card gives a block
 _THREADS = 4 if SIMULATED else 256  # 255 registers each are there

@@ -13,8 +13,8 @@ from pyggml.backends.cuda.formulas import HALF, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row, per_rows
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 _PIECE = 1 << 14  # elements that one block adds up
 

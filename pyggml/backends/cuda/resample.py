@@ -1,4 +1,4 @@
-"""Padding, rolling, resizing and mean pools: see pyggml/ops/resample.py."""
+"""Padding, rolling, resizing and mean pools: see pyggml/ops/image/resample.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.resampling import AXES, Axis, picked, transposed
-from pyggml.tensors import MAX_AXES, Shape
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import MAX_AXES, Shape
+from pyggml.ops.image.sample_points import AXES, Axis, picked, transposed
 
 
 @kernel

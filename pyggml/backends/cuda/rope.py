@@ -14,9 +14,9 @@ from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.layout import conversion
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.dtypes import F32, DType
-from pyggml.positions import frequencies, positions_of_pairs
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32, DType
+from pyggml.ops.attention.positions import frequencies, positions_of_pairs
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Rows read from a table by their numbers, and rows written into one: see pyggml/ops/rows.py.
+"""Rows read from a table by their numbers, and rows written into one: see ops/layout/rows.py.
 
 Ids are data. A kernel leaves out those that are no row, and reports them (`Faults`).
 """
@@ -18,9 +18,9 @@ from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.layout import as_it_is, bf16_to_float
 from pyggml.backends.cuda.table import declare
 from pyggml.backends.cuda.weights import weight_of
-from pyggml.call import Call
-from pyggml.dtypes import BF16, Q8_0, DType
-from pyggml.tensors import Shape, Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, Q8_0, DType
+from pyggml.graph.tensor import Shape, Tensor
 
 
 class Batches(NamedTuple):

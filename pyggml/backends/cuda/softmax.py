@@ -14,8 +14,8 @@ from pyggml.backends.cuda.formulas import ONE, ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import THREADS, per_element, per_rows
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.positions import alibi_slopes
+from pyggml.graph.call import Call
+from pyggml.ops.attention.positions import alibi_slopes
 
 _MINUS_INF = np.float32(-math.inf)
 

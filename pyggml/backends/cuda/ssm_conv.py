@@ -1,4 +1,4 @@
-"""The short causal convolution of Mamba, LFM2 and gated delta nets: see pyggml/ops/ssm_conv.py.
+"""The short causal convolution of Mamba, LFM2 and gated delta nets: see ops/recurrent/ssm_conv.py.
 
 Row m of what a token may see is state m for m < n_back, else token m − n_back.
 """
@@ -12,7 +12,7 @@ from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @device

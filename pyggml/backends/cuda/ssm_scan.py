@@ -1,4 +1,4 @@
-"""The selective scan of Mamba 1 and 2 and its gradient: see pyggml/ops/ssm_scan.py."""
+"""The selective scan of Mamba 1 and 2 and its gradient: see pyggml/ops/recurrent/ssm_scan.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_rows
 from pyggml.backends.cuda.recurrence import Factors, bind_forward
 from pyggml.backends.cuda.recurrence_back import Gradient
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 _LINEAR = np.float32(20)  # above it, softplus(x) is taken as x, as in ggml
 

@@ -1,4 +1,4 @@
-"""Triangular and diagonal matrices: see pyggml/ops/triangular.py."""
+"""Triangular and diagonal matrices: see pyggml/ops/layout/triangular.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyggml.backends.cuda.formulas import ZERO
 from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Functions of one number, and gradients of activations: see pyggml/ops/unary.py, activation.py."""
+"""Functions of one number, and gradients of activations: see ops/arithmetic, ops/activation."""
 
 from __future__ import annotations
 

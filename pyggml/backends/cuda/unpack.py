@@ -16,8 +16,8 @@ from pyggml.backends.cuda.fours import load_four, put_four_bf16, vectorizable
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.ptx import bf16_bits, put_eight, put_eight_bf16
 from pyggml.backends.cuda.weights import eights_of, weight_of
-from pyggml.call import Call
-from pyggml.dtypes import DType
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DType
 from pyggml.quants.layout import GROUP
 
 _PIECES = GROUP // 8  # threads that share a block

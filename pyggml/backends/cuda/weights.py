@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml._jit import BlockCode
 from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.driver import device
 from pyggml.backends.cuda.rare_weights import RARE
-from pyggml.backends.expressions import ExpressionBlock, Lanes
+from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
+from pyggml.quants.expressions import ExpressionBlock, Lanes
 from pyggml.quants.layout import GROUP, Decoder
 
 

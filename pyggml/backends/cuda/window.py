@@ -1,4 +1,4 @@
-"""Windows of a tensor: numbers written into one, added to one; see pyggml/ops/view.py."""
+"""Windows of a tensor: numbers written into one, added to one; see pyggml/ops/layout/view.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pyggml.backends.cuda.kernel import Kernel, Site
 from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.layout import copied, filled
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Linear attention of RWKV 6 and 7 and gated linear attention: see pyggml/ops/wkv.py."""
+"""Linear attention of RWKV 6 and 7 and gated linear attention: see pyggml/ops/recurrent/wkv.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyggml.backends.cuda.launch import in_turn, per_element
 from pyggml.backends.cuda.recurrence import Factors, bind_forward
 from pyggml.backends.cuda.recurrence_back import Gradient
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 # The sources as the factors read them: w, k, r, v, a, b, and in a's place RWKV 6's u (H, D).
 # The sizes are (H, D, scale).

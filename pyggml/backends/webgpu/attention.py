@@ -1,7 +1,7 @@
 """Attention in float32, forward and backward, without a matrix of all scores.
 
     c = cap·tanh(scale·q·k / cap)       (without a cap: scale·q·k)
-    z = c + slope·mask                  (or slope·distance, see pyggml/ops/attention.py)
+    z = c + slope·mask                  (or slope·distance, see pyggml/ops/attention/attention.py)
     p = e^(z − lse),  ds = p·(do·v − δ)·(1 − (c/cap)²)·scale,  δ = do·o
     a sink is a score without a value;  dsink = −Σ e^(sink − lse)·δ
 
@@ -37,9 +37,9 @@ from pyggml.backends.webgpu.attention_tiles import (
 from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.dtypes import F16, F32
-from pyggml.positions import alibi_slopes
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.tensor import Tensor
+from pyggml.ops.attention.positions import alibi_slopes
 
 _WIDEST = 256  # numbers of a head
 _NONE = -3e38  # stands for −inf, which shaders may do without

@@ -11,17 +11,17 @@ import numpy as np
 import wgpu
 
 from pyggml.backends.base import Backend
-from pyggml.backends.faults import Faults
-from pyggml.backends.places import Place, seen, span
+from pyggml.backends.kit.faults import Faults
+from pyggml.backends.kit.places import Place, seen, span
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import WORD, Dispatch, Shaders, View
 from pyggml.backends.webgpu.table import kernels
-from pyggml.call import Call
-from pyggml.dtypes import F32, I32
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.graph import Graph
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 _LINE = 64  # bytes
 MOST_BINDINGS = 12  # of an op's tensors: the gradient of attention with a mask

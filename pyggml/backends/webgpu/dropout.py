@@ -1,4 +1,4 @@
-"""Random draws of training, the same numbers as the host's: see pyggml/ops/dropout.py."""
+"""Random draws of training, the same numbers as the host's: see ops/arithmetic/dropout.py."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from math import prod
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.tensors import MAX_AXES, Tensor
+from pyggml.graph.tensor import MAX_AXES, Tensor
 
 _NAMES = "abc"
 _BODY = """

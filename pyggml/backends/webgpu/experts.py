@@ -1,4 +1,4 @@
-"""Products with one weight per expert: row (t, u) with expert ids[t, u]; see pyggml/ops/experts.py.
+"""Products with one weight per expert: row (t, u) with expert ids[t, u]; see ops/experts.
 
 Each thread finds its row's expert by itself, so that the ids never leave the device. A row of an id
 that is no expert is left 0, and the fault is noted. Weights that no binding holds are taken some
@@ -14,8 +14,8 @@ from pyggml.backends.webgpu.rows import parts_of
 from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import QUAD, TYPES, weight_source
-from pyggml.dtypes import BF16, F16, F32, DType
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import BF16, F16, F32, DType
+from pyggml.graph.tensor import Tensor
 
 _LANES = 32  # threads that share a sum
 _PLAIN = (F32, F16, BF16)

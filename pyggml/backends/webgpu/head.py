@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyggml.backends.factors import Factor
+from pyggml.backends.kit.factors import Factor
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import TYPES
-from pyggml.dtypes import F32
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 _LINE = 64  # bytes
 _TILE_ROWS = 128

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends.faults import Faults
+from pyggml.backends.kit.faults import Faults
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, View
-from pyggml.dtypes import BF16, F16, F32, I32, DType
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
+from pyggml.graph.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.reduce import sum_of
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.dtypes import F32
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 _LINE = 64
 _ROW = """

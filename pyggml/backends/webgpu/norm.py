@@ -1,4 +1,4 @@
-"""Normalisation of rows, a workgroup for each: see pyggml/ops/norm.py and norm_mul.py."""
+"""Normalisation of rows, a workgroup for each: see pyggml/ops/norm/norm.py and norm_mul.py."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, per_element, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.tensors import Tensor
+from pyggml.graph.tensor import Tensor
 
 _PIECE = 1 << 12  # numbers whose squares one workgroup adds up
 _SQUARES = whole("""

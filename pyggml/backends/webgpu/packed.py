@@ -10,7 +10,7 @@ from functools import cache
 
 from pyggml.backends.webgpu.tiles import Reading, quad_function
 from pyggml.backends.webgpu.weights import QUAD, blocks_of, weight_source
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
 
 MOST_ROWS = 8  # of A, with which weights are multiplied as they are unpacked
 ROWS_OF_GROUP = 8  # of the weights, in a workgroup

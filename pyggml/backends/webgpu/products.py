@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyggml.backends.factors import Factor, factor_of
+from pyggml.backends.kit.factors import Factor, factor_of
 from pyggml.backends.webgpu.few import AT_ONCE, few_source, rows_of_group
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.packed import (
@@ -28,9 +28,9 @@ from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.tiles import Reading, Tile, product_source
 from pyggml.backends.webgpu.weights import TYPES
-from pyggml.dtypes import F16, F32
+from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 LARGE, SMALL = Tile(128, 64, 8), Tile(64, 64, 16, each_n=4)
 FEW = 16  # rows of a factor

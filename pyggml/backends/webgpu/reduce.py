@@ -8,7 +8,7 @@ from math import prod
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.tensors import MAX_AXES
+from pyggml.graph.tensor import MAX_AXES
 
 _ROWS = whole("""
     if (group >= ROWS) { return; }

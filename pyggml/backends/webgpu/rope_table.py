@@ -16,7 +16,7 @@ from pyggml.backends.webgpu.dropout import TIMES
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.positions import frequencies, positions_of_pairs
+from pyggml.ops.attention.positions import frequencies, positions_of_pairs
 
 # Sine and cosine of at most an eighth of a turn, as in Cephes (Moshier): WGSL promises but 2^-11.
 _DIVIDED = """

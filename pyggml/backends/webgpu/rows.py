@@ -1,4 +1,4 @@
-"""Rows read from a table by their numbers, and rows written into one: see pyggml/ops/rows.py.
+"""Rows read from a table by their numbers, and rows written into one: see ops/layout/rows.py.
 
 Ids are data. A kernel leaves out those that are no row, and notes the fault.
 """
@@ -13,8 +13,8 @@ from pyggml.backends.webgpu.layout import TO_F16
 from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
 from pyggml.backends.webgpu.table import declare
 from pyggml.backends.webgpu.weights import QUAD, TYPES, weight_source
-from pyggml.dtypes import BF16, F16, F32, I32, DType
-from pyggml.tensors import Shape, Tensor
+from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
+from pyggml.graph.tensor import Shape, Tensor
 
 _PLAIN = (F32, I32, F16, BF16)
 _FIRST_ID = "(b / INNER % IDS_OUTER * IDS_INNER + b % INNER % IDS_INNER) * N_IDS"  # of batch b

@@ -1,4 +1,4 @@
-"""Softmax of rows, a workgroup for each: see pyggml/ops/softmax.py."""
+"""Softmax of rows, a workgroup for each: see pyggml/ops/attention/softmax.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from pyggml.backends.webgpu.kernel import Kernel, Site
 from pyggml.backends.webgpu.shader import Dispatch, Shaders, per_element, whole
 from pyggml.backends.webgpu.table import declare
-from pyggml.positions import alibi_slopes
-from pyggml.tensors import MAX_AXES, Shape
+from pyggml.graph.tensor import MAX_AXES, Shape
+from pyggml.ops.attention.positions import alibi_slopes
 
 NOTHING = -3e38  # stands for −inf, which shaders may do without
 _SCORE = """

@@ -1,4 +1,4 @@
-"""The short causal convolution of Mamba, LFM2 and gated delta nets: see pyggml/ops/ssm_conv.py.
+"""The short causal convolution of Mamba, LFM2 and gated delta nets: see ops/recurrent/ssm_conv.py.
 
 Row m of what a token may see is state m for m < BACK, else token m − BACK.
 """

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from pyggml._jit import BlockCode
-from pyggml.backends.expressions import ExpressionBlock, Lanes
 from pyggml.backends.webgpu.rare_weights import RARE
-from pyggml.dtypes import DType
+from pyggml.graph.dtypes import DType
+from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
+from pyggml.quants.expressions import ExpressionBlock, Lanes
 from pyggml.quants.layout import GROUP
 
 _DECLARED = (name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))

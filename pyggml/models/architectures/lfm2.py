@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
 from pyggml.models.basics import Basics, read_basics
 from pyggml.models.config import Reader
@@ -17,9 +19,7 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv
 from pyggml.models.weights import Tensors, matrix, merged
-from pyggml.op import Spec
 from pyggml.ops import mul, split, swiglu
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

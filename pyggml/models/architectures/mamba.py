@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Shape, Tensor
 from pyggml.models.architecture import Architecture
 from pyggml.models.block import residual
 from pyggml.models.config import Reader, read_config, rms_eps
@@ -14,9 +16,7 @@ from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import CausalConv, initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
-from pyggml.op import Spec
 from pyggml.ops import add, halve, mul, reshape, rms_norm, silu, split, ssm_scan, swiglu
-from pyggml.tensors import Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log
 
+from pyggml.graph.tensor import Tensor
 from pyggml.models.architecture import Architecture
 from pyggml.models.attention import Attention
 from pyggml.models.basics import read_basics
@@ -15,7 +16,6 @@ from pyggml.models.net import Net
 from pyggml.models.part import Part
 from pyggml.models.rope import Rope
 from pyggml.ops import log_temperature, mul, reshape, swiglu
-from pyggml.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

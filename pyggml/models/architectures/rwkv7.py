@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.graph.op import Spec
+from pyggml.graph.tensor import Shape, Tensor, leaf
 from pyggml.models.architecture import Architecture
 from pyggml.models.block import Chain, residual
 from pyggml.models.config import Reader, layer_norm_eps, read_config
@@ -17,7 +19,6 @@ from pyggml.models.norm import LayerNorm
 from pyggml.models.part import Part
 from pyggml.models.recurrent import initial, kept
 from pyggml.models.weights import Tensors, TensorSpec, matrix, merged
-from pyggml.op import Spec
 from pyggml.ops import (
     add,
     exp,
@@ -38,7 +39,6 @@ from pyggml.ops import (
     sum_rows,
     tanh,
 )
-from pyggml.tensors import Shape, Tensor, leaf
 
 _LERPS = "rwkvag"  # the order of the rows of time_mix_lerp_fused
 _GROUP_EPS = 64e-5  # of the norm over each head

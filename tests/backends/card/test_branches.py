@@ -12,10 +12,10 @@ from pyggml.backends.cuda.early import await_others, begins_early, knows_early, 
 from pyggml.backends.cuda.kernel import BoundCall, Site
 from pyggml.backends.cuda.launch import in_turn, launch, of_library
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu
-from pyggml.ops.layout import transpose
-from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensors import leaf, zeros
+from pyggml.ops.layout.layout import transpose
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 RNG = np.random.default_rng(9)
 

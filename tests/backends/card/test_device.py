@@ -6,15 +6,15 @@ import pytest
 from pyggml.backends import CPU, write
 from pyggml.backends.cuda import device, open_cuda, transfers
 from pyggml.backends.cuda.driver import SIMULATED, CudaAPIError
-from pyggml.dtypes import BF16, F16, F32, I32, dtype
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype
+from pyggml.graph.tensor import Tensor, leaf, zeros
 from pyggml.ops import add, add_inplace, get_rows, mul, scale, set_rows
-from pyggml.ops.layout import transpose
+from pyggml.ops.layout.layout import transpose
 from pyggml.quants import dequantize, quantize
 from pyggml.runtime import run
-from pyggml.schedule import Devices, bind, results, schedule
-from pyggml.tensors import Tensor, leaf, zeros
+from pyggml.runtime.schedule import Devices, bind, results, schedule
 
 RNG = np.random.default_rng(2)
 

@@ -7,9 +7,9 @@ from pyggml.backends import CPU, write
 from pyggml.backends.cuda.attention import cluster, decode
 from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf
 from pyggml.ops import flash_attn_ext
-from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensors import leaf
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 SHAPES = [(41, 4, 2, 6)]  # keys, heads, heads of keys, numbers of a head
 if not SIMULATED:  # which takes minutes

@@ -11,9 +11,9 @@ from pyggml.backends.cuda.device import CudaBackend
 from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.backends.cuda.fusion import fused
 from pyggml.graph import Graph
+from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale
-from pyggml.schedule import Devices, bind, schedule
-from pyggml.tensors import zeros
+from pyggml.runtime.schedule import Devices, bind, schedule
 
 # A norm before digits: x is known to a unit of float32's last place there, and where x lies between
 # two steps of a digit, that unit decides. Of 800 drawn launches every sixth had such an x, and none

@@ -10,12 +10,12 @@ from pyggml.backends import CPU
 from pyggml.backends.cuda.driver import SIMULATED
 from pyggml.backends.cuda.gemm.cublas import has_cublas
 from pyggml.backends.cuda.lora import ops, wide
-from pyggml.dtypes import BF16, DTYPES
 from pyggml.graph import Graph
+from pyggml.graph.dtypes import BF16, DTYPES
+from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 from pyggml.quants import dequantize, quantize
-from pyggml.schedule import Devices, results
-from pyggml.tensors import leaf
+from pyggml.runtime.schedule import Devices, results
 
 pytestmark = pytest.mark.skipif(
     SIMULATED or not has_cublas(), reason="wide products take tensor cores and cuBLAS"

@@ -6,7 +6,7 @@ import pytest
 from pyggml.backends.cuda.driver import cuda
 from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
 from pyggml.backends.cuda.launch import in_turn
-from pyggml.dtypes import DTYPES
+from pyggml.graph.dtypes import DTYPES
 from pyggml.quants import dequantize, quantize
 
 # Largest error, relative to the largest number: of float32, of bfloat16, and of numbers in digits.

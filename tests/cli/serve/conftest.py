@@ -20,8 +20,8 @@ from pyggml.cli.serve.page import page_routes
 from pyggml.cli.serve.service import Service
 from pyggml.cli.web.listening import listening, url_of
 from pyggml.generation import Batch, Sampling
+from pyggml.generation.serving import Scheduler, Worker
 from pyggml.lora import LoraConfig, attach
-from pyggml.serving import Scheduler, Worker
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

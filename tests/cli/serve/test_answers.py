@@ -11,8 +11,8 @@ import pytest
 
 import pyggml
 from pyggml.cli.show import printable
-from pyggml.gemm import CHOSEN
 from pyggml.generation import Batch, Sampling, complete, generate
+from pyggml.kernels.gemm import CHOSEN
 
 ROOT = Path(__file__).parents[3]
 GREEDY = {"temperature": 0, "max_tokens": 24}

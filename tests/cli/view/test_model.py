@@ -9,7 +9,7 @@ from pyggml import gguf
 from pyggml.cli.view import weights
 from pyggml.cli.view.app import make_app
 from pyggml.cli.view.source import Source
-from pyggml.dtypes import F32, dtype
+from pyggml.graph.dtypes import F32, dtype
 from pyggml.lora import LoraConfig, attach
 from pyggml.quants import dequantize, quantize
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml import lens
 from pyggml.cli.view.source import Stopped, Watched
-from pyggml.draw import tokens
+from pyggml.look import lens
+from pyggml.look.draw import tokens
 from pyggml.lora import LoraConfig, attach
 
 TEXT = "the other <b>path</b>\n"

@@ -7,8 +7,8 @@ import pytest
 
 import pyggml
 from pyggml.errors import ConfigError, DataError
+from pyggml.graph.tensor import leaf
 from pyggml.lora import attach, loss_and_grads, perplexity
-from pyggml.tensors import leaf
 
 
 class Numbers:
@@ -76,7 +76,7 @@ def test_documents_are_scored_as_validation_does(tiny, corpus_of):
 def test_logits_are_made_for_a_few_positions_at_a_time(tiny, monkeypatch):
     text = " ".join(map(str, np.arange(64) * 5 % 48))
     whole = list(perplexity(model_with(tiny, False), text, 32))[-1]
-    monkeypatch.setattr("pyggml.ops.head.LOGITS_BYTES", 1)
+    monkeypatch.setattr("pyggml.ops.loss.head.LOGITS_BYTES", 1)
     assert list(perplexity(model_with(tiny, False), text, 32))[-1].value == pytest.approx(
         whole.value, rel=1e-6
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyggml import gguf
-from pyggml.dtypes import F32
+from pyggml.graph.dtypes import F32
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.adapter import Adapter
 from pyggml.lora.data import Corpus, Dataset

@@ -7,8 +7,8 @@ from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, te
 from pyggml.backends.cuda.attention.scores import WIDEST
 from pyggml.backends.cuda.kernel import Compute, Kernel, Site
 from pyggml.backends.cuda.table import declare
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 def _lacks(node: Tensor) -> str | None:

@@ -33,9 +33,9 @@ from pyggml.backends.cuda.fours import vectorizable
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.warp import LANES
-from pyggml.call import Call
-from pyggml.dtypes import F32
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 
 MOST_QUERIES = 2 if SIMULATED else 8
 _WARPS = 2 if SIMULATED else 8

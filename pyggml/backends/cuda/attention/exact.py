@@ -30,8 +30,8 @@ from pyggml.backends.cuda.attention.scores import (
 from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.kernel import Site
 from pyggml.backends.cuda.launch import launch
-from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
 
 
 @device

@@ -32,9 +32,9 @@ from pyggml.backends.cuda.driver import cuda, device, kernel
 from pyggml.backends.cuda.kernel import Compute, Site
 from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
 from pyggml.backends.cuda.launch import in_turn, launch, per_element, per_row
-from pyggml.call import Call
-from pyggml.dtypes import F32
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 
 
 @kernel

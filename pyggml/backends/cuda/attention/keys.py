@@ -16,7 +16,7 @@ from pyggml.backends.cuda.attention.scores import ZERO, key_loader
 from pyggml.backends.cuda.driver import SIMULATED, device
 from pyggml.backends.cuda.fours import load_four
 from pyggml.backends.cuda.warp import LANES
-from pyggml.dtypes import F16, F32
+from pyggml.graph.dtypes import F16, F32
 
 if not SIMULATED:
     from pyggml.backends.cuda.byte_ptx import half_of

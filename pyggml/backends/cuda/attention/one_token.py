@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 from pyggml.backends.cuda.fours import load_four, vectorizable
 from pyggml.backends.cuda.norm_rope import HEAD, angles, normed_and_turned
-from pyggml.dtypes import F16
+from pyggml.graph.dtypes import F16
 
 _FOUR = 4  # numbers of a lane
 

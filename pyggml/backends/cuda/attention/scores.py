@@ -17,8 +17,8 @@ import numpy as np
 
 from pyggml.backends.cuda.driver import SIMULATED, cuda, device
 from pyggml.backends.cuda.weights import weight_of
-from pyggml.dtypes import DTYPES, F32
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import DTYPES, F32
+from pyggml.graph.tensor import Tensor
 
 WIDEST = 512  # numbers of a head
 THREADS = 4 if SIMULATED else 128  # of a block

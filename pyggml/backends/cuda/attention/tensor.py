@@ -40,10 +40,10 @@ from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Site
 from pyggml.backends.cuda.launch import in_turn, launch
 from pyggml.backends.cuda.unpack import rounded
 from pyggml.backends.cuda.warp import quad_max, quad_sum
-from pyggml.call import Call
-from pyggml.dtypes import BF16, F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 BR, KEYS = 64, 64  # queries of a block (B_r of Dao et al.), and keys at a time
 

@@ -37,10 +37,10 @@ from pyggml.backends.cuda.kernel import ALIGNMENT, Site
 from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
 from pyggml.backends.cuda.launch import in_turn, launch, per_row
 from pyggml.backends.cuda.warp import LANES, warp_sum
-from pyggml.call import Call
-from pyggml.dtypes import BF16
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 BR, KEYS = 64, 32  # queries of a block that makes dq, and keys at a time
 BC, QUERIES = 64, 16  # keys of a block that makes dk and dv, and queries at a time

@@ -14,9 +14,9 @@ from pyggml.backends.cuda.gemm import slices
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.launch import of_library
-from pyggml.backends.factors import Factor
-from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.backends.kit.factors import Factor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
 
 _WORKSPACE = 32 << 20  # what NVIDIA recommends for Hopper; with 8, thin products take twice as long
 _AT_ONCE = 4  # products that can run side by side

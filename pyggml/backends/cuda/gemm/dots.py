@@ -16,8 +16,8 @@ from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.warp import LANES, warp_sum
 from pyggml.backends.cuda.weights import four_of, weight_of
-from pyggml.call import Call
-from pyggml.dtypes import DTYPES
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.layout import GROUP
 
 _FEW_ROWS, _MOST_ROWS = 2, 8  # of A: where cuBLAS takes longer, and where it may be absent

@@ -33,8 +33,8 @@ from pyggml.backends.cuda.gemm.packed_dots import (
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.packed import MOST_GROUPS, Unit, closed, unit_of
-from pyggml.call import Call
-from pyggml.dtypes import DType
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS
 from pyggml.quants.layout import GROUP
 from pyggml.sizes import round_up

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml.backends.cuda.kernel import Compute
-from pyggml.backends.factors import Factor
-from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.backends.kit.factors import Factor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
 
 
 @dataclass(frozen=True, slots=True)

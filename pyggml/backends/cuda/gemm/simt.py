@@ -12,8 +12,8 @@ from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.launch import launch
 from pyggml.backends.cuda.weights import weight_of
-from pyggml.call import Call
-from pyggml.dtypes import DTYPES, F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DTYPES, F32
 
 SIDE = 2 if SIMULATED else 16  # threads along each side of a block
 EACH = 2 if SIMULATED else 4  # rows, and columns, of C of one thread

@@ -15,8 +15,8 @@ from pyggml.backends.cuda.gemm.problem import Operands, Problem
 from pyggml.backends.cuda.kernel import ALIGNMENT
 from pyggml.backends.cuda.launch import in_turn
 from pyggml.backends.cuda.unpack import rounded, unpacked
-from pyggml.call import Call
-from pyggml.dtypes import BF16
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
 from pyggml.sizes import round_up
 
 SLICE = 128 << 20  # bytes of unpacked weights that exist at once

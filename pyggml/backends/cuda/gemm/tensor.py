@@ -18,7 +18,7 @@ from pyggml.backends.cuda.gemm import slices
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
 from pyggml.backends.cuda.launch import launch
-from pyggml.call import Call
+from pyggml.graph.call import Call
 
 TILE, DEPTH, THREADS = 128, 32, 256
 _TILE_BYTES = 2 * TILE * DEPTH

@@ -12,8 +12,8 @@ from collections import defaultdict
 from pyggml.backends.cuda.lora.operands import FORMULAS
 from pyggml.backends.cuda.lora.ops import absorbing
 from pyggml.graph import Graph
-from pyggml.op import SAVED
-from pyggml.tensors import Tensor
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import Tensor
 
 _TAKES_IN = {"wide_rows": 0, "wide_gradient": 0, "gradient_of_a": 1}  # op -> the source
 

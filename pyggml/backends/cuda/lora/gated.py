@@ -38,10 +38,10 @@ from pyggml.backends.cuda.lora.wide import (
     total_tiles,
     width,
 )
-from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 
 @device

@@ -16,8 +16,8 @@ from pyggml.backends.cuda.lora.operands import (
     types_of,
 )
 from pyggml.backends.cuda.products import declare_summed
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 def _x_bytes(node: Tensor) -> int:

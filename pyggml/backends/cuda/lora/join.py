@@ -21,10 +21,10 @@ from pyggml.backends.cuda.lora.ops import (
     wide_product,
     wide_rows,
 )
-from pyggml.dtypes import BF16
 from pyggml.graph import Graph
-from pyggml.op import SAVED
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import Tensor
 
 LARGE = 32 << 20  # bytes of `up` in a layer; where it takes less, its weights weigh more
 

@@ -28,10 +28,10 @@ from pyggml.backends.cuda.lora.ops import (
     wide_rows,
 )
 from pyggml.backends.cuda.lora.wide import MOST_COLUMNS, columns
-from pyggml.dtypes import F32
 from pyggml.graph import Graph
-from pyggml.op import SAVED
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import F32
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import Tensor
 
 FEWEST_ROWS = 16  # fewer are multiplied by the dot products themselves
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 from pyggml.backends.cuda.attention import tensor
 from pyggml.backends.cuda.norm_mul import holds_rows
-from pyggml.dtypes import BF16, F32
 from pyggml.graph import Graph
-from pyggml.op import SAVED
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.op import SAVED
+from pyggml.graph.tensor import Tensor
 
 _PRODUCTS = ("wide_product", "wide_back")
 _NORMS = {"rms_norm_mul": (0,), "rms_norm_mul_back": (0, 2)}  # op -> sources that may be BF16

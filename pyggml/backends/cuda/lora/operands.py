@@ -14,9 +14,9 @@ from pyggml.backends.cuda.formulas import LOG2_E, ONE
 from pyggml.backends.cuda.glu import OF_THREE, OF_TWO
 from pyggml.backends.cuda.launch import per_element
 from pyggml.backends.cuda.unpack import rounded
-from pyggml.call import Call
-from pyggml.dtypes import BF16
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import Tensor
 
 Types = tuple[bool, ...]  # of each operand: whether it is BF16
 FORMULAS = frozenset((*OF_TWO, *OF_THREE))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pyggml.backends.cuda.kernel import Kernel, OwnOp
 from pyggml.backends.cuda.lora import gated, gradients, products, wide
 from pyggml.backends.cuda.lora.wide import columns
-from pyggml.dtypes import BF16, F32
-from pyggml.op import SAVED, Memory, NoGrad
-from pyggml.tensors import Tensor
+from pyggml.graph.dtypes import BF16, F32
+from pyggml.graph.op import SAVED, Memory, NoGrad
+from pyggml.graph.tensor import Tensor
 
 
 def _own(name: str, kernel: Kernel, memory: Memory = Memory.FRESH) -> OwnOp:

@@ -10,8 +10,8 @@ from pyggml.backends.cuda.launch import in_turn
 from pyggml.backends.cuda.lora.wide import columns
 from pyggml.backends.cuda.products import adding
 from pyggml.backends.cuda.unpack import Thin, unpacked_beside
-from pyggml.call import Call
-from pyggml.tensors import Tensor
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
 
 
 def _forward_scratch(node: Tensor, compute: Compute) -> int:

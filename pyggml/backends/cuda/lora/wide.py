@@ -30,10 +30,10 @@ from pyggml.backends.cuda.lora.operands import (
     three,
     types_of,
 )
-from pyggml.call import Call
-from pyggml.dtypes import F32
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up
-from pyggml.tensors import Tensor
 
 ROWS = 16  # of a block
 MOST_COLUMNS = 192  # further ones: sums of a block in shared memory

@@ -1,0 +1,41 @@
+"""The factors of a product on a device: C[z, m, n] = Σ_k A[z, m, k] · B[z, n, k]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.graph.dtypes import F32, DType
+from pyggml.graph.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Where the numbers of a factor lie, counted in elements from its first.
+
+    batches  steps of the two axes of batches
+    repeats  how many batches of C, along each, take one of the factor
+    row      step from row to row: of A along m, of B along n
+    k        step along the axis that is summed over; of a packed type one of the two is 1
+    """
+
+    row: int
+    k: int
+    batches: tuple[int, int] = (0, 0)
+    repeats: tuple[int, int] = (1, 1)
+    dtype: DType = F32
+
+    @property
+    def steps(self) -> tuple[int, int, int, int]:
+        return (*self.batches, self.row, self.k)
+
+
+def factor_of(t: Tensor, batches: tuple[int, int], is_transposed: bool) -> Factor:
+    """Rows and columns of t, the last two axes; the earlier ones are batches."""
+    steps = [s // F32.block_bytes for s in t.strides]
+    if t.dtype is not F32:
+        steps = [t.shape[-1], 1]  # weights are counted, not bytes
+    row, k = (steps[-1], steps[-2]) if is_transposed else (steps[-2], steps[-1])
+    some = (1,) * (4 - len(t.shape)) + t.shape[:-2]
+    along = (0,) * (4 - len(t.shape)) + (*steps[:-2],)
+    repeats = tuple(many // max(few, 1) for many, few in zip(batches, some, strict=True))
+    return Factor(row, k, (along[0], along[1]), (repeats[0], repeats[1]), t.dtype)

@@ -1,0 +1,40 @@
+"""Large tensors inside a layer are kept for the backward pass as rounded copies.
+
+Each copy is made right after its tensor, whose memory is then free after its last use in the
+forward pass. The backward pass widens the copy to float32 and reads that. Results of cheap ops on
+large tensors are not kept: they are computed again, from the widened copies.
+"""
+
+from __future__ import annotations
+
+from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward, pinned
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32, DType
+from pyggml.graph.tensor import Tensor
+from pyggml.ops import cpy
+
+
+def round_large(graph: Graph, kept_as: DType) -> Graph:
+    """The graph, with its large tensors (graph.notes) kept as `kept_as`: F32 or BF16.
+
+    `graph` comes from build_backward. The loss is unchanged; the gradients include the rounding.
+    """
+    if kept_as is F32:
+        return graph
+    forward, _ = forward_and_backward(graph)
+    large = graph.notes.large - pinned(graph)
+    copies = {t: cpy(t, kept_as) for t in forward if t in large}
+    wide = {t: cpy(copy, F32).named(t.name) for t, copy in copies.items()}
+    with_copies = [x for t in forward for x in (t, copies.get(t)) if x is not None]
+    return Substitutes(graph, _made_of(large, graph), wide).apply(with_copies)
+
+
+def _made_of(large: frozenset[Tensor], graph: Graph) -> set[Tensor]:
+    """Large owners, and the results of cheap ops on them."""
+    forward, _ = forward_and_backward(graph)
+    again = cheap(graph) - pinned(graph)
+    found: set[Tensor] = set()
+    for t in forward:
+        if t in large or (t in again and any(s.root in found for s in t.src)):
+            found.add(t)
+    return found

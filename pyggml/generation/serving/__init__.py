@@ -1,0 +1,12 @@
+"""Many requests, one model: a scheduler that decodes them together, and the thread that runs it.
+
+request     what is asked for, and what is told on the way
+scheduler   which tokens go into the next pass
+worker      the thread that owns the scheduler
+"""
+
+from pyggml.generation.serving.request import Expired, Failure, Read, Request
+from pyggml.generation.serving.scheduler import Scheduler
+from pyggml.generation.serving.worker import Closed, Full, Worker
+
+__all__ = ["Closed", "Expired", "Failure", "Full", "Read", "Request", "Scheduler", "Worker"]

@@ -1,0 +1,206 @@
+"""Which tokens of which requests go into the next pass through the model.
+
+A pass takes one token of every answer that is under way, and beside them a chunk of the prompts
+that are not read yet. The chunk is short while others write, so that a long prompt slows them down
+but does not stop them. Requests begin in the order in which they came, as slots become free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pyggml.errors import PyggmlError
+from pyggml.generation import Batch, Piece, Slot
+from pyggml.generation.batch import check_shift
+from pyggml.generation.sampler import logprobs
+from pyggml.generation.serving.request import Expired, Failure, Read, Request
+
+PREFILL = 512  # prompt tokens of a pass in which nobody writes
+PREFILL_BESIDE = 64  # in one in which somebody does
+PREFILL_READ = 64  # of a prompt whose own tokens are to be told: each takes a row of logits
+WORTH_WAITING = 32  # tokens of a prompt that another request is about to compute
+
+
+@dataclass(eq=False, slots=True)
+class _Active:
+    """A request with a slot. pending: (n,) int32, what the slot is to be fed, at least a token.
+    read: what is to be told of the prompt."""
+
+    request: Request
+    slot: Slot
+    pending: np.ndarray
+    read: list[Piece] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        return bool(self.request.completion.tokens)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the tokens of its prompt are to be told, and it is not read yet."""
+        return self.request.n_likeliest is not None and not self.writes
+
+    def note(self, logits: np.ndarray) -> None:
+        """Keep what these logits (n, n_vocab) say of the prompt's tokens after the fed ones."""
+        n, prompt = self.request.n_likeliest or 0, self.request.prompt
+        first = len(prompt) - len(self.pending) + 1
+        if not self.read:
+            self.read.append(Piece("", int(prompt[0])))
+        for row, token in zip(logits, prompt[first:], strict=False):
+            self.read.append(Piece("", int(token), None, *logprobs(row, int(token), n)))
+
+
+class Scheduler:
+    """Requests over a batch; for one thread."""
+
+    def __init__(self, batch: Batch, n_keep: int | None = None) -> None:
+        """n_keep: a full context shifts and keeps its first n_keep tokens (Slot.shift); None: it
+        ends the answer. Raises ConfigError for a context that cannot shift."""
+        if n_keep is not None:
+            check_shift(batch.model, batch.n_ctx, n_keep)
+        self._batch, self._n_keep = batch, n_keep
+        self._waiting: deque[Request] = deque()
+        self._active: list[_Active] = []
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def n_active(self) -> int:
+        return len(self._active)
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request, and free its slot. Nothing happens if it has ended."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        for active in [a for a in self._active if a.request is request]:
+            self._release(active)
+
+    def step(self) -> bool:
+        """Make one pass and tell what came of it; False if there is nothing left to do."""
+        self._expire()
+        self._admit()
+        if pieces := self._pieces():
+            self._shift(pieces)
+            reading = {active.slot for active in pieces if active.reads}
+            fed = {active.slot: ids for active, ids in pieces.items()}
+            found = self._batch.feed(fed, reading)
+            for active, ids in pieces.items():
+                logits = found[active.slot]
+                if active.reads:
+                    active.note(logits)
+                    logits = logits[-1]
+                active.pending = active.pending[len(ids) :]
+                if not len(active.pending):
+                    self._take(active, logits)
+        return bool(self._active or self._waiting)
+
+    def fail(self, error: Exception) -> None:
+        """End every request with this error."""
+        while self._waiting:
+            self._waiting.popleft().tell(Failure(error))
+        for active in [*self._active]:
+            self._end(active, error)
+
+    # -- beginning and end ------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Give free slots to those who wait, the first ones first."""
+        for request in [*self._waiting]:
+            if not self._batch.n_free:
+                return
+            if self._is_computed_now(request):
+                continue
+            self._waiting.remove(request)
+            known = () if request.n_likeliest is not None else request.prompt
+            slot = self._batch.open(known, request.model)
+            request.n_cached = slot.n_past
+            self._active.append(_Active(request, slot, request.prompt[slot.n_past :]))
+
+    def _is_computed_now(self, request: Request) -> bool:
+        """Whether another request is about to compute the start of this prompt.
+
+        Then it waits, and copies that: an instruction that many share is computed once.
+        """
+        if request.n_likeliest is not None:
+            return False
+        alike = [a for a in self._active if a.request.model is request.model]
+        saved = (n_common(a.request.prompt, request.prompt) - a.slot.n_past for a in alike)
+        return request.model.batches and max(saved, default=0) >= WORTH_WAITING
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for request in [r for r in self._waiting if r.deadline <= now]:
+            self._waiting.remove(request)
+            request.tell(Failure(Expired("the request's time ended before its turn came")))
+        for active in [a for a in self._active if a.request.deadline <= now]:
+            self._end(active, Expired("the request's time has ended"))
+
+    def _end(self, active: _Active, error: Exception) -> None:
+        self._release(active)
+        active.request.tell(Failure(error))
+
+    def _release(self, active: _Active) -> None:
+        self._active.remove(active)
+        active.slot.close()
+
+    # -- a pass -----------------------------------------------------------------------------
+
+    def _pieces(self) -> Mapping[_Active, np.ndarray]:
+        """The tokens of a pass: one of every answer, and of the prompts equal shares of a chunk."""
+        pieces = {active: active.pending for active in self._active if active.writes}
+        left = PREFILL_BESIDE if pieces else PREFILL
+        reading = [active for active in self._active if not active.writes]
+        n_told = sum(active.reads for active in reading)
+        for i, active in enumerate(reading):
+            share = left // (len(reading) - i)
+            if active.reads:
+                share = min(share, PREFILL_READ // n_told)
+            pieces[active] = active.pending[: max(1, share)]
+            left -= len(pieces[active])
+        return pieces
+
+    def _shift(self, pieces: Mapping[_Active, np.ndarray]) -> None:
+        """Make room in full contexts."""
+        for slot, n in ((active.slot, len(ids)) for active, ids in pieces.items()):
+            if self._n_keep is not None and slot.n_past + n > self._batch.n_ctx:
+                slot.shift(self._n_keep)
+
+    def _take(self, active: _Active, logits: np.ndarray) -> None:
+        """Tell what came of a slot's last token."""
+        if active.reads:
+            finish = active.request.completion.finish
+            if finish is not None:
+                self._release(active)
+            active.request.tell(Read(tuple(active.read), finish))
+            if finish is not None:
+                return
+        self._sample(active, logits)
+
+    def _sample(self, active: _Active, logits: np.ndarray) -> None:
+        try:
+            piece = active.request.completion.take(logits)
+        except PyggmlError as error:  # logits that are no numbers
+            self._end(active, error)
+            return
+        if piece.finish is None:
+            active.pending = np.array([piece.token], np.int32)
+        else:
+            self._release(active)
+        active.request.tell(piece)
+
+
+def n_common(a: np.ndarray, b: np.ndarray) -> int:
+    """How many first tokens of two rows are equal."""
+    n = min(len(a), len(b))
+    same = a[:n] == b[:n]
+    return n if same.all() else int(np.argmin(same))

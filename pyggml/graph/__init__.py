@@ -1,0 +1,15 @@
+"""The nouns of the engine: tensors, ops, and graphs of them; nothing is computed here."""
+
+from pyggml.graph.graph import Graph, Notes, last_write, reachable, topological
+from pyggml.graph.tensor import Tensor, leaf, zeros
+
+__all__ = [
+    "Graph",
+    "Notes",
+    "Tensor",
+    "last_write",
+    "leaf",
+    "reachable",
+    "topological",
+    "zeros",
+]

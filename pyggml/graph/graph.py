@@ -1,0 +1,175 @@
+"""Graph: the nodes that some results need, in an order in which they can run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pyggml.errors import GraphError
+from pyggml.graph.tensor import Tensor
+
+if TYPE_CHECKING:
+    from pyggml.alloc import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a builder knows of its tensors, for the passes over the finished graph.
+
+    boundaries  handed from one layer to the next
+    large       large and inside a layer: the backward pass may read a rounded copy instead
+    """
+
+    boundaries: frozenset[Tensor] = frozenset()
+    large: frozenset[Tensor] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Graph:
+    """Nodes in the order of execution, leaves with data, and outputs, which are kept for the
+    caller.
+
+    A pass makes a new graph from a graph; its outputs have the same positions.
+    """
+
+    nodes: tuple[Tensor, ...]
+    leaves: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    notes: Notes = field(default_factory=Notes)
+
+    @classmethod
+    def of(cls, *outputs: Tensor, steps: Iterable[Tensor] = ()) -> Graph:
+        """The graph of these outputs, with no node that they do not need.
+
+        It computes the `steps` first, each right after its sources, and then the outputs. Raises
+        GraphError if a node needs numbers that an earlier one must overwrite.
+        """
+        needed = reachable(*outputs)
+        order = _in_order([s for s in steps if s in needed] + list(outputs), needed)
+        return cls(
+            nodes=tuple(t for t in order if t.op is not None),
+            leaves=tuple(t for t in order if t.op is None),
+            outputs=outputs,
+        )
+
+    def noted(self, notes: Notes) -> Graph:
+        """The same graph with other notes."""
+        return replace(self, notes=notes)
+
+    def __repr__(self) -> str:
+        """<Graph of loss and 2 more: nodes 812, leaves 311>"""
+        first, *others = (t.name or repr(t) for t in self.outputs)
+        more = f" and {len(others)} more" if others else ""
+        return f"<Graph of {first}{more}: nodes {len(self.nodes)}, leaves {len(self.leaves)}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same line where IPython or Hypothesis would print every field of a dataclass."""
+        printer.text(repr(self))
+
+    def to_svg(self) -> str:
+        """The graph as a picture: every node of a small one, which takes igraph; of a large one
+        the sections, equal blocks folded. See pyggml.look.draw."""
+        from pyggml.look.draw import drawn
+
+        return drawn(self)
+
+    def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
+        """A page with the sections, the inside of each, and perhaps the plan: see pyggml.look.draw.
+
+        trained: parameters, whose readers are marked. Raises PyggmlError without igraph.
+        """
+        from pyggml.look.draw import page
+
+        return page(self, plan, trained)
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return self.to_svg()
+
+    def __str__(self) -> str:
+        """One line a node: number, op, type and shape, numbers of its sources, name."""
+        number = {t: str(i) for i, t in enumerate(self.nodes)}
+        lines = []
+        for t in self.nodes:
+            src = ", ".join(number.get(s) or s.name or "leaf" for s in t.src)
+            assert t.op is not None
+            lines.append(
+                f"{number[t]:>5} {t.op.name:<22} {t.dtype!r}{list(t.shape)}  ({src})  {t.name}"
+            )
+        return "\n".join(lines)
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language: boxes for leaves, ellipses for ops."""
+        number = {t: i for i, t in enumerate((*self.leaves, *self.nodes))}
+        lines = ["digraph pyggml {", "  rankdir=BT;"]
+        for t, i in number.items():
+            shape = "box" if t.op is None else "ellipse"
+            label = f"{t.op.name if t.op else 'leaf'}\\n{t.name}\\n{t.dtype!r}{list(t.shape)}"
+            lines.append(f'  n{i} [shape={shape}, label="{label}"];')
+            lines.extend(f"  n{number[s]} -> n{i};" for s in t.src)
+        return "\n".join([*lines, "}"])
+
+
+def topological(*roots: Tensor) -> list[Tensor]:
+    """All tensors that the roots depend on, leaves included, sources before users.
+
+    The order is that of the roots, and each root's sources come in their own order right before it.
+    A node that overwrites a tensor stands after all readers of the old numbers; raises GraphError
+    if one of these depends on it.
+    """
+    return _in_order(roots, reachable(*roots))
+
+
+def _in_order(roots: Sequence[Tensor], tensors: Collection[Tensor]) -> list[Tensor]:
+    """`topological` of roots that depend on these tensors."""
+    overwrites = _readers_of_overwritten(tensors)
+    order: dict[Tensor, None] = {}
+    entered: set[Tensor] = set()
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        t, complete = stack.pop()
+        if complete:
+            order[t] = None
+        elif t not in entered:
+            entered.add(t)
+            stack.append((t, True))
+            first = (*t.src, *overwrites.get(t, ()))
+            stack += [(s, False) for s in reversed(first) if s not in order]
+        elif t not in order:
+            raise GraphError(f"{t!r} is needed by what must run before something is written over")
+    return list(order)
+
+
+def last_write(t: Tensor) -> Tensor:
+    """The tensor that wrote the numbers of t: t itself unless it is a view."""
+    while t.is_view:
+        t = t.src[0]
+    return t
+
+
+def reachable(*roots: Tensor) -> Collection[Tensor]:
+    """The roots and all that they depend on. The order has no meaning, but is always the same."""
+    found = dict.fromkeys(roots)
+    stack = list(found)
+    while stack:
+        for s in stack.pop().src:
+            if s not in found:
+                found[s] = None
+                stack.append(s)
+    return found.keys()
+
+
+def _readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:
+    """The readers of the old numbers, for each node that writes into another tensor's memory."""
+    writes = {t: last_write(t.src[0]) for t in tensors if t.is_write}
+    if not writes:
+        return {}
+    overwritten, readers = set(writes.values()), defaultdict[Tensor, list[Tensor]](list)
+    for t in tensors:
+        for s in t.src:
+            old = last_write(s)
+            if old in overwritten and writes.get(t) is not old and t not in readers[old][-1:]:
+                readers[old].append(t)
+    return {t: readers[old] for t, old in writes.items()}

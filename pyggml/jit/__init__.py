@@ -1,0 +1,42 @@
+"""Numba as this project uses it: decorators, and compiled code that is called by its address.
+
+kernel      a serial machine-code function
+exact       the same without reordered or fused arithmetic
+parallel    the same with `prange` over rows; costs 2 to 14 µs a call, so for large work only
+block_code  void(float32*, uint8*, n_blocks): code called through its address, so that one matrix
+            product serves every weight type (see pyggml.kernels.gemm)
+
+setup.py does all that is done once, before the first kernel is declared; the other files only
+define: cache.py the folder of compiled kernels, workarounds.py what Numba's cache lacks,
+decorators.py and code.py the above. `pyggml.threads` says how many threads kernels use.
+"""
+
+from __future__ import annotations
+
+from numba import carray, get_thread_id, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from pyggml.jit.code import BlockCode, Code, block_code
+from pyggml.jit.decorators import ALONE, compile_for, exact, kernel, parallel
+from pyggml.jit.isa import JIT
+from pyggml.jit.setup import CACHE
+
+__all__ = [
+    "ALONE",
+    "CACHE",
+    "JIT",
+    "BlockCode",
+    "Code",
+    "block_code",
+    "carray",
+    "cgutils",
+    "compile_for",
+    "exact",
+    "get_thread_id",
+    "intrinsic",
+    "kernel",
+    "parallel",
+    "prange",
+    "types",
+]

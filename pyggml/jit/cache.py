@@ -1,0 +1,132 @@
+"""The folder of compiled kernels, and the fingerprint that names it.
+
+Numba's own cache notices edits in a kernel's file, but not in files whose helpers it inlines, nor a
+change of the bounds-check flag or of the instruction set that is chosen. The folder is therefore
+named after those, also in a folder that NUMBA_CACHE_DIR names: kernels of other sources would write
+past the ends of today's arrays. A kernel may take compiled helpers and constants from its own file
+and from SHARED only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import llvmlite
+import numba
+from numba.core import config
+
+from pyggml.files import user_cache
+from pyggml.jit.isa import CHOSEN
+
+# Files whose helpers and constants kernels of other files are made of. A test compares this list
+# with what kernels take.
+SHARED = (
+    "jit/frames.py",
+    "jit/isa.py",
+    "jit/__init__.py",
+    "jit/code.py",
+    "jit/decorators.py",
+    "jit/setup.py",
+    "jit/workarounds.py",
+    "jit/llvm.py",
+    "jit/simd.py",
+    "jit/tasks.py",
+    "graph/dtypes.py",
+    "sizes.py",
+    "quants/arrays.py",
+    "quants/bits.py",
+    "quants/blocks32.py",
+    "quants/blocks32_min.py",
+    "quants/fits.py",
+    "quants/fp4.py",
+    "quants/iq4.py",
+    "quants/kquants_min.py",
+    "quants/kquants_sym.py",
+    "quants/lanes.py",
+    "quants/layout.py",
+    "quants/plain.py",
+    "quants/registry.py",
+    "quants/unpack.py",
+    "quants/vectors.py",
+    "kernels/gemm/activations.py",
+    "kernels/gemm/beside.py",
+    "kernels/gemm/dots.py",
+    "kernels/gemm/int8_tile.py",
+    "kernels/gemm/lane_dots.py",
+    "kernels/gemm/frames.py",
+    "kernels/gemm/bfloat16.py",
+    "kernels/gemm/tile.py",
+    "kernels/gemm/microkernel.py",
+    "kernels/gemm/panels.py",
+    "kernels/gemm/amx/tiles.py",
+    "kernels/gemm/amx/rows.py",
+    "kernels/attention/amx_tile.py",
+    "kernels/attention/softmax.py",
+    "kernels/attention/amx_softmax.py",
+    "kernels/attention/tiles.py",
+    "kernels/attention/tile_products.py",
+    "kernels/attention/decode_tile.py",
+    "kernels/attention/extras.py",
+    "ops/recurrent/recurrence.py",
+    "ops/strips.py",
+)
+
+_CACHE_BYTES = 64 << 20  # some more than all kernels take
+
+
+def _name() -> str:
+    """The name of the folder for kernels of this Numba, this instruction set and these sources."""
+    stamp = (
+        (numba.__version__, llvmlite.__version__, sys.version),
+        config.BOUNDSCHECK,
+        CHOSEN.name,
+    )
+    digest = hashlib.sha256(repr(stamp).encode())
+    for name in SHARED:
+        source = Path(__file__).parents[1] / name
+        if source.exists():
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def writable_folder() -> Path | None:
+    """The cache folder, in the user's or that of NUMBA_CACHE_DIR. Where it cannot be written, with
+    a warning, one for this process alone: in one that others can write they could put their machine
+    code. None if that fails too.
+    """
+    try:
+        given = os.environ.get("NUMBA_CACHE_DIR")
+        folder = (Path(given) if given else user_cache()) / _name()
+        _check_room(folder)
+        return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+        warnings.warn(
+            f"the cache of compiled kernels cannot be written ({error}), so every run compiles "
+            "them anew; NUMBA_CACHE_DIR can name another folder",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    try:
+        own = Path(tempfile.mkdtemp(prefix="pyggml-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        _check_room(own / _name())
+        return own / _name()
+    except OSError:
+        return None
+
+
+def _check_room(folder: Path) -> None:
+    """OSError unless a file can be made there, and the disk has room for all kernels."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    if shutil.disk_usage(folder).free < _CACHE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))

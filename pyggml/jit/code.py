@@ -1,0 +1,72 @@
+"""Functions over raw pointers, called by their address in machine code."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, overload
+
+import numba
+from numba import types
+from numba.core import config
+
+from pyggml.jit.decorators import OPTIONS
+from pyggml.jit.isa import JIT
+
+_BLOCK_SIGNATURE = types.void(
+    types.CPointer(types.float32), types.CPointer(types.uint8), types.intp
+)
+
+
+class Code:
+    """A function over raw pointers, compiled when its address is first asked for.
+
+    `ready` is called before it is compiled or interpreted: it fills tables that the code reads.
+    """
+
+    def __init__(self, code: Callable, signature: Any, ready: Callable[[], None] | None) -> None:
+        self.code, self._signature, self._ready = code, signature, ready
+
+    @cached_property
+    def _interpreted(self) -> Callable:
+        if self._ready is not None:
+            self._ready()
+        return self.code
+
+    @cached_property
+    def _compiled(self) -> Any:
+        options = {name: value for name, value in OPTIONS.items() if name != "nogil"}
+        bounds = bool(config.BOUNDSCHECK)
+        return numba.cfunc(self._signature, boundscheck=bounds, **options)(self._interpreted)
+
+    @property
+    def address(self) -> int:
+        """The machine address of the compiled code."""
+        return int(self._compiled.address)
+
+
+class BlockCode(Code):
+    """`code(dst, src, n_blocks)`: unpacks blocks of one weight type."""
+
+    def __call__(self, dst: Any, src: Any, n_blocks: int) -> None:
+        """Run it on C-contiguous arrays: dst float32, src uint8 (interpreted if the JIT is off)."""
+        d = dst.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        s = src.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if JIT:
+            self._compiled.ctypes(d, s, n_blocks)
+        else:
+            self._interpreted(d, s, n_blocks)
+
+
+@overload
+def block_code(code: Callable) -> BlockCode: ...
+@overload
+def block_code(*, ready: Callable[[], None]) -> Callable[[Callable], BlockCode]: ...
+def block_code(
+    code: Callable | None = None, *, ready: Callable[[], None] | None = None
+) -> BlockCode | Callable[[Callable], BlockCode]:
+    """Declare a block unpacker; `carray` turns its pointers into arrays. `ready`: see Code."""
+    if code is None:
+        return lambda code: BlockCode(code, _BLOCK_SIGNATURE, ready)
+    return BlockCode(code, _BLOCK_SIGNATURE, None)

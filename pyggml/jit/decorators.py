@@ -1,0 +1,33 @@
+"""The decorators that turn functions into kernels; see pyggml.jit for which is which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+from pyggml.jit.setup import CACHE
+
+ALONE = 4096  # floats that one thread is done with before others are awake
+
+# The reductions may be reordered into vector lanes; NaN and infinity keep their meaning.
+_FASTMATH = {"reassoc", "contract", "nsz"}
+OPTIONS: dict[str, Any] = {
+    "cache": CACHE is not None,
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": _FASTMATH,
+}
+kernel: Callable[[Callable], Callable] = numba.njit(**OPTIONS)
+parallel: Callable[[Callable], Callable] = numba.njit(parallel=True, **OPTIONS)
+# Without fast arithmetic: packing must round as ggml's C does, or its bytes differ. A function
+# without the option would have the arithmetic of the first kernel that calls it.
+exact: Callable[[Callable], Callable] = numba.njit(**OPTIONS | {"fastmath": False})
+
+
+def compile_for(function: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile a kernel for these arguments, unless that is done; plain Python is left as it is."""
+    compile_types = getattr(function, "compile", None)
+    if compile_types is not None:
+        compile_types(tuple(function.typeof_pyval(a) for a in arguments))

@@ -1,0 +1,128 @@
+"""The path `by sequence`: queries of several sequences, whose keys lie in one cache.
+
+Queries that follow one another in a sequence are a problem of their own over the keys that these
+see. All others, such as the one query of each sequence that is being written, are together a
+problem of few queries. Each goes to the path that would serve it alone: its work is that of the
+keys seen, however large the cache is, and its result that of the sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.jit.scratch import Array, Layout, Scratch
+from pyggml.kernels.attention.path import PROBLEMS, Forward, Path, Problem
+from pyggml.kernels.attention.tiles import MR
+
+MOST_TOGETHER = 16  # queries of a problem of few, which bounds its scratch
+_RUNS_KEPT = 4  # bound runs
+_LAST_CHANGE = 32  # queries: from so many on, the path does not depend on their number
+
+# (problem, queries, keys) -> the problem of so many of them alone, and the path that serves it
+_PartOf = Callable[[Problem, int, int], tuple[Problem, Path[Forward]]]
+
+
+def by_sequence(paths: tuple[Path[Forward], ...]) -> Path[Forward]:
+    """The path above these, which serve its parts."""
+
+    def takes(p: Problem) -> bool:
+        return p.n_seen < p.n_keys and p.n_queries >= MR
+
+    @lru_cache(PROBLEMS)
+    def part_of(p: Problem, n_queries: int, n_keys: int) -> tuple[Problem, Path[Forward]]:
+        part = replace(p, n_queries=n_queries, n_keys=n_keys)
+        return part, next(path for path in paths if path.takes(part))
+
+    @cache
+    def n_bytes(p: Problem) -> int:
+        """The most scratch of any part."""
+        counts = {min(n, p.n_queries) for n in (*range(MR, _LAST_CHANGE + 1), p.n_queries)}
+        runs = [part_of(p, n, p.n_seen) for n in counts]
+        some = replace(p, n_queries=min(p.n_queries, MOST_TOGETHER))
+        few = part_of(p, 1, p.n_keys)[1]
+        return max(few.n_bytes(some), *(path.n_bytes(run) for run, path in runs))
+
+    def layout(p: Problem) -> Layout:
+        return Layout(lse=Array((p.n_heads * p.n_queries,)), part=Array((n_bytes(p),), np.uint8))
+
+    def bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+        return Call(_Pass(part_of, p, a, scratch).run)
+
+    return Path("by sequence", False, takes, layout, bind)
+
+
+class _Pass:
+    """Attention bound to memory; which sequences the queries are of is seen when it runs."""
+
+    def __init__(self, part_of: _PartOf, p: Problem, a: Forward, scratch: Scratch) -> None:
+        self.part_of, self.p, self.a = part_of, p, a
+        self.lse, self.memory = scratch["lse"], scratch["part"]
+        self.few = part_of(p, 1, p.n_keys)[1]
+        self.all_few = self._of_few(a) if p.n_queries <= MOST_TOGETHER else None
+        self.runs: dict[tuple[int, ...], tuple[Forward, Call]] = {}  # the last one used at the end
+        if self.all_few is None:  # the start of a prompt, most likely: nothing is bound as it runs
+            self.run_of(0, p.n_queries, 0, min(p.n_queries, p.n_seen))
+
+    def run(self) -> None:
+        """Attention of all queries."""
+        parts = list(_parts(self.a.span))
+        if self.all_few is not None and parts == [(0, self.p.n_queries, False)]:
+            return self.all_few()
+        for first, stop, is_run in parts:
+            if is_run:
+                span = self.a.span[first:stop]
+                start, end = int(span[:, 0].min()), int(span[:, 1].max())
+                part, call = self.run_of(first, stop, start, end)
+                np.subtract(span, start, out=part.span)
+            else:
+                part = self._queries(first, stop)
+                call = self._of_few(part)
+            call()
+            self.a.lse[:, first:stop] = part.lse
+
+    def run_of(self, *where: int) -> tuple[Forward, Call]:
+        """`_run_of`, remembered. A functools cache would hold this object, and never let it go."""
+        found = self.runs.pop(where, None) or self._run_of(*where)
+        self.runs[where] = found
+        if len(self.runs) > _RUNS_KEPT:
+            del self.runs[next(iter(self.runs))]
+        return found
+
+    def _run_of(self, first: int, stop: int, start: int, end: int) -> tuple[Forward, Call]:
+        """Queries [first, stop) over keys [start, end) alone; its span is written in each run."""
+        part = self._queries(first, stop)
+        k, v = self.a.k[start:end], self.a.v[start:end]
+        part = replace(part, k=k, v=v, span=np.empty_like(part.span))
+        p, path = self.part_of(self.p, stop - first, end - start)
+        return part, path.call(p, part, self.memory)
+
+    def _queries(self, first: int, stop: int) -> Forward:
+        """The arrays of some queries. Their lse has memory of its own, as it must not have gaps."""
+        a, rows, n_heads = self.a, slice(first, stop), self.p.n_heads
+        lse = self.lse[: n_heads * (stop - first)].reshape(n_heads, -1)
+        return replace(a, q=a.q[rows], span=a.span[rows], o=a.o[rows], lse=lse)
+
+    def _of_few(self, part: Forward) -> Call:
+        """Queries that are not a run, over all keys."""
+        return self.few.call(replace(self.p, n_queries=len(part.q)), part, self.memory)
+
+
+def _parts(span: np.ndarray) -> Iterator[tuple[int, int, bool]]:
+    """The first query of each part, the one past its last, and whether they are a run: each sees
+    the key after the last one of the query before."""
+    breaks = (np.diff(span[:, 1]) != 1) | (span[1:, 0] >= span[:-1, 1])
+    bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(span)]
+    runs = [(first, stop) for first, stop in pairwise(bounds) if stop - first >= MR]
+    waiting = 0
+    for first, stop in (*runs, (len(span), len(span))):
+        for i in range(waiting, first, MOST_TOGETHER):
+            yield i, min(i + MOST_TOGETHER, first), False
+        if first < stop:
+            yield first, stop, True
+        waiting = stop

@@ -1,0 +1,135 @@
+"""The path `flash`: attention in tiles, without the (T, S) matrix (Dao et al. 2022, 2023).
+
+s_ij = scale · q_i·k_j for span_i0 <= j < span_i1, else −∞
+p_ij = exp(s_ij − lse_i),  lse_i = log Σ_j exp(s_ij),  o_i = Σ_j p_ij v_j
+
+First K and V are packed. A task then takes a tile's queries of one head, and goes over the tiles of
+keys with a running maximum m and a running sum (the paper's ℓ) of each query.
+
+This pass is exact for every compute type. The exponential would turn absolute errors of scores into
+relative ones. Rounding P and V to bfloat16 would save a tenth of the time, and add a fifth to the
+error of the logits (measured).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.jit import kernel
+from pyggml.jit.frames import Float, Floats2, Floats3, Frame, Ints2
+from pyggml.jit.scratch import Layout, Scratch, per_thread
+from pyggml.jit.simd import fill
+from pyggml.jit.tasks import stage, task_code
+from pyggml.kernels.attention.path import Forward, Path, Problem
+from pyggml.kernels.attention.softmax import MASKED, ZERO, divide_tile, group_ranges, softmax_tile
+from pyggml.kernels.attention.tile_products import add_to_queries, key_window, scores
+from pyggml.kernels.attention.tiles import (
+    BC,
+    BR,
+    LDS,
+    MR,
+    N_GROUPS,
+    Packings,
+    load_rows,
+    packed_array,
+    packed_transposed_array,
+    panel_width,
+    row_words,
+    spare_array,
+)
+from pyggml.kernels.gemm.panels import LANES
+from pyggml.sizes import round_up
+
+_EXACT = np.bool_(False)  # not `pairs`
+
+
+class FlashForward(Frame):
+    """A task takes one tile of queries of one head."""
+
+    o: Floats3
+    lse: Floats2
+    q: Floats3
+    span: Ints2
+    scale: Float
+    packed_kt: Floats3  # Kᵀ
+    packed_v: Floats3
+    # of each thread
+    q_tile: Floats3  # (BR, words)
+    s_tile: Floats3  # (BR, LDS)
+    o_tile: Floats3  # (BR, width)
+    m: Floats2
+    norm: Floats2
+    starts: Ints2
+    stops: Ints2
+    spare: Floats2
+
+
+@kernel
+def _forward_tile(f, thread, head, first):
+    """The tile of queries that begins at `first`, for one head."""
+    span, key_head = f.span, head // (f.q.shape[1] // f.packed_kt.shape[0])
+    packed_kt, packed_v = f.packed_kt[key_head], f.packed_v[key_head]
+    n = min(BR, f.q.shape[0] - first)
+    n_groups = (n + MR - 1) // MR
+    n_rows = n_groups * MR
+    q, s, o = f.q_tile[thread][:n_rows], f.s_tile[thread][:n_rows], f.o_tile[thread][:n_rows]
+    m, norm = f.m[thread], f.norm[thread]
+    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+    load_rows(q, f.q, first, head, f.q.shape[0], _EXACT, f.spare[thread])
+    fill(o.reshape(-1), ZERO)
+    fill(m, MASKED)
+    fill(norm, ZERO)
+    start, stop = group_ranges(starts, stops, span, first, MR)
+    for key in range(start // BC * BC, stop, BC):
+        scores(s, q, packed_kt, key, starts, stops, _EXACT)
+        window = key_window(start, stop, key)
+        softmax_tile(s, o, m, norm, span, first, key, BC, window, f.scale)
+        add_to_queries(o, s, packed_v, key, starts, stops, _EXACT)
+    divide_tile(f.o, f.lse, o, m, norm, head, first, n)
+
+
+@task_code(FlashForward)
+def _forward_task(f, task, thread):
+    """Tiles with few and with many keys alternate, so that neighbouring tasks take equally long."""
+    n_tiles = (f.q.shape[0] + BR - 1) // BR
+    head, turn = task // n_tiles, task % n_tiles
+    i = turn // 2 if turn % 2 == 0 else n_tiles - 1 - turn // 2
+    _forward_tile(f, thread, head, i * BR)
+
+
+# -- binding ------------------------------------------------------------------------------------
+
+
+def fills_tiles(p: Problem) -> bool:
+    """Whether this is float32 attention without extras, of enough queries to fill a group of MR."""
+    return not p.has_extras and p.key_type is F32 and p.n_queries >= MR
+
+
+def _layout(p: Problem) -> Layout:
+    d = p.head_size
+    keys = p.n_key_heads, p.n_keys, d, False
+    return Layout(
+        packed_kt=packed_transposed_array(*keys),
+        packed_v=packed_array(*keys),
+        q_tile=per_thread(BR, row_words(d, False)),
+        s_tile=per_thread(BR, LDS),
+        o_tile=per_thread(BR, panel_width(d)),
+        m=per_thread(round_up(BR, LANES)),
+        norm=per_thread(round_up(BR, LANES)),
+        starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        spare=spare_array(d, False),
+    )
+
+
+def _bind(p: Problem, a: Forward, scratch: Scratch) -> Call:
+    packings = Packings(a.span, False, scratch["spare"])
+    packings.pack_transposed(a.k, scratch["packed_kt"])
+    packings.pack(a.v, scratch["packed_v"])
+    f = FlashForward(o=a.o, lse=a.lse, q=a.q, span=a.span, scale=float(a.scale), **scratch)
+    return packings.then(stage(_forward_task, f, p.n_heads * -(-p.n_queries // BR)))
+
+
+FORWARD: Path[Forward] = Path("flash", True, fills_tiles, _layout, _bind)

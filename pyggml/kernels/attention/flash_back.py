@@ -1,0 +1,228 @@
+"""The path `flash`, backward: the gradients of attention in tiles (Dao et al. 2022, 2023).
+
+With P as pyggml.kernels.attention.flash has it, δ_i = do_i·o_i and ds_ij = p_ij (do_i·v_j − δ_i):
+dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i p_ij do_i
+
+First K and V are packed. A task then takes one head; if there are few heads, every n-th tile of its
+queries. It makes P and dS once for all three gradients, and sums dK and dV in memory of its own. A
+last stage adds these sums up. So no two threads add to the same number, and no sum depends on the
+thread that computes it.
+
+With `pairs` the factors of the products are rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.jit import kernel
+from pyggml.jit.frames import Bool, Float, Floats2, Floats3, Frame, Int, Ints2
+from pyggml.jit.scratch import Array, Layout, Scratch, per_thread
+from pyggml.jit.simd import dot, fill
+from pyggml.jit.tasks import stage, task_code
+from pyggml.kernels.attention.flash import fills_tiles
+from pyggml.kernels.attention.path import Backward, Path, Problem
+from pyggml.kernels.attention.softmax import ZERO, group_ranges, softmax_tile_back
+from pyggml.kernels.attention.tile_products import add_to_keys, add_to_queries, key_window, scores
+from pyggml.kernels.attention.tiles import (
+    BC,
+    BR,
+    LDS,
+    MR,
+    N_GROUPS,
+    PANEL,
+    Packings,
+    load_rows,
+    pack,
+    packed_array,
+    packed_transposed_array,
+    panel_width,
+    round_along_keys,
+    round_along_queries,
+    row_words,
+    spare_array,
+)
+from pyggml.kernels.gemm import rounds
+from pyggml.kernels.gemm.panels import LANES
+from pyggml.sizes import round_up
+
+FEWEST_TASKS = 16  # if there are enough tiles
+
+
+class FlashBackward(Frame):
+    """A task takes one head, or every n-th tile of its queries, with n tasks per head."""
+
+    dq: Floats3
+    q: Floats3
+    do: Floats3
+    o: Floats3
+    lse: Floats2
+    span: Ints2
+    scale: Float
+    pairs: Bool
+    packed_kt: Floats3  # Kᵀ
+    packed_k: Floats3
+    packed_vt: Floats3  # Vᵀ
+    sums: Floats3  # rows of dK and dV, two for each task
+    # of each thread
+    q_rows: Floats3  # (BR, words)
+    do_rows: Floats3
+    packed_q: Floats3  # (panels, words)
+    packed_do: Floats3
+    s: Floats3  # (BR, LDS): S, then P
+    dp: Floats3  # (BR, LDS): dP, then dS
+    p_pairs: Floats3  # (BR / 2, LDS): pairs of queries
+    ds_pairs: Floats3
+    ds_key_pairs: Floats3  # (BR, BC / 2): pairs of keys
+    dq_tile: Floats3  # (BR, width)
+    delta: Floats2
+    starts: Ints2
+    stops: Ints2
+    spare: Floats2
+
+
+@kernel
+def _load(f, thread, head, first, n, n_rows):
+    """Q and dO of a tile, as first and as second operands, and δ."""
+    for x, rows, packed in (
+        (f.q, f.q_rows[thread], f.packed_q[thread]),
+        (f.do, f.do_rows[thread], f.packed_do[thread]),
+    ):
+        load_rows(rows[:n_rows], x, first, head, x.shape[0], f.pairs, f.spare[thread])
+        pack(packed, x, first, n_rows, head, x.shape[0], f.pairs, f.spare[thread])
+    delta = f.delta[thread]
+    for i in range(n):
+        delta[i] = dot(f.do[first + i, head], f.o[first + i, head])
+
+
+@kernel
+def _backward_tile(f, task, thread, head, first):
+    """dQ of a tile's queries; their share of dK and dV is added to the task's sums."""
+    pairs, span, key_head = f.pairs, f.span, head // (f.q.shape[1] // f.packed_k.shape[0])
+    n = min(BR, f.q.shape[0] - first)
+    n_groups = (n + MR - 1) // MR
+    n_rows = n_groups * MR
+    starts, stops = f.starts[thread][:n_groups], f.stops[thread][:n_groups]
+    s, dp, dq = f.s[thread][:n_rows], f.dp[thread][:n_rows], f.dq_tile[thread][:n_rows]
+    dk, dv = f.sums[2 * task], f.sums[2 * task + 1]
+    _load(f, thread, head, first, n, n_rows)
+    fill(dq.reshape(-1), ZERO)
+    start, stop = group_ranges(starts, stops, span, first, MR)
+    for key in range(start // BC * BC, stop, BC):
+        window = key_window(start, stop, key)
+        scores(s, f.q_rows[thread], f.packed_kt[key_head], key, starts, stops, pairs)
+        scores(dp, f.do_rows[thread], f.packed_vt[key_head], key, starts, stops, pairs)
+        softmax_tile_back(
+            s, dp, f.lse[head], f.delta[thread], span, first, key, BC, window, f.scale
+        )
+        p, ds, ds_rows = s, dp, dp
+        if pairs:
+            p, ds, ds_rows = f.p_pairs[thread], f.ds_pairs[thread], f.ds_key_pairs[thread]
+            round_along_queries(p, s, n_rows)
+            round_along_queries(ds, dp, n_rows)
+            round_along_keys(ds_rows, dp, n_rows)
+        add_to_queries(dq, ds_rows, f.packed_k[key_head], key, starts, stops, pairs)
+        add_to_keys(dk, ds, f.packed_q[thread], key, window, starts, stops, pairs)
+        add_to_keys(dv, p, f.packed_do[thread], key, window, starts, stops, pairs)
+    for i in range(n):
+        to, of = f.dq[first + i, head], dq[i]
+        for j in range(to.shape[0]):
+            to[j] = of[j] * f.scale
+
+
+@task_code(FlashBackward)
+def _backward_task(f, task, thread):
+    n_parts = f.sums.shape[0] // 2 // f.q.shape[1]  # tasks of a head
+    fill(f.sums[2 * task].reshape(-1), ZERO)
+    fill(f.sums[2 * task + 1].reshape(-1), ZERO)
+    for first in range(task % n_parts * BR, f.q.shape[0], n_parts * BR):
+        _backward_tile(f, task, thread, task // n_parts, first)
+
+
+class KeyGradients(Frame):
+    """A task makes dK and dV of BC keys of one key head: the sums of all tasks of this head."""
+
+    dk: Floats3
+    dv: Floats3
+    sums: Floats3
+    scale: Float
+    repeats: Int  # tasks to a key head
+
+
+@kernel
+def _add_up(to, sums, which, first, repeats, key, factor):
+    """to (D,) = factor · Σ of dK or dV at one key, over `repeats` tasks from `first` on."""
+    fill(to, ZERO)
+    for task in range(first, first + repeats):
+        of = sums[2 * task + which, key]
+        for i in range(to.shape[0]):
+            to[i] += of[i] * factor
+
+
+@task_code(KeyGradients)
+def _keys_task(f, task, thread):
+    n_keys = f.dk.shape[0]
+    n_tiles = (n_keys + BC - 1) // BC
+    head, first = task // n_tiles, task % n_tiles * BC
+    tasks = head * f.repeats
+    for j in range(first, min(first + BC, n_keys)):
+        _add_up(f.dk[j, head], f.sums, np.int64(0), tasks, f.repeats, j, f.scale)
+        _add_up(f.dv[j, head], f.sums, np.int64(1), tasks, f.repeats, j, np.float32(1))
+
+
+# -- binding ------------------------------------------------------------------------------------
+
+
+def n_tasks(p: Problem) -> int:
+    """Tasks of the pass: equally many for each head."""
+    return p.n_heads * min(-(-p.n_queries // BR), -(-FEWEST_TASKS // p.n_heads))
+
+
+def _layout(p: Problem) -> Layout:
+    d, pairs = p.head_size, rounds(p.compute)
+    keys = p.n_key_heads, p.n_keys, d, pairs
+    packed = per_thread(panel_width(d) // PANEL, (BR // 2 if pairs else BR) * PANEL)
+    rows = per_thread(BR, row_words(d, pairs))
+    if_pairs = 1 if pairs else 0
+    return Layout(
+        packed_kt=packed_transposed_array(*keys),
+        packed_k=packed_array(*keys),
+        packed_vt=packed_transposed_array(*keys),
+        sums=Array((2 * n_tasks(p), round_up(p.n_keys, BC) + MR, panel_width(d))),
+        q_rows=rows,
+        do_rows=rows,
+        packed_q=packed,
+        packed_do=packed,
+        s=per_thread(BR, LDS),
+        dp=per_thread(BR, LDS),
+        p_pairs=per_thread(if_pairs * BR // 2, LDS),
+        ds_pairs=per_thread(if_pairs * BR // 2, LDS),
+        ds_key_pairs=per_thread(if_pairs * BR, BC // 2),
+        dq_tile=per_thread(BR, panel_width(d)),
+        delta=per_thread(round_up(BR, LANES)),
+        starts=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        stops=per_thread(round_up(N_GROUPS, LANES), dtype=np.int32),
+        spare=spare_array(d, pairs),
+    )
+
+
+def _bind(p: Problem, a: Backward, scratch: Scratch) -> Call:
+    pairs = rounds(p.compute)
+    packings = Packings(a.span, pairs, scratch["spare"])
+    packings.pack_transposed(a.k, scratch["packed_kt"])
+    packings.pack(a.k, scratch["packed_k"])
+    packings.pack_transposed(a.v, scratch["packed_vt"])
+    f = FlashBackward(
+        dq=a.dq, q=a.q, do=a.do, o=a.o, lse=a.lse, span=a.span, scale=float(a.scale), pairs=pairs,
+        **scratch,
+    )  # fmt: skip
+    sums, repeats = scratch["sums"], n_tasks(p) // p.n_key_heads
+    keys = KeyGradients(dk=a.dk, dv=a.dv, sums=sums, scale=float(a.scale), repeats=repeats)
+    return packings.then(
+        stage(_backward_task, f, n_tasks(p)),
+        stage(_keys_task, keys, p.n_key_heads * -(-p.n_keys // BC)),
+    )
+
+
+BACKWARD: Path[Backward] = Path("flash", True, fills_tiles, _layout, _bind)

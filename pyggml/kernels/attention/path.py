@@ -1,0 +1,112 @@
+"""Problem: what attention is asked for. Path: a row of the table of paths.
+
+Sizes: T queries of H heads, S keys of HK heads, D numbers to a head. Query head h uses key head
+h // (H / HK).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DType
+from pyggml.jit.scratch import Layout, Scratch
+from pyggml.kernels.kernel import Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All that decides which path serves. It is known before there is memory."""
+
+    n_queries: int  # T
+    n_heads: int  # H
+    n_keys: int  # S
+    n_key_heads: int  # HK
+    head_size: int  # D
+    key_type: DType  # of k and v: F32, F16 or Q8_0
+    has_extras: bool  # a cap, a mask, sinks or ALiBi
+    compute: Compute
+    longest: int = 0  # keys from the first to the last that queries of one sequence see; 0: all
+
+    @property
+    def n_seen(self) -> int:
+        """The most keys that one query can see."""
+        return self.longest or self.n_keys
+
+    @property
+    def repeats(self) -> int:
+        """Query heads to a key head."""
+        return self.n_heads // self.n_key_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The arrays of a forward pass. An absent extra has a neutral value."""
+
+    q: np.ndarray  # (T, H, D) float32
+    k: np.ndarray  # (S, HK, D) float32 or float16, or the bytes of Q8_0
+    v: np.ndarray  # (S, HK, D) likewise
+    span: np.ndarray  # (T, 2) int32: the first key that a query sees, and the one past the last
+    scale: np.float32
+    cap: np.float32  # 0 for none
+    mask: np.ndarray  # (n, T, S), n dividing H; (1, 1, 0) for none
+    sinks: np.ndarray  # (H,); −inf for none
+    slopes: np.ndarray  # (H,); 0 for none
+    o: np.ndarray  # (T, H, D): the result
+    lse: np.ndarray  # (H, T): log Σ e^score; NO_KEYS for a query that sees no key
+
+
+@dataclass(frozen=True, slots=True)
+class Backward(Forward):
+    """The arrays of a backward pass: given o and lse, it computes dq, dk, dv and dsinks."""
+
+    do: np.ndarray  # (T, H, D)
+    dq: np.ndarray  # (T, H, D)
+    dk: np.ndarray  # (S, HK, D)
+    dv: np.ndarray  # (S, HK, D)
+    dsinks: np.ndarray  # (H,), or (0,) without sinks
+
+
+PROBLEMS = 1024  # whose paths and layouts are remembered
+Arrays = TypeVar("Arrays", bound=Forward)
+
+
+@dataclass(frozen=True, slots=True)
+class Path(Generic[Arrays]):
+    """One way to compute attention; see pyggml.kernels.attention.table.
+
+    compiled  whether it needs the JIT
+    takes     (problem) -> whether it can, and should, compute this
+    layout    (problem) -> its scratch: every array that one call needs besides its arguments
+    bind      (problem, arrays, scratch by name) -> the call; the arrays stay where they are
+    """
+
+    name: str
+    compiled: bool
+    takes: Callable[[Problem], bool]
+    layout: Callable[[Problem], Layout]
+    bind: Callable[[Problem, Arrays, Scratch], Call]
+
+    def n_bytes(self, problem: Problem) -> int:
+        """Scratch of one call."""
+        return layout_of(self, problem).n_bytes
+
+    def call(self, problem: Problem, arrays: Arrays, memory: np.ndarray) -> Call:
+        """Bind to uint8 `memory` of n_bytes or more, 64-byte aligned."""
+        return self.bind(problem, arrays, layout_of(self, problem).cut(memory))
+
+
+@lru_cache(PROBLEMS)
+def layout_of(path: Path[Arrays], problem: Problem) -> Layout:
+    """The scratch of a problem on a path. Layers ask for the same ones again and again."""
+    return path.layout(problem)
+
+
+def no_scratch(problem: Problem) -> Layout:
+    """For paths that need none."""
+    return Layout()

@@ -1,0 +1,141 @@
+"""The softmax of a tile of scores, forward and backward, whatever made the scores.
+
+A tile S (rows, ld) holds scores of queries `first` … and keys `key` … `key + n_keys`. Its queries
+come in groups, as many as a microkernel takes at once; group g sees keys of
+[starts[g], stops[g]) only, and products leave out what no query of a group sees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.jit import kernel
+from pyggml.jit.simd import exp32, fill, row_max
+from pyggml.kernels.gemm.panels import LANES, rounded_up
+
+ZERO = np.float32(0)
+MASKED = np.float32(-1e30)  # the score of a key that is not seen
+NO_KEYS = np.float32(1e30)  # lse of a query that sees no key: e^(s − lse) is 0
+_ALL_KEYS = 0x7FFFFFFF  # more than there are
+
+# -- which keys are seen ------------------------------------------------------------------------
+
+
+@kernel
+def group_ranges(starts, stops, span, first, group):
+    """Fills starts and stops for groups of `group` queries; returns the range around them all."""
+    fill(starts, np.int32(_ALL_KEYS))
+    fill(stops, np.int32(0))
+    start, stop = _ALL_KEYS, 0
+    for g in range(starts.shape[0]):
+        for i in range(first + g * group, min(first + (g + 1) * group, span.shape[0])):
+            if span[i, 0] < span[i, 1]:
+                starts[g], stops[g] = min(starts[g], span[i, 0]), max(stops[g], span[i, 1])
+        start, stop = min(start, starts[g]), max(stop, stops[g])
+    return start, stop
+
+
+@kernel
+def seen(span, query, key, n_keys):
+    """Columns [start, stop) of a tile that the query sees; none for a query past the last."""
+    if query >= span.shape[0]:
+        return 0, 0
+    return max(span[query, 0] - key, 0), min(span[query, 1] - key, n_keys)
+
+
+@kernel
+def groups_that_see(starts, stops, start, stop):
+    """The first group that sees any of the keys [start, stop), and the one past the last."""
+    first, last = starts.shape[0], 0
+    for g in range(starts.shape[0]):
+        if starts[g] < stop and stops[g] > start:
+            first, last = min(first, g), g + 1
+    return first, last
+
+
+@kernel
+def columns_in(start, stop, key, n_keys, group):
+    """The columns of a tile of keys `key` … that lie in [start, stop), in whole groups."""
+    first, last = max(start - key, 0), min(stop - key, n_keys)
+    return first // group * group, rounded_up(last, group)
+
+
+# -- forward ------------------------------------------------------------------------------------
+
+
+@kernel
+def softmax_tile(s, o, m, norm, span, first, key, n_keys, window, scale):
+    """S becomes e^(scale·S − m), 0 for keys that are not seen inside the columns `window`.
+
+    m holds each row's maximum so far, norm its sum; o and norm are rescaled where a maximum rises.
+    """
+    for i in range(s.shape[0]):
+        row = s[i]
+        start, stop = seen(span, first + i, key, n_keys)
+        if start >= stop:
+            fill(row[window[0] : window[1]], ZERO)
+            continue
+        fill(row[window[0] : start], ZERO)
+        fill(row[stop : window[1]], ZERO)
+        m[i], norm[i] = _softmax_row(row, start, stop, scale, o[i], m[i], norm[i])
+
+
+@kernel
+def _softmax_row(row, start, stop, scale, o, m, norm):
+    """One row, in whole vectors around its columns [start, stop); the new m and norm."""
+    scores = row[start // LANES * LANES : rounded_up(stop, LANES)]
+    start, stop = start % LANES, start % LANES + stop - start
+    for j in range(scores.shape[0]):
+        scores[j] = scores[j] * scale if start <= j < stop else MASKED
+    new = max(m, row_max(scores))
+    if new > m:
+        factor = exp32(m - new)
+        norm *= factor
+        for j in range(o.shape[0]):
+            o[j] *= factor
+    added = ZERO
+    for j in range(scores.shape[0]):
+        scores[j] = exp32(scores[j] - new)
+        added += scores[j]
+    return new, norm + added
+
+
+@kernel
+def divide_tile(o, lse, o_tile, m, norm, head, first, n):
+    """n rows of one head: o = o_tile / norm and lse = m + log norm."""
+    for i in range(n):
+        seeing = norm[i] > 0
+        lse[head, first + i] = m[i] + np.log(norm[i]) if seeing else NO_KEYS
+        factor = 1 / norm[i] if seeing else ZERO
+        to, of = o[first + i, head], o_tile[i]
+        for j in range(to.shape[0]):
+            to[j] = of[j] * factor
+
+
+# -- backward -----------------------------------------------------------------------------------
+
+
+@kernel
+def softmax_tile_back(s, dp, lse, delta, span, first, key, n_keys, window, scale):
+    """S becomes P = e^(scale·S − lse) and dP becomes dS = P·(dP − δ), 0 for keys not seen.
+
+    lse is that of all queries of one head, delta that of the tile's rows.
+    """
+    for i in range(s.shape[0]):
+        row, other = s[i], dp[i]
+        start, stop = seen(span, first + i, key, n_keys)
+        if start >= stop:
+            fill(row[window[0] : window[1]], ZERO)
+            fill(other[window[0] : window[1]], ZERO)
+            continue
+        low, high = start // LANES * LANES, rounded_up(stop, LANES)
+        log_sum, mean = lse[first + i], delta[i]
+        scores, gradients = row[low:high], other[low:high]
+        for j in range(scores.shape[0]):
+            p = exp32(scores[j] * scale - log_sum) if start <= j + low < stop else ZERO
+            scores[j] = p
+            gradients[j] = p * (gradients[j] - mean)
+        fill(row[window[0] : low], ZERO)
+        fill(other[window[0] : low], ZERO)
+        fill(row[high : window[1]], ZERO)
+        fill(other[high : window[1]], ZERO)

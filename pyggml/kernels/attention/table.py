@@ -1,0 +1,70 @@
+"""The paths of attention, in order: the first that takes a problem serves it.
+
+| forward     | problem                                        | keys read as       |
+|-------------|------------------------------------------------|--------------------|
+| by sequence | keys of several sequences                      | as its parts do    |
+| decode      | few queries, no extras                         | float32 or float16 |
+| amx         | queries that fill a tile register, no extras   | float32            |
+| flash       | queries that fill a tile, no extras            | float32            |
+| plain       | no extras                                      | float32            |
+| rows        | few queries                                    | float32 or float16 |
+| unfused     | any                                            | float32            |
+
+A path that reads only float32 has a second row, which widens float16 keys and values first. The
+backward pass has amx, flash, plain and unfused. `amx` needs a CPU with tile registers and a compute
+type that may round. Without the JIT there are neither decode, amx nor flash.
+
+A faster path for some CPUs is one more row, above those that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from pyggml.jit.isa import CHOSEN
+from pyggml.kernels.attention import amx, amx_back, decode, flash, flash_back, plain, rows, unfused
+from pyggml.kernels.attention.by_sequence import by_sequence
+from pyggml.kernels.attention.path import PROBLEMS, Arrays, Backward, Forward, Path, Problem
+from pyggml.kernels.attention.widen import after_widening
+
+
+def _runnable(paths: Iterable[Path[Arrays]]) -> tuple[Path[Arrays], ...]:
+    """The paths that this process can run."""
+    return tuple(path for path in paths if CHOSEN.compiled or not path.compiled)
+
+
+_ALONE: tuple[Path[Forward], ...] = _runnable(
+    (
+        decode.FORWARD,
+        *((amx.FORWARD, after_widening(amx.FORWARD)) if CHOSEN.tiles else ()),
+        flash.FORWARD,
+        after_widening(flash.FORWARD),
+        plain.FORWARD,
+        after_widening(plain.FORWARD),
+        rows.FORWARD,
+        unfused.FORWARD,
+        after_widening(unfused.FORWARD),
+    )
+)
+FORWARD = (by_sequence(_ALONE), *_ALONE)
+BACKWARD: tuple[Path[Backward], ...] = _runnable(
+    (
+        *((amx_back.BACKWARD,) if CHOSEN.tiles else ()),
+        flash_back.BACKWARD,
+        plain.BACKWARD,
+        unfused.BACKWARD,
+    )
+)
+
+
+@lru_cache(PROBLEMS)
+def forward_path(problem: Problem) -> Path[Forward]:
+    """The path that serves this forward pass."""
+    return next(path for path in FORWARD if path.takes(problem))
+
+
+@lru_cache(PROBLEMS)
+def backward_path(problem: Problem) -> Path[Backward]:
+    """The path that serves this backward pass."""
+    return next(path for path in BACKWARD if path.takes(problem))

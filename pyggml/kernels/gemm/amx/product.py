@@ -1,0 +1,219 @@
+"""Products with a weight on tiles: C (m, n) (+)= A (m, k) · B (k, n), factors rounded to bfloat16.
+
+forward    y  = x · Wᵀ     16 rows of W at a time: their pairs are transposed into B's tiles
+backward   dx = dy · W     two rows of W at a time: they are shuffled into B's pairs
+
+A is rounded once, row by row: so tiles take it. A task unpacks some columns of B, a part of k at a
+time, and multiplies all tokens of its share with it. Every sum runs in an order that depends on the
+shapes only, so that threads do not change it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.jit import Code, kernel
+from pyggml.jit.frames import Bool, Floats2, Floats3, Int, Shorts1, Shorts3
+from pyggml.jit.scratch import Array, Layout, per_thread
+from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels.gemm.amx.rows import (
+    LANES,
+    LINE,
+    leading,
+    matrix,
+    pack_group,
+    packed_size,
+    panel_bytes,
+    put_columns,
+    put_pairs,
+    unpack_rows,
+)
+from pyggml.kernels.gemm.amx.tiles import (
+    SIDE,
+    STEP,
+    TILE_BYTES,
+    Rows,
+    configure,
+    micro_product,
+    release,
+    rows_of,
+)
+from pyggml.kernels.gemm.beside import Beside, begin, fields_of, finish, scratch_of, take_columns
+from pyggml.kernels.gemm.frames import Product, columns_from, rows_from, shares
+from pyggml.kernels.gemm.panels import rounded_up, split
+from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+
+# Columns of a task, and numbers of k in one of its passes: so much of B stays in the second cache.
+# C is read and written once a pass. Backward, columns are a multiple of every block length, as are
+# the pieces of W's rows that are unpacked at a time.
+FORWARD_COLUMNS, FORWARD_DEPTH = 128, 3072
+BACKWARD_COLUMNS, BACKWARD_DEPTH = 256, 1536
+PIECE = 512
+
+
+class TileProduct(Product, Beside):
+    """Tasks multiply some columns of B with a share of A's groups of SIDE rows."""
+
+    packed_a: Shorts1  # rows of bfloat16
+    n_shares: Int
+    rounds: Bool  # whether W's unpacker writes bfloat16
+    # of each thread
+    rows: Shorts3  # of W, as bfloat16
+    numbers: Floats2
+    panels: Shorts3
+    edge: Floats3  # a square of C
+
+
+@task_code(TileProduct)
+def _pack_task(f, task, thread):
+    """A group of SIDE rows of A."""
+    pack_group(f.packed_a, f.a, f.lda, f.m, f.k, task, f.numbers[thread])
+
+
+# -- B's panels -----------------------------------------------------------------------------------
+
+
+@kernel
+def _transposed_panels(f, thread, w, n_rows, k):
+    """B = Wᵀ from k numbers of n_rows rows of W."""
+    rows, panels = f.rows[thread], f.panels[thread]
+    for first in range(0, rounded_up(n_rows, SIDE), LANES):
+        panel = panels[first // SIDE].ctypes.data
+        for k0 in range(0, k, PIECE):
+            here, n = columns_from(w, k0), min(PIECE, k - k0)
+            unpack_rows(rows, here, first, n_rows, n, f.rounds, f.numbers[thread])
+            to = panel + k0 // STEP * 2 * TILE_BYTES
+            put_columns(to, first % SIDE, rows, (n + STEP - 1) // STEP)
+
+
+@kernel
+def _paired_panels(f, thread, w, n_rows, n_columns):
+    """B = n_columns of W from n_rows rows."""
+    two = f.rows[thread, :2]
+    for i in range(0, rounded_up(n_rows, STEP), 2):
+        unpack_rows(two, w, i, n_rows, n_columns, f.rounds, f.numbers[thread])
+        put_pairs(f.panels[thread], i, two[0], two[1], rounded_up(n_columns, SIDE))
+
+
+# -- multiplying ----------------------------------------------------------------------------------
+
+
+@kernel
+def _multiply(f, thread, groups, columns, k0, k):
+    """C[:, columns] (+)= A[:, k0 : k0 + k] · B, for groups of SIDE rows."""
+    c, lda, steps = f.c, 2 * leading(f.k), (k + STEP - 1) // STEP
+    panels, edge = f.panels[thread], f.edge[thread]
+    added = f.accumulate or f.begins or k0 > 0
+    if k0 == 0:
+        take_columns(f, thread, columns)
+    for g in range(groups[0], groups[1]):
+        a = Rows(f.packed_a.ctypes.data + g * SIDE * lda + 2 * k0, lda)
+        n_rows = min(SIDE, f.m - g * SIDE)
+        rows = g * SIDE, g * SIDE + n_rows
+        if k0 == 0:
+            begin(f, thread, rows, columns)
+        for column in range(columns[0], columns[1], SIDE):
+            b = panels[(column - columns[0]) // SIDE].ctypes.data
+            start, n = g * SIDE * f.n + column, min(SIDE, columns[1] - column)
+            if n_rows == SIDE and n == SIDE:
+                micro_product(Rows(c[start:].ctypes.data, 4 * f.n), a, b, steps, added)
+            else:
+                micro_product(rows_of(edge), a, b, steps, False)
+                _put_edge(c, start, f.n, edge, n_rows, n, added)
+        if k0 + k == f.k:
+            finish(f, thread, rows, columns)
+
+
+@kernel
+def _put_edge(c, start, ldc, edge, n_rows, n_columns, added):
+    """Write or add the part of a square of C, `edge`, that lies inside C."""
+    for i in range(n_rows):
+        to = c[start + i * ldc : start + i * ldc + n_columns]
+        for j in range(n_columns):
+            to[j] = edge[i, j] + (to[j] if added else np.float32(0))
+
+
+@kernel
+def _share_of(f, task, n_columns):
+    """A task's columns, and its groups of rows: first, past the last."""
+    first, n_groups = task // f.n_shares * n_columns, (f.m + SIDE - 1) // SIDE
+    columns = first, min(first + n_columns, f.n)
+    return columns, split(n_groups, f.n_shares, task % f.n_shares)
+
+
+@task_code(TileProduct)
+def _forward_task(f, task, thread):
+    columns, groups = _share_of(f, task, FORWARD_COLUMNS)
+    here, n = rows_from(f.w, columns[0]), columns[1] - columns[0]
+    configure()
+    for k0 in range(0, f.k, FORWARD_DEPTH):
+        k = min(FORWARD_DEPTH, f.k - k0)
+        _transposed_panels(f, thread, columns_from(here, k0), n, k)
+        _multiply(f, thread, groups, columns, k0, k)
+    release()
+
+
+@task_code(TileProduct)
+def _backward_task(f, task, thread):
+    columns, groups = _share_of(f, task, BACKWARD_COLUMNS)
+    here, n = columns_from(f.w, columns[0]), columns[1] - columns[0]
+    configure()
+    for k0 in range(0, f.k, BACKWARD_DEPTH):
+        k = min(BACKWARD_DEPTH, f.k - k0)
+        _paired_panels(f, thread, rows_from(here, k0), k, n)
+        _multiply(f, thread, groups, columns, k0, k)
+    release()
+
+
+# -- the paths ------------------------------------------------------------------------------------
+
+
+def _bind(p: Problem, o: Operands, **scratch: np.ndarray) -> Call:
+    columns, _, code = _cut(p)
+    n_tasks, n_groups = -(-p.n // columns), -(-p.m // SIDE)
+    n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
+    w, rounds = matrix(o.b, p.weight_type, p.row)
+    f = TileProduct(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, n_shares=n_shares, rounds=rounds, **fields_of(p, o, scratch),
+    )  # fmt: skip
+    multiply = stage(code, f, n_tasks * n_shares)
+    if o.packing is not None and o.packing.done:
+        return Call(launch, multiply)
+    return Call(launch, stage(_pack_task, f, n_groups), multiply)
+
+
+def _cut(p: Problem) -> tuple[int, int, Code]:
+    """Columns of a task, depth of its passes, and its code."""
+    if p.form == "mul_mat":
+        return FORWARD_COLUMNS, FORWARD_DEPTH, _forward_task
+    return BACKWARD_COLUMNS, BACKWARD_DEPTH, _backward_task
+
+
+def _layout(p: Problem) -> Layout:
+    columns, depth, _ = _cut(p)
+    return Layout(
+        packed_a=Array((packed_size(p.m, p.k),), np.uint16),
+        rows=per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
+        numbers=per_thread(PIECE),
+        panels=per_thread(columns // SIDE, panel_bytes(depth) // 2, dtype=np.uint16),
+        edge=per_thread(SIDE, SIDE),
+        **scratch_of(p, columns),
+    )
+
+
+def _may_round(p: Problem) -> bool:
+    """Whether W is no float32 matrix, and factors may be rounded to bfloat16 or coarser."""
+    return p.form != "strided" and p.weight_type is not F32 and p.compute != "f32"
+
+
+# Measured: bytes are faster up to 64 tokens forward and up to 24 backward, floats up to 16.
+MANY = Path(
+    name="amx", takes=_may_round, layout=_layout, bind=_bind, fewest=48, shares=True, joins=True
+)  # fmt: skip
+SOME = Path(
+    name="amx, few tokens", takes=_may_round, layout=_layout, bind=_bind, fewest=12, shares=True,
+    joins=True,
+)  # fmt: skip

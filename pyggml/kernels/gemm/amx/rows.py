@@ -1,0 +1,212 @@
+"""Rows of bfloat16, as tiles take them: rounded from float32, or straight from packed weights.
+
+A row is addressed in bytes. Rows are padded with zeros to whole steps of k: what lies beside a zero
+must be finite.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from pyggml.graph.dtypes import DType, dtype
+from pyggml.jit import BlockCode, block_code, cgutils, intrinsic, kernel, types
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import F32, I16, I32, I64, at, every, load, store
+from pyggml.jit.simd import fill
+from pyggml.kernels.gemm.amx.tiles import SIDE, STEP, TILE_BYTES
+from pyggml.kernels.gemm.bfloat16 import cvtneps2bf16, make_round, to_bf16
+from pyggml.kernels.gemm.dots import step
+from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix
+from pyggml.kernels.gemm.microkernel import call_block, fetch, make_transpose
+from pyggml.kernels.gemm.panels import rounded_up
+from pyggml.quants import UNPACK
+from pyggml.quants.unpack import LAYOUTS
+from pyggml.quants.vectors import FloatsOut, emit_blocks
+from pyggml.sizes import round_up
+
+LINE = 64  # bytes of a cache line; added to strides, which as powers of two would meet in few sets
+LANES = 16  # rows of a tile, and 32-bit words of its rows
+
+round_row, _ = make_round(LANES, CHOSEN.tiles)
+transpose = make_transpose(LANES)  # (to, ld_to, of, ld_of) of 16 × 16 words
+narrow = cvtneps2bf16 if CHOSEN.tiles else to_bf16
+_NUMBERS = ir.VectorType(I16, 2 * LANES)
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+class _Rounded(FloatsOut):
+    """Writes the weights as bfloat16."""
+
+    def add_floats(self, floats: Any, i: int) -> None:
+        store(self.b, narrow(self.b, floats), at(self.b, self._to, ir.Constant(I64, i // 2)))
+
+
+def _unpacker(name: str) -> BlockCode:
+    """Code for n times `step` weights of one type, to bfloat16."""
+    kind = dtype(name)
+    size = step(kind)
+    sizes = size // kind.block * kind.block_bytes, 2 * size
+
+    @intrinsic
+    def emit(typing: Any, to: Any, source: Any, n: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to, source, n = arguments
+            addresses = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+            emit_blocks(builder, LAYOUTS[name], n, addresses, sizes, partial(_Rounded, size=size))
+            return context.get_dummy_value()
+
+        return types.void(to, source, n), codegen
+
+    def unpack(dst, src, n_blocks):
+        emit(dst, src, n_blocks)
+
+    return block_code(unpack)
+
+
+_UNPACK = {name: _unpacker(name) for name in LAYOUTS if name != "F32"}
+
+
+def matrix(w: np.ndarray, kind: DType, row: int) -> tuple[BlockMatrix, bool]:
+    """W, with rows of so many numbers, and whether its unpacker writes bfloat16, not float32."""
+    code = _UNPACK.get(kind.name)
+    if code is None or row % step(kind):
+        return block_matrix(w, kind, UNPACK[kind.name].address), False
+    n_bytes = step(kind) // kind.block * kind.block_bytes
+    return BlockMatrix(w.ctypes.data, w.strides[0], code.address, step(kind), n_bytes), True
+
+
+@kernel
+def _unpack_row(row, w, i, n, rounds, numbers, ahead):
+    """The first n numbers of W's row i as bfloat16, with zeros up to the next whole step; the same
+    of the row `ahead` is fetched."""
+    here, n_blocks = w.address + i * w.row_bytes, n // w.block
+    fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
+    if rounds:
+        call_block(w.unpack, row.ctypes.data, here, n_blocks)
+        return
+    n_padded = rounded_up(n, STEP)
+    call_block(w.unpack, numbers.ctypes.data, here, n_blocks)
+    fill(numbers[n:n_padded], np.float32(0))
+    round_row(row.ctypes.data, numbers.ctypes.data, n_padded)
+
+
+@kernel
+def unpack_rows(rows, w, first, n_rows, n, rounds, numbers):
+    """Rows `first` … of W as bfloat16, n numbers of each; zeros from row n_rows on.
+
+    rounds, as `matrix` says; numbers: room for n floats.
+    """
+    for i in range(rows.shape[0]):
+        if first + i < n_rows:
+            _unpack_row(rows[i], w, first + i, n, rounds, numbers, rows.shape[0])
+        else:
+            fill(rows[i], np.uint16(0))
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+@kernel
+def leading(k):
+    """Numbers from row to row of A, packed: whole steps and a line."""
+    return rounded_up(k, STEP) + LINE // 2
+
+
+@kernel
+def round_padded(to, x, spare):
+    """x as bfloat16, with zeros up to the next whole step; `spare` holds one step's floats."""
+    k = x.shape[0]
+    steps = k // STEP * STEP
+    round_row(to, x.ctypes.data, steps)
+    if steps < k:
+        tail = spare[:STEP]
+        for i in range(STEP):
+            tail[i] = x[steps + i] if steps + i < k else np.float32(0)
+        round_row(to + 2 * steps, tail.ctypes.data, STEP)
+
+
+@kernel
+def pack_group(packed, a, lda, m, k, group, spare):
+    """Pack a group of SIDE rows of A (m, k), which lie `lda` numbers apart. Rows past the last are
+    zeros."""
+    ld = leading(k)
+    for i in range(group * SIDE, (group + 1) * SIDE):
+        row = packed[i * ld : (i + 1) * ld]
+        if i < m:
+            round_padded(row.ctypes.data, a[i * lda : i * lda + k], spare)
+        else:
+            fill(row, np.uint16(0))
+
+
+@intrinsic
+def split_row(typing: Any, hi: Any, again: Any, lo: Any, of: Any, n: Any) -> Any:
+    """n floats, in whole vectors, as two rows of bfloat16, hi + lo; `hi` is also written to
+    `again`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        hi, again, lo, of, n = arguments
+        floats, words = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+        with cgutils.for_range_slice(builder, I64(0), n, I64(LANES)) as (i, _):
+            x, word = load(builder, at(builder, of, i), floats), builder.lshr(i, I64(1))
+            rounded = narrow(builder, x)
+            bits = builder.shl(builder.zext(rounded, words), every(words, 16))
+            rest = narrow(builder, builder.fsub(x, builder.bitcast(bits, floats)))
+            for value, to in ((rounded, hi), (rounded, again), (rest, lo)):
+                store(builder, value, at(builder, to, word))
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 5), codegen
+
+
+# -- panels ---------------------------------------------------------------------------------------
+
+
+@kernel
+def put_columns(panel, j, rows, n_steps):
+    """Columns j … j + LANES of a panel, n_steps of k = rows (LANES, ld); panel: its address."""
+    to, ld = panel + j // LANES * TILE_BYTES, rows.shape[1] // 2
+    for i in range(n_steps):
+        transpose(to + i * 2 * TILE_BYTES, LANES, rows.ctypes.data + i * LINE, ld)
+
+
+@kernel
+def put_pairs(panels, i, one, other, n):
+    """Rows i and i + 1 of panels (…, panel) = n numbers of two rows of bfloat16, whole panels."""
+    to = panels.ctypes.data + i // STEP * 2 * TILE_BYTES + i % STEP // 2 * LINE
+    _pair_rows(to, one.ctypes.data, other.ctypes.data, n, panels.strides[0])
+
+
+@intrinsic
+def _pair_rows(typing: Any, to: Any, one: Any, other: Any, n: Any, panel: Any) -> Any:
+    """n columns of two rows as a row of pairs in panels, `panel` bytes apart; addresses."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, one, other, n, panel = arguments
+        index = ir.VectorType(I32, 2 * LANES)
+        with cgutils.for_range(builder, builder.udiv(n, ir.Constant(I64, SIDE))) as loop:
+            here = builder.mul(loop.index, ir.Constant(I64, SIDE // 2))
+            rows = [load(builder, at(builder, x, here), _NUMBERS) for x in (one, other)]
+            there = builder.add(to, builder.mul(loop.index, panel))
+            for tile in (0, 1):
+                columns = range(LANES * tile, LANES * (tile + 1))
+                order = [x for column in columns for x in (column, 2 * LANES + column)]
+                pairs = builder.shuffle_vector(*rows, ir.Constant(index, order))
+                store(builder, pairs, at(builder, there, ir.Constant(I64, tile * TILE_BYTES // 4)))
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 5), codegen
+
+
+def packed_size(m: int, k: int) -> int:
+    """Numbers that `pack_group` fills for A (m, k)."""
+    return round_up(m, SIDE) * (round_up(k, STEP) + LINE // 2)
+
+
+def panel_bytes(k: int) -> int:
+    """Bytes from one panel of B to the next, for sums over up to k numbers."""
+    return -(-k // STEP) * 2 * TILE_BYTES + LINE

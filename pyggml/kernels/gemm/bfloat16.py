@@ -1,0 +1,129 @@
+"""bfloat16 in LLVM's vectors: rounding to it, and the inner product of pairs.
+
+dot_pairs, dot_widened_pairs   sums + the two products of each pair, by AVX512-BF16 or in float32
+cvtneps2bf16, to_bf16          float32 to the nearest bfloat16, likewise
+make_round                     intrinsics that round rows of numbers
+
+A bfloat16 is the upper half of a float32. A pair of them, neighbours along the depth of a product,
+fills a word of 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit.llvm import I16, I32, I64, at, declared, every, fma, load, store
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+# -- inner products -------------------------------------------------------------------------------
+
+
+def dot_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """sums + both products of each pair, by AVX512-BF16's VDPBF16PS."""
+    vector = sums.type
+    pairs = ir.VectorType(_BFloat(), 2 * vector.count)
+    name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
+    dot = declared(builder, name, vector, [vector, pairs, pairs])
+    return builder.call(dot, [sums, builder.bitcast(b, pairs), builder.bitcast(a, pairs)])
+
+
+def dot_widened_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """The same with float32 arithmetic, on any CPU."""
+    vector = sums.type
+    bits = ir.VectorType(I32, vector.count)
+    shift, mask = every(bits, 16), every(bits, 0xFFFF0000)
+    a_bits, b_bits = builder.bitcast(a, bits), builder.bitcast(b, bits)
+    for take in (lambda x: builder.shl(x, shift), lambda x: builder.and_(x, mask)):
+        x, y = (builder.bitcast(take(v), vector) for v in (a_bits, b_bits))
+        sums = fma(builder, x, y, sums)
+    return sums
+
+
+# -- rounding -------------------------------------------------------------------------------------
+
+
+def to_bf16(builder: Any, x: Any) -> Any:
+    """x rounded to the nearest bfloat16 (ties to even), as int16."""
+    words, shorts = ir.VectorType(I32, x.type.count), ir.VectorType(I16, x.type.count)
+    bits = builder.bitcast(x, words)
+    odd = builder.and_(builder.lshr(bits, every(words, 16)), every(words, 1))
+    rounded = builder.add(builder.add(bits, every(words, 0x7FFF)), odd)
+    quiet = builder.or_(bits, every(words, 0x400000))  # NaN stays NaN
+    chosen = builder.select(builder.fcmp_unordered("uno", x, x), quiet, rounded)
+    return builder.trunc(builder.lshr(chosen, every(words, 16)), shorts)
+
+
+def cvtneps2bf16(builder: Any, x: Any) -> Any:
+    """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
+    numbers = ir.VectorType(_BFloat(), x.type.count)
+    name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
+    rounded = builder.call(declared(builder, name, numbers, [x.type]), [x])
+    return builder.bitcast(rounded, ir.VectorType(I16, x.type.count))
+
+
+def make_round(lanes: int, bf16: bool = False) -> tuple[Any, Any]:
+    """Rounding to bfloat16, both (…addresses, n) for n numbers in whole vectors.
+
+    round_row(to, of, n)      n numbers in a row as n / 2 pairs
+    round_two(to, a, b, n)    n pairs (a_i, b_i)
+
+    bf16 says that the CPU has AVX512-BF16.
+    """
+    narrow = cvtneps2bf16 if bf16 else to_bf16
+
+    @intrinsic
+    def round_row(typing: Any, to: Any, of: Any, n: Any) -> Any:
+        def emit(builder: Any, i: Any, to: Any, of: Any) -> None:
+            numbers = _rounded(builder, i, of, lanes, narrow)
+            store(builder, numbers, at(builder, to, builder.lshr(i, ir.Constant(I64, 1))))
+
+        return types.void(*(types.intp,) * 3), _for_vectors(emit, lanes)
+
+    @intrinsic
+    def round_two(typing: Any, to: Any, a: Any, b: Any, n: Any) -> Any:
+        in_turn = [x for i in range(lanes) for x in (i, lanes + i)]
+        order = ir.Constant(ir.VectorType(I32, 2 * lanes), in_turn)
+
+        def emit(builder: Any, i: Any, to: Any, a: Any, b: Any) -> None:
+            first, second = (_rounded(builder, i, x, lanes, narrow) for x in (a, b))
+            store(builder, builder.shuffle_vector(first, second, order), at(builder, to, i))
+
+        return types.void(*(types.intp,) * 4), _for_vectors(emit, lanes)
+
+    return round_row, round_two
+
+
+def _rounded(builder: Any, i: Any, of: Any, lanes: int, narrow: Any) -> Any:
+    """A vector of numbers from number i of the array at an address, rounded."""
+    vector = ir.VectorType(ir.FloatType(), lanes)
+    return narrow(builder, load(builder, at(builder, of, i), vector))
+
+
+def _for_vectors(emit: Any, lanes: int) -> Any:
+    """Code for: emit(builder, i, addresses…) for i in 0, lanes, … below the last argument."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        *addresses, n = arguments
+        with cgutils.for_range_slice(builder, n.type(0), n, n.type(lanes)) as (i, _):
+            emit(builder, i, *addresses)
+        return context.get_dummy_value()
+
+    return codegen

@@ -1,0 +1,14 @@
+"""The compute type that "auto" means on this machine; see docs/adding-a-compute-path.md."""
+
+from __future__ import annotations
+
+from pyggml.jit.isa import CHOSEN
+from pyggml.kernels.kernel import Compute
+
+FLOATS: Compute = "bf16" if CHOSEN.bf16 else "f32"  # the fastest products of floats here
+FASTEST: Compute = "int8" if CHOSEN.vnni else FLOATS  # what "auto" stands for on this machine
+
+
+def rounds(compute: Compute) -> bool:
+    """Whether this compute type rounds floats to bfloat16 in products."""
+    return (FLOATS if compute == "int8" else compute) == "bf16"

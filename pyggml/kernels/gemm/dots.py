@@ -1,0 +1,230 @@
+"""Dot products of quantised rows with x, without unpacking: the work of generating a token.
+
+Weights are scale·q + minimum in groups of 16 or more. A group's part of a dot product is therefore
+scale·Σ q x + minimum·Σ x, and Σ x is the same for every row. With x in float32, the whole numbers q
+become vectors of floats. With x in bytes (pyggml.kernels.gemm.activations), Σ q x is a sum of
+integers, and exact. Types with a decoder (pyggml.quants.layout) are multiplied so; others are
+unpacked first.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import reduce
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+
+from pyggml.graph.dtypes import DType, dtype
+from pyggml.jit import cgutils, intrinsic, kernel, types
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import (
+    I8,
+    I32,
+    I64,
+    at,
+    broadcast,
+    by_quads,
+    every,
+    fma,
+    load,
+    prefetch,
+    store,
+    total,
+)
+from pyggml.kernels.gemm.activations import BLOCK_WORDS
+from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.unpack import LAYOUTS
+from pyggml.quants.vectors import F32X8, F32X16, VectorBlock
+
+LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
+# Rows that are multiplied at once. On Intel's CPUs with tiles, a thread takes a fifth more from
+# memory in four streams, each fetched block by block, than in one; on AMD's Zen 4 it takes less.
+TOGETHER = 4 if CHOSEN.tiles else 1
+_CHAINS = 4  # independent sums of a row, so that none waits for another
+_EIGHT_INTS = ir.VectorType(I32, BLOCK_WORDS)
+
+
+def step(kind: DType) -> int:
+    """How many weights one round of the loop over a row takes; a row is a multiple of it."""
+    return max(kind.block, GROUP)
+
+
+def kind_of_rows(kind: DType, depth: int) -> int:
+    """The number of a type in row_dots; -1 if that cannot take rows of it."""
+    known = kind.name in LAYOUTS and depth % step(kind) == 0 and depth <= LONGEST
+    return list(LAYOUTS).index(kind.name) if known else -1
+
+
+@kernel
+def group_sums(sums, x):
+    """Sums of GROUP neighbours of x."""
+    for i in range(x.size // GROUP):
+        total = np.float32(0)
+        for j in range(GROUP):
+            total += x[i * GROUP + j]
+        sums[i] = total
+
+
+class _Dot(VectorBlock):
+    """Adds a block's part to chains of vector sums."""
+
+    def __init__(self, chains: list[Any], builder: Any, source: Any, sums: Any) -> None:
+        super().__init__(builder, source)
+        self._chains, self._sums = cycle(chains), sums
+
+    def _sum(self, a: Any, b: Any) -> None:
+        sums = next(self._chains)
+        self.b.store(fma(self.b, a, b, self.b.load(sums)), sums)
+
+    def _loaded(self, base: Any, i: int, kind: Any) -> Any:
+        return load(self.b, at(self.b, base, ir.Constant(I64, i)), kind)
+
+    @abstractmethod
+    def _widened(self, eight: Any) -> Any:
+        """Eight floats as long as a chain, with zeros."""
+
+    def add_minimum(self, minimum: Any) -> None:
+        product = self.b.fmul(minimum, self.b.load(at(self.b, self._sums, ir.Constant(I64, 0))))
+        first = self.b.insert_element(every(F32X8, 0.0), product, ir.Constant(I32, 0))
+        self._sum(self._widened(first), self._widened(every(F32X8, 1.0)))
+
+    def add_minima(self, minima: Any) -> None:
+        self._sum(self._widened(minima), self._widened(self._loaded(self._sums, 0, F32X8)))
+
+
+class _FloatDot(_Dot):
+    """Σ w x with x in float32."""
+
+    def __init__(self, chains: list[Any], builder: Any, source: Any, x: Any, sums: Any) -> None:
+        super().__init__(chains, builder, source, sums)
+        self._x = x
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        part = every(F32X16, 0.0)
+        for n, floats in enumerate(self.subgroups(q)):
+            part = fma(self.b, floats, self._loaded(self._x, i + n * SUBGROUP, F32X16), part)
+        self._sum(part, broadcast(self.b, scale, F32X16))
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        for n, (scale, floats) in enumerate(zip(scales, self.subgroups(q), strict=True)):
+            scaled = self.b.fmul(floats, broadcast(self.b, scale, F32X16))
+            self.add_floats(scaled, i + n * SUBGROUP)
+
+    def add_floats(self, floats: Any, i: int) -> None:
+        self._sum(floats, self._loaded(self._x, i, F32X16))
+
+    def _widened(self, eight: Any) -> Any:
+        mask = ir.Constant(ir.VectorType(I32, SUBGROUP), [*range(SUBGROUP)])
+        return self.b.shuffle_vector(eight, every(F32X8, 0.0), mask)
+
+
+class _IntDot(_Dot):
+    """Σ w x with x in bytes."""
+
+    def __init__(
+        self, chains: list[Any], builder: Any, source: Any, x: Any, starts: Any, scales: Any,
+        totals: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(chains, builder, source, totals)
+        self._x, self._starts, self._scales = x, starts, scales
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        self._sum(self._products(q, i), broadcast(self.b, self._scaled(scale, i), F32X8))
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        first, second = (broadcast(self.b, self._scaled(scale, i), F32X8) for scale in scales)
+        mask = ir.Constant(_EIGHT_INTS, [0, 1, 2, 3, 12, 13, 14, 15])
+        self._sum(self._products(q, i), self.b.shuffle_vector(first, second, mask))
+
+    def _products(self, q: Any, i: int) -> Any:
+        """Σ q x of each four of GROUP weights, as floats."""
+        unsigned = self.b.xor(q, every(q.type, -128))
+        x = self._loaded(self._x, i // 4, _EIGHT_INTS)
+        start = self._loaded(self._starts, i // 4, _EIGHT_INTS)
+        return self.floats(by_quads(self.b, unsigned, x, start, CHOSEN.vnni))
+
+    def _scaled(self, scale: Any, i: int) -> Any:
+        return self.b.fmul(
+            scale, self.b.load(at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
+        )
+
+    def _widened(self, eight: Any) -> Any:
+        return eight
+
+
+class _Rows(NamedTuple):
+    """Up to TOGETHER rows: n of them, at least one."""
+
+    address: Any
+    stride: Any  # bytes from row to row
+    n: Any
+
+
+@intrinsic(prefer_literal=True)
+def row_dots(
+    typing: Any, kind: Any, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, sums: Any,
+    depth: Any,
+) -> Any:  # fmt: skip
+    """Σ w x of up to TOGETHER rows of type `kind`, a constant; addresses of TOGETHER results, the
+    first row, x and x's group sums."""
+    name = list(LAYOUTS)[kind.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, to, row, stride, n_rows, *bases, depth = arguments
+        rows, sizes = _Rows(row, stride, n_rows), (4 * GROUP, 4)
+        _emit_rows(builder, to, rows, bases, depth, dtype(name), _FloatDot, F32X16, sizes)
+        return context.get_dummy_value()
+
+    return types.void(kind, *(types.intp,) * 7), codegen
+
+
+@intrinsic(prefer_literal=True)
+def row_dots_ints(
+    typing: Any, kind: Any, to: Any, row: Any, stride: Any, n_rows: Any, x: Any, starts: Any,
+    scales: Any, totals: Any, depth: Any,
+) -> Any:  # fmt: skip
+    """The same with x as pyggml.kernels.gemm.activations leaves it; addresses."""
+    name = list(LAYOUTS)[kind.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, to, row, stride, n_rows, *bases, depth = arguments
+        rows, sizes = _Rows(row, stride, n_rows), (GROUP, GROUP, 4, 4)
+        _emit_rows(builder, to, rows, bases, depth, dtype(name), _IntDot, F32X8, sizes)
+        return context.get_dummy_value()
+
+    return types.void(kind, *(types.intp,) * 9), codegen
+
+
+def _emit_rows(
+    b: Any, to: Any, rows: _Rows, bases: list[Any], depth: Any, kind: DType, dot: Any,
+    vector: Any, sizes: tuple[int, ...],
+) -> None:  # fmt: skip
+    """The loop over the rows' blocks; sizes: bytes that GROUP weights meet in each array of x.
+
+    Every row has chains of its own. Where there are fewer rows, the last one is taken again. Of
+    several rows, the ones after the next are fetched; a single one is fetched by the caller.
+    """
+    n = step(kind)
+    row_step, steps = n // kind.block * kind.block_bytes, [n // GROUP * size for size in sizes]
+    chains = [[cgutils.alloca_once(b, vector) for _ in range(_CHAINS)] for _ in range(TOGETHER)]
+    for chain in (one for mine in chains for one in mine):
+        b.store(every(vector, 0.0), chain)
+    last = b.sub(rows.n, I64(1))
+    numbers = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(TOGETHER)]
+    starts = [b.add(rows.address, b.mul(rows.stride, i)) for i in numbers]
+    ahead = b.mul(rows.stride, I64(2 * TOGETHER))
+    with cgutils.for_range(b, b.udiv(depth, I64(n))) as loop:
+        here = [
+            b.add(base, b.mul(loop.index, I64(size)))
+            for base, size in zip(bases, steps, strict=True)
+        ]
+        for start, mine in zip(starts, chains, strict=True):
+            block = b.add(start, b.mul(loop.index, I64(row_step)))
+            for line in range(0, row_step if TOGETHER > 1 else 0, 64):
+                prefetch(b, b.inttoptr(b.add(b.add(block, ahead), I64(line)), I8.as_pointer()))
+            LAYOUTS[kind.name](dot(mine, b, block, *here))
+    for i, mine in enumerate(chains):
+        store(b, total(b, reduce(b.fadd, [b.load(chain) for chain in mine])), at(b, to, I64(i)))

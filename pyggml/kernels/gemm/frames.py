@@ -1,0 +1,138 @@
+"""The frames of products with a weight, and how the products are cut into tasks.
+
+A task multiplies some columns of B with a share of A's groups of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DType
+from pyggml.jit import Code, kernel
+from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml.jit.scratch import Scratch
+from pyggml.jit.tasks import launch, stage
+from pyggml.kernels.gemm.beside import Beside, fields_of
+from pyggml.kernels.gemm.microkernel import call_block, fetch
+from pyggml.kernels.gemm.panels import split
+from pyggml.kernels.gemm.path import Operands, Problem, flat
+from pyggml.kernels.gemm.tile import Tile, TileShape
+
+# Columns of B in one task: rows of W forward, numbers of W's rows backward. They are multiples of
+# every panel, the latter also of every block of weights.
+FORWARD_COLUMNS, BACKWARD_COLUMNS = 128, 256
+
+
+class BlockMatrix(NamedTuple):
+    """A weight as tasks read it: rows of blocks."""
+
+    address: int
+    row_bytes: int
+    unpack: int  # address of the type's unpacker
+    block: int  # numbers of a block
+    block_bytes: int
+
+
+class Product(Frame):
+    """C (m, n) (+)= A (m, k) · B (k, n); B is made of W's rows: B = Wᵀ forward, B = W backward."""
+
+    c: Floats1
+    a: Floats1
+    lda: Int  # floats from row to row of A
+    w: BlockMatrix
+    m: Int
+    n: Int
+    k: Int
+    accumulate: Bool
+
+
+class TiledProduct(Product, Beside):
+    """A product of packed operands: all of A, and of B the panels of one task's columns."""
+
+    tile: TileShape
+    packed_a: Floats1
+    n_shares: Int  # of A's groups of rows
+    # of each thread
+    rows: Floats2  # what is unpacked, before it is transposed or interleaved
+    panels: Floats2
+    edge: Floats2  # one tile of C
+
+
+@kernel
+def share_of(f, task, n_columns):
+    """A task's share: (the first of its columns of B, how many, the first of its groups of A, the
+    group past the last). n_columns: columns of a whole task."""
+    first, n_groups = task // f.n_shares * n_columns, (f.m + f.tile.mr - 1) // f.tile.mr
+    groups = split(n_groups, f.n_shares, task % f.n_shares)
+    return first, min(n_columns, f.n - first), groups
+
+
+@kernel
+def rows_of_groups(f, groups):
+    """The rows of C of some groups: the first, and the one past the last."""
+    return groups[0] * f.tile.mr, min(groups[1] * f.tile.mr, f.m)
+
+
+@kernel
+def rows_from(w, first):
+    """W's rows from `first` on."""
+    here = w.address + first * w.row_bytes
+    return BlockMatrix(here, w.row_bytes, w.unpack, w.block, w.block_bytes)
+
+
+@kernel
+def columns_from(w, first):
+    """W's columns from `first` on, where a block begins."""
+    here = w.address + first // w.block * w.block_bytes
+    return BlockMatrix(here, w.row_bytes, w.unpack, w.block, w.block_bytes)
+
+
+@kernel
+def unpack_row(to, w, row, n, ahead):
+    """Unpack the first n numbers of a row of W, whole blocks, to this address. The row `ahead` is
+    prefetched: a task reads short pieces of rows, which the CPU does not foresee."""
+    here, n_blocks = w.address + row * w.row_bytes, n // w.block
+    fetch(here + ahead * w.row_bytes, n_blocks * w.block_bytes)
+    call_block(w.unpack, to, here, n_blocks)
+
+
+def shares(n_groups: int, n_tasks: int, n_threads: int) -> int:
+    """How many shares of A's groups, with n_tasks tasks each, occupy every thread. More shares
+    cost time, as every task unpacks its columns anew."""
+    return min(n_groups, max(1, 2 * n_threads // n_tasks))
+
+
+def block_matrix(w: np.ndarray, kind: DType, unpack: int) -> BlockMatrix:
+    """A weight as tasks read it; unpack: the address of its unpacker."""
+    return BlockMatrix(w.ctypes.data, w.strides[0], unpack, kind.block, kind.block_bytes)
+
+
+class Tasks(NamedTuple):
+    """The tasks of a tiled product: pack a group of A's rows, multiply with columns of Wᵀ or W."""
+
+    pack: Code
+    forward: Code
+    backward: Code
+
+
+def tiled_call(
+    tasks: Tasks, declaration: type[TiledProduct], p: Problem, o: Operands, w: BlockMatrix,
+    tile: Tile, scratch: Scratch, **own: Any,
+) -> Call:  # fmt: skip
+    """The stages of a tiled product; own: the fields that its frame has beside a TiledProduct's."""
+    forward = p.form == "mul_mat"
+    n_groups = -(-p.m // tile.mr)
+    n_tasks = -(-p.n // (FORWARD_COLUMNS if forward else BACKWARD_COLUMNS))
+    n_shares = shares(n_groups, n_tasks, len(scratch["panels"]))
+    f = declaration(
+        c=o.c.reshape(-1), a=flat(o.a), lda=o.lda, w=w, m=p.m, n=p.n, k=p.k,
+        accumulate=o.accumulate, tile=tile.shape, n_shares=n_shares, **fields_of(p, o, scratch),
+        **own,
+    )  # fmt: skip
+    multiply = stage(tasks.forward if forward else tasks.backward, f, n_tasks * n_shares)
+    if o.packing is not None and o.packing.done:
+        return Call(launch, multiply)
+    return Call(launch, stage(tasks.pack, f, n_groups), multiply)

@@ -1,0 +1,240 @@
+"""LLVM code of the products in integers: weights unpacked to bytes, and the microkernel.
+
+unpack_bytes      blocks of a type of KINDS -> a row's bytes, then its scales, then its minima
+quantize_columns  floats of W's rows -> bytes and scales of its columns
+byte_product      the microkernel of BYTE_TILE: C (MR, PANEL) (+)= Σ of the products of blocks
+
+A block is GROUP = 32 numbers along the depth. The sum of its products of bytes is exact in int32;
+it becomes a float32, which the block's two scales multiply. Weights are multiplied as q + 128,
+unsigned; x is signed (see pyggml.kernels.gemm.activations).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml.graph.dtypes import dtype
+from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit.llvm import (
+    F32,
+    I8,
+    I32,
+    I64,
+    at,
+    broadcast,
+    declared,
+    every,
+    fma,
+    load,
+    prefetch,
+    store,
+)
+from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, rounded, scale_of
+from pyggml.kernels.gemm.dots import step
+from pyggml.kernels.gemm.tile import BYTE_TILE
+from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
+from pyggml.quants.vectors import F32X16, VectorBlock, emit_blocks
+
+KINDS = list(INTEGER_TYPES)
+_QUARTER = ir.Constant(F32, 0.25)
+
+LANES, MR, NV, PANEL = BYTE_TILE.lanes, BYTE_TILE.mr, BYTE_TILE.nv, BYTE_TILE.panel
+_COLUMNS = range(0, PANEL, LANES)
+
+# Numbers of k in one pass: C is read and written once for all of them. Forward they lie in a row of
+# W, backward in as many rows.
+FORWARD_DEPTH, BACKWARD_DEPTH = 1024, 512
+BLOCKS = FORWARD_DEPTH // GROUP  # of a pass; backward uses half of them
+WORDS = BLOCKS * BLOCK_WORDS  # of their bytes
+ROW_WORDS = WORDS + 2 * BLOCKS  # of a row of W in bytes: these, scales, minima
+
+_NUMBERS, _INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+
+
+class _Bytes(VectorBlock):
+    """A decoder's target: it writes GROUP bytes q + 128 per scale, and minima."""
+
+    def __init__(self, builder: Any, source: Any, q: Any, scales: Any, minima: Any) -> None:
+        super().__init__(builder, source)
+        self._q, self._scales, self._minima = q, scales, minima
+
+    def add(self, scale: Any, q: Any, i: int = 0) -> None:
+        unsigned = self.b.xor(q, every(q.type, -128))
+        words = self.b.bitcast(unsigned, ir.VectorType(I32, BLOCK_WORDS))
+        store(self.b, words, at(self.b, self._q, ir.Constant(I64, i // 4)))
+        self.b.store(scale, at(self.b, self._scales, ir.Constant(I64, i // GROUP)))
+
+    def add_two(self, scales: tuple[Any, Any], q: Any, i: int) -> None:
+        """Both subgroups get one scale, a quarter of the larger. The other's weights are rounded to
+        it, which adds a 16th of the variance that the larger scale's own rounding has."""
+        b, zero = self.b, ir.Constant(F32, 0.0)
+        sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
+        quarter = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), _QUARTER)
+        not_zero = b.fcmp_unordered("une", quarter, zero)
+        per_quarter = b.select(not_zero, b.fdiv(ir.Constant(F32, 1.0), quarter), zero)
+        factors = (b.fmul(scale, per_quarter) for scale in scales)
+        most = every(ir.VectorType(I32, SUBGROUP), 127)
+        parts = []
+        for floats, factor in zip(self.subgroups(q), factors, strict=True):
+            whole = rounded(b, floats, broadcast(b, factor, F32X16))
+            inside = b.select(b.icmp_signed("<", whole, most), whole, most)
+            parts.append(b.trunc(inside, ir.VectorType(I8, SUBGROUP)))
+        order = ir.Constant(ir.VectorType(I32, GROUP), [*range(GROUP)])
+        self.add(quarter, b.shuffle_vector(*parts, order), i)
+
+    def add_minimum(self, minimum: Any) -> None:
+        self.b.store(minimum, at(self.b, self._minima, ir.Constant(I64, 0)))
+
+    def add_minima(self, minima: Any) -> None:
+        store(self.b, minima, at(self.b, self._minima, ir.Constant(I64, 0)))
+
+
+@intrinsic(prefer_literal=True)
+def unpack_bytes(typing: Any, kind: Any, to: Any, source: Any, n: Any) -> Any:
+    """n blocks of type KINDS[kind], a constant, to a row of ROW_WORDS; pointers."""
+    name = KINDS[kind.literal_value]
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, to, source, n = arguments
+        source, q = builder.ptrtoint(source, I64), builder.ptrtoint(to, I64)
+        scales, minima = (
+            builder.add(q, ir.Constant(I64, 4 * word)) for word in (WORDS, WORDS + BLOCKS)
+        )
+        many = step(dtype(name))
+        sizes = dtype(name).block_bytes, many, many // BLOCK_WORDS, many // BLOCK_WORDS
+        bases = source, q, scales, minima
+        emit_blocks(builder, LAYOUTS[name], n, bases, sizes, _Bytes)
+        return context.get_dummy_value()
+
+    return types.void(kind, to, source, types.intp), codegen
+
+
+@intrinsic
+def quantize_columns(typing: Any, to: Any, scales: Any, rows: Any, row_step: Any) -> Any:
+    """LANES columns of GROUP rows of floats to BLOCK_WORDS vectors of bytes q + 128, PANEL words
+    apart, and to the columns' scales; addresses, row_step in floats."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, scales, rows, row_step = arguments
+        starts = [builder.mul(row_step, ir.Constant(I64, i)) for i in range(GROUP)]
+        values = [load(builder, at(builder, rows, start), _NUMBERS) for start in starts]
+        scale, per_scale = scale_of(builder, largest(builder, values))
+        store(builder, scale, at(builder, scales, ir.Constant(I64, 0)))
+        for word in range(BLOCK_WORDS):
+            words = every(_INTS, 0)
+            for n, v in enumerate(values[4 * word : 4 * word + 4]):
+                q = builder.add(rounded(builder, v, per_scale), every(_INTS, 128))
+                byte = builder.and_(q, every(_INTS, 255))
+                words = builder.or_(words, builder.shl(byte, every(_INTS, 8 * n)))
+            store(builder, words, at(builder, to, ir.Constant(I64, word * PANEL)))
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 4), codegen
+
+
+@intrinsic
+def byte_product(
+    typing: Any, a: Any, a_terms: Any, b: Any, b_terms: Any, c: Any, ldc: Any, n: Any, minima: Any,
+    accumulate: Any,
+) -> Any:  # fmt: skip
+    """C (MR, PANEL) (+)= Σ over n blocks of scale_a · scale_b · (start + Σ a·b), and of
+    total · minimum unless `minima` is 0.
+
+    a        (n · BLOCK_WORDS, MR) words of signed bytes
+    a_terms  (n, 3, MR): scale, start (int32) and total of each block of a row
+    b        (n · BLOCK_WORDS, PANEL) words of unsigned bytes
+    b_terms  (2, BLOCKS, PANEL): scales, then minima
+    c        rows ldc floats apart, overwritten unless accumulate is not 0
+
+    All are addresses.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, a_terms, b, b_terms, c, ldc, n, minima, accumulate = arguments
+        cells = [cgutils.alloca_once(builder, _NUMBERS) for _ in range(MR * NV)]
+        for cell in cells:  # LLVM keeps them in registers
+            builder.store(every(_NUMBERS, 0.0), cell)
+        starts = [builder.mul(ldc, ir.Constant(I64, m)) for m in range(MR)]
+        to = [at(builder, c, start, j) for start in starts for j in _COLUMNS]
+        for target in to:
+            prefetch(builder, target, first=True)
+        with builder.if_then(builder.icmp_signed("!=", minima, minima.type(0))):
+            _for_each_block(builder, n, cells, _emit_minima, a_terms, b_terms)
+        _for_each_block(builder, n, cells, _emit_products, a_terms, b_terms, a, b)
+        added = builder.icmp_signed("!=", accumulate, accumulate.type(0))
+        with builder.if_else(added) as parts:
+            for part, old in zip(parts, (True, False), strict=True):
+                with part:
+                    _store_sums(builder, cells, to, old)
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 9), codegen
+
+
+def _store_sums(builder: Any, cells: list[Any], to: list[Any], accumulate: bool) -> None:
+    for cell, target in zip(cells, to, strict=True):
+        value = builder.load(cell)
+        if accumulate:
+            value = builder.fadd(load(builder, target, _NUMBERS), value)
+        store(builder, value, target)
+
+
+def _for_each_block(builder: Any, n: Any, cells: list[Any], emit: Any, *arrays: Any) -> None:
+    """n times, sums in cells = emit(number of the block, *arrays, sums)."""
+    with cgutils.for_range_slice(builder, n.type(0), n, n.type(1)) as (i, _):
+        sums = emit(builder, i, *arrays, [builder.load(cell) for cell in cells])
+        for cell, value in zip(cells, sums, strict=True):
+            builder.store(value, cell)
+
+
+def _emit_minima(builder: Any, i: Any, a_terms: Any, b_terms: Any, sums: list[Any]) -> list[Any]:
+    """sums + total · minimum of one block."""
+    totals, minima = _of_rows(builder, i, a_terms, 2), _of_columns(builder, i, b_terms, BLOCKS)
+    pairs = [(total, minimum) for total in totals for minimum in minima]
+    return [fma(builder, *pair, old) for pair, old in zip(pairs, sums, strict=True)]
+
+
+def _emit_products(
+    builder: Any, i: Any, a_terms: Any, b_terms: Any, a: Any, b: Any, sums: list[Any]
+) -> list[Any]:
+    """sums + scale_a · scale_b · (start + Σ a·b) of one block."""
+    whole = _emit_whole(builder, i, a, b, a_terms)
+    scales, others = _of_rows(builder, i, a_terms, 0), _of_columns(builder, i, b_terms, 0)
+    pairs = [(scale, other) for scale in scales for other in others]
+    return [
+        fma(builder, builder.fmul(builder.sitofp(q, _NUMBERS), other), scale, old)
+        for q, (scale, other), old in zip(whole, pairs, sums, strict=True)
+    ]
+
+
+def _emit_whole(builder: Any, i: Any, a: Any, b: Any, a_terms: Any) -> list[Any]:
+    """start + Σ a·b of block i, for each row of the tile its vectors."""
+    a_at, b_at = (builder.mul(i, ir.Constant(I64, BLOCK_WORDS * n)) for n in (MR, PANEL))
+    starts = _of_rows(builder, i, a_terms, 1)
+    sums = [builder.bitcast(start, _INTS) for start in starts for _ in _COLUMNS]
+    for k in range(BLOCK_WORDS):
+        words = [at(builder, b, b_at, k * PANEL + j) for j in _COLUMNS]
+        columns = [load(builder, word, _INTS) for word in words]
+        for m in range(MR):
+            word = builder.bitcast(at(builder, a, a_at, k * MR + m), I32.as_pointer())
+            x = broadcast(builder, builder.load(word), _INTS)
+            for j, column in enumerate(columns, m * NV):
+                sums[j] = BYTE_TILE.inner(builder, x, column, sums[j])
+    return sums
+
+
+def _of_rows(builder: Any, i: Any, a_terms: Any, which: int) -> list[Any]:
+    """One term of each row in block i, in every lane."""
+    here = builder.mul(i, ir.Constant(I64, 3 * MR))
+    terms = [at(builder, a_terms, here, which * MR + m) for m in range(MR)]
+    return [broadcast(builder, builder.load(term), _NUMBERS) for term in terms]
+
+
+def _of_columns(builder: Any, i: Any, b_terms: Any, first: int) -> list[Any]:
+    """One term of each column in block `first` + i."""
+    here = builder.mul(i, ir.Constant(I64, PANEL))
+    terms = [at(builder, b_terms, here, first * PANEL + j) for j in _COLUMNS]
+    return [load(builder, term, _NUMBERS) for term in terms]

@@ -1,0 +1,249 @@
+"""Register-tiled code that Numba's own loops do not reach, as LLVM vector instructions.
+
+make_tile_product      C (mr, panel) (+)= Σ_k a (k, mr) ⊗ b (k, panel), for a declared tile
+make_strided_product   the same with a as it lies
+make_dot_tile          out (mr, mr) = x (mr, k) · a (mr, k)ᵀ: neither operand needs packing
+make_transpose         a lanes × lanes block of float32
+call_block             calls a `block_code` function through its address
+fetch                  has bytes brought near that are read soon
+
+The vectors are LLVM's own types, so the same text becomes AVX-512, AVX2, NEON or SSE code; only the
+tiles differ (pyggml.kernels.gemm.tile).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from pyggml.jit import cgutils, intrinsic, types
+from pyggml.jit.llvm import (
+    F32,
+    I8,
+    I32,
+    I64,
+    at,
+    broadcast,
+    every,
+    fma,
+    load,
+    prefetch,
+    store,
+    total,
+)
+from pyggml.kernels.gemm.tile import Tile
+
+
+def make_tile_product(tile: Tile) -> Any:
+    """The microkernel of a tile: (a, b, ldb, c, ldc, k, accumulate) -> None.
+
+    a is (k, mr) without gaps, b is (k, panel) with rows ldb words apart, c is (mr, panel) with rows
+    ldc floats apart; a, b, c are addresses, k counts words. C is overwritten unless accumulate is
+    not 0.
+    """
+
+    @intrinsic
+    def tile_product(
+        typing: Any, a: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any, acc: Any
+    ) -> Any:
+        signature = types.void(*(types.intp,) * 7)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            a, *others = arguments
+            operand = a, ir.Constant(I64, 1), ir.Constant(I64, tile.mr)
+            _emit_tile_product(builder, operand, others, tile)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return tile_product
+
+
+def make_strided_product(tile: Tile) -> Any:
+    """The same with a's steps from row to row and along k: (a, row_step, step, b, …) -> None."""
+
+    @intrinsic
+    def strided_product(
+        typing: Any, a: Any, row_step: Any, step: Any, b: Any, ldb: Any, c: Any, ldc: Any, k: Any,
+        acc: Any,
+    ) -> Any:  # fmt: skip
+        signature = types.void(*(types.intp,) * 9)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            _emit_tile_product(builder, arguments[:3], arguments[3:], tile)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return strided_product
+
+
+def _emit_tile_product(builder: Any, operand: Any, others: Any, tile: Tile) -> None:
+    """operand is a and its steps from row to row and along k."""
+    b, ldb, c, ldc, k, accumulate = others
+    vector = ir.VectorType(F32, tile.lanes)
+    sums = _emit_depth_loop(builder, operand, b, ldb, k, tile)
+    summed, plain = builder.append_basic_block("add"), builder.append_basic_block("store")
+    done = builder.append_basic_block("done")
+    wanted = builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0))
+    builder.cbranch(wanted, summed, plain)
+    for block, with_old in ((summed, True), (plain, False)):
+        builder.position_at_end(block)
+        for i in range(tile.mr):
+            row = builder.mul(ldc, ir.Constant(I64, i))
+            for j in range(tile.nv):
+                target = at(builder, c, row, j * vector.count)
+                value = sums[i][j]
+                if with_old:
+                    value = builder.fadd(load(builder, target, vector), value)
+                store(builder, value, target)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+def _emit_depth_loop(
+    builder: Any, operand: Any, b: Any, ldb: Any, k: Any, tile: Tile
+) -> list[list[Any]]:
+    """The loop over k with all sums in registers; returns them."""
+    (a, row_step, a_step), (mr, nv) = operand, (tile.mr, tile.nv)
+    vector, entry = ir.VectorType(F32, tile.lanes), builder.block
+    loop, after = builder.append_basic_block("depth"), builder.append_basic_block("after")
+    zero = ir.Constant(I64, 0)
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    step = builder.phi(I64)
+    step.add_incoming(zero, entry)
+    sums = [[builder.phi(vector) for _ in range(nv)] for _ in range(mr)]
+    for row in sums:
+        for phi in row:
+            phi.add_incoming(ir.Constant(vector, [0.0] * vector.count), entry)
+    b_row = builder.mul(step, ldb)
+    columns = [load(builder, at(builder, b, b_row, j * vector.count), vector) for j in range(nv)]
+    a_start = builder.mul(step, a_step)
+    news = []
+    for i in range(mr):
+        word = builder.add(a_start, builder.mul(row_step, ir.Constant(I64, i)))
+        scalar = broadcast(builder, builder.load(at(builder, a, word)), vector)
+        news.append([tile.inner(builder, scalar, columns[j], sums[i][j]) for j in range(nv)])
+    following = builder.add(step, ir.Constant(I64, 1))
+    step.add_incoming(following, loop)
+    for row, new in zip(sums, news, strict=True):
+        for phi, value in zip(row, new, strict=True):
+            phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, k), loop, after)
+    builder.position_at_end(after)
+    return news
+
+
+def make_dot_tile(tile: Tile) -> Any:
+    """(whole, out, x, ldx, a, lda, k) -> None: out[i, j] = Σ_k x[i, k] a[j, k], j < mr.
+
+    i < mr where `whole`, else i is 0 alone; out has rows of mr; addresses; k in whole vectors.
+    """
+    vector, mr = ir.VectorType(F32, tile.lanes), tile.mr
+
+    @intrinsic
+    def dot_tile(
+        typing: Any, whole: Any, out: Any, x: Any, ldx: Any, a: Any, lda: Any, k: Any
+    ) -> Any:
+        signature = types.void(types.boolean, *(types.intp,) * 6)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            with builder.if_else(arguments[0]) as (many, one):
+                with many:
+                    _emit_dot_tile(builder, arguments[1:], mr, mr, vector)
+                with one:
+                    _emit_dot_tile(builder, arguments[1:], 1, mr, vector)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return dot_tile
+
+
+def _emit_dot_tile(builder: Any, arguments: Any, rows: int, mr: int, vector: Any) -> None:
+    """`rows` rows of a dot tile."""
+    out, x, ldx, a, lda, k = arguments
+    sums = [[cgutils.alloca_once(builder, vector) for _ in range(mr)] for _ in range(rows)]
+    for row in sums:
+        for one in row:
+            builder.store(every(vector, 0.0), one)
+    with cgutils.for_range_slice(builder, k.type(0), k, k.type(vector.count)) as (i, _):
+        starts = [builder.add(i, builder.mul(lda, ir.Constant(I64, j))) for j in range(mr)]
+        columns = [load(builder, at(builder, a, start), vector) for start in starts]
+        for n, row in enumerate(sums):
+            start = builder.add(i, builder.mul(ldx, ir.Constant(I64, n)))
+            values = load(builder, at(builder, x, start), vector)
+            for column, one in zip(columns, row, strict=True):
+                builder.store(fma(builder, values, column, builder.load(one)), one)
+    for n, row in enumerate(sums):
+        for j, one in enumerate(row):
+            value = total(builder, builder.load(one))
+            store(builder, value, at(builder, out, ir.Constant(I64, n * mr + j)))
+
+
+def make_transpose(lanes: int) -> Any:
+    """(dst, ld_dst, src, ld_src) -> None: dst[j, i] = src[i, j] for a lanes × lanes block.
+
+    log2(lanes) rounds; each interleaves vector i with vector i + lanes/2 (a perfect shuffle).
+    """
+
+    @intrinsic
+    def transpose(typing: Any, dst: Any, ld_dst: Any, src: Any, ld_src: Any) -> Any:
+        signature = types.void(*(types.intp,) * 4)
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to, ld_to, source, ld_source = arguments
+            vector, index = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+            middle = lanes // 2
+            masks = [
+                ir.Constant(index, [x for i in some for x in (i, i + lanes)])
+                for some in (range(middle), range(middle, lanes))
+            ]
+            rows = []
+            for i in range(lanes):
+                offset = builder.mul(ld_source, ir.Constant(I64, i))
+                rows.append(load(builder, at(builder, source, offset), vector))
+            for _ in range(lanes.bit_length() - 1):
+                pairs = [(rows[i], rows[i + middle]) for i in range(middle)]
+                rows = [builder.shuffle_vector(x, y, m) for x, y in pairs for m in masks]
+            for i, row in enumerate(rows):
+                store(builder, row, at(builder, to, builder.mul(ld_to, ir.Constant(I64, i))))
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return transpose
+
+
+@intrinsic
+def call_block(typing: Any, code: Any, dst: Any, src: Any, n_blocks: Any) -> Any:
+    """Call the `block_code` function at address `code` with two addresses and a count."""
+    signature = types.void(*(types.intp,) * 4)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, dst, src, n_blocks = arguments
+        kind = ir.FunctionType(ir.VoidType(), [F32.as_pointer(), I8.as_pointer(), I64])
+        function = builder.inttoptr(address, kind.as_pointer())
+        d = builder.inttoptr(dst, F32.as_pointer())
+        s = builder.inttoptr(src, I8.as_pointer())
+        builder.call(function, [d, s, n_blocks])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def fetch(typing: Any, source: Any, n_bytes: Any) -> Any:
+    """Have n_bytes from this address on, which need not exist, brought near."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, n_bytes = arguments
+        step = ir.Constant(I64, 64)
+        with cgutils.for_range_slice(builder, step.type(0), n_bytes, step) as (i, _):
+            line = builder.inttoptr(builder.add(source, i), I8.as_pointer())
+            prefetch(builder, line)
+        return context.get_dummy_value()
+
+    return types.void(source, n_bytes), codegen

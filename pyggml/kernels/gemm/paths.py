@@ -1,0 +1,99 @@
+"""The table of paths: the first that takes a product computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from pyggml.graph.call import Call, one_by_one
+from pyggml.graph.dtypes import F32
+from pyggml.jit.isa import CHOSEN
+from pyggml.kernels.gemm import few, int8, low_rank, product, reference, several, strided, thin
+from pyggml.kernels.gemm.amx import product as tiles
+from pyggml.kernels.gemm.beside import round_all
+from pyggml.kernels.gemm.path import PROBLEMS, Operands, Path, Problem, layout_of
+
+# Without compiled products NumPy computes them all.
+_ALL = () if CHOSEN.compiled else (reference.NUMPY,)
+# Where the CPU has tile registers: above bytes, and above floats.
+_MANY = (tiles.MANY,) if CHOSEN.tiles else ()
+_SOME = (tiles.SOME,) if CHOSEN.tiles else ()
+PATHS: tuple[Path, ...] = (
+    *_ALL,
+    few.INT8,
+    few.FLOATS,
+    several.INT8,
+    thin.DOTS,
+    thin.OUTER,
+    thin.OUTER_TRANSPOSED,
+    low_rank.LOW_RANK,
+    strided.STRIDED,
+    *_MANY,
+    int8.INT8,
+    *_SOME,
+    product.BF16,
+    product.F32,
+)
+
+
+@lru_cache(PROBLEMS)
+def path_of(p: Problem) -> Path:
+    """The path that computes a product."""
+    return next(path for path in PATHS if path.serves(p))
+
+
+@lru_cache(PROBLEMS)
+def scratch_bytes(p: Problem, fewer_rows: bool = False) -> int:
+    """Scratch of a product. With fewer_rows: enough for it with any smaller number of rows of A."""
+    some = _largest_of_each_path(p.m) if fewer_rows else [p.m]
+    problems = [q for m in some for q in _calls_of(replace(p, m=m))]
+    return max(layout_of(path_of(q), q).n_bytes for q in problems)
+
+
+def _calls_of(p: Problem) -> list[Problem]:
+    """The products that are computed: this one or, if its path adds nothing beside it, two."""
+    if not p.rank or path_of(p).joins:
+        return [p]
+    return [replace(p, rank=0), thin_of(p)]
+
+
+def thin_of(p: Problem) -> Problem:
+    """The product of low rank beside a product, as a problem of its own."""
+    return Problem(p.form, p.m, p.n, p.rank)
+
+
+def call_of(p: Problem, o: Operands) -> Call:
+    """The product, bound to its memory, on the path whose scratch was reserved."""
+    if o.beside is None or path_of(p).joins:
+        return path_of(p).call(p, o)
+    backward = (
+        p.form == "out_prod"
+    )  # what is beside then comes first, see pyggml.kernels.gemm.beside
+    whole, thin = _calls_of(p)
+    d, b, rounded = o.beside
+    own = replace(o, accumulate=o.accumulate or backward, beside=None)
+    other = Operands(o.c, d, b, o.scratch, o.accumulate or not backward)
+    calls = [path_of(whole).call(whole, own), path_of(thin).call(thin, other)]
+    if rounded is not None:
+        calls.append(Call(round_all, rounded.reshape(-1), o.c.reshape(-1)))
+    return Call(one_by_one, calls[::-1] if backward else calls)
+
+
+def _largest_of_each_path(m: int) -> Iterator[int]:
+    """m, and each smaller number of rows that is the most of some path."""
+    yield m
+    for path in PATHS:
+        yield from (n for n in (path.fewest - 1, path.most) if 0 < n < m)
+
+
+@lru_cache(PROBLEMS)
+def packing(p: Problem) -> tuple[int, str]:
+    """(bytes of a packed A that products can share, 0 if none; a word for its form).
+
+    Products with float32 matrices (adapters, or small) share none.
+    """
+    path = path_of(p)
+    if not path.shares or p.weight_type is F32:
+        return 0, ""
+    return layout_of(path, p)["packed_a"].n_bytes, path.name

@@ -1,0 +1,214 @@
+"""Products with a thin matrix of R rows, as in LoRA: too few to fill a register tile's columns.
+
+rows    c[T, R] (+)= x[T, K] · a[R, K]ᵀ    dot products along K; x is read once, as it lies
+outer   c[R, K] (+)= g[T, R]ᵀ · x[T, K]    sums over T; or its transpose, c[K, R]
+
+Only the thin matrix is packed. All arrays are flat float32, with steps in floats. Each number of c
+is summed by one task, in an order that depends on the shapes only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.jit import kernel
+from pyggml.jit.frames import Bool, Floats1, Floats2, Frame, Int
+from pyggml.jit.scratch import Array, Layout, per_thread
+from pyggml.jit.simd import fill
+from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels.gemm.microkernel import fetch, make_dot_tile, make_tile_product
+from pyggml.kernels.gemm.path import Operands, Path, Problem, flat
+from pyggml.kernels.gemm.tile import THIN_TILE
+from pyggml.sizes import round_up
+
+WIDEST = 16  # the largest R of a thin matrix
+ROWS_OF_TASK, ROWS_DEPTH = 16, 512  # `rows`: rows of x in a task, numbers of K in one of its passes
+OUTER_COLUMNS = 256  # `outer`: columns of x in a task; a multiple of the tile's
+MR, PANEL, LANES = THIN_TILE.mr, THIN_TILE.panel, THIN_TILE.lanes
+OUTER_DEPTH = MR * MR  # `outer`: tokens of one pass over its columns
+
+thin_product, dot_tile = make_tile_product(THIN_TILE), make_dot_tile(THIN_TILE)
+
+
+class ThinProduct(Frame):
+    """Both products, summed over `depth`: K of `rows`, T of `outer`."""
+
+    c: Floats1
+    thin: Floats1  # the thin matrix: number i of row r is at r * row_step + i * step
+    row_step: Int
+    step: Int
+    n_thin: Int  # R
+    depth: Int
+    in_groups: Bool  # whether `packed` is (depth, MR) for each MR rows, else (R, depth)
+    packed: Floats1
+    x: Floats1
+    x_step: Int  # floats from row to row of x
+    n_other: Int  # rows of C in `rows`, numbers of its rows in `outer`
+    accumulate: Bool
+    transposed: Bool  # `outer` makes (K, R)
+    sums: Floats2  # of each thread: of a tile in `rows`, (R, OUTER_COLUMNS) in `outer`
+
+
+@task_code(ThinProduct)
+def _pack_task(f, task, thread):
+    """Pack row r of the thin matrix as (R, depth), or in groups (depth, MR); past R, zeros."""
+    packed, a, row_step, step, depth = f.packed, f.thin, f.row_step, f.step, f.depth
+    inside = task < f.n_thin
+    if f.in_groups:
+        group, lane = packed[task // MR * MR * depth :], task % MR
+        for i in range(depth):
+            group[i * MR + lane] = a[task * row_step + i * step] if inside else np.float32(0)
+    else:
+        row = packed[task * depth : (task + 1) * depth]
+        for i in range(depth):
+            row[i] = a[task * row_step + i * step] if inside else np.float32(0)
+
+
+@task_code(ThinProduct)
+def _rows_task(f, task, thread):
+    """Compute ROWS_OF_TASK rows of c."""
+    c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
+    n_thin, depth = f.n_thin, f.depth
+    sums = f.sums[thread]
+    to = sums.ctypes.data
+    last = min(f.n_other, (task + 1) * ROWS_OF_TASK)
+    if not f.accumulate:
+        fill(c[task * ROWS_OF_TASK * n_thin : last * n_thin], np.float32(0))
+    for k0 in range(0, depth, ROWS_DEPTH):
+        k = min(ROWS_DEPTH, depth - k0)
+        whole = k // LANES * LANES
+        for t in range(task * ROWS_OF_TASK, last, MR):
+            n = min(MR, last - t)
+            for i in range(t + MR, min(t + 2 * MR, last)):
+                fetch(x.ctypes.data + (i * x_step + k0) * 4, 4 * k)
+            for r in range(0, n_thin, MR):
+                a = packed[r * depth + k0 :]
+                for i in range(0, n, MR if n == MR else 1):
+                    here = x.ctypes.data + ((t + i) * x_step + k0) * 4
+                    dot_tile(n == MR, to + i * MR * 4, here, x_step, a.ctypes.data, depth, whole)
+                for i in range(n):
+                    of = x[(t + i) * x_step + k0 :]
+                    _add_sums(c[(t + i) * n_thin + r :], sums[i * MR :], of, a, depth, whole, k,
+                              min(MR, n_thin - r))  # fmt: skip
+
+
+@kernel
+def _add_sums(c, sums, x, a, depth, whole, k, n):
+    """c[j] += sums[j] and the rest of the dot product after its whole vectors."""
+    for j in range(n):
+        rest = sums[j]
+        for i in range(whole, k):
+            rest += x[i] * a[j * depth + i]
+        c[j] += rest
+
+
+@task_code(ThinProduct)
+def _outer_task(f, task, thread):
+    """Compute OUTER_COLUMNS columns of c, or rows of its transpose."""
+    c, packed, x, x_step = f.c, f.packed, f.x, f.x_step
+    n_thin, depth, n_columns = f.n_thin, f.depth, f.n_other
+    accumulate, transposed = f.accumulate, f.transposed
+    sums = f.sums[thread]
+    first = task * OUTER_COLUMNS
+    n = min(OUTER_COLUMNS, n_columns - first)
+    whole = n // PANEL * PANEL
+    fill(sums, np.float32(0))
+    for t in range(0, depth, OUTER_DEPTH):
+        k = min(OUTER_DEPTH, depth - t)
+        for i in range(t + OUTER_DEPTH, min(t + 2 * OUTER_DEPTH, depth)):
+            fetch(x.ctypes.data + (i * x_step + first) * 4, 4 * n)
+        for r in range(0, n_thin, MR):
+            group, to = packed[r * depth + t * MR :], sums[r * OUTER_COLUMNS :]
+            b = x.ctypes.data + (t * x_step + first) * 4
+            for j in range(0, whole, PANEL):
+                c_tile = to.ctypes.data + j * 4
+                thin_product(group.ctypes.data, b + j * 4, x_step, c_tile, OUTER_COLUMNS, k, 1)
+            for i in range(k):
+                for j in range(whole, n):
+                    number = x[(t + i) * x_step + first + j]
+                    for lane in range(MR):
+                        to[lane * OUTER_COLUMNS + j] += group[i * MR + lane] * number
+    for i in range(n_thin):
+        row = sums[i * OUTER_COLUMNS : i * OUTER_COLUMNS + n]
+        start = first * n_thin + i if transposed else i * n_columns + first
+        step = n_thin if transposed else 1
+        for j in range(n):
+            c[start + j * step] = row[j] + (c[start + j * step] if accumulate else np.float32(0))
+
+
+# -- the paths ------------------------------------------------------------------------------------
+
+
+def _layout(n_thin: int, depth: int) -> Layout:
+    packed = round_up(n_thin, MR) * depth
+    return Layout(packed=Array((packed,)), sums=per_thread(round_up(n_thin, MR) * OUTER_COLUMNS))
+
+
+def _takes_weight(p: Problem) -> bool:
+    """Whether this is a float32 matrix whose products have few columns."""
+    return p.form != "strided" and p.weight_type is F32 and p.n <= WIDEST
+
+
+def _bind_dots(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
+    """C (m, n) (+)= A (m, k) · B, with few columns n."""
+    thin = o.b if p.form == "mul_mat" else o.b.T  # (n, k)
+    f = ThinProduct(
+        c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
+        step=thin.strides[1] // 4, n_thin=p.n, depth=p.k, in_groups=False, packed=packed,
+        x=flat(o.a), x_step=o.lda, n_other=p.m, accumulate=o.accumulate, transposed=False,
+        sums=sums,
+    )  # fmt: skip
+    pack = stage(_pack_task, f, round_up(p.n, MR))
+    return Call(launch, pack, stage(_rows_task, f, -(-p.m // ROWS_OF_TASK)))
+
+
+def _is_one_batch(p: Problem) -> bool:
+    return p.form == "strided" and p.n_batches == 1
+
+
+def _bind_outer(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
+    """C (m, n) (+)= A · Bᵀ, with a thin A (m, k) and a B (n, k) that lies column by column."""
+    return _outer(p, o, o.a[0], o.b[0], packed, sums, transposed=False)
+
+
+def _bind_transposed(p: Problem, o: Operands, packed: np.ndarray, sums: np.ndarray) -> Call:
+    """The same with a thin B, and an A that lies column by column."""
+    return _outer(p, o, o.b[0], o.a[0], packed, sums, transposed=True)
+
+
+def _outer(
+    p: Problem, o: Operands, thin: np.ndarray, other: np.ndarray, packed: np.ndarray,
+    sums: np.ndarray, transposed: bool,
+) -> Call:  # fmt: skip
+    """C (+)= thin (R, k) · other (N, k)ᵀ, or its transpose."""
+    f = ThinProduct(
+        c=o.c.reshape(-1), thin=flat(thin), row_step=thin.strides[0] // 4,
+        step=thin.strides[1] // 4, n_thin=len(thin), depth=p.k, in_groups=True, packed=packed,
+        x=flat(other), x_step=other.strides[1] // 4, n_other=len(other), accumulate=o.accumulate,
+        transposed=transposed, sums=sums,
+    )  # fmt: skip
+    pack = stage(_pack_task, f, round_up(len(thin), MR))
+    return Call(launch, pack, stage(_outer_task, f, -(-len(other) // OUTER_COLUMNS)))
+
+
+DOTS = Path(
+    name="thin",
+    takes=_takes_weight,
+    layout=lambda p: _layout(p.n, p.k),
+    bind=_bind_dots,
+)
+OUTER = Path(
+    name="thin outer",
+    takes=lambda p: _is_one_batch(p) and p.b_in_columns,
+    layout=lambda p: _layout(p.m, p.k),
+    bind=_bind_outer,
+    most=WIDEST,
+)
+OUTER_TRANSPOSED = Path(
+    name="thin outer, transposed",
+    takes=lambda p: _is_one_batch(p) and p.a_in_columns and p.n <= WIDEST,
+    layout=lambda p: _layout(p.n, p.k),
+    bind=_bind_transposed,
+)

@@ -1,0 +1,107 @@
+"""Register tiles: one declaration for each type of number that products multiply.
+
+A microkernel keeps a tile of C in registers: mr rows of nv vectors of sums. Each step takes a word
+of every row of A and of every column of B, and adds the inner product of the two to a sum. A word
+is 32 bits along the depth: one float32, a pair of bfloat16, or four bytes.
+
+A is packed in groups of mr rows, interleaved as (words, mr): its words are broadcast.
+B is packed in panels of nv vectors of columns, as (words, panel).
+
+pyggml.kernels.gemm.panels packs floats and pairs, pyggml.kernels.gemm.int8 bytes. Thin products do
+not pack B (pyggml.kernels.gemm.thin), attention does not pack A (pyggml.kernels.attention.tiles).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.llvm import by_quads, fma
+from pyggml.kernels.gemm.bfloat16 import dot_pairs, dot_widened_pairs
+from pyggml.sizes import round_up
+
+
+class TileShape(NamedTuple):
+    """The numbers of a tile that kernels use."""
+
+    mr: int  # rows of a group of A
+    panel: int  # columns of a panel of B
+    per_word: int  # numbers in a word
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """mr rows of nv vectors. inner(builder, a, b, sums) emits sums + the products of words a, b."""
+
+    mr: int
+    nv: int
+    per_word: int
+    inner: Callable[[Any, Any, Any, Any], Any]
+    lanes: int = CHOSEN.lanes
+
+    @property
+    def panel(self) -> int:
+        """Columns of the tile."""
+        return self.nv * self.lanes
+
+    @property
+    def padded_mr(self) -> int:
+        """mr, rounded up to whole vectors."""
+        return round_up(self.mr, self.lanes)
+
+    @property
+    def shape(self) -> TileShape:
+        return TileShape(self.mr, self.panel, self.per_word)
+
+    def words(self, depth: int) -> int:
+        """Words of `depth` numbers; pairs are padded with zeros to whole vectors."""
+        if self.per_word == 1:
+            return depth
+        return round_up(depth, self.per_word * self.lanes) // self.per_word
+
+    def packed_words(self, n_rows: int, depth: int) -> int:
+        """Words of A (n_rows, depth) in whole groups."""
+        return round_up(n_rows, self.mr) * self.words(depth)
+
+
+# -- the tiles of this CPU ------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    """(mr, nv) of the tile of each type of number."""
+
+    floats: tuple[int, int]
+    pairs: tuple[int, int]
+    bytes: tuple[int, int]
+
+
+# By ISA. Registers hold the mr · nv sums, nv vectors of B and a broadcast of A; those of bytes hold
+# each sum twice: a block's as integers, that of all blocks as floats.
+SIZES: dict[str, Sizes] = {
+    "amx": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
+    "avx512bf16": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
+    "avx512vnni": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
+    "avx512": Sizes(floats=(12, 2), pairs=(12, 2), bytes=(12, 1)),
+    "avx2": Sizes(floats=(6, 2), pairs=(6, 2), bytes=(6, 1)),
+    "neon": Sizes(floats=(6, 4), pairs=(6, 4), bytes=(6, 2)),
+    "generic": Sizes(floats=(4, 2), pairs=(4, 2), bytes=(4, 1)),
+    "numpy": Sizes(floats=(4, 2), pairs=(4, 2), bytes=(4, 1)),
+}
+_OURS = SIZES[CHOSEN.name]
+
+
+def _dot_bytes(builder: Any, a: Any, b: Any, sums: Any) -> Any:
+    """a signed, b unsigned, sums in int32."""
+    return by_quads(builder, b, a, sums, CHOSEN.vnni)
+
+
+FLOAT_TILE = Tile(*_OURS.floats, per_word=1, inner=fma)
+PAIR_TILE = Tile(*_OURS.pairs, per_word=2, inner=dot_pairs if CHOSEN.bf16 else dot_widened_pairs)
+BYTE_TILE = Tile(*_OURS.bytes, per_word=4, inner=_dot_bytes)
+THIN_TILE = Tile(4, 2, per_word=1, inner=fma)  # fits every register file
+
+# The kernels of attention choose between these two as they run: they have one size.
+ATTENTION_FLOATS = FLOAT_TILE
+ATTENTION_PAIRS = replace(PAIR_TILE, mr=FLOAT_TILE.mr, nv=FLOAT_TILE.nv)

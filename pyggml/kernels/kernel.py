@@ -1,0 +1,117 @@
+"""The CPU's kernel of an op, declared beside the op: `cpu_kernel(ADD, run)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.op import Op
+from pyggml.graph.tensor import Tensor
+
+Compute = Literal["f32", "bf16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The memory of one node, as a kernel's `run` gets it; arrays have the node's shapes."""
+
+    node: Tensor
+    out: np.ndarray
+    src: tuple[np.ndarray, ...]
+    saved: tuple[np.ndarray, ...]
+    scratch: np.ndarray  # uint8, of the bytes that the kernel asks for, 64-byte aligned
+    compute: Compute  # how quantised weights are multiplied, see pyggml.kernels.gemm
+    shared: np.ndarray | None = None  # scratch that several nodes read, see Kernel.shared
+    fills_shared: bool = False  # whether this node is the first of them
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        """The node's parameters in order of declaration, floats as float32 for the kernels."""
+        values = self.node.params.values()
+        return tuple(np.float32(v) if isinstance(v, float) else v for v in values)
+
+
+Shared = Callable[[Tensor, Compute], tuple[int, str]]
+
+
+def _no_scratch(node: Tensor, compute: Compute) -> int:
+    return 0
+
+
+def _nothing_shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+    return 0, ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The CPU's way to compute an op.
+
+    run       (Site) -> Call, asked once when a plan is bound to memory
+    scratch   (node, compute) -> bytes of scratch
+    shared    (node, compute) -> (bytes, key) of the scratch made of the last source alone, 0 bytes
+              if none; nodes with the same source, function and key share it
+    """
+
+    run: Callable[[Site], Call]
+    scratch: Callable[[Tensor, Compute], int] = _no_scratch
+    shared: Shared = _nothing_shared
+
+
+KERNELS: dict[Op, Kernel] = {}
+
+
+def cpu_kernel(
+    op: Op,
+    run: Callable[[Site], Call],
+    scratch: Callable[[Tensor, Compute], int] = _no_scratch,
+    shared: Shared = _nothing_shared,
+) -> None:
+    """Declare how the CPU computes an op. Ops that only look at memory need no kernel."""
+    KERNELS[op] = Kernel(run, scratch, shared)
+
+
+# -- how kernels see arrays ---------------------------------------------------------------------
+
+
+def flat(kernel: Callable[..., None]) -> Callable[[Site], Call]:
+    """Call kernel(out, *src, *params) with every array as one axis."""
+
+    def run(site: Site) -> Call:
+        arrays = (site.out, *site.src)
+        return Call(kernel, *(a.reshape(-1) for a in arrays), *site.scalars)
+
+    return run
+
+
+def rows(kernel: Callable[..., None]) -> Callable[[Site], Call]:
+    """Call kernel(out, *src, *saved, *params) with every array as (n_rows, n)."""
+
+    def run(site: Site) -> Call:
+        arrays = (site.out, *site.src, *site.saved)
+        return Call(kernel, *(as_rows(a) for a in arrays), *site.scalars)
+
+    return run
+
+
+def four(kernel: Callable[..., None]) -> Callable[[Site], Call]:
+    """Call kernel(out, *src, *params) with every array padded with leading ones to four axes."""
+
+    def run(site: Site) -> Call:
+        arrays = (site.out, *site.src)
+        return Call(kernel, *(as_four(a) for a in arrays), *site.scalars)
+
+    return run
+
+
+def as_rows(a: np.ndarray) -> np.ndarray:
+    """(..., n) as (n_rows, n), no copy; a scalar as (1, 1)."""
+    return a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
+
+
+def as_four(a: np.ndarray) -> np.ndarray:
+    """Leading axes of one element until there are four, no copy."""
+    return a[(None,) * (4 - a.ndim)]

@@ -1,0 +1,1 @@
+"""Questions to a model and pictures of it: lens, gradients, checks, drawings."""

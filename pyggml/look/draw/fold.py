@@ -1,0 +1,122 @@
+"""A graph → its sections: the start, runs of equal blocks, and the end.
+
+A node belongs to a block by the weights that it reads (blk.3.…) and by its sources: a forward node
+to the last block among them, a backward node to the first. The backward nodes of a block stand
+beside its forward nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pyggml.graph import Graph, reachable
+from pyggml.graph.op import OPS
+from pyggml.graph.tensor import Tensor
+
+_BLOCK = re.compile(r"(?:^|\()blk\.(\d+)\.")
+_BEFORE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Equal neighbouring parts of a graph: forward and backward nodes of the first of them.
+
+    title   "start", "block 0", "blocks 1 to 27", "end"
+    first   the number of the first block; -1 of the start, and of the end the number of blocks
+    n       how many there are
+    """
+
+    title: str
+    first: int
+    n: int
+    forward: tuple[Tensor, ...]
+    backward: tuple[Tensor, ...]
+
+
+@dataclass(slots=True)
+class _Part:
+    forward: list[Tensor] = field(default_factory=list)
+    backward: list[Tensor] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for parts with the same ops, shapes and types in the same order."""
+        both = (self.forward, self.backward)
+        return tuple(tuple((t.op, t.shape, t.dtype.name) for t in nodes) for nodes in both)
+
+
+def sections(graph: Graph) -> list[Section]:
+    """The sections of a graph in the order of the forward pass."""
+    forward = set(reachable(graph.outputs[0]))
+    behind = _n_blocks(graph)
+    parts = defaultdict[int, _Part](_Part)
+    number = _numbers(graph, forward, behind)
+    for node in graph.nodes:
+        part = parts[number[node]]
+        (part.forward if node in forward else part.backward).append(node)
+    found: list[Section] = []
+    for i in sorted(parts):
+        part, last = parts[i], found[-1] if found else None
+        inside = _BEFORE < i < behind
+        if last and inside and parts[i - 1].key == part.key and last.title.startswith("block"):
+            title = f"blocks {last.first} to {i}"
+            found[-1] = replace(last, title=title, n=last.n + 1)
+            continue
+        title = f"block {i}" if inside else "start" if i == _BEFORE else "end"
+        found.append(Section(title, i, 1, tuple(part.forward), tuple(part.backward)))
+    return found
+
+
+def _n_blocks(graph: Graph) -> int:
+    numbers = [n for t in graph.leaves if (n := _named(t)) is not None]
+    return max(numbers, default=_BEFORE) + 1
+
+
+def _named(t: Tensor) -> int | None:
+    """The block in a tensor's name."""
+    found = _BLOCK.search(t.name)
+    return int(found[1]) if found else None
+
+
+def _numbers(graph: Graph, forward: set[Tensor], behind: int) -> dict[Tensor, int]:
+    """The block of every node; _BEFORE and `behind` stand for those outside."""
+    found: dict[Tensor, int] = {}
+    for node in graph.nodes:
+        named = [n for s in node.src if (n := _named(s)) is not None and s.op is None]
+        if node in forward:
+            made = [found[s] for s in node.src if s in found]
+            if _is_last(node, made):
+                made.append(behind)
+            found[node] = max([*named, *made], default=_BEFORE)
+        else:
+            found[node] = _backward(node, named, found, forward, behind)
+    return found
+
+
+def _is_last(node: Tensor, made: Sequence[int]) -> bool:
+    """Whether a node reads a weight that stands behind the blocks, such as the last norm's."""
+    weights = [s for s in node.src if s.op is None and s.name.endswith((".weight", ".bias"))]
+    return max(made, default=_BEFORE) > _BEFORE and any(_named(w) is None for w in weights)
+
+
+def _backward(
+    node: Tensor, named: list[int], found: dict[Tensor, int], forward: set[Tensor], behind: int
+) -> int:
+    if _is_last(node, [0]):
+        return behind
+    grads = [found[s] for s in node.src if s in found and s not in forward]
+    read = [found[s] for s in node.src if s in forward and s in found]
+    inside = [n for n in (*named, *read) if n > _BEFORE]
+    return min([*grads, max(inside)] if inside else grads, default=behind)
+
+
+def counted(nodes: Sequence[Tensor]) -> list[tuple[str, int]]:
+    """How often each op occurs, in the order of first use; views, which run nothing, left out."""
+    counts: dict[str, int] = {}
+    for t in nodes:
+        if t.op is not None and t.op.name in OPS and not t.is_view:
+            counts[t.op.name] = counts.get(t.op.name, 0) + 1
+    return list(counts.items())

@@ -1,0 +1,164 @@
+"""A graph as a picture: its sections one below the other, forward on the left, backward beside it.
+
+Equal blocks are one section. The inside of a section is a picture of its own. Of a small graph,
+every node is drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from importlib.util import find_spec
+from textwrap import wrap
+
+from pyggml.graph import Graph, reachable
+from pyggml.graph.tensor import Tensor
+from pyggml.look.draw import svg
+from pyggml.look.draw.fold import Section, counted, sections
+from pyggml.look.draw.layers import layered
+
+_WIDTH, _GAP, _LINE = 330.0, 46.0, 15.0  # of a section's box; between boxes; of a line of text
+_NODE, _LAYER = (142.0, 34.0), 66.0  # size of a node's box; from layer to layer
+_COLUMN = 164.0  # from node to node
+_MARGIN = 16.0
+_AT = re.compile(r"blk\.\d+\.|\.weight")  # what every name in a block has
+_PER_LINE = 48  # characters
+_SMALL = 40  # nodes and leaves that are drawn one by one
+
+
+def overview(graph: Graph) -> str:
+    """The sections of a graph: how many blocks, which ops, what flows between them."""
+    found = sections(graph)
+    has_backward = any(s.backward for s in found)
+    elements, y = [], 2 * _MARGIN + _LINE
+    left, right = _MARGIN, _MARGIN + _WIDTH + _GAP
+    elements.append(svg.text(left, _MARGIN + _LINE / 2, "forward", "title"))
+    if has_backward:
+        elements.append(svg.text(right, _MARGIN + _LINE / 2, "backward", "title"))
+    for i, section in enumerate(found):
+        lines = [_lines(section.forward), _lines(section.backward)]
+        height = (max(map(len, lines)) + 1) * _LINE + 14
+        columns = ((left, "forward", section.forward), (right, "backward", section.backward))
+        for (x, kind, nodes), words in zip(columns, lines, strict=True):
+            if nodes:
+                shown = _section(x, y, height, kind, _title(section), words)
+                elements.append(svg.part("section", i, shown))
+        if i + 1 < len(found):
+            elements += _flow(section, found[i + 1], left, right, y + height)
+        y += height + _GAP
+    width = _MARGIN + _WIDTH + ((_GAP + _WIDTH) if has_backward else 0) + _MARGIN
+    return svg.picture(width, y - _GAP + _MARGIN, elements, "the graph, block by block")
+
+
+def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ()) -> str:
+    """The nodes of a section; kind: "forward" or "backward". Edges tell shape and type.
+
+    Node i is [data-node="i"], section i of an overview [data-section="i"].
+    """
+    kinds = ["trained" if _reads(t, trained) else kind for t in nodes]
+    return _nodes(nodes, kinds, f"{len(nodes)} {kind} nodes")
+
+
+def every(graph: Graph) -> str:
+    """Every node of a graph with its leaves, for graphs of a few dozen: forward and backward."""
+    forward = set(reachable(graph.outputs[0]))
+    tensors = (*graph.leaves, *graph.nodes)
+    made = ["forward" if t in forward else "backward" for t in graph.nodes]
+    return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
+
+
+def drawn(graph: Graph) -> str:
+    """What stands for a graph: every node of a small one, where igraph is there; else sections."""
+    small = len(graph.nodes) + len(graph.leaves) <= _SMALL
+    return every(graph) if small and find_spec("igraph") else overview(graph)
+
+
+def _nodes(nodes: Sequence[Tensor], kinds: Sequence[str], title: str) -> str:
+    found = layered(nodes)
+    elements = []
+    for (source, _), way in found.ways.items():
+        points = [(_x(x), _y(y)) for x, y in way]
+        points[0] = (points[0][0], points[0][1] + _NODE[1] / 2)
+        points[-1] = (points[-1][0], points[-1][1] - _NODE[1] / 2)
+        elements.append(svg.arrow(points))
+        x, y = points[0][0] + 4, points[0][1] + 12
+        elements.append(svg.text(x, y, _shape(source), "faint"))
+    for i, (t, kind) in enumerate(zip(nodes, kinds, strict=True)):
+        x, y = found.places[t]
+        elements.append(svg.part("node", i, _node(t, _x(x), _y(y), kind)))
+    width, height = found.width * _COLUMN + 2 * _MARGIN, found.height * _LAYER + 2 * _MARGIN
+    return svg.picture(width, height, elements, title)
+
+
+def _x(steps: float) -> float:
+    return _MARGIN + (steps + 0.5) * _COLUMN
+
+
+def _y(layers: float) -> float:
+    return _MARGIN + layers * _LAYER + _NODE[1] / 2
+
+
+def _title(section: Section) -> str:
+    return f"{section.title}  ×{section.n}" if section.n > 1 else section.title
+
+
+def _lines(nodes: Sequence[Tensor]) -> list[str]:
+    """What a section computes, in lines: op and how often."""
+    words = (f"{name} ×{n}" if n > 1 else name for name, n in counted(nodes))
+    return wrap(",  ".join(w.replace(" ", "\u00a0") for w in words), _PER_LINE)
+
+
+def _section(
+    x: float, y: float, height: float, kind: str, title: str, lines: Sequence[str]
+) -> list[str]:
+    found = [svg.box(x, y, _WIDTH, height, kind), svg.text(x + 10, y + 18, title, "title")]
+    return found + [svg.text(x + 10, y + 18 + (i + 1) * _LINE, w) for i, w in enumerate(lines)]
+
+
+def _flow(above: Section, below: Section, left: float, right: float, y: float) -> list[str]:
+    """The residual stream down, and its gradient, of the same shape, up."""
+    found = []
+    stream = _between(above.forward, below.forward)
+    x = left + _WIDTH / 2
+    found.append(svg.arrow([(x, y), (x, y + _GAP)], "flow forward"))
+    found.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
+    if above.backward and below.backward:
+        x = right + _WIDTH / 2
+        found.append(svg.arrow([(x, y + _GAP), (x, y)], "flow backward"))
+        found.append(svg.text(x + 8, y + _GAP / 2 + 4, stream, "faint"))
+    return found
+
+
+def _between(made: Sequence[Tensor], read: Sequence[Tensor]) -> str:
+    """The shape and type of what the second nodes read first of the first ones. They do not read
+    those of a folded section, which are an earlier block's; then it is that of the last one."""
+    known = set(made)
+    found = next((s for t in read for s in t.src if s in known), None)
+    return _shape(found or made[-1]) if made else ""
+
+
+def _node(t: Tensor, x: float, y: float, kind: str) -> list[str]:
+    w, h = _NODE
+    made_by = t.op.name if t.op else "leaf"
+    name = _AT.sub("", t.name)
+    label = [svg.text(x, y + (-2 if name else 4), made_by, "title", "middle")]
+    if name:
+        label.append(svg.text(x, y + 11, _short(name), "faint", "middle"))
+    return [svg.box(x - w / 2, y - h / 2, w, h, kind, _about(t)), *label]
+
+
+def _about(t: Tensor) -> str:
+    read = "\n".join(f"reads {s!r}" for s in t.src)
+    return f"{t!r}\n{read}"
+
+
+def _reads(t: Tensor, trained: Collection[Tensor]) -> bool:
+    return any(s in trained for s in t.src)
+
+
+def _shape(t: Tensor) -> str:
+    return f"{t.dtype}{list(t.shape)}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"{name[:20]}…"

@@ -1,0 +1,95 @@
+"""Loss and gradients of one sequence, as arrays: for checks and experiments.
+
+L = mean over the counted targets t of −log softmax(logits at t − 1)[tokens_t]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pyggml.backward import build_backward, round_large
+from pyggml.errors import AdapterError, DataError
+from pyggml.graph import Graph
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.model import Model, fill
+from pyggml.models import Inputs, build_loss
+from pyggml.runtime.schedule import results
+
+
+def loss_and_grads(
+    model: Model,
+    tokens: Sequence[int] | np.ndarray,
+    mask: np.ndarray | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Mean next-token cross entropy of `tokens` (n,), and its gradient by adapter tensor.
+
+    mask: (n,) bool, whether each token counts as a target (default: all; the first never is one).
+    parameters: what the gradients are of, such as `Parameters.tensors`; by default all tensors of
+    the model's adapter. Their names and shapes are those of its file: "blk.0.attn_q.weight.lora_a"
+    (rank, n_in), ".lora_b" (n_out, rank), float32. Nothing is dropped. A model that is traced gives
+    its trace the gradients of activations; it needs no adapter. Raises DataError for tokens or a
+    mask that do not fit, and AdapterError if the model has no adapter or two for one matrix.
+    """
+    ids = model.checked(tokens)
+    if len(ids) < 2:
+        raise DataError(f"{len(ids)} token, wanted at least 2: one to start from and one target")
+    parameters = _parameters(model) if parameters is None else parameters
+    taps = model.taps()
+    if len(ids) - 1 > model.config.n_ctx:
+        raise DataError(
+            f"{len(ids) - 1} tokens and a target, wanted at most the {model.config.n_ctx} of the "
+            "model's context"
+        )
+    inputs = Inputs.empty(len(ids) - 1)
+    fill(inputs, ids[:-1])
+    weights = leaf(_weights(len(ids), mask), "weights")
+    targets = leaf(ids[1:], "targets")
+    forward = build_loss(
+        model.parts, inputs, targets, weights, model.adapters, parameters, taps=taps
+    )
+    return _differentiated(model, forward, parameters, taps.read if taps else {})
+
+
+def _differentiated(
+    model: Model, forward: Graph, parameters: Mapping[str, Tensor], read: Mapping[str, Tensor]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and its gradient by the parameters; a trace gets the activations to read, which are
+    further outputs of `forward`, and their gradients."""
+    wanted = [*parameters.values(), *read.values()]
+    graph = build_backward(replace(forward, outputs=forward.outputs[:1]), wanted)
+    graph = replace(graph, outputs=(*graph.outputs, *read.values()))
+    value, *found = results(round_large(graph, model.kept_as), model.devices)
+    n, m = len(parameters), len(wanted)
+    if model.traced:
+        grads, values = (dict(zip(read, part, strict=True)) for part in (found[n:m], found[m:]))
+        model.traced.record(values, grads)
+    return float(value), dict(zip(parameters, found[:n], strict=True))
+
+
+def _parameters(model: Model) -> dict[str, Tensor]:
+    """Every adapter tensor of the model by the name it has in the adapter file."""
+    parameters: dict[str, Tensor] = {}
+    for pairs in model.adapters:
+        for base, pair in pairs.items():
+            if f"{base}.lora_a" in parameters:
+                raise AdapterError(f"{base} has two updates, so its gradients have no clear name")
+            parameters |= {f"{base}.lora_a": pair.a, f"{base}.lora_b": pair.b}
+            if pair.magnitude is not None:
+                parameters[f"{base}.lora_magnitude"] = pair.magnitude.m
+    if not parameters and not model.traced:
+        raise AdapterError("the model has no adapter: attach one, or load one with the model")
+    return parameters
+
+
+def _weights(n: int, mask: np.ndarray | None) -> np.ndarray:
+    """1 / number of counted targets where one counts, else 0, for the n − 1 targets."""
+    counted = np.ones(n, bool) if mask is None else np.asarray(mask)
+    if counted.shape != (n,) or counted.dtype != np.bool_:
+        raise DataError(f"mask is {counted.dtype} of shape {counted.shape}, wanted bool ({n},)")
+    if not counted[1:].any():
+        raise DataError("the mask counts no target, so there is no loss")
+    return np.asarray(counted[1:] / counted[1:].sum(), np.float32)

@@ -1,0 +1,248 @@
+"""Questions to a model that its activations answer, each in terms of `Model.trace`.
+
+attention_maps          how much each token attends to each earlier one
+logit_lens              what every layer would predict if it were the last
+token_losses            how surprising each token is
+token_table             the same with its rank among all tokens, and which tokens count
+logit_attribution       what every part adds to the logit of one token
+gradient_x_activation   how much the loss depends on every activation, to first order
+patch                   the logits if some activations were those of another text
+steering_vector         the mean difference between activations of two sets of texts
+
+Texts are token ids (T,). Everything is float32, or float64 where NumPy computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends import read
+from pyggml.backward import build_backward
+from pyggml.errors import ConfigError, DataError
+from pyggml.graph import Graph
+from pyggml.graph.tensor import leaf
+from pyggml.look.gradients import loss_and_grads
+from pyggml.model import Model
+from pyggml.models import Inputs, Net, Taps
+from pyggml.models.attention import Attention
+from pyggml.models.norm import RmsNorm
+from pyggml.models.part import Part
+from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.runtime import results
+
+Ids = Sequence[int] | np.ndarray
+_ROWS = 64  # of logits that are float64 at a time
+
+
+def attention_maps(model: Model, ids: Ids, blocks: Iterable[int] | None = None) -> np.ndarray:
+    """Attention (n_blocks, n_head, T, T): row t has the weights of the keys that token t reads.
+
+    blocks: which; all by default. A row sums to 1, or less where a layer has sinks. Raises
+    ConfigError for a block without attention.
+    """
+    blocks = range(model.config.n_layer) if blocks is None else list(blocks)
+    parts = [_attention(model, i) for i in blocks]
+    with model.trace(*(f"blk.{i}.{x}" for i in blocks for x in "qk")) as t:
+        model.logits(ids)
+    maps = [
+        _weights(part, t[f"blk.{i}.q"], t[f"blk.{i}.k"], _sinks(model, part, i))
+        for i, part in zip(blocks, parts, strict=True)
+    ]
+    return np.stack(maps)
+
+
+def logit_lens(model: Model, ids: Ids) -> np.ndarray:
+    """Logits (n_blocks, T, n_vocab) of the last norm and the output matrix after each block."""
+    names = [f"blk.{i}.out" for i in range(model.config.n_layer)]
+    with model.trace(*names) as t:
+        model.logits(ids)
+    return np.stack([_predicted(model, t[name]) for name in names])
+
+
+def token_losses(model: Model, ids: Ids) -> np.ndarray:
+    """−log p of each token but the first given those before it, (T - 1,) float64."""
+    return token_table(model, ids).losses[1:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """How a model reads a text of T tokens. Nothing predicts the first one.
+
+    ids       (T,) int32
+    losses    (T,) float64, −log p given the tokens before; NaN of the first
+    ranks     (T,) int64, how many tokens were more probable, 0 for the model's own choice; −1 of
+              the first
+    counted   (T,) bool, which tokens are targets of a loss; never the first
+    """
+
+    ids: np.ndarray
+    losses: np.ndarray
+    ranks: np.ndarray
+    counted: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        """The mean over the tokens that count; NaN if none does."""
+        chosen = self.losses[self.counted]
+        return float(chosen.mean()) if chosen.size else float("nan")
+
+
+def token_table(model: Model, ids: Ids, mask: np.ndarray | None = None) -> TokenTable:
+    """The loss and the rank of every token. mask: (T,) bool, which ones count; all by default."""
+    tokens = model.checked(ids)
+    counted = np.ones(len(tokens), bool) if mask is None else np.array(mask, bool)
+    if counted.shape != tokens.shape:
+        raise DataError(f"a mask of shape {counted.shape}, wanted {tokens.shape}")
+    counted[0] = False
+    logits = model.logits(tokens)
+    losses, ranks = np.full(len(tokens), np.nan), np.full(len(tokens), -1)
+    for first in range(1, len(tokens), _ROWS):
+        part = slice(first, first + _ROWS)
+        z = logits[part.start - 1 : part.stop - 1].astype(np.float64)[: len(tokens[part])]
+        z -= z.max(axis=-1, keepdims=True)
+        own = np.take_along_axis(z, tokens[part, None].astype(np.int64), axis=-1)
+        losses[part] = np.log(np.exp(z).sum(axis=-1)) - own[:, 0]
+        ranks[part] = (z > own).sum(axis=-1)
+    return TokenTable(tokens, losses, ranks, counted)
+
+
+def logit_attribution(model: Model, ids: Ids, token: int, at: int = -1) -> dict[str, float]:
+    """What the embedding and every branch add to the logit of `token` at position `at`.
+
+    The last norm counts as fixed: its factor, and its mean if it takes one off, are those of the
+    whole residual stream (direct logit attribution, Elhage et al. 2021). The values and "bias",
+    which stands for what the norm and the output matrix add themselves, sum to the logit before a
+    soft cap.
+    """
+    branches = [n for n in model.activations if n.endswith(("attn_out", "ffn_out"))]
+    last = f"blk.{model.config.n_layer - 1}.out"
+    with model.trace(*branches, last, "output") as t:
+        model.logits(ids)
+    stream = t[last][at]
+    values = {name: t[name][at] for name in branches}
+    values = {"token_embd": stream - sum(values.values()), **values}
+    direction = _direction(model, stream, token)
+    found = {name: float(v.astype(np.float64) @ direction) for name, v in values.items()}
+    return found | {"bias": float(t["output"][at, token]) - sum(found.values())}
+
+
+def gradient_x_activation(
+    model: Model, ids: Ids, *patterns: str, mask: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """−d(loss)/dx · x, summed over the last axes to one number a token, by activation name.
+
+    It is how much the loss would rise, to first order, if the activation were 0. mask: as
+    `loss_and_grads` has it. The last token is only a target, so that there are T - 1 rows.
+    """
+    with model.trace(*patterns) as t:
+        loss_and_grads(model, ids, mask)
+    return {n: -_by_token(t.grad(n).astype(np.float64) * t[n]) for n in t.names}
+
+
+def patch(model: Model, ids: Ids, source: Ids, *patterns: str, tokens: Iterable[int]) -> np.ndarray:
+    """The logits (T, n_vocab) of `ids` if activations were those that `source` has.
+
+    patterns: of the activations; tokens: at these positions, in both texts. Raises DataError for
+    texts of unlike length.
+    """
+    if len(ids) != len(source):
+        raise DataError(f"texts of {len(ids)} and {len(source)} tokens, wanted two of one length")
+    with model.trace(*patterns) as t:
+        model.logits(source)
+    with model.trace(replace={name: t[name] for name in t.names}, tokens=tokens):
+        return model.logits(ids)
+
+
+def steering_vector(
+    model: Model, name: str, wanted: Iterable[Ids], unwanted: Iterable[Ids]
+) -> np.ndarray:
+    """The mean of an activation over the tokens of some texts, less that over others.
+
+    Added by `model.trace(add={name: factor * vector})` while the model writes, it turns the text
+    towards the first (Turner et al. 2023).
+    """
+
+    def mean(texts: Iterable[Ids]) -> np.ndarray:
+        with model.trace(name) as t:
+            for ids in texts:
+                model.logits(ids)
+        return np.concatenate(t.runs(name)).mean(axis=0, dtype=np.float64)
+
+    return np.asarray(mean(wanted) - mean(unwanted), np.float32)
+
+
+# -- how ------------------------------------------------------------------------------------------
+
+
+def _attention(model: Model, i: int) -> Attention:
+    """The attention of block i."""
+    found = [p for p in _parts_of(model.parts.decoder.blocks[i]) if isinstance(p, Attention)]
+    if not found:
+        raise ConfigError(f"block {i} has no attention")
+    return found[0]
+
+
+def _parts_of(part: Any) -> Iterator[Part]:
+    """A part and all parts that it is made of."""
+    yield part
+    for f in fields(part):
+        value = getattr(part, f.name)
+        for inner in value if isinstance(value, tuple) else (value,):
+            if isinstance(inner, Part):
+                yield from _parts_of(inner)
+
+
+def _sinks(model: Model, part: Attention, i: int) -> np.ndarray | None:
+    return read(model.parts.weights[f"blk.{i}.attn_sinks.weight"]) if part.sinks else None
+
+
+def _weights(part: Attention, q: np.ndarray, k: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """softmax(scale · q·kᵀ) (n_head, T, T) of q (T, n_head, size) and k (T, n_kv, size)."""
+    n_tokens, n_head, size = q.shape
+    k = np.repeat(k.astype(np.float64), n_head // k.shape[1], axis=1)
+    z = np.einsum("thd,shd->hts", q, k) * (part.scale or size**-0.5)
+    if part.softcap:
+        z = part.softcap * np.tanh(z / part.softcap)
+    distance = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
+    if part.max_bias:
+        z -= alibi_slopes(n_head, part.max_bias)[:, None, None] * distance
+    seen = (distance >= 0) & (distance < (part.window or n_tokens))
+    z = np.where(seen, z, -np.inf)
+    top = z.max(axis=-1, keepdims=True)
+    extra = 0.0 if sinks is None else np.exp(sinks[:, None, None] - top)
+    e = np.exp(z - top)
+    return np.asarray(e / (e.sum(axis=-1, keepdims=True) + extra), np.float32)
+
+
+def _predicted(model: Model, stream: np.ndarray) -> np.ndarray:
+    """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows."""
+    net = Net(model.parts.weights, Inputs.empty(len(stream)), model.adapters)
+    decoder = model.parts.decoder
+    return results(Graph.of(decoder.logits(net, decoder.last(net, leaf(stream)))), model.backend)[0]
+
+
+def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
+    """d(logit of token) / d(stream) (n_embd,) float64 while the last norm's factor is fixed."""
+    decoder = model.parts.decoder
+    h, taps = leaf(np.zeros((1, model.config.n_embd), np.float32)), Taps(["output"])
+    decoder.logits(Net(model.parts.weights, Inputs.empty(1), model.adapters, taps=taps), h)
+    z = taps.read["output"]
+    one = leaf(np.eye(1, z.shape[1], token, dtype=np.float32))
+    g = results(build_backward(Graph.of(z), [h], one))[1][0].astype(np.float64)
+    g *= decoder.logit_scale
+    norm, x = decoder.norm, stream.astype(np.float64)
+    if norm is None:
+        return g
+    weight = model.parts.weights.get(f"{norm.name}.weight")
+    g = g if weight is None else g * read(weight)
+    if isinstance(norm, RmsNorm):
+        return np.asarray(g / np.sqrt(np.mean(x * x) + norm.eps))
+    return np.asarray((g - g.mean()) / np.sqrt(x.var() + norm.eps))
+
+
+def _by_token(a: np.ndarray) -> np.ndarray:
+    return a.reshape(len(a), -1).sum(axis=-1)

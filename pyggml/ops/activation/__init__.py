@@ -1,0 +1,1 @@
+"""Functions of one number with a bend, and gated linear units."""

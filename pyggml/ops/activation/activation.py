@@ -1,0 +1,400 @@
+"""Activation functions, s(x) = 1 / (1 + e^-x) the sigmoid.
+
+relu         max(x, 0)                leaky_relu   x, or slope · x below 0
+sigmoid      s(x)                     tanh
+silu         x · s(x)                 silu_back    dy · s · (1 + x · (1 - s))
+softplus     log(1 + e^x)             elu          x, or e^x - 1 below 0
+gelu         x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), Hendrycks and Gimpel, arXiv:1606.08415
+gelu_quick   x · s(1.702 x)           gelu_erf     x · Φ(x), Φ the normal distribution
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pyggml.graph.ggml_enums import GGMLOp, GGMLUnaryOp
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Op, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import kernel, parallel, prange
+from pyggml.jit.simd import sigmoid32, tanh32
+from pyggml.kernels.kernel import cpu_kernel, flat
+from pyggml.ops.arithmetic.arith import mul, scale, sub
+from pyggml.ops.arithmetic.unary import Layout, Samples, clamp, draws, exp, sqr, step, unary_op
+from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.strips import strips
+
+Reference = Callable[..., np.ndarray]
+
+_ONE, _HALF, _THREE = np.float32(1), np.float32(0.5), np.float32(3)
+_QUICK = np.float32(1.702)
+_CUBE = np.float32(0.044715)
+_TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # 1 + tanh(u) = 2 · s(2u), without cancellation
+_MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
+_DENSITY = np.float32(1 / math.sqrt(2 * math.pi))
+
+
+def back_op(
+    name: str,
+    ggml: GGMLOp,
+    code: Callable[..., None],
+    ref: Reference,
+    samples: Samples,
+    arrays: Layout = flat,
+) -> Op:
+    """Declare dx_i = f(x_i, dy_i), F32; the kernel code(dx, x, dy) gets arrays as `arrays` says."""
+
+    def spec(x: Tensor, dy: Tensor) -> Spec:
+        expect_type(name, "x", x)
+        expect(name, "dy", dy, x.shape)
+        return Spec(x.shape)
+
+    def both(rng: np.random.Generator) -> Iterator[Sample]:
+        for s in samples(rng):
+            yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)))
+
+    new = op(
+        name=name,
+        ggml=ggml,
+        spec=spec,
+        ref=ref,
+        grad=NoGrad("second derivatives are out of scope"),
+        samples=both,
+        refuses=NO_SETTINGS,
+        memory=Memory.INPLACE,
+    )
+    cpu_kernel(new, arrays(code))
+    return new
+
+
+def _s(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+# -- relu, leaky_relu ---------------------------------------------------------------------------
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0), F32 (ggml's unary RELU)."""
+    return RELU(x)
+
+
+@kernel
+def _relu(y, x):
+    for i in range(x.size):
+        y[i] = max(x[i], np.float32(0))
+
+
+def _relu_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.maximum(x, 0))
+
+
+def _relu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where x > 0, else 0"""
+    return (mul(dy, step(node.src[0])),)
+
+
+RELU = unary_op("relu", GGMLUnaryOp.RELU, _relu, _relu_ref, _relu_grad, draws(0.1, 2))
+
+
+def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
+    """x, or slope · x where x < 0, F32 (ggml's LEAKY_RELU)."""
+    return LEAKY_RELU(x, slope=float(slope))
+
+
+@kernel
+def _leaky_relu(y, x, slope):
+    for i in range(x.size):
+        y[i] = x[i] if x[i] > 0 else slope * x[i]
+
+
+def _leaky_relu_ref(x: np.ndarray, slope: float) -> np.ndarray:
+    return np.where(x > 0, x, slope * x)
+
+
+def _leaky_relu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy where x > 0, else slope · dy"""
+    slope = node.params["slope"]
+    return (mul(dy, scale(step(node.src[0]), 1.0 - slope, slope)),)
+
+
+LEAKY_RELU = unary_op(
+    "leaky_relu",
+    GGMLOp.LEAKY_RELU,
+    _leaky_relu,
+    _leaky_relu_ref,
+    _leaky_relu_grad,
+    draws(0.1, 2, slope=0.2),
+    refuses={"slope": ()},
+)
+
+# -- sigmoid, tanh ------------------------------------------------------------------------------
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e^-x), F32 (ggml's unary SIGMOID)."""
+    return SIGMOID(x)
+
+
+@parallel
+def _sigmoid(y, x):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = sigmoid32(x[r, c])
+
+
+def _sigmoid_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (y - y²)"""
+    return (mul(dy, sub(node, sqr(node))),)
+
+
+SIGMOID = unary_op("sigmoid", GGMLUnaryOp.SIGMOID, _sigmoid, _s, _sigmoid_grad, draws(0, 6), strips)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """tanh x, F32 (ggml's unary TANH)."""
+    return TANH(x)
+
+
+@parallel
+def _tanh(y, x):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = tanh32(x[r, c])
+
+
+def _tanh_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (1 - y²)"""
+    return (mul(dy, scale(sqr(node), -1.0, 1.0)),)
+
+
+TANH = unary_op("tanh", GGMLUnaryOp.TANH, _tanh, np.tanh, _tanh_grad, draws(0, 4), strips)
+
+# -- silu ---------------------------------------------------------------------------------------
+
+
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x), F32 (ggml's unary SILU)."""
+    return SILU(x)
+
+
+def silu_back(x: Tensor, dy: Tensor) -> Tensor:
+    """d(loss)/dx of silu, given dy = d(loss)/dy; all of one shape (ggml's SILU_BACK)."""
+    return SILU_BACK(x, dy)
+
+
+@parallel
+def _silu(y, x):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            y[r, c] = x[r, c] * sigmoid32(x[r, c])
+
+
+def _silu_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * _s(x))
+
+
+def _silu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · σ(x) · (1 + x · (1 - σ(x)))"""
+    return (silu_back(node.src[0], dy),)
+
+
+@parallel
+def _silu_back(dx, x, dy):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            s = sigmoid32(x[r, c])
+            dx[r, c] = dy[r, c] * s * (_ONE + x[r, c] * (_ONE - s))
+
+
+def _silu_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return np.asarray(dy * _s(x) * (1 + x * (1 - _s(x))))
+
+
+SILU = unary_op("silu", GGMLUnaryOp.SILU, _silu, _silu_ref, _silu_grad, draws(0, 6), strips)
+SILU_BACK = back_op("silu_back", GGMLOp.SILU_BACK, _silu_back, _silu_back_ref, draws(0, 6), strips)
+
+# -- softplus, elu ------------------------------------------------------------------------------
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), F32, without overflow (ggml's unary SOFTPLUS)."""
+    return SOFTPLUS(x)
+
+
+@kernel
+def _softplus(y, x):
+    for i in range(x.size):
+        y[i] = max(x[i], np.float32(0)) + np.log1p(np.exp(-abs(x[i])))
+
+
+def _softplus_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.logaddexp(0, x))
+
+
+def _softplus_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · σ(x)"""
+    return (mul(dy, sigmoid(node.src[0])),)
+
+
+SOFTPLUS = unary_op(
+    "softplus", GGMLUnaryOp.SOFTPLUS, _softplus, _softplus_ref, _softplus_grad, draws(0, 6)
+)
+
+
+def elu(x: Tensor) -> Tensor:
+    """x, or e^x - 1 where x < 0, F32 (ggml's unary ELU)."""
+    return ELU(x)
+
+
+@kernel
+def _elu(y, x):
+    for i in range(x.size):
+        y[i] = x[i] if x[i] > 0 else np.expm1(x[i])
+
+
+def _elu_ref(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+def _elu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · e^min(x, 0)"""
+    return (mul(dy, exp(clamp(node.src[0], -math.inf, 0.0))),)
+
+
+ELU = unary_op("elu", GGMLUnaryOp.ELU, _elu, _elu_ref, _elu_grad, draws(0.1, 3))
+
+# -- gelu and its approximations ----------------------------------------------------------------
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), F32 (ggml's unary GELU)."""
+    return GELU(x)
+
+
+def gelu_back(x: Tensor, dy: Tensor) -> Tensor:
+    """d(loss)/dx of gelu, given dy = d(loss)/dy; all of one shape."""
+    return GELU_BACK(x, dy)
+
+
+@parallel
+def _gelu(y, x):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            v = x[r, c]
+            y[r, c] = v * sigmoid32(_TWICE * v * (_ONE + _CUBE * v * v))
+
+
+def _gelu_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+
+
+def _gelu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · gelu'(x)"""
+    return (gelu_back(node.src[0], dy),)
+
+
+@parallel
+def _gelu_back(dx, x, dy):
+    for r in prange(x.shape[0]):
+        for c in range(x.shape[1]):
+            v = x[r, c]
+            s = sigmoid32(_TWICE * v * (_ONE + _CUBE * v * v))
+            inner = _TWICE * (_ONE + _THREE * _CUBE * v * v)
+            dx[r, c] = dy[r, c] * s * (_ONE + v * (_ONE - s) * inner)
+
+
+def _gelu_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    c = math.sqrt(2 / math.pi)
+    t = np.tanh(c * (x + 0.044715 * x**3))
+    return np.asarray(dy * 0.5 * (1 + t + x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)))
+
+
+GELU = unary_op("gelu", GGMLUnaryOp.GELU, _gelu, _gelu_ref, _gelu_grad, draws(0, 4), strips)
+GELU_BACK = back_op("gelu_back", GGMLOp.CUSTOM, _gelu_back, _gelu_back_ref, draws(0, 4), strips)
+
+
+def gelu_quick(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x), F32 (ggml's unary GELU_QUICK)."""
+    return GELU_QUICK(x)
+
+
+@kernel
+def _gelu_quick(y, x):
+    for i in range(x.size):
+        y[i] = x[i] * sigmoid32(_QUICK * x[i])
+
+
+def _gelu_quick_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * _s(1.702 * x))
+
+
+def _gelu_quick_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · silu'(1.702 x)
+
+    This holds since y = silu(z) / 1.702 with z = 1.702 x.
+    """
+    return (silu_back(scale(node.src[0], float(_QUICK)), dy),)
+
+
+GELU_QUICK = unary_op(
+    "gelu_quick",
+    GGMLUnaryOp.GELU_QUICK,
+    _gelu_quick,
+    _gelu_quick_ref,
+    _gelu_quick_grad,
+    draws(0, 4),
+)
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    """x · Φ(x) with the normal distribution's Φ, F32 (ggml's unary GELU_ERF)."""
+    return GELU_ERF(x)
+
+
+@kernel
+def _phi32(x):
+    """Φ(x) = erfc(−x / √2) / 2; 1 + erf would lose all digits for x far below 0."""
+    return _HALF * np.float32(math.erfc(x * _MINUS_ROOT_HALF))
+
+
+@kernel
+def _gelu_erf(y, x):
+    for i in range(x.size):
+        y[i] = x[i] * _phi32(x[i])
+
+
+def _phi(x: np.ndarray) -> np.ndarray:
+    """Φ(x) = erfc(−x / √2) / 2."""
+    erfc = np.vectorize(math.erfc, otypes=[float])
+    return np.asarray(0.5 * erfc(-x * math.sqrt(0.5)))
+
+
+def _gelu_erf_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x * _phi(x))
+
+
+def _gelu_erf_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (Φ(x) + x · φ(x))"""
+    return (GELU_ERF_BACK(node.src[0], dy),)
+
+
+@kernel
+def _gelu_erf_back(dx, x, dy):
+    for i in range(x.size):
+        v = x[i]
+        dx[i] = dy[i] * (_phi32(v) + v * _DENSITY * np.exp(-_HALF * v * v))
+
+
+def _gelu_erf_back_ref(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return np.asarray(dy * (_phi(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)))
+
+
+GELU_ERF = unary_op(
+    "gelu_erf", GGMLUnaryOp.GELU_ERF, _gelu_erf, _gelu_erf_ref, _gelu_erf_grad, draws(0, 4)
+)
+GELU_ERF_BACK = back_op(
+    "gelu_erf_back", GGMLOp.CUSTOM, _gelu_erf_back, _gelu_erf_back_ref, draws(0, 4)
+)

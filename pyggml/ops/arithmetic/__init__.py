@@ -1,0 +1,1 @@
+"""Arithmetic, powers and exponentials, random draws, reductions and sorting."""

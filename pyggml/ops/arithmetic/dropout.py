@@ -1,0 +1,259 @@
+"""Random draws of training.
+
+dropout         elements become 0 with probability p, the others grow by 1 / (1 − p)
+uniform_noise   y[r, :] = x[r, :] + size[r] · u,   u uniform in [−1, 1) for every element
+
+Random numbers are Philox4x32-10's (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+2011): a function of a key and a counter, without a state. Any number of threads, a recomputed
+layer, the backward pass and a resumed run therefore drop the same elements.
+
+key (2 words)       the seed
+counter (4 words)   (column in a quarter of the row, row, stream, number of the draw); its four
+                    numbers are of the same column in the row's four quarters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import I32
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import kernel, parallel, prange
+from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
+from pyggml.ops.expect import INF, NAN, expect, expect_type
+
+DRAW = 3  # words of a draw: the seed's lower and upper 32 bits, and the number of the draw
+_STREAMS = 1 << 32
+
+
+def dropout(x: Tensor, draw: Tensor, p: float, stream: int) -> Tensor:
+    """x (…, n) F32 with elements dropped (no op of ggml; Srivastava et al. 2014).
+
+    draw (3,) I32 is the seed (two words) and the number of the draw, all read as unsigned. It is
+    data, so that one plan serves every step. p: 0 to below 1. stream: 0 to 2^32 − 1, another for
+    each dropout of a graph.
+    """
+    return DROPOUT(x, draw, p=float(p), stream=stream)
+
+
+def uniform_noise(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Tensor:
+    """x (T, n) F32 with noise, at most size[r] in row r (no op of ggml; Jain et al. 2023).
+
+    size (T,) F32 is data and gets no gradient; draw and stream as those of `dropout`.
+    """
+    return UNIFORM_NOISE(x, size, draw, stream=stream)
+
+
+# -- Philox4x32-10 ------------------------------------------------------------------------------
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
+
+
+@kernel
+def _philox(c0, c1, c2, c3, k0, k1):
+    """Four random words of a counter and a key, all uint64 below 2^32: LLVM multiplies such
+    numbers in vectors."""
+    for _ in range(_ROUNDS):
+        a, b = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    return c0, c1, c2, c3
+
+
+def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Four random words (4, …) of each counter (4, …) and key (2,): uint64 below 2^32, in NumPy."""
+    c0, c1, c2, c3 = counter.astype(np.uint64)
+    k0, k1 = key.astype(np.uint64)
+    for _ in range(_ROUNDS):
+        a, b = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ k0, b & _LOW, (a >> _SHIFT) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
+    return np.stack([c0, c1, c2, c3])
+
+
+# -- dropout ------------------------------------------------------------------------------------
+
+
+@kernel
+def _dropout_row(out, x, quarter, row, draw, stream, least, grown):
+    """Drop the elements whose random word is below `least`."""
+    k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
+    zero = np.float32(0)
+    whole = x.size - 3 * quarter  # columns that all four quarters have
+    first, second = out[:quarter], out[quarter : 2 * quarter]
+    third, fourth = out[2 * quarter : 3 * quarter], out[3 * quarter :]
+    x0, x1, x2 = x[:quarter], x[quarter : 2 * quarter], x[2 * quarter : 3 * quarter]
+    x3 = x[3 * quarter :]
+    for j in range(whole):
+        w0, w1, w2, w3 = _philox(np.uint64(j), row, stream, n, k0, k1)
+        first[j] = x0[j] * grown if w0 >= least else zero
+        second[j] = x1[j] * grown if w1 >= least else zero
+        third[j] = x2[j] * grown if w2 >= least else zero
+        fourth[j] = x3[j] * grown if w3 >= least else zero
+    for j in range(max(whole, 0), quarter):
+        words = _philox(np.uint64(j), row, stream, n, k0, k1)
+        for w in range(4):
+            i = w * quarter + j
+            if i < x.size:
+                out[i] = x[i] * grown if words[w] >= least else zero
+
+
+@parallel
+def _dropout(out, x, draw, stream, least, grown):
+    quarter = (x.shape[1] + 3) // 4
+    for r in prange(x.shape[0]):
+        _dropout_row(out[r], x[r], quarter, np.uint64(r), draw, stream, least, grown)
+
+
+def _dropout_run(site: Site) -> Call:
+    x, draw = site.src
+    p, stream = site.node.params["p"], site.node.params["stream"]
+    grown = np.float32(1 / (1 - p))
+    out = as_rows(site.out)
+    return Call(_dropout, out, as_rows(x), draw, np.uint64(stream), np.uint64(_least(p)), grown)
+
+
+def _least(p: float) -> int:
+    """The least random word whose element is kept."""
+    return round(p * (1 << 32))
+
+
+def _expect_draw(name: str, draw: Tensor, stream: int) -> None:
+    expect(name, "draw", draw, (DRAW,), I32)
+    if not 0 <= stream < _STREAMS:
+        raise ShapeError(f"{name}: stream is {stream}, wanted 0 to 2^32 - 1")
+
+
+def _dropout_spec(x: Tensor, draw: Tensor, p: float, stream: int) -> Spec:
+    expect_type("dropout", "x", x)
+    _expect_draw("dropout", draw, stream)
+    if not 0 <= p < 1:
+        raise ShapeError(f"dropout: p is {p}, wanted 0 to below 1")
+    return Spec(x.shape)
+
+
+def _words(rows: np.ndarray, draw: np.ndarray, stream: int) -> np.ndarray:
+    """The random word of each element of rows (R, n)."""
+    n_rows, n = rows.shape
+    quarter = -(-n // 4)
+    words = draw.astype(np.int32).view(np.uint32).astype(np.uint64)
+    counter = np.empty((4, n_rows, quarter), np.uint64)
+    counter[0], counter[1] = np.arange(quarter), np.arange(n_rows)[:, None]
+    counter[2], counter[3] = stream, words[2]
+    return philox(counter, words[:2]).swapaxes(0, 1).reshape(n_rows, -1)[:, :n]
+
+
+def _dropout_ref(x: np.ndarray, draw: np.ndarray, p: float, stream: int) -> np.ndarray:
+    n = x.shape[-1] if x.ndim else 1
+    rows = x.reshape(-1, n) if x.size else x.reshape(0, n)
+    stays = _words(rows, draw, stream) >= _least(p)
+    return np.where(stays, rows / (1 - p), 0.0).reshape(x.shape)
+
+
+def _dropout_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · mask / (1 - p)
+
+    Dropped elements have no gradient. The same words are drawn again.
+    """
+    _, draw = node.src
+    return dropout(dy, draw, **node.params), None
+
+
+def _dropout_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    cases = [((1, 1), 0.0, 0), ((3, 8), 0.25, 7), ((2, 3, 5), 0.5, _STREAMS - 1)]
+    for shape, p, stream in [*cases, ((67,), 0.9, 1), ((4, int(rng.integers(1, 70))), 0.3, 5)]:
+        draw = rng.integers(-(1 << 31), 1 << 31, DRAW)
+        yield Sample((rng.standard_normal(shape), draw), {"p": p, "stream": stream})
+
+
+DROPOUT = op(
+    name="dropout",
+    ggml=GGMLOp.CUSTOM,
+    spec=_dropout_spec,
+    ref=_dropout_ref,
+    grad=_dropout_grad,
+    samples=_dropout_samples,
+    refuses={"p": (-0.1, 1.0, NAN, INF), "stream": (-1, _STREAMS)},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(DROPOUT, _dropout_run)
+
+# -- uniform_noise ------------------------------------------------------------------------------
+
+_UNIT = np.float32(2.0**-23)  # of 24 random bits, which a float32 holds
+
+
+@kernel
+def _noise_row(out, x, quarter, row, size, draw, stream):
+    k0, k1, n = np.uint64(draw[0]) & _LOW, np.uint64(draw[1]) & _LOW, np.uint64(draw[2]) & _LOW
+    one = np.float32(1)
+    for j in range(quarter):
+        words = _philox(np.uint64(j), row, stream, n, k0, k1)
+        for w in range(4):
+            i = w * quarter + j
+            if i < x.size:
+                u = np.float32(np.int64(words[w] >> np.uint64(8))) * _UNIT - one
+                out[i] = x[i] + size * u
+
+
+@parallel
+def _noise(out, x, size, draw, stream):
+    quarter = (x.shape[1] + 3) // 4
+    for r in prange(x.shape[0]):
+        _noise_row(out[r], x[r], quarter, np.uint64(r), size[r], draw, stream)
+
+
+def _noise_run(site: Site) -> Call:
+    x, size, draw = site.src
+    return Call(_noise, site.out, x, size, draw, np.uint64(site.node.params["stream"]))
+
+
+def _noise_spec(x: Tensor, size: Tensor, draw: Tensor, stream: int) -> Spec:
+    expect_type("uniform_noise", "x", x)
+    expect("uniform_noise", "size", size, x.shape[:1])
+    if len(x.shape) != 2:
+        raise ShapeError(f"uniform_noise: x is {x.shape}, wanted (T, n)")
+    _expect_draw("uniform_noise", draw, stream)
+    return Spec(x.shape)
+
+
+def _noise_ref(x: np.ndarray, size: np.ndarray, draw: np.ndarray, stream: int) -> np.ndarray:
+    u = (_words(x, draw, stream) >> np.uint64(8)).astype(np.float64) * 2.0**-23 - 1
+    return np.asarray(x + size[:, None] * u)
+
+
+def _noise_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy
+
+    The noise does not depend on x.
+    """
+    return dy, None, None
+
+
+def _noise_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, stream in [((1, 1), 0), ((3, 8), 7), ((5, 67), _STREAMS - 1)]:
+        draw = rng.integers(-(1 << 31), 1 << 31, DRAW)
+        size = rng.uniform(0, 2, shape[0])
+        yield Sample((rng.standard_normal(shape), size, draw), {"stream": stream})
+
+
+UNIFORM_NOISE = op(
+    name="uniform_noise",
+    ggml=GGMLOp.CUSTOM,
+    spec=_noise_spec,
+    ref=_noise_ref,
+    grad=_noise_grad,
+    samples=_noise_samples,
+    refuses={"stream": (-1, _STREAMS)},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(UNIFORM_NOISE, _noise_run)

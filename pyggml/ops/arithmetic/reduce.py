@@ -1,0 +1,344 @@
+"""Reductions.
+
+sum        all elements to one                      sum_rows, mean   each row to one, axis kept
+cumsum     y_j = Σ_{k<=j} x_k along rows            cumsum_back      dx_j = Σ_{k>=j} dy_k
+argmax     index of each row's first maximum        count_equal      how many integers are equal
+
+Sums and means are computed in float64, as in ggml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import I32, I64
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import kernel
+from pyggml.kernels.kernel import Site, as_rows, cpu_kernel, flat
+from pyggml.ops.arithmetic.arith import scale
+from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.layout.repeat import repeat
+
+_HALF = np.float32(0.5)
+
+
+def sum_(x: Tensor) -> Tensor:
+    """The sum of all elements of x F32, shape () (ggml's SUM)."""
+    return SUM(x)
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """(..., n) F32 to (..., 1): the sum of each row (ggml's SUM_ROWS)."""
+    return SUM_ROWS(x)
+
+
+def mean(x: Tensor) -> Tensor:
+    """(..., n) F32 to (..., 1): the mean of each row (ggml's MEAN)."""
+    return MEAN(x)
+
+
+def cumsum(x: Tensor) -> Tensor:
+    """Running sums along the last axis of x F32 (ggml's CUMSUM)."""
+    return CUMSUM(x)
+
+
+def argmax(x: Tensor) -> Tensor:
+    """(..., n) F32 to (...) I32: the index of each row's maximum, the first of equals (ARGMAX)."""
+    return ARGMAX(x)
+
+
+def count_equal(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
+    """How many elements of two I32 tensors of one shape are equal, I64 of shape () (COUNT_EQUAL).
+
+    With a mask of that shape, F32, only elements where it is above 1/2 count.
+    """
+    return COUNT_EQUAL(a, b, *(() if mask is None else (mask,)))
+
+
+def _expect_rows(name: str, x: Tensor) -> None:
+    expect_type(name, "x", x)
+    if not x.shape or x.shape[-1] == 0:
+        raise ShapeError(f"{name}: x is {x!r}, wanted rows of one or more elements")
+
+
+def _row_spec(name: str) -> Callable[[Tensor], Spec]:
+    def spec(x: Tensor) -> Spec:
+        _expect_rows(name, x)
+        return Spec((*x.shape[:-1], 1))
+
+    return spec
+
+
+def _same_spec(name: str) -> Callable[[Tensor], Spec]:
+    def spec(x: Tensor) -> Spec:
+        _expect_rows(name, x)
+        return Spec(x.shape)
+
+    return spec
+
+
+def _per_row(code: Callable[..., None]) -> Callable[[Site], Call]:
+    """Call code(out, x) with x as rows, and one element of out for each row."""
+
+    def run(site: Site) -> Call:
+        return Call(code, site.out.reshape(-1), as_rows(site.src[0]))
+
+    return run
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1, 1), (3, 8), (2, 3, 5), (70,)]:
+        yield Sample((rng.standard_normal(shape),))
+
+
+# -- sum ----------------------------------------------------------------------------------------
+
+
+@kernel
+def _sum(out, x):
+    total = np.float64(0)
+    for i in range(x.size):
+        total += x[i]
+    out[0] = total
+
+
+def _sum_spec(x: Tensor) -> Spec:
+    expect_type("sum", "x", x)
+    return Spec(())
+
+
+def _sum_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x.sum())
+
+
+def _sum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = dy"""
+    return (repeat(dy, node.src[0].shape),)
+
+
+SUM = op(
+    name="sum",
+    ggml=GGMLOp.SUM,
+    spec=_sum_spec,
+    ref=_sum_ref,
+    grad=_sum_grad,
+    samples=_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+)
+cpu_kernel(SUM, flat(_sum))
+
+# -- sum_rows, mean -----------------------------------------------------------------------------
+
+
+@kernel
+def _sum_rows(out, x):
+    for i in range(x.shape[0]):
+        row, total = x[i], np.float64(0)
+        for j in range(row.size):
+            total += row[j]
+        out[i] = total
+
+
+def _sum_rows_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x.sum(axis=-1, keepdims=True))
+
+
+SUM_ROWS = op(
+    name="sum_rows",
+    ggml=GGMLOp.SUM_ROWS,
+    spec=_row_spec("sum_rows"),
+    ref=_sum_rows_ref,
+    grad=_sum_grad,
+    samples=_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+)
+cpu_kernel(SUM_ROWS, _per_row(_sum_rows))
+
+
+@kernel
+def _mean(out, x):
+    _sum_rows(out, x)
+    for i in range(out.size):
+        out[i] /= np.float32(x.shape[1])
+
+
+def _mean_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x.mean(axis=-1, keepdims=True))
+
+
+def _mean_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = dy / n"""
+    (x,) = node.src
+    return (repeat(scale(dy, 1.0 / x.shape[-1]), x.shape),)
+
+
+MEAN = op(
+    name="mean",
+    ggml=GGMLOp.MEAN,
+    spec=_row_spec("mean"),
+    ref=_mean_ref,
+    grad=_mean_grad,
+    samples=_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+)
+cpu_kernel(MEAN, _per_row(_mean))
+
+# -- cumsum -------------------------------------------------------------------------------------
+
+
+@kernel
+def _cumsum(out, x):
+    for i in range(x.shape[0]):
+        total = np.float32(0)
+        for j in range(x.shape[1]):
+            total += x[i, j]
+            out[i, j] = total
+
+
+@kernel
+def _cumsum_back(out, dy):
+    n = dy.shape[1]
+    for i in range(dy.shape[0]):
+        total = np.float32(0)
+        for j in range(n):
+            total += dy[i, n - 1 - j]
+            out[i, n - 1 - j] = total
+
+
+def _rows_run(code: Callable[..., None]) -> Callable[[Site], Call]:
+    def run(site: Site) -> Call:
+        return Call(code, as_rows(site.out), as_rows(site.src[0]))
+
+    return run
+
+
+def _cumsum_ref(x: np.ndarray) -> np.ndarray:
+    return np.cumsum(x, axis=-1)
+
+
+def _cumsum_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = Σ_j≥i dy_j"""
+    return (CUMSUM_BACK(dy),)
+
+
+CUMSUM = op(
+    name="cumsum",
+    ggml=GGMLOp.CUMSUM,
+    spec=_same_spec("cumsum"),
+    ref=_cumsum_ref,
+    grad=_cumsum_grad,
+    samples=_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.INPLACE,
+)
+cpu_kernel(CUMSUM, _rows_run(_cumsum))
+
+
+def _cumsum_back_ref(dy: np.ndarray) -> np.ndarray:
+    return np.cumsum(dy[..., ::-1], axis=-1)[..., ::-1]
+
+
+def _cumsum_back_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx_i = Σ_j≤i dy_j"""
+    return (cumsum(dy),)
+
+
+CUMSUM_BACK = op(
+    name="cumsum_back",
+    ggml=GGMLOp.CUSTOM,
+    spec=_same_spec("cumsum_back"),
+    ref=_cumsum_back_ref,
+    grad=_cumsum_back_grad,
+    samples=_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.INPLACE,
+)
+cpu_kernel(CUMSUM_BACK, _rows_run(_cumsum_back))
+
+# -- argmax, count_equal ------------------------------------------------------------------------
+
+
+@kernel
+def _argmax(out, x):
+    for i in range(x.shape[0]):
+        best = 0
+        for j in range(1, x.shape[1]):
+            if x[i, j] > x[i, best]:
+                best = j
+        out[i] = best
+
+
+def _argmax_spec(x: Tensor) -> Spec:
+    _expect_rows("argmax", x)
+    return Spec(x.shape[:-1], I32)
+
+
+def _argmax_ref(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x.argmax(axis=-1))
+
+
+ARGMAX = op(
+    name="argmax",
+    ggml=GGMLOp.ARGMAX,
+    spec=_argmax_spec,
+    ref=_argmax_ref,
+    grad=NoGrad("a position does not change smoothly"),
+    samples=_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+)
+cpu_kernel(ARGMAX, _per_row(_argmax))
+
+
+@kernel
+def _count_equal(out, a, b, mask):
+    total = 0
+    for i in range(a.size):
+        total += a[i] == b[i] and mask[i % mask.size] > _HALF
+    out[0] = total
+
+
+def _count_equal_run(site: Site) -> Call:
+    arrays = [a.reshape(-1) for a in (site.out, *site.src)]
+    return Call(_count_equal, *(arrays if len(arrays) > 3 else [*arrays, np.ones(1, np.float32)]))
+
+
+def _count_equal_spec(a: Tensor, b: Tensor, *mask: Tensor) -> Spec:
+    expect_type("count_equal", "a", a, I32)
+    expect("count_equal", "b", b, a.shape, I32)
+    for m in mask:
+        expect("count_equal", "mask", m, a.shape)
+    return Spec((), I64)
+
+
+def _count_equal_ref(a: np.ndarray, b: np.ndarray, *mask: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sum((a == b) & (mask[0] > 0.5 if mask else True)))
+
+
+def _count_equal_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1,), (3, 8), (40,)]:
+        pair = tuple(rng.integers(0, 3, shape).astype(np.int32) for _ in range(2))
+        yield Sample(pair)
+        yield Sample((*pair, rng.uniform(0, 1, shape)))
+
+
+COUNT_EQUAL = op(
+    name="count_equal",
+    ggml=GGMLOp.COUNT_EQUAL,
+    spec=_count_equal_spec,
+    ref=_count_equal_ref,
+    grad=NoGrad("a count does not change smoothly"),
+    samples=_count_equal_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+)
+cpu_kernel(COUNT_EQUAL, _count_equal_run)

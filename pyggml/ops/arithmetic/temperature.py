@@ -1,0 +1,66 @@
+"""The factor that sharpens attention far from the start of a text.
+
+log_temperature    y = 1 + strength · ln(1 + floor(position / every))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.dtypes import I32
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import kernel
+from pyggml.kernels.kernel import cpu_kernel, flat
+from pyggml.ops.expect import expect_axes, expect_type
+
+
+def log_temperature(positions: Tensor, strength: float, every: int) -> Tensor:
+    """The factors (T,) F32 of queries at positions (T,) I32, none below 0.
+
+    ggml has no such op: llama.cpp computes the factors outside the graph. Raises ShapeError for
+    another shape or type, or if `every` is below 1.
+    """
+    return LOG_TEMPERATURE(positions, strength=float(strength), every=every)
+
+
+def _spec(positions: Tensor, strength: float, every: int) -> Spec:
+    expect_type("log_temperature", "positions", positions, I32)
+    expect_axes("log_temperature", "positions", positions, 1)
+    if every < 1:
+        raise ShapeError(f"log_temperature: every is {every}, wanted 1 or more")
+    return Spec(positions.shape)
+
+
+@kernel
+def _log_temperature(out, positions, strength, every):
+    for i in range(out.size):
+        steps = np.float32(positions[i] // every)
+        out[i] = np.float32(1) + strength * np.log(np.float32(1) + steps)
+
+
+def _ref(positions: np.ndarray, strength: float, every: int) -> np.ndarray:
+    return 1 + strength * np.log(1 + positions // every)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for n, every in ((1, 1), (9, 4), (40, 16), (9, int(rng.integers(1, 50)))):
+        positions = rng.integers(0, 50, n).astype(np.int32)
+        yield Sample((positions,), {"strength": 0.1 * n, "every": every})
+
+
+LOG_TEMPERATURE = op(
+    name="log_temperature",
+    ggml=GGMLOp.CUSTOM,
+    spec=_spec,
+    ref=_ref,
+    grad=NoGrad("a position does not change smoothly"),
+    samples=_samples,
+    refuses={"strength": (), "every": (0, -1)},
+    memory=Memory.FRESH,
+)
+cpu_kernel(LOG_TEMPERATURE, flat(_log_temperature))

@@ -1,0 +1,1 @@
+"""Attention, softmax, masks and rotary positions."""

@@ -1,0 +1,352 @@
+"""Fused attention with exact gradients and no (n_queries, n_keys) matrix.
+
+flash_attn_ext(q, k, v, span, …)   o_i = Σ_j p_ij v_j of the softmax p over the keys that i sees
+flash_attn_back                    dq, dk, dv and dsinks; δ_i = do_i·o_i, ds = p·(do·v − δ)
+
+    z_ij = cap·tanh(scale·q_i·k_j / cap) + bias      (without a cap: scale·q_i·k_j + bias)
+    p_ij = e^z_ij / (Σ_j e^z_ij + e^sink)            span_i0 <= j < span_i1
+
+Each query sees one range of keys. Ranges express causal masks, sliding windows, several sequences
+in one row of tokens, and a cache filled in part. Memory is linear in the number of tokens.
+
+pyggml.kernels.attention.table chooses the CPU's kernel. The unfused twin is soft_max between two
+mul_mats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F16, F32, Q8_0
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.kernels import attention
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_attention, expect_number, expect_type
+
+
+def flash_attn_ext(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    span: Tensor,
+    scale: float,
+    *,
+    logit_softcap: float = 0.0,
+    max_bias: float = 0.0,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    longest: int = 0,
+) -> Tensor:
+    """Attention of q (T, H, D) over k and v (S, HK, D) -> (T, H, D) (ggml FLASH_ATTN_EXT).
+
+    span (T, 2) int32 holds the first key that a query sees and the one past the last; a query that
+    sees none yields zeros. Head h uses key head h // (H / HK). All are F32. k and v may both be
+    F16 or Q8_0, as in a cache; the op then has no gradient.
+    logit_softcap c > 0 turns a score s into c·tanh(s / c) (Gemma 2, arXiv:2408.00118). mask (T, S)
+    or (n, T, S), n dividing H, is added to the scores of head h as mask[h % n]; it has no gradient.
+    max_bias > 0 is ALiBi: each head's slope multiplies the mask, or without a mask the distance
+    from the last key seen. sinks (H,) are scores without a value: they enter the softmax's sum
+    alone (gpt-oss, arXiv:2508.10925). They have a gradient.
+    longest: for a cache of several sequences, the most keys from the first to the last that the
+    queries of one sequence see; 0 for one sequence.
+    Raises ShapeError if the shapes or types do not fit together.
+    """
+    extras = tuple(t for t in (mask, sinks) if t is not None)
+    return FLASH_ATTN_EXT(
+        *(q, k, v, span, *extras),
+        scale=scale,
+        cap=logit_softcap,
+        max_bias=max_bias,
+        masked=mask is not None,
+        longest=longest,
+    )
+
+
+def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
+    """The optional last sources as (mask, sinks), None for an absent one."""
+    return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
+
+
+def _per_head(mask: np.ndarray) -> np.ndarray:
+    """([n,] T, S) as (n, T, S)."""
+    return mask.reshape(-1, *mask.shape[-2:])
+
+
+# -- what the CPU runs --------------------------------------------------------------------------
+
+
+def _problem(
+    q: Tensor, k: Tensor, extras: tuple[Tensor, ...], params: Any, compute: Compute
+) -> attention.Problem:
+    (n_queries, n_heads, _), (n_keys, n_key_heads, head_size) = q.shape, k.shape
+    return attention.Problem(
+        n_queries=n_queries,
+        n_heads=n_heads,
+        n_keys=n_keys,
+        n_key_heads=n_key_heads,
+        head_size=head_size,
+        key_type=k.dtype,
+        has_extras=bool(extras or params["cap"] or params["max_bias"]),
+        compute=compute,
+        longest=0 if params["masked"] else params["longest"],
+    )
+
+
+def _sources(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...],
+    params: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of attention.Forward that are given."""
+    mask, sinks = _extras(extras, params["masked"])
+    n_heads = q.shape[1]
+    unbiased = mask is None and not params["max_bias"]
+    slopes = np.zeros(n_heads) if unbiased else alibi_slopes(n_heads, params["max_bias"])
+    return {
+        **{"q": q, "k": k, "v": v, "span": span},
+        "scale": np.float32(params["scale"]),
+        "cap": np.float32(params["cap"]),
+        "mask": np.zeros((1, 1, 0), np.float32) if mask is None else _per_head(mask),
+        "sinks": np.full(n_heads, -np.inf, np.float32) if sinks is None else sinks,
+        "slopes": slopes.astype(np.float32),
+    }
+
+
+def _problem_of(node: Tensor, compute: Compute) -> attention.Problem:
+    q, k, _, _, *extras = node.src
+    return _problem(q, k, tuple(extras), node.params, compute)
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    problem = _problem_of(node, compute)
+    return attention.forward_path(problem).n_bytes(problem)
+
+
+def _run(site: Site) -> Call:
+    problem = _problem_of(site.node, site.compute)
+    q, k, v, span, *extras = site.src
+    sources = _sources(q, k, v, span, tuple(extras), site.node.params)
+    arrays = attention.Forward(**sources, o=site.out, lse=site.saved[0])
+    return attention.forward_path(problem).call(problem, arrays, site.scratch)
+
+
+def _back_problem_of(node: Tensor, compute: Compute) -> attention.Problem:
+    q, k, _, _, _, _, _, *extras = node.src
+    return _problem(q, k, tuple(extras), node.params, compute)
+
+
+def _back_scratch(node: Tensor, compute: Compute) -> int:
+    problem = _back_problem_of(node, compute)
+    return attention.backward_path(problem).n_bytes(problem)
+
+
+def _back_run(site: Site) -> Call:
+    problem = _back_problem_of(site.node, site.compute)
+    q, k, v, span, o, lse, do, *extras = site.src
+    dk, dv, *rest = site.saved
+    dsinks = rest[0] if rest else np.zeros(0, np.float32)
+    sources = _sources(q, k, v, span, tuple(extras), site.node.params)
+    arrays = attention.Backward(
+        **sources, o=o, lse=lse, do=do, dq=site.out, dk=dk, dv=dv, dsinks=dsinks
+    )
+    return attention.backward_path(problem).call(problem, arrays, site.scratch)
+
+
+# -- flash_attn_ext -----------------------------------------------------------------------------
+
+
+_REFUSES = {"scale": (), "cap": NONE_FROM_ZERO, "max_bias": NONE_FROM_ZERO, "masked": ()}
+_REFUSES["longest"] = (-1,)
+
+
+def _spec(
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, *extras: Tensor, scale: float, cap: float,
+    max_bias: float, masked: bool, longest: int,
+) -> Spec:  # fmt: skip
+    expect_attention("flash_attn_ext", q, k, v, span, F32, F16, Q8_0)
+    mask, sinks = _extras(extras, masked)
+    expect_number("flash_attn_ext", "logit_softcap", cap)
+    expect_number("flash_attn_ext", "max_bias", max_bias)
+    expect_number("flash_attn_ext", "longest", longest)
+    if mask is not None:
+        expect_type("flash_attn_ext", "mask", mask)
+        fits = len(mask.shape) in (2, 3) and mask.shape[-2:] == (q.shape[0], k.shape[0])
+        if fits and len(mask.shape) == 3:
+            fits = mask.shape[0] > 0 and q.shape[1] % mask.shape[0] == 0
+        if not fits:
+            raise ShapeError(
+                f"flash_attn_ext: mask is {mask!r}, wanted [n, ]{q.shape[0]}, {k.shape[0]} with "
+                f"n dividing {q.shape[1]} heads"
+            )
+    if sinks is not None:
+        expect("flash_attn_ext", "sinks", sinks, q.shape[1:2])
+    return Spec(q.shape)
+
+
+def _saved(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
+    return (Spec((q.shape[1], q.shape[0])),)  # lse
+
+
+def _softmax(
+    q: np.ndarray, k: np.ndarray, span: np.ndarray, extras: tuple[np.ndarray, ...], *,
+    scale: float, cap: float, max_bias: float, masked: bool, longest: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """P and 1 − tanh² (H, T, S), and lse (H, T); float64."""
+    mask, sinks = _extras(extras, masked)
+    span, n_heads = span.astype(np.int64), q.shape[1]
+    s = scale * np.einsum("thd,shd->hts", q, np.repeat(k, n_heads // k.shape[1], axis=1))
+    slope = 1 - np.tanh(s / cap) ** 2 if cap else np.ones_like(s)
+    z = cap * np.tanh(s / cap) if cap else s
+    j = np.arange(k.shape[0])
+    if mask is not None:
+        heads = np.arange(n_heads) % len(_per_head(mask))
+        z = z + alibi_slopes(n_heads, max_bias)[:, None, None] * _per_head(mask)[heads]
+    elif max_bias:
+        z = z + alibi_slopes(n_heads, max_bias)[:, None, None] * (j - span[:, 1:] + 1)
+    z = np.where((span[:, :1] <= j) & (j < span[:, 1:]), z, -np.inf)
+    sink = np.full(n_heads, -np.inf) if sinks is None else sinks
+    top = np.maximum(z.max(axis=-1), sink[:, None])
+    top = np.where(np.isinf(top), 0, top)
+    e = np.exp(z - top[..., None])
+    total = np.maximum(e.sum(axis=-1) + np.exp(sink[:, None] - top), 1e-300)
+    return e / total[..., None], slope, np.where(total > 1e-300, top + np.log(total), 1e30)
+
+
+def _ref(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, *extras: np.ndarray,
+    **params: Any,
+) -> np.ndarray:  # fmt: skip
+    p, *_ = _softmax(q, k, span, extras, **params)
+    return np.einsum("hts,shd->thd", p, np.repeat(v, q.shape[1] // v.shape[1], axis=1))
+
+
+def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dv = Pᵀ·dy, dS = P · (dy·vᵀ - Σ dy · y), dq = scale · dS·k, dk = scale · dSᵀ·q"""
+    q, k, v, span, *extras = node.src
+    if k.dtype is not F32:  # a cache, which has no gradient
+        return (None,) * len(node.src)
+    dq = FLASH_ATTN_BACK(q, k, v, span, node, node.saved[0], dy, *extras, **node.params)
+    no_mask = (None,) if node.params["masked"] else ()
+    dk, dv, *dsinks = dq.saved
+    return dq, dk, dv, None, *no_mask, *dsinks
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    shapes = [(1, 3, 2, 1, 4), (5, 9, 6, 3, 8), (29, 29, 4, 2, 20), (70, 70, 4, 1, 16)]
+    for t, s, h, hk, d in (*shapes, (150, 150, 2, 1, 64)):
+        q, k, v = (rng.standard_normal(x) for x in ((t, h, d), (s, hk, d), (s, hk, d)))
+        last = np.arange(s - t, s) + 1
+        causal = np.stack([np.zeros(t), last], axis=1).astype(np.int32)
+        window = np.stack([np.maximum(last - 7, 0), last], axis=1).astype(np.int32)
+        window[0] = 0  # a query that sees nothing
+        plain = {"scale": d**-0.5, "cap": 0.0, "max_bias": 0.0, "masked": False, "longest": 0}
+        for span in (causal, window):
+            yield Sample((q, k, v, span), plain)
+            in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
+            yield Sample((q, *in_cache, span), plain)
+        if t < 150:
+            yield from _samples_of_extras(rng, q, k, v, plain)
+
+
+def _samples_of_extras(
+    rng: np.random.Generator, q: np.ndarray, k: np.ndarray, v: np.ndarray, plain: dict[str, Any]
+) -> Iterator[Sample]:
+    (t, h, _), s = q.shape, k.shape[0]
+    last = np.arange(s - t, s) + 1
+    span = np.stack([np.maximum(last - 40, 0), last], axis=1).astype(np.int32)
+    span[0] = 0 if t == 1 else span[0]  # a query that sees nothing
+    sinks = np.asarray(rng.standard_normal(h))
+    mask: np.ndarray = -rng.uniform(0, 2, (2, t, s)) * rng.choice([1, np.inf], (t, s), p=[0.8, 0.2])
+    plain = {**plain, "scale": 2 * plain["scale"]}
+    yield Sample((q, k, v, span), {**plain, "cap": 1.5})
+    yield Sample((q, k, v, span, sinks), {**plain, "max_bias": 8.0 * (t % 2)})
+    yield Sample((q, k, v, span, mask), {**plain, "masked": True, "max_bias": 8.0})
+    in_cache = (leaf(a.astype(np.float16)) for a in (k, v))
+    yield Sample((q, *in_cache, span, sinks), {**plain, "cap": 1.5})
+    yield Sample((q, k, v, span, mask[0], sinks), {**plain, "cap": 2.0, "masked": True})
+
+
+FLASH_ATTN_EXT = op(
+    name="flash_attn_ext",
+    ggml=GGMLOp.FLASH_ATTN_EXT,
+    spec=_spec,
+    ref=_ref,
+    grad=_grad,
+    samples=_samples,
+    refuses=_REFUSES,
+    memory=Memory.FRESH,
+    saved=_saved,
+    costly=True,
+    fuses=("mul_mat", "soft_max", "mul_mat"),
+)
+cpu_kernel(FLASH_ATTN_EXT, _run, scratch=_scratch)
+
+# -- flash_attn_back ----------------------------------------------------------------------------
+
+
+def _back_spec(
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    *extras: Tensor, **params: Any,
+) -> Spec:  # fmt: skip
+    spec = _spec(q, k, v, span, *extras, **params)
+    expect_attention("flash_attn_back", q, k, v, span, F32)
+    expect("flash_attn_back", "o", o, q.shape)
+    expect("flash_attn_back", "lse", lse, (q.shape[1], q.shape[0]))
+    expect("flash_attn_back", "do", do, q.shape)
+    return spec
+
+
+def _back_saved(
+    q: Tensor, k: Tensor, v: Tensor, span: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    *extras: Tensor, masked: bool, **_: Any,
+) -> tuple[Spec, ...]:  # fmt: skip
+    """dk, dv and dsinks."""
+    sinks = extras[masked:]
+    return Spec(k.shape), Spec(v.shape), *(Spec(t.shape) for t in sinks)
+
+
+def _back_ref(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, span: np.ndarray, o: np.ndarray,
+    lse: np.ndarray, do: np.ndarray, *extras: np.ndarray, **params: Any,
+) -> np.ndarray:  # fmt: skip
+    """dq alone; the others are checked through flash_attn_ext's gradient."""
+    repeats = q.shape[1] // k.shape[1]
+    p, slope, _ = _softmax(q, k, span, extras, **params)
+    dp = np.einsum("thd,shd->hts", do, np.repeat(v, repeats, axis=1))
+    delta = np.einsum("thd,thd->ht", do, _ref(q, k, v, span, *extras, **params))
+    ds = params["scale"] * p * (dp - delta[..., None]) * slope
+    return np.einsum("hts,shd->thd", ds, np.repeat(k, repeats, axis=1))
+
+
+def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for s in _samples(rng):
+        if any(isinstance(a, Tensor) for a in s.arrays):
+            continue
+        q, k, v, span, *extras = (np.asarray(a) for a in s.arrays)
+        o = _ref(q, k, v, span, *extras, **s.params)
+        lse = _softmax(q, k, span, tuple(extras), **s.params)[2]
+        do = rng.standard_normal(q.shape)
+        yield Sample((q, k, v, span, o, lse, do, *extras), s.params)
+
+
+FLASH_ATTN_BACK = op(
+    name="flash_attn_back",
+    ggml=GGMLOp.FLASH_ATTN_BACK,
+    spec=_back_spec,
+    ref=_back_ref,
+    grad=NoGrad("second derivatives are out of scope"),
+    samples=_back_samples,
+    refuses=_REFUSES,
+    memory=Memory.FRESH,
+    saved=_back_saved,
+    costly=True,
+    fuses=("mul_mat", "soft_max", "soft_max_back", "out_prod"),
+)
+cpu_kernel(FLASH_ATTN_BACK, _back_run, scratch=_back_scratch)

@@ -1,0 +1,106 @@
+"""Causal masks: element (row, column) of each matrix is kept where column <= n_past + row.
+
+diag_mask_inf    -inf elsewhere, before a softmax
+diag_mask_zero   0 elsewhere, which is also the gradient of both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import kernel
+from pyggml.kernels.kernel import Site, as_rows, cpu_kernel
+from pyggml.ops.expect import expect_type
+
+
+def diag_mask_inf(x: Tensor, n_past: int = 0) -> Tensor:
+    """x (..., n_rows, n_columns) F32 with -inf where column > n_past + row (DIAG_MASK_INF)."""
+    return DIAG_MASK_INF(x, n_past=n_past)
+
+
+def diag_mask_zero(x: Tensor, n_past: int = 0) -> Tensor:
+    """x (..., n_rows, n_columns) F32 with 0 where column > n_past + row (DIAG_MASK_ZERO)."""
+    return DIAG_MASK_ZERO(x, n_past=n_past)
+
+
+@kernel
+def _diag_mask(out, x, n_rows, n_past, fill):
+    for i in range(x.shape[0]):
+        kept = min(n_past + i % n_rows + 1, x.shape[1])
+        for c in range(kept):
+            out[i, c] = x[i, c]
+        for c in range(kept, x.shape[1]):
+            out[i, c] = fill
+
+
+def _mask_run(fill: float) -> Callable[[Site], Call]:
+    def run(site: Site) -> Call:
+        (x,) = site.src
+        n_past = site.node.params["n_past"]
+        return Call(
+            _diag_mask, as_rows(site.out), as_rows(x), x.shape[-2], n_past, np.float32(fill)
+        )
+
+    return run
+
+
+def _mask_spec(x: Tensor, n_past: int) -> Spec:
+    expect_type("diag_mask", "x", x)
+    if len(x.shape) < 2 or n_past < 0:
+        raise ShapeError(f"diag_mask: x is {x!r}, n_past {n_past}, wanted matrices, n_past >= 0")
+    return Spec(x.shape)
+
+
+def _masked(x: np.ndarray, n_past: int, fill: float) -> np.ndarray:
+    n_rows, n_columns = x.shape[-2:]
+    return np.where(np.tri(n_rows, n_columns, n_past, dtype=bool), x, fill)
+
+
+def _inf_ref(x: np.ndarray, n_past: int) -> np.ndarray:
+    return _masked(x, n_past, -np.inf)
+
+
+def _zero_ref(x: np.ndarray, n_past: int) -> np.ndarray:
+    return _masked(x, n_past, 0.0)
+
+
+def _mask_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy, 0 where it was masked"""
+    return (diag_mask_zero(dy, node.params["n_past"]),)
+
+
+def _mask_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    cases = [((1, 1), 0), ((4, 4), 0), ((3, 8), 2), ((2, 2, 5, 3), 1)]
+    for shape, n_past in [*cases, ((3, 4, 6), int(rng.integers(0, 9)))]:
+        yield Sample((rng.standard_normal(shape),), {"n_past": n_past})
+
+
+DIAG_MASK_INF = op(
+    name="diag_mask_inf",
+    ggml=GGMLOp.DIAG_MASK_INF,
+    spec=_mask_spec,
+    ref=_inf_ref,
+    grad=_mask_grad,
+    samples=_mask_samples,
+    refuses={"n_past": (-1,)},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(DIAG_MASK_INF, _mask_run(-np.inf))
+DIAG_MASK_ZERO = op(
+    name="diag_mask_zero",
+    ggml=GGMLOp.DIAG_MASK_ZERO,
+    spec=_mask_spec,
+    ref=_zero_ref,
+    grad=_mask_grad,
+    samples=_mask_samples,
+    refuses={"n_past": (-1,)},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(DIAG_MASK_ZERO, _mask_run(0.0))

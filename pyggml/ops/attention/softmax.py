@@ -1,0 +1,265 @@
+"""Softmax of each row (the last axis), with scale, mask and ALiBi slopes (Press et al. 2022).
+
+soft_max        y  = e^z / (Σ e^z + e^sink),  z = scale·x + slope·mask
+soft_max_back   dx = scale·y·(dy − Σ y·dy)
+
+Without ALiBi (max_bias = 0) the slope is 1. With it, head h < m has 2^(−max_bias·(h + 1)/m), and
+another head 2^(−max_bias·(2·(h − m) + 1)/(2·m)); m is the largest power of two <= n_head.
+A mask of −inf gives exactly 0. A row masked as a whole becomes zeros; ggml's is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.tensor import Tensor, leaf
+from pyggml.jit import kernel, parallel, prange
+from pyggml.jit.simd import exp32, row_max
+from pyggml.kernels.kernel import Site, as_four, cpu_kernel, rows
+from pyggml.ops.arithmetic.arith import mul, neg
+from pyggml.ops.arithmetic.broadcast import four_axes
+from pyggml.ops.arithmetic.reduce import sum_rows
+from pyggml.ops.attention.positions import alibi_slopes
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
+from pyggml.ops.layout.layout import reshape
+from pyggml.ops.layout.repeat import repeat_back
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_MINUS_INF = np.float32(-np.inf)
+
+
+def soft_max(
+    x: Tensor,
+    mask: Tensor | None = None,
+    scale: float = 1.0,
+    max_bias: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Softmax over the last axis of x ([[n_batch,] n_head,] n_q, n_k) F32 (ggml's SOFT_MAX).
+
+    mask is F32, has x's last two sizes, and is repeated over heads and batch. max_bias > 0
+    multiplies it by each head's ALiBi slope. sinks (n_head,) F32 are one more score for each row:
+    it enters the sum, but is no element of the result. Mask and sinks have gradients. Raises
+    ShapeError if one does not fit, if max_bias is below 0, or if it is above 0 without a mask.
+    """
+    sources = (t for t in (x, mask, sinks) if t is not None)
+    return SOFT_MAX(*sources, scale=float(scale), max_bias=float(max_bias), masked=mask is not None)
+
+
+def soft_max_back(dy: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    """d(loss)/dx of soft_max, given dy = d(loss)/dy and its result y; all of one shape."""
+    return SOFT_MAX_BACK(dy, y, scale=float(scale))
+
+
+# -- soft_max -----------------------------------------------------------------------------------
+
+
+def _extras(extras: tuple[Any, ...], masked: bool) -> tuple[Any, Any]:
+    """The optional sources after x as (mask, sinks), None for an absent one."""
+    return (*extras, None)[:2] if masked else (None, *extras, None)[:2]
+
+
+def _soft_max_spec(x: Tensor, *extras: Tensor, scale: float, max_bias: float, masked: bool) -> Spec:
+    expect_type("soft_max", "x", x)
+    m, sinks = _extras(extras, masked)
+    expect_number("soft_max", "max_bias", max_bias)
+    if max_bias > 0 and m is None:
+        raise ShapeError(f"soft_max: max_bias is {max_bias}, wanted a mask for it to weigh")
+    if m is not None:
+        expect_type("soft_max", "mask", m)
+        outer = tuple(zip(reversed(x.shape[:-2]), reversed(m.shape[:-2]), strict=False))
+        fits = m.shape[-2:] == x.shape[-2:] and all(k and n % k == 0 for n, k in outer)
+        if not fits or len(m.shape) > len(x.shape):
+            raise ShapeError(f"soft_max: mask {m!r} cannot be repeated to the shape of {x!r}")
+    if sinks is not None:
+        expect("soft_max", "sinks", sinks, four_axes(x.shape)[1:2])
+    return Spec(x.shape)
+
+
+@kernel
+def _masked(z, x, mask, scale, slope):
+    for j in range(x.size):
+        z[j] = x[j] * scale + mask[j] * slope
+
+
+@kernel
+def _scaled(z, x, scale):
+    for j in range(x.size):
+        z[j] = x[j] * scale
+
+
+@kernel
+def _soft_max_row(y, sink):
+    """y becomes its softmax. Returns the sink's share of the sum."""
+    top = max(row_max(y), sink)
+    if top == _MINUS_INF:
+        top = _ZERO
+    total = _ZERO
+    for j in range(y.size):
+        y[j] = exp32(y[j] - top)
+        total += y[j]
+    lost = exp32(sink - top)
+    total += lost
+    share = _ONE / total if total > _ZERO else total
+    for j in range(y.size):
+        y[j] *= share
+    return lost * share
+
+
+@parallel
+def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
+    """y, x (n_batch, n_head, n_q, n_k); the mask's first two sizes divide theirs.
+
+    `lost` (n_rows,) takes the sink's share of each row; it may be empty.
+    """
+    n_head, n_q = x.shape[1], x.shape[2]
+    for row in prange(x.shape[0] * n_head * n_q):
+        b, h, q = row // (n_head * n_q), row // n_q % n_head, row % n_q
+        sink = sinks[h]  # read before y is written, which may share memory with the sinks
+        if has_mask:
+            weights = mask[b % mask.shape[0], h % mask.shape[1], q]
+            _masked(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
+        else:
+            _scaled(y[b, h, q], x[b, h, q], scale)
+        share = _soft_max_row(y[b, h, q], sink)
+        if lost.size > 0:
+            lost[row] = share
+
+
+def _soft_max_saved(x: Tensor, *extras: Tensor, masked: bool, **_: float) -> tuple[Spec, ...]:
+    """With sinks: the sink's share of each row."""
+    return (Spec((*x.shape[:-1], 1)),) if len(extras) > masked else ()
+
+
+def _soft_max_run(site: Site) -> Call:
+    x = as_four(site.src[0])
+    params = site.node.params
+    mask, sinks = _extras(site.src[1:], params["masked"])
+    n_head = x.shape[1]
+    slopes = alibi_slopes(n_head, params["max_bias"]).astype(np.float32)
+    arguments = (
+        as_four(np.zeros((1, 1), np.float32) if mask is None else mask),
+        np.full(n_head, _MINUS_INF) if sinks is None else sinks,
+        site.saved[0].reshape(-1) if site.saved else np.zeros(0, np.float32),
+        *(slopes, site.scalars[0], mask is not None),
+    )
+    return Call(_soft_max, as_four(site.out), x, *arguments)
+
+
+def _soft_max_ref(
+    x: np.ndarray, *extras: np.ndarray, scale: float, max_bias: float, masked: bool
+) -> np.ndarray:
+    mask, sinks = _extras(extras, masked)
+    z = as_four(x) * scale
+    n_batch, n_head = z.shape[:2]
+    if mask is not None:
+        m = as_four(mask)
+        m = np.tile(m, (n_batch // m.shape[0], n_head // m.shape[1], 1, 1))
+        z = z + alibi_slopes(n_head, max_bias)[:, None, None] * m
+    sink = np.full(n_head, -np.inf) if sinks is None else sinks
+    sink = np.broadcast_to(sink[:, None, None], (*z.shape[:3], 1))
+    z = np.concatenate([z, sink], axis=-1)
+    top = z.max(axis=-1, keepdims=True)
+    e = np.exp(z - np.where(np.isinf(top), 0, top))
+    total = e.sum(axis=-1, keepdims=True)
+    return np.asarray((e / np.where(total == 0, 1, total))[..., :-1].reshape(x.shape))
+
+
+def _soft_max_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = scale · y · (dy - Σ_j dy_j · y_j), dmask = the same by slope, summed over heads"""
+    x, *extras = node.src
+    p = node.params
+    gradients = [soft_max_back(dy, node, p["scale"])]
+    mask, sinks = _extras(tuple(extras), p["masked"])
+    n_head = four_axes(x.shape)[1]
+    if mask is not None:
+        slopes = alibi_slopes(n_head, p["max_bias"]).astype(np.float32).reshape(-1, 1, 1)
+        dz = reshape(soft_max_back(dy, node), four_axes(x.shape))
+        dmask = repeat_back(mul(dz, leaf(slopes)), four_axes(mask.shape))
+        gradients.append(reshape(dmask, mask.shape))
+    if sinks is not None:  # d(y_j)/d(sink) = −y_j · the sink's share
+        lost = reshape(mul(node.saved[0], sum_rows(mul(dy, node))), (*four_axes(x.shape)[:3], 1))
+        gradients.append(neg(reshape(repeat_back(lost, (1, n_head, 1, 1)), (n_head,))))
+    return tuple(gradients)
+
+
+def _soft_max_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    plain: dict[str, Any] = {"scale": 1.0, "max_bias": 0.0, "masked": False}
+    for shape in [(1, 1), (3, 40)]:
+        yield Sample((rng.standard_normal(shape),), plain)
+        yield Sample((rng.standard_normal(shape), rng.standard_normal(1)), plain)
+    masked = {"scale": 0.3, "max_bias": 0.0, "masked": True}
+    causal = np.where(np.tri(5, 7, 2, dtype=bool), 0, -np.inf)
+    x, sinks = rng.standard_normal((2, 6, 5, 7)), rng.standard_normal(6)
+    yield Sample((x, causal), masked)
+    yield Sample((x, causal, sinks), masked)
+    yield Sample((x[0], sinks), plain)
+    yield Sample((x, -rng.uniform(0, 3, (2, 3, 5, 7)), sinks), {**masked, "max_bias": 8.0})
+
+
+SOFT_MAX = op(
+    name="soft_max",
+    ggml=GGMLOp.SOFT_MAX,
+    spec=_soft_max_spec,
+    ref=_soft_max_ref,
+    grad=_soft_max_grad,
+    samples=_soft_max_samples,
+    refuses={"scale": (), "max_bias": NONE_FROM_ZERO, "masked": ()},
+    memory=Memory.INPLACE,
+    saved=_soft_max_saved,
+)
+cpu_kernel(SOFT_MAX, _soft_max_run)
+
+# -- soft_max_back ------------------------------------------------------------------------------
+
+
+def _soft_max_back_spec(dy: Tensor, y: Tensor, scale: float) -> Spec:
+    expect_type("soft_max_back", "dy", dy)
+    expect("soft_max_back", "y", y, dy.shape)
+    return Spec(dy.shape)
+
+
+@kernel
+def _soft_max_back_row(dx, dy, y, scale):
+    along = _ZERO
+    for j in range(y.size):
+        along += y[j] * dy[j]
+    for j in range(y.size):
+        dx[j] = scale * y[j] * (dy[j] - along)
+
+
+@parallel
+def _soft_max_back(dx, dy, y, scale):
+    for i in prange(y.shape[0]):
+        _soft_max_back_row(dx[i], dy[i], y[i], scale)
+
+
+def _soft_max_back_ref(dy: np.ndarray, y: np.ndarray, scale: float) -> np.ndarray:
+    return np.asarray(scale * y * (dy - np.sum(y * dy, axis=-1, keepdims=True)))
+
+
+def _soft_max_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1, 1), (3, 40), (2, 3, 4, 5)]:
+        dy, y = rng.standard_normal(shape), rng.dirichlet(np.ones(shape[-1]), shape[:-1])
+        yield Sample((dy, y), {"scale": 0.5})
+
+
+SOFT_MAX_BACK = op(
+    name="soft_max_back",
+    ggml=GGMLOp.SOFT_MAX_BACK,
+    spec=_soft_max_back_spec,
+    ref=_soft_max_back_ref,
+    grad=NoGrad("second derivatives are out of scope"),
+    samples=_soft_max_back_samples,
+    refuses={"scale": ()},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(SOFT_MAX_BACK, rows(_soft_max_back))

@@ -1,0 +1,1 @@
+"""Products with one weight per expert."""

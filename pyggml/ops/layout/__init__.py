@@ -1,0 +1,1 @@
+"""Views, copies, cuts, rows and order."""

@@ -1,0 +1,370 @@
+"""Rows read from a table by their numbers, and rows written into one.
+
+get_rows        y[b, i]             = table[b, ids[b, i]], unpacked to float32
+get_rows_back   dtable[b, j]        = Σ dy[b, i] over all i with ids[b, i] = j
+set_rows        dst[b, ids[b, i]]   = src[b, i], in dst's own memory
+
+b stands for any number of batch axes, or none. Ids with fewer batches are repeated. Ids are data,
+known only when the graph runs: the kernel checks them before it reads or writes a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+import numpy as np
+
+from pyggml.errors import PyggmlError, ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F16, F32, I32, I64, Q8_0, DType
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.tensor import Shape, Tensor, leaf, zeros
+from pyggml.jit import JIT, BlockCode, kernel
+from pyggml.kernels.gemm.microkernel import call_block
+from pyggml.kernels.kernel import Site, cpu_kernel
+from pyggml.ops.expect import check_ids, expect, expect_gapless, expect_type
+from pyggml.ops.layout.layout import dup, reshape
+from pyggml.quants import QUANTS, UNPACK
+from pyggml.quants.bits import float_to_f16
+from pyggml.quants.blocks32 import pack_q8_0
+
+
+def get_rows(table: Tensor, ids: Tensor) -> Tensor:
+    """(*batch, *m, n) F32: the rows of table (*batch, n_rows, n), of any type, that ids name.
+
+    ids (*batch, *m) I32 or I64; its first axes may also divide those of the batch (ggml GET_ROWS).
+    An I32 table gives I32 rows. The kernel raises PyggmlError if an id is no row of the table.
+    """
+    return GET_ROWS(table, ids)
+
+
+def get_rows_back(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape = ()) -> Tensor:
+    """(*batch, n_rows, n) F32: d(loss)/d(table) of get_rows, given dy (*batch, *m, n)."""
+    return GET_ROWS_BACK(dy, ids, n_rows=n_rows, batch=tuple(batch))
+
+
+def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Tensor:
+    """dst (*batch, n_rows, *row), F32, F16 or Q8_0, with src (*batch, m, *row) F32 in rows `ids`.
+
+    ids (*batch, m) I32 or I64; all axes but its last are those of batches (ggml SET_ROWS).
+    For an F16 dst, src is rounded to nearest, ties to even; from 65520 on it becomes infinity.
+    For Q8_0, it is quantised as ggml's reference does.
+    The result is a view of dst's memory. Nodes that need the new rows must read the result, not
+    dst: then they run later. The kernel raises PyggmlError if an id is no row of dst, or is there
+    twice.
+    """
+    expect_gapless("set_rows", "dst", dst)
+    return SET_ROWS(dst, src, ids)
+
+
+def _expect_ids(name: str, ids: Tensor) -> None:
+    if ids.dtype is not I64:
+        expect_type(name, "ids", ids, I32)
+
+
+def _check_batch(name: str, ids: Tensor, batch: Shape) -> None:
+    first = ids.shape[: len(batch)]
+    if len(first) < len(batch) or any(
+        i == 0 or n == 0 or n % i for n, i in zip(batch, first, strict=True)
+    ):
+        raise ShapeError(f"{name}: ids is {ids!r}, whose first axes do not divide {list(batch)}")
+
+
+def _row_numbers(op_name: str, ids: np.ndarray, batch: Shape, n_rows: int) -> np.ndarray:
+    """The row of each id, (n,) int64, counted over all batches one after the other."""
+    check_ids(op_name, ids, n_rows)
+    if not batch:
+        return ids.reshape(-1).astype(np.int64)
+    counts = [n // i for n, i in zip(batch, ids.shape, strict=False)]
+    spread = np.tile(ids, (*counts, *(1,) * (ids.ndim - len(batch)))).reshape(prod(batch), -1)
+    return (spread + n_rows * np.arange(len(spread))[:, None]).reshape(-1)
+
+
+# -- get_rows -----------------------------------------------------------------------------------
+
+
+def _get_rows_spec(table: Tensor, ids: Tensor) -> Spec:
+    _expect_ids("get_rows", ids)
+    if len(table.shape) < 2:
+        raise ShapeError(f"get_rows: table is {table!r}, wanted 2 or more axes")
+    *batch, _, n = table.shape
+    _check_batch("get_rows", ids, tuple(batch))
+    if table.dtype.name not in QUANTS and table.dtype is not I32:
+        raise ShapeError(f"get_rows: rows of {table!r} cannot be unpacked")
+    shape = (*batch, *ids.shape[len(batch) :], n)
+    return Spec(shape, I32 if table.dtype is I32 else F32)
+
+
+@kernel
+def _gather(out, table, numbers, unpack, n_blocks):
+    for i in range(numbers.size):
+        call_block(unpack, out[i].ctypes.data, table[numbers[i]].ctypes.data, n_blocks)
+
+
+def _gather_or_loop(
+    out: np.ndarray,
+    table: np.ndarray,
+    ids: np.ndarray,
+    batch: Shape,
+    unpack: BlockCode,
+    n_blocks: int,
+) -> None:
+    numbers = _row_numbers("get_rows", ids, batch, len(table) // prod(batch))
+    if JIT:
+        _gather(out, table, numbers, unpack.address, n_blocks)
+    else:
+        for row, i in zip(out, numbers, strict=True):
+            unpack(row, table[i], n_blocks)
+
+
+def _unpacker(dtype: DType) -> BlockCode:
+    """I32 numbers are copied as 32 bits, like F32."""
+    return UNPACK["F32" if dtype is I32 else dtype.name]
+
+
+def _get_rows_run(site: Site) -> Call:
+    table, ids = site.src
+    dtype = site.node.src[0].dtype
+    n = site.node.shape[-1]
+    packed = table.view(np.uint8).reshape(-1, dtype.row_bytes(n))
+    out = site.out.view(np.float32).reshape(-1, n)
+    return Call(
+        _gather_or_loop, out, packed, ids, table.shape[:-2], _unpacker(dtype), n // dtype.block
+    )
+
+
+def _ids_by_batch(ids: np.ndarray, batch: Shape) -> Iterator[tuple[Shape, np.ndarray]]:
+    """For the references: (batch, the ids of that batch)."""
+    for b in np.ndindex(*batch):
+        yield b, ids[tuple(i % n for i, n in zip(b, ids.shape, strict=False))]
+
+
+def _get_rows_ref(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    batch = table.shape[:-2]
+    y = np.empty((*batch, *ids.shape[len(batch) :], table.shape[-1]), table.dtype)
+    for b, own in _ids_by_batch(ids, batch):
+        y[b] = table[b][own]
+    return y
+
+
+def _get_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dtable_r = Σ dy_i over all i with ids_i = r"""
+    table, ids = node.src
+    if table.dtype is I32:
+        return None, None
+    return get_rows_back(dy, ids, table.shape[-2], table.shape[:-2]), None
+
+
+def _get_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape, ids in [((1, 1), [0]), ((6, 33), [5, 0, 0, 3]), ((4, 8), [[1, 2], [1, 1]])]:
+        yield Sample((rng.standard_normal(shape), np.array(ids, np.int32)))
+    batched: list[tuple[Shape, Shape]] = [((3, 5, 1), (3, 2)), ((2, 3, 4, 6), (2, 1, 7))]
+    for table, wanted in batched:
+        drawn = rng.integers(0, table[-2], wanted, np.int32)
+        yield Sample((rng.standard_normal(table), drawn))
+
+
+GET_ROWS = op(
+    name="get_rows",
+    ggml=GGMLOp.GET_ROWS,
+    spec=_get_rows_spec,
+    ref=_get_rows_ref,
+    grad=_get_rows_grad,
+    samples=_get_rows_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+)
+cpu_kernel(GET_ROWS, _get_rows_run)
+
+# -- get_rows_back ------------------------------------------------------------------------------
+
+
+def _get_rows_back_spec(dy: Tensor, ids: Tensor, n_rows: int, batch: Shape) -> Spec:
+    _expect_ids("get_rows_back", ids)
+    _check_batch("get_rows_back", ids, batch)
+    expect("get_rows_back", "dy", dy, (*batch, *ids.shape[len(batch) :], *dy.shape[-1:]))
+    return Spec((*batch, n_rows, dy.shape[-1]))
+
+
+@kernel
+def _add_rows(table, dy, numbers):
+    """Add the rows in the order of ids, so that the sum is the same in every run."""
+    table[:] = 0
+    for i in range(numbers.size):
+        row, part = table[numbers[i]], dy[i]
+        for j in range(part.size):
+            row[j] += part[j]
+
+
+def _scatter(table: np.ndarray, dy: np.ndarray, ids: np.ndarray, batch: Shape, n_rows: int) -> None:
+    _add_rows(table, dy, _row_numbers("get_rows_back", ids, batch, n_rows))
+
+
+def _get_rows_back_run(site: Site) -> Call:
+    dy, ids = site.src
+    n = dy.shape[-1]
+    p = site.node.params
+    return Call(_scatter, site.out.reshape(-1, n), dy.reshape(-1, n), ids, p["batch"], p["n_rows"])
+
+
+def _get_rows_back_ref(dy: np.ndarray, ids: np.ndarray, n_rows: int, batch: Shape) -> np.ndarray:
+    table = np.zeros((*batch, n_rows, dy.shape[-1]))
+    for b, own in _ids_by_batch(ids, batch):
+        np.add.at(table[b], own, dy[b])
+    return table
+
+
+def _get_rows_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
+    """ddy_i = g_{ids_i}"""
+    return get_rows(g, node.src[1]), None
+
+
+def _get_rows_back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for s in _get_rows_samples(rng):
+        table, ids = s.arrays
+        *batch, n_rows, n = table.shape
+        dy = rng.standard_normal((*batch, *ids.shape[len(batch) :], n))
+        yield Sample((dy, ids), {"n_rows": n_rows, "batch": tuple(batch)})
+
+
+GET_ROWS_BACK = op(
+    name="get_rows_back",
+    ggml=GGMLOp.GET_ROWS_BACK,
+    spec=_get_rows_back_spec,
+    ref=_get_rows_back_ref,
+    grad=_get_rows_back_grad,
+    samples=_get_rows_back_samples,
+    refuses={"n_rows": (-1,), "batch": ((9999,), (0, 0))},
+    memory=Memory.FRESH,
+)
+cpu_kernel(GET_ROWS_BACK, _get_rows_back_run)
+
+# -- set_rows -----------------------------------------------------------------------------------
+
+
+def _set_rows_spec(dst: Tensor, src: Tensor, ids: Tensor) -> Spec:
+    if dst.dtype not in (F32, F16, Q8_0):
+        raise ShapeError(f"set_rows: dst is {dst!r}, wanted F32, F16 or Q8_0")
+    _expect_ids("set_rows", ids)
+    n_batch = len(ids.shape) - 1
+    if not 0 <= n_batch < len(dst.shape):
+        raise ShapeError(f"set_rows: ids is {ids!r}, wanted 1 to {len(dst.shape)} axes")
+    batch, row = dst.shape[:n_batch], dst.shape[n_batch + 1 :]
+    _check_batch("set_rows", ids, batch)
+    expect("set_rows", "src", src, (*batch, ids.shape[-1], *row))
+    return Spec(dst.shape, dst.dtype)
+
+
+@kernel
+def _ascending(numbers, n_rows):
+    """Whether the numbers are rows in rising order, none of them twice."""
+    before = -1
+    for number in numbers:
+        if not before < number < n_rows:
+            return False
+        before = number
+    return True
+
+
+@kernel
+def _put_f32(dst, src, numbers, checked):
+    """dst[numbers[i]] = src[i]. False, with nothing written, if unchecked numbers do not rise."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        row, part = dst[numbers[i]], src[i]
+        for j in range(part.size):
+            row[j] = part[j]
+    return True
+
+
+@kernel
+def _put_f16(dst, src, numbers, checked):
+    """As _put_f32, with src rounded to F16, ties to even; dst holds the bits."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        row, part = dst[numbers[i]], src[i]
+        for j in range(part.size):
+            row[j] = float_to_f16(part[j])
+    return True
+
+
+@kernel
+def _put_q8_0(dst, src, numbers, checked):
+    """As _put_f32, with src quantised; dst holds the bytes."""
+    if not (checked or _ascending(numbers, dst.shape[0])):
+        return False
+    for i in range(numbers.size):
+        pack_q8_0(dst[numbers[i]].reshape(-1, 34), src[i].reshape(-1, 32))
+    return True
+
+
+def _overwrite(
+    put: Callable[..., bool], dst: np.ndarray, src: np.ndarray, ids: np.ndarray, batch: Shape,
+    n_rows: int,
+) -> None:  # fmt: skip
+    """Write the rows. Ids commonly rise, which proves them valid; others are checked one by one."""
+    if not batch and put(dst, src, ids, False):
+        return
+    numbers = _row_numbers("set_rows", ids, batch, n_rows)
+    found, counts = np.unique(numbers, return_counts=True)
+    if found.size < numbers.size:
+        raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
+    put(dst, src, numbers, True)
+
+
+def _set_rows_run(site: Site) -> Call:
+    _, src, ids = site.src
+    shape = site.out.shape
+    batch, n_rows, row = shape[: ids.ndim - 1], shape[ids.ndim - 1], prod(shape[ids.ndim :])
+    dst, src = site.out.reshape(-1, row), src.reshape(prod(batch) * ids.shape[-1], -1)
+    if site.node.dtype is Q8_0:
+        return Call(_overwrite, _put_q8_0, dst, src, ids, batch, n_rows)
+    if site.node.dtype is F16:
+        return Call(_overwrite, _put_f16, dst.view(np.uint16), src, ids, batch, n_rows)
+    return Call(_overwrite, _put_f32, dst, src, ids, batch, n_rows)
+
+
+def _set_rows_ref(dst: np.ndarray, src: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    out = dst.copy()
+    for b, own in _ids_by_batch(ids, dst.shape[: ids.ndim - 1]):
+        out[b][own] = src[b]
+    return out
+
+
+def _set_rows_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dsrc_i = dy_{ids_i}, ddst = dy, but 0 in the rows that were set"""
+    _, src, ids = node.src
+    kept = set_rows(dup(dy), zeros(src.shape, F32), ids)
+    first = dy.shape[: len(ids.shape)]
+    rows = reshape(dy, (*first, dy.n_elements // prod(first)))
+    return kept, reshape(get_rows(rows, ids), src.shape), None
+
+
+def _set_rows_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    cases: list[tuple[Shape, Shape]] = [((1, 1), (1,)), ((6, 33), (3,)), ((4, 2, 8), (2,))]
+    cases += [((3, 5, 4), (3, 2)), ((4, 2, 6, 3), (2, 1, 4)), ((2, 3, 7), (2, 1))]
+    for shape, n_ids in cases:
+        n_batch = len(n_ids) - 1
+        every = np.tile(np.arange(shape[n_batch], dtype=np.int32), (*n_ids[:-1], 1))
+        ids = rng.permuted(every, axis=-1)[..., : n_ids[-1]]
+        src = rng.standard_normal((*shape[:n_batch], n_ids[-1], *shape[n_batch + 1 :]))
+        dst = rng.standard_normal(shape)
+        yield Sample((dst, src, ids))
+        yield Sample((leaf(dst.astype(np.float16)), src, ids))
+
+
+SET_ROWS = op(
+    name="set_rows",
+    ggml=GGMLOp.SET_ROWS,
+    spec=_set_rows_spec,
+    ref=_set_rows_ref,
+    grad=_set_rows_grad,
+    samples=_set_rows_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.ALIAS,
+)
+cpu_kernel(SET_ROWS, _set_rows_run)

@@ -1,0 +1,1 @@
+"""Losses, and the output layer joined with one."""

@@ -1,0 +1,400 @@
+"""The output layer and the loss in one op, which makes the logits of a few rows at a time.
+
+linear_cross_entropy_by_row   L_t = weights_t · (log Σ_v exp z_tv − z_t,target),  z = h·wᵀ
+linear_cross_entropy          L = Σ_t L_t
+
+The forward kernel also counts the rows t, of weight other than 0, whose target has the greatest z.
+With gradient=True it computes dL_t/dh_t = weights_t · (softmax z_t − onehot)·w too. A row's loss
+depends on that row of h alone, so the backward pass only scales these rows.
+With a softcap c, z is c·tanh(h·wᵀ / c) instead, and its slope 1 − (z/c)² enters the gradient.
+
+The full (n_tokens, n_vocab) matrix never exists; on Intel's tiles (pyggml.ops.loss.head_amx) no row
+of it does. The unfused twins are mul_mat, then cross_entropy_by_row or cross_entropy_rows; they
+also have a gradient for w.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from pyggml.errors import NoGradientError, ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32, I32
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.jit import parallel, prange
+from pyggml.jit.scratch import Array, Layout, Scratch
+from pyggml.jit.simd import exp32, row_max, tanh32
+from pyggml.kernels import gemm
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.ops.arithmetic.arith import mul
+from pyggml.ops.expect import NONE_FROM_ZERO, expect_number
+from pyggml.ops.layout.layout import reshape
+from pyggml.ops.loss import head_amx
+from pyggml.quants import QUANTS
+
+_ONE = np.float32(1)
+LOGITS_BYTES = 192 << 20  # of all logits that exist at once
+SLICE = 8192  # vocabulary rows of one backward product
+
+
+def linear_cross_entropy(
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    gradient: bool = True,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Weighted sum of the cross entropies of the rows of h·wᵀ, a scalar () float32.
+
+    h (T, K) float32, w (V, K) of any type, targets (T,) int32 in [0, V), weights (T,) float32; rows
+    of weight 0 cost nothing. gradient=False leaves out what only training needs. softcap, 0 for
+    none, caps the logits. The gradient is with respect to h; w has none here. `saved[0]` of the
+    result, () float32, counts the rows of weight other than 0 whose target has the greatest logit.
+    Raises ShapeError if shapes or types do not fit, and, when computed, if a target is out of
+    range.
+    """
+    return LINEAR_CROSS_ENTROPY(h, w, targets, weights, gradient=gradient, softcap=float(softcap))
+
+
+def linear_cross_entropy_by_row(
+    h: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    gradient: bool = True,
+    softcap: float = 0.0,
+) -> Tensor:
+    """The terms of `linear_cross_entropy`, (T,) float32: arguments and errors are the same."""
+    return LINEAR_CROSS_ENTROPY_BY_ROW(
+        h, w, targets, weights, gradient=gradient, softcap=float(softcap)
+    )
+
+
+def _spec(
+    h: Tensor, w: Tensor, targets: Tensor, weights: Tensor, *, gradient: bool, softcap: float
+) -> Spec:
+    expect_number("linear_cross_entropy", "softcap", softcap)
+    fits = len(h.shape) == len(w.shape) == 2 and h.shape[1] == w.shape[1]
+    if not fits or 0 in (*h.shape, *w.shape):
+        raise ShapeError(
+            f"linear_cross_entropy: h {h.shape}, w {w.shape}, wanted (T, K), (V, K), none empty"
+        )
+    if w.dtype.name not in QUANTS:
+        raise ShapeError(f"linear_cross_entropy: rows of {w!r} cannot be unpacked")
+    n = h.shape[0]
+    if targets.shape != (n,) or weights.shape != (n,):
+        raise ShapeError(
+            f"linear_cross_entropy: targets {targets.shape}, weights {weights.shape}, wanted ({n},)"
+        )
+    if not h.dtype is weights.dtype is F32 or targets.dtype is not I32:
+        raise ShapeError("linear_cross_entropy: wanted h and weights in F32, targets in I32")
+    return Spec(())
+
+
+def _spec_by_row(h: Tensor, *others: Tensor, gradient: bool, softcap: float) -> Spec:
+    _spec(h, *others, gradient=gradient, softcap=softcap)
+    return Spec(h.shape[:1])
+
+
+@parallel
+def _cap_rows(z, cap):
+    for i in prange(z.shape[0]):
+        row = z[i]
+        for j in range(row.size):
+            row[j] = cap * tanh32(row[j] / cap)
+
+
+@parallel
+def _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap):
+    """The loss of each row, and whether its target has the greatest logit.
+
+    With `gradient`, z becomes weight · (softmax z − onehot) · slope. per_cap is 1 / cap, or 0
+    without a cap; slope is that of the cap, or 1.
+    """
+    n = z.shape[1]
+    for i in prange(z.shape[0]):
+        row = z[i]
+        top = row_max(row)
+        target, total = row[targets[i]], np.float32(0)
+        keep = per_cap == 0  # with a cap the logits stay, for its slope
+        if keep:
+            for j in range(n):
+                row[j] = exp32(row[j] - top)
+                total += row[j]
+        else:
+            for j in range(n):
+                total += exp32(row[j] - top)
+        right[i] = target == top
+        losses[i] = weights[i] * (np.log(total) + top - target)
+        share, capped = weights[i] / total, target * per_cap
+        if gradient and keep:
+            for j in range(n):
+                row[j] *= share
+        elif gradient:
+            for j in range(n):
+                c = row[j] * per_cap
+                row[j] = exp32(row[j] - top) * share * (_ONE - c * c)
+        if gradient:
+            row[targets[i]] -= weights[i] * (_ONE - capped * capped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk(ABC):
+    """One way to compute a chunk of C rows: the bound weight, and scratch."""
+
+    w: gemm.Weight
+    h: np.ndarray  # (C, K)
+    dh: np.ndarray  # (C, K)
+    own: Scratch  # the other arrays of `layout`
+
+    @classmethod
+    def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
+        """One bound to a node's weight and scratch."""
+        return cls(w, h, dh, own)
+
+    @staticmethod
+    @abstractmethod
+    def takes(node: Tensor, compute: Compute) -> bool:
+        """Whether it computes this node."""
+
+    @staticmethod
+    @abstractmethod
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        """Scratch for a chunk: its gathered rows h, their gradients dh, and more."""
+
+    @abstractmethod
+    def compute(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> tuple[np.ndarray, int]:
+        """(losses (n,) of the first n gathered rows, how many have the target on top); with
+        `gradient`, it also fills dh."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored(_Chunk):
+    """Logits are written, and become their own gradient."""
+
+    softcap: np.float32
+
+    @classmethod
+    def of(cls, node: Tensor, w: gemm.Weight, h: np.ndarray, dh: np.ndarray, own: Scratch) -> Self:
+        return cls(w, h, dh, own, np.float32(node.params["softcap"]))
+
+    @staticmethod
+    def takes(node: Tensor, compute: Compute) -> bool:
+        return True
+
+    @staticmethod
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
+        c = chunk_rows(n_rows, n_vocab)
+        rows, problems = Array((c, k)), _products(node, c, compute)
+        most = max(gemm.scratch_bytes(p, fewer_rows=True) for p in problems)
+        z, products = Array((c * n_vocab,)), Array((most,), np.uint8)
+        return Layout(h=rows, dh=rows, z=z, products=products)
+
+    def compute(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> tuple[np.ndarray, int]:
+        n_vocab, products = len(self.w.data), self.own["products"]
+        h, z = self.h[:n], self.own["z"][: n * n_vocab].reshape(n, -1)
+        gemm.mul_mat(z, h, self.w, products, False)()
+        losses, right = np.empty(n, np.float32), np.empty(n, np.bool_)
+        if self.softcap:
+            _cap_rows(z, self.softcap)
+        per_cap = _ONE / self.softcap if self.softcap else np.float32(0)
+        _softmax_loss_rows(z, losses, right, targets, weights, gradient, per_cap)
+        for v in range(0, n_vocab if gradient else 0, SLICE):
+            rows = slice(v, v + SLICE)
+            w = replace(self.w, data=self.w.data[rows])
+            gemm.out_prod(self.dh[:n], z[:, rows], w, products, v > 0)()
+        return losses, int(right.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused(_Chunk):
+    """Logits stay in the cache (pyggml.ops.loss.head_amx)."""
+
+    @staticmethod
+    def takes(node: Tensor, compute: Compute) -> bool:
+        h, w = node.src[:2]
+        return head_amx.takes(h.shape[0], w.dtype, compute, node.params["softcap"])
+
+    @staticmethod
+    def layout(node: Tensor, compute: Compute) -> Layout:
+        (n_rows, k), n_vocab = node.src[0].shape, node.src[1].shape[0]
+        c = _rows_within(n_rows, head_amx.row_bytes(k))
+        rows = Array((c, k))
+        return Layout(h=rows, dh=rows, **head_amx.arrays(c, n_vocab, k, node.params["gradient"]))
+
+    def compute(
+        self, n: int, targets: np.ndarray, weights: np.ndarray, gradient: bool
+    ) -> tuple[np.ndarray, int]:
+        losses, tops = np.empty(n, np.float32), np.empty(n, np.float32)
+        made = head_amx.Made(losses, tops, self.dh[:n])
+        head_amx.call(self.w, self.h[:n], targets, weights, made, gradient, self.own)()
+        return losses, int((self.own["target_logits"][:n] == tops).sum())
+
+
+_WAYS: tuple[type[_Chunk], ...] = (_Fused, _Stored)
+
+
+def _way(node: Tensor, compute: Compute) -> type[_Chunk]:
+    """The first that takes the node."""
+    return next(way for way in _WAYS if way.takes(node, compute))
+
+
+def _by_chunk(
+    n_right: np.ndarray,
+    dh: np.ndarray | None,
+    h: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    chunk: _Chunk,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(row numbers, losses) of one chunk after another. n_right and dh are filled on the way."""
+    rows = np.flatnonzero(weights)
+    n_vocab = len(chunk.w.data)
+    if rows.size and not 0 <= targets[rows].min() <= targets[rows].max() < n_vocab:
+        raise ShapeError(f"linear_cross_entropy: a target is outside the {n_vocab} tokens")
+    n_right[...] = 0
+    if dh is not None:
+        dh[:] = 0
+    for first in range(0, rows.size, chunk.h.shape[0]):
+        some = rows[first : first + chunk.h.shape[0]]
+        np.take(h, some, axis=0, out=chunk.h[: some.size])
+        losses, n = chunk.compute(some.size, targets[some], weights[some], dh is not None)
+        n_right += n
+        if dh is not None:
+            dh[some] = chunk.dh[: some.size]
+        yield some, losses
+
+
+def _sum_up(out: np.ndarray, *arguments: Any) -> None:
+    """The sum of all losses, added up in float64."""
+    out[...] = sum(float(losses.sum(dtype=np.float64)) for _, losses in _by_chunk(*arguments))
+
+
+def _put_by_row(out: np.ndarray, *arguments: Any) -> None:
+    out[:] = 0
+    for rows, losses in _by_chunk(*arguments):
+        out[rows] = losses
+
+
+def chunk_rows(n_rows: int, n_vocab: int) -> int:
+    """How many rows have their logits stored at once."""
+    return _rows_within(n_rows, 4 * n_vocab)
+
+
+def _rows_within(n_rows: int, row_bytes: int) -> int:
+    """How many rows a chunk has: equal chunks within LOGITS_BYTES, but a register tile at least."""
+    most = max(gemm.FLOAT_TILE.mr, LOGITS_BYTES // row_bytes)
+    return -(-n_rows // -(-n_rows // most))
+
+
+def _products(node: Tensor, c: int, compute: Compute) -> Iterator[gemm.Problem]:
+    """The products of a chunk of c rows; the last chunk may have fewer."""
+    w, k = node.src[1], node.src[0].shape[1]
+    n_vocab = w.shape[0]
+    yield gemm.Problem("mul_mat", c, n_vocab, k, w.dtype, compute)
+    for n in {min(SLICE, n_vocab), n_vocab % SLICE or SLICE} if node.params["gradient"] else ():
+        yield gemm.Problem("out_prod", c, k, n, w.dtype, compute)
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    return _way(node, compute).layout(node, compute).n_bytes
+
+
+def _run(site: Site) -> Call:
+    h, w, targets, weights = site.src
+    chunk = _chunk(site, gemm.Weight(w, site.node.src[1].dtype, site.compute))
+    n_right, *dh = site.saved
+    kernel = _put_by_row if site.out.ndim else _sum_up
+    return Call(kernel, site.out, n_right, dh[0] if dh else None, h, targets, weights, chunk)
+
+
+def _chunk(site: Site, w: gemm.Weight) -> _Chunk:
+    way = _way(site.node, site.compute)
+    own = way.layout(site.node, site.compute).cut(site.scratch)
+    return way.of(site.node, w, own.pop("h"), own.pop("dh"), own)
+
+
+def _ref_by_row(
+    h: np.ndarray,
+    w: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    *,
+    gradient: bool,
+    softcap: float,
+) -> np.ndarray:
+    z = h @ w.T
+    z = softcap * np.tanh(z / softcap) if softcap else z
+    top = z.max(-1, keepdims=True)
+    log_sum = np.log(np.exp(z - top).sum(-1)) + top[:, 0]
+    rows = np.arange(len(z))
+    return np.asarray(weights * (log_sum - z[rows, targets.astype(np.int64)]))
+
+
+def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
+    return np.asarray(np.sum(_ref_by_row(*arrays, gradient=gradient, softcap=softcap)))
+
+
+def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
+    return (Spec(()), Spec(h.shape)) if gradient else (Spec(()),)
+
+
+def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dh = weight · (softmax(h·Wᵀ) - target)·W · dy
+
+    dh comes from the forward kernel. Weights are data; the unfused twin has a gradient for w.
+    """
+    if not node.params["gradient"]:
+        raise NoGradientError(
+            f"linear_cross_entropy at {node!r} was built with gradient=False, wanted True"
+        )
+    by_row = reshape(dy, (-1, 1)) if dy.shape else dy
+    return mul(node.saved[1], by_row), None, None, None
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, v, k, cap in ((1, 3, 2, 0.0), (5, 70, 8, 0.0), (30, 33, 40, 0.0), (9, 20, 8, 1.5)):
+        h, w = rng.standard_normal((t, k)), rng.standard_normal((v, k))
+        targets = rng.integers(0, v, t).astype(np.int32)
+        weights = rng.uniform(0.1, 1, t) * (rng.random(t) < 0.7)
+        yield Sample((h, w, targets, weights), {"gradient": True, "softcap": cap})
+
+
+_BOTH: dict[str, Any] = {
+    "ggml": GGMLOp.CUSTOM,
+    "grad": _grad,
+    "samples": _samples,
+    "refuses": {"gradient": (), "softcap": NONE_FROM_ZERO},
+    "memory": Memory.FRESH,
+    "saved": _saved,
+    "costly": True,
+}
+LINEAR_CROSS_ENTROPY = op(
+    name="linear_cross_entropy",
+    spec=_spec,
+    ref=_ref,
+    fuses=("mul_mat", "cross_entropy_rows", "cross_entropy_rows_back", "out_prod"),
+    **_BOTH,
+)
+LINEAR_CROSS_ENTROPY_BY_ROW = op(
+    name="linear_cross_entropy_by_row",
+    spec=_spec_by_row,
+    ref=_ref_by_row,
+    fuses=("mul_mat", "cross_entropy_by_row", "cross_entropy_rows_back", "out_prod"),
+    **_BOTH,
+)
+for _op in (LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY_BY_ROW):
+    cpu_kernel(_op, _run, scratch=_scratch)

@@ -1,0 +1,300 @@
+"""The output layer and its loss on Intel's tiles: logits are used where they are made.
+
+It is attention (pyggml.kernels.attention.amx), with positions for queries, and W's rows for both
+keys and values. With z = h·wᵀ, for each position t:
+
+    m = max_v z_v    norm = Σ_v e^(z_v − m)    o = Σ_v≠target e^(z_v − m) · w_v
+    L = weight · (m + log norm − z_target)
+    dL/dh = weight · (o / norm + (p − 1) · w_target)    p = e^(z_target − m) / norm
+
+Where p is nearly 1, rounding e^(z_target − m) to bfloat16 would cost more than p − 1 is. So o
+leaves the target out, and its term is added at the end in float32.
+
+A task takes a part of the vocabulary, a block of W's rows at a time. A block is unpacked once, for
+logits and gradient, and met by all positions, SIDE at a time. The parts are added up at the end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32, DType
+from pyggml.jit import kernel
+from pyggml.jit.frames import Bool, Floats1, Floats2, Floats3, Frame, Int, Ints1, Shorts1, Shorts3
+from pyggml.jit.isa import CHOSEN
+from pyggml.jit.scratch import Array, Scratch, per_thread
+from pyggml.jit.simd import exp32, fill
+from pyggml.jit.tasks import launch, stage, task_code
+from pyggml.kernels import gemm
+from pyggml.kernels.attention.amx_softmax import raise_maximum, row_exponentials, row_top
+from pyggml.kernels.attention.softmax import MASKED, ZERO
+from pyggml.kernels.gemm.amx.rows import (
+    LANES,
+    LINE,
+    leading,
+    matrix,
+    pack_group,
+    packed_size,
+    panel_bytes,
+    put_columns,
+    put_pairs,
+    unpack_rows,
+)
+from pyggml.kernels.gemm.amx.tiles import (
+    SIDE,
+    STEP,
+    TILE_BYTES,
+    Rows,
+    configure,
+    micro_product,
+    release,
+    rows_of,
+)
+from pyggml.kernels.gemm.frames import BlockMatrix, block_matrix, columns_from, rows_from
+from pyggml.kernels.gemm.microkernel import call_block, fetch
+from pyggml.kernels.gemm.panels import rounded_up, split
+from pyggml.kernels.kernel import Compute
+from pyggml.quants import UNPACK
+from pyggml.sizes import round_up
+
+PARTS = 8  # of the vocabulary: a number of sums of o that does not depend on the threads
+PIECE = 512  # numbers of a row that are unpacked at a time; a multiple of every block
+# A block's panels, for logits and gradient, stay in the second cache; the more rows it has, the
+# less often o is met.
+FEWEST_ROWS, MOST_ROWS, BLOCK_BYTES = 128, 256, 1 << 20
+
+
+class HeadTiles(Frame):
+    """One chunk of positions."""
+
+    h: Floats1  # (n, K)
+    targets: Ints1
+    n: Int
+    k: Int
+    w: BlockMatrix
+    rounds: Bool  # whether W's unpacker writes bfloat16
+    n_vocab: Int
+    block: Int  # rows of W
+    gradient: Bool
+    n_shares: Int  # of the positions; a task has one, of one part
+    packed_h: Shorts1
+    target_logits: Floats1
+    # of each part
+    m: Floats2
+    norm: Floats2
+    o: Floats3
+    # of each thread
+    rows: Shorts3  # of W, as bfloat16
+    numbers: Floats2
+    transposed: Shorts3  # the block's panels for logits
+    pairs: Shorts3  # and for the gradient
+    s: Floats3  # logits of SIDE positions and the block's rows
+    p: Shorts3  # its exponentials, as bfloat16
+
+
+# -- tasks ----------------------------------------------------------------------------------------
+
+
+@task_code(HeadTiles)
+def _pack_task(f, task, thread):
+    """A group of SIDE positions."""
+    pack_group(f.packed_h, f.h, f.k, f.n, f.k, task, f.numbers[thread])
+
+
+@kernel
+def _unpack_block(f, v, n, thread):
+    """n rows of W from row v on, as panels; zeros up to the next whole panel."""
+    w, rows, numbers = rows_from(f.w, v), f.rows[thread], f.numbers[thread]
+    for first in range(0, rounded_up(n, SIDE), LANES):
+        panel = f.transposed[thread, first // SIDE].ctypes.data
+        for k0 in range(0, f.k, PIECE):
+            here, k = columns_from(w, k0), min(PIECE, f.k - k0)
+            unpack_rows(rows, here, first, n, k, f.rounds, numbers)
+            to = panel + k0 // STEP * 2 * TILE_BYTES
+            put_columns(to, first % SIDE, rows, (k + STEP - 1) // STEP)
+            if f.gradient:
+                panels, width = f.pairs[thread, k0 // SIDE :], rounded_up(k, SIDE)
+                for i in range(0, LANES, 2):
+                    put_pairs(panels, first + i, rows[i], rows[i + 1], width)
+
+
+@kernel
+def _take_softmax(f, part, group, v, n, thread):
+    """From logits to exponentials: P, the norms, and what a rising maximum does to norm and o."""
+    s, p, m, norm, o = f.s[thread], f.p[thread], f.m[part], f.norm[part], f.o[part]
+    columns, first, start = rounded_up(n, SIDE), group * SIDE, np.int64(0)
+    for i in range(SIDE):  # maxima ahead of what waits for them
+        top = row_top(s[i].ctypes.data, columns, start, n, np.float32(1))
+        if top > m[first + i]:
+            raise_maximum(o[first + i], m, norm, first + i, top)
+    for i in range(SIDE):
+        t, to = first + i, p[i].ctypes.data
+        norm[t] += row_exponentials(to, s[i].ctypes.data, columns, start, n, np.float32(1), m[t])
+        if t < f.n and v <= f.targets[t] < v + n:
+            f.target_logits[t] = s[i, f.targets[t] - v]
+            p[i, f.targets[t] - v] = 0
+
+
+@kernel
+def _meet_group(f, part, group, v, n, thread):
+    """A group of positions meets the block of n rows from v on."""
+    s, p, o = f.s[thread], f.p[thread], f.o[part, group * SIDE :]
+    lda = 2 * leading(f.k)
+    h = Rows(f.packed_h.ctypes.data + group * SIDE * lda, lda)
+    for j in range(0, n, SIDE):
+        b = f.transposed[thread, j // SIDE].ctypes.data
+        micro_product(rows_of(s[:, j:]), h, b, (f.k + STEP - 1) // STEP, False)
+    _take_softmax(f, part, group, v, n, thread)
+    if f.gradient:
+        for j in range(0, f.k, SIDE):
+            to, b = rows_of(o[:, j:]), f.pairs[thread, j // SIDE].ctypes.data
+            for i in range(SIDE):  # the square that comes next
+                fetch(to.address + i * to.stride + 4 * SIDE, 4 * SIDE)
+            micro_product(to, rows_of(p), b, (n + STEP - 1) // STEP, True)
+
+
+@task_code(HeadTiles)
+def _part_task(f, task, thread):
+    """A part of the vocabulary and a share of the positions."""
+    part, n_groups = task // f.n_shares, (f.n + SIDE - 1) // SIDE
+    groups = split(n_groups, f.n_shares, task % f.n_shares)
+    n_blocks = (f.n_vocab + f.block - 1) // f.block
+    blocks = split(n_blocks, f.m.shape[0], part)
+    for t in range(groups[0] * SIDE, groups[1] * SIDE):
+        f.m[part, t], f.norm[part, t] = MASKED, ZERO
+        fill(f.o[part, t], ZERO)
+    configure()
+    for v in range(blocks[0] * f.block, blocks[1] * f.block, f.block):
+        n = min(f.block, f.n_vocab - v)
+        _unpack_block(f, v, n, thread)
+        for group in range(groups[0], groups[1]):
+            _meet_group(f, part, group, v, n, thread)
+    release()
+
+
+class HeadSums(Frame):
+    """What the parts of a chunk are added up to."""
+
+    losses: Floats1
+    tops: Floats1
+    dh: Floats2
+    targets: Ints1
+    weights: Floats1
+    w: BlockMatrix  # whose unpacker writes float32
+    gradient: Bool
+    target_logits: Floats1
+    m: Floats2
+    norm: Floats2
+    o: Floats3
+    numbers: Floats2
+
+
+@task_code(HeadSums)
+def _sum_task(f, t, thread):
+    """Loss, greatest logit and gradient of one position."""
+    top, total = MASKED, ZERO
+    for part in range(f.m.shape[0]):
+        top = max(top, f.m[part, t])
+    for part in range(f.m.shape[0]):
+        total += f.norm[part, t] * exp32(f.m[part, t] - top)
+    logit, weight = f.target_logits[t], f.weights[t]
+    f.losses[t], f.tops[t] = weight * (np.log(total) + top - logit), top
+    if f.gradient:
+        dh = f.dh[t]
+        fill(dh, ZERO)
+        for part in range(f.m.shape[0]):
+            of, share = f.o[part, t], exp32(f.m[part, t] - top) * weight / total
+            for i in range(dh.shape[0]):
+                dh[i] += of[i] * share
+        surplus = weight * (exp32(logit - top) / total - np.float32(1))
+        _add_row(dh, rows_from(f.w, np.int64(f.targets[t])), surplus, f.numbers[thread])
+
+
+@kernel
+def _add_row(dh, w, factor, numbers):
+    """dh += factor · the first row of W."""
+    for k0 in range(0, dh.shape[0], PIECE):
+        k = min(PIECE, dh.shape[0] - k0)
+        here = columns_from(w, k0)
+        call_block(w.unpack, numbers.ctypes.data, here.address, k // w.block)
+        for i in range(k):
+            dh[k0 + i] += factor * numbers[i]
+
+
+# -- binding --------------------------------------------------------------------------------------
+
+
+def takes(n: int, w: DType, compute: Compute, softcap: float) -> bool:
+    """Whether tiles serve n positions: W may be rounded, and no logit is capped."""
+    return CHOSEN.tiles and n >= SIDE and w is not F32 and compute != "f32" and not softcap
+
+
+def row_bytes(k: int) -> int:
+    """Bytes of a position's sums over all parts."""
+    return PARTS * 4 * (round_up(k, SIDE) + LINE // 4)
+
+
+def _block(n_vocab: int, k: int) -> int:
+    """Rows of W whose panels fit the second cache, a multiple of SIDE."""
+    fits = BLOCK_BYTES // (4 * k) // SIDE * SIDE
+    return min(round_up(n_vocab, SIDE), max(FEWEST_ROWS, min(MOST_ROWS, fits)))
+
+
+def arrays(n: int, n_vocab: int, k: int, gradient: bool) -> dict[str, Array]:
+    """Scratch for up to n positions of k numbers."""
+    rows, width, block = round_up(n, SIDE), round_up(k, SIDE), _block(n_vocab, k)
+    n_parts = min(PARTS, -(-n_vocab // block))
+    return {
+        "packed_h": Array((packed_size(n, k),), np.uint16),
+        "target_logits": Array((rows,)),
+        "m": Array((n_parts, rows)),
+        "norm": Array((n_parts, rows)),
+        "o": Array((n_parts, rows, width + LINE // 4 if gradient else 0)),
+        "rows": per_thread(LANES, PIECE + LINE // 2, dtype=np.uint16),
+        "numbers": per_thread(PIECE),
+        "transposed": per_thread(block // SIDE, panel_bytes(k) // 2, dtype=np.uint16),
+        "pairs": per_thread(width // SIDE, panel_bytes(block) // 2, dtype=np.uint16),
+        "s": per_thread(SIDE, block + LINE // 4),
+        "p": per_thread(SIDE, block + LINE // 2, dtype=np.uint16),
+    }
+
+
+class Made(NamedTuple):
+    """What a call makes of n positions."""
+
+    losses: np.ndarray  # (n,) float32
+    tops: np.ndarray  # (n,) float32, each position's greatest logit
+    dh: np.ndarray  # (n, K) float32, with `gradient`
+
+
+def call(
+    w: gemm.Weight,
+    h: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    made: Made,
+    gradient: bool,
+    scratch: Scratch,
+) -> Call:
+    """The loss of h (n, K), with `gradient` also dh; scratch: `arrays`, for n positions or more.
+
+    Afterwards scratch["target_logits"] begins with the logits of the n targets.
+    """
+    (n, k), n_vocab = h.shape, len(w.data)
+    n_groups, (n_parts, _) = -(-n // SIDE), scratch["m"].shape
+    n_shares = min(n_groups, -(-2 * len(scratch["numbers"]) // n_parts))
+    tiled, rounds = matrix(w.data, w.dtype, k)
+    f = HeadTiles(
+        h=h.reshape(-1), n=n, k=k, w=tiled, rounds=rounds, n_vocab=n_vocab,
+        block=_block(n_vocab, k), gradient=gradient, n_shares=n_shares, targets=targets, **scratch,
+    )  # fmt: skip
+    exact = block_matrix(w.data, w.dtype, UNPACK[w.dtype.name].address)
+    shared = {name: scratch[name] for name in scratch if name in HeadSums.fields}
+    sums = HeadSums(
+        targets=targets, weights=weights, w=exact, gradient=gradient, **made._asdict(), **shared
+    )
+    parts = stage(_part_task, f, n_parts * n_shares)
+    return Call(launch, stage(_pack_task, f, n_groups), parts, stage(_sum_task, sums, n))

@@ -1,0 +1,202 @@
+"""Products with a weight and, in the same pass over the result, what LoRA adds to them.
+
+mul_mat_low_rank(b, t, w, x)           y   = x·wᵀ + t·bᵀ        saved with `rounds`: y as bfloat16
+out_prod_low_rank(a, s, w, dy)         dx  = dy·w + s·a
+out_prod_low_rank_add(c, a, s, w, dy)  dx' = c + dy·w + s·a     in c's memory
+
+w (N, K) of any type; float32 are b (N, R), a (R, K), t and s (T, R), x (T, K), dy (T, N). The CPU
+puts them in graphs (pyggml.backends.cpu.rewrites.joint_products). pyggml.kernels.gemm.beside says
+how they keep the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
+from pyggml.graph.tensor import Tensor
+from pyggml.kernels import gemm
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.ops.expect import expect, expect_axes
+from pyggml.ops.product.matmul import onto_first, packing_of
+
+_NO_GRAD = NoGrad("it takes the place of nodes whose gradients are built already")
+_SIZES = (1, 1, 1, 1), (5, 40, 33, 3), (13, 70, 300, 8)  # T, N, K, R of samples
+
+
+def mul_mat_low_rank(b: Tensor, t: Tensor, w: Tensor, x: Tensor, rounds: bool = False) -> Tensor:
+    """x·wᵀ + t·bᵀ; with `rounds`, saved is the same as BF16."""
+    return MUL_MAT_LOW_RANK(b, t, w, x, rounds=rounds)
+
+
+def out_prod_low_rank(a: Tensor, s: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    """dy·w + s·a."""
+    return OUT_PROD_LOW_RANK(a, s, w, dy)
+
+
+def out_prod_low_rank_add(c: Tensor, a: Tensor, s: Tensor, w: Tensor, dy: Tensor) -> Tensor:
+    """c + dy·w + s·a."""
+    return OUT_PROD_LOW_RANK_ADD(c, a, s, w, dy)
+
+
+def _problem(form: gemm.Form, node: Tensor, compute: Compute) -> gemm.Problem:
+    thin, w, rows = node.src[-3:]
+    m, k = rows.shape
+    return gemm.Problem(form, m, node.shape[1], k, w.dtype, compute, rank=thin.shape[1])
+
+
+def _weight(site: Site) -> gemm.Weight:
+    return gemm.Weight(site.src[-2], site.node.src[-2].dtype, site.compute)
+
+
+# -- mul_mat_low_rank ---------------------------------------------------------------------------
+
+
+def _mul_mat_spec(b: Tensor, t: Tensor, w: Tensor, x: Tensor, rounds: bool) -> Spec:
+    name = "mul_mat_low_rank"
+    for what, source in (("b", b), ("t", t), ("w", w)):
+        expect_axes(name, what, source, 2)
+    (n, k), (m, r) = w.shape, t.shape
+    expect(name, "b", b, (n, r))
+    expect(name, "t", t, (m, r))
+    expect(name, "x", x, (m, k))
+    return Spec((m, n))
+
+
+def _mul_mat_saved(b: Tensor, t: Tensor, w: Tensor, x: Tensor, rounds: bool) -> tuple[Spec, ...]:
+    return (Spec((x.shape[0], w.shape[0]), BF16),) if rounds else ()
+
+
+def _mul_mat_run(site: Site) -> Call:
+    b, t, _, x = site.src
+    packing = None
+    if site.shared is not None:
+        packing = gemm.Packing(site.shared, done=not site.fills_shared)
+    beside = gemm.LowRank(t, b, *site.saved)
+    return gemm.mul_mat(site.out, x, _weight(site), site.scratch, False, packing, beside)
+
+
+def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
+    return gemm.scratch_bytes(_problem("mul_mat", node, compute))
+
+
+def _mul_mat_ref(
+    b: np.ndarray, t: np.ndarray, w: np.ndarray, x: np.ndarray, rounds: bool
+) -> np.ndarray:
+    return x @ w.T + t @ b.T
+
+
+def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for m, n, k, r in _SIZES:
+        shapes = (n, r), (m, r), (n, k), (m, k)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes), {"rounds": m > 1})
+
+
+MUL_MAT_LOW_RANK = op(
+    name="mul_mat_low_rank",
+    ggml=GGMLOp.CUSTOM,
+    spec=_mul_mat_spec,
+    ref=_mul_mat_ref,
+    grad=_NO_GRAD,
+    samples=_mul_mat_samples,
+    refuses={"rounds": ()},
+    memory=Memory.FRESH,
+    saved=_mul_mat_saved,
+    costly=True,
+    fuses=("mul_mat", "mul_mat_add", "cpy"),
+)
+cpu_kernel(MUL_MAT_LOW_RANK, _mul_mat_run, scratch=_mul_mat_scratch, shared=packing_of)
+
+# -- out_prod_low_rank --------------------------------------------------------------------------
+
+
+def _out_prod_spec(a: Tensor, s: Tensor, w: Tensor, dy: Tensor) -> Spec:
+    name = "out_prod_low_rank"
+    for what, source in (("a", a), ("s", s), ("w", w)):
+        expect_axes(name, what, source, 2)
+    (n, k), (m, r) = w.shape, s.shape
+    expect(name, "a", a, (r, k))
+    expect(name, "s", s, (m, r))
+    expect(name, "dy", dy, (m, n))
+    return Spec((m, k))
+
+
+def _out_prod_call(site: Site, accumulate: bool) -> Call:
+    a, s, _, dy = site.src[-4:]
+    beside = gemm.LowRank(s, a)
+    return gemm.out_prod(site.out, dy, _weight(site), site.scratch, accumulate, beside)
+
+
+def _out_prod_run(site: Site) -> Call:
+    return _out_prod_call(site, accumulate=False)
+
+
+def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
+    return gemm.scratch_bytes(_problem("out_prod", node, compute))
+
+
+def _out_prod_ref(a: np.ndarray, s: np.ndarray, w: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    return dy @ w + s @ a
+
+
+def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for m, n, k, r in _SIZES:
+        shapes = (r, k), (m, r), (n, k), (m, n)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+OUT_PROD_LOW_RANK = op(
+    name="out_prod_low_rank",
+    ggml=GGMLOp.CUSTOM,
+    spec=_out_prod_spec,
+    ref=_out_prod_ref,
+    grad=_NO_GRAD,
+    samples=_out_prod_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+    costly=True,
+    fuses=("out_prod", "out_prod_add"),
+)
+cpu_kernel(OUT_PROD_LOW_RANK, _out_prod_run, scratch=_out_prod_scratch)
+
+# -- out_prod_low_rank_add ----------------------------------------------------------------------
+
+
+def _out_prod_add_spec(c: Tensor, a: Tensor, s: Tensor, w: Tensor, dy: Tensor) -> Spec:
+    product = _out_prod_spec(a, s, w, dy)
+    expect("out_prod_low_rank_add", "c", c, product.shape)
+    return product
+
+
+def _out_prod_add_run(site: Site) -> Call:
+    return onto_first(site, _out_prod_call(site, accumulate=True))
+
+
+def _out_prod_add_ref(c: np.ndarray, *factors: np.ndarray) -> np.ndarray:
+    return c + _out_prod_ref(*factors)
+
+
+def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for m, n, k, r in _SIZES:
+        shapes = (m, k), (r, k), (m, r), (n, k), (m, n)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+OUT_PROD_LOW_RANK_ADD = op(
+    name="out_prod_low_rank_add",
+    ggml=GGMLOp.CUSTOM,
+    spec=_out_prod_add_spec,
+    ref=_out_prod_add_ref,
+    grad=_NO_GRAD,
+    samples=_out_prod_add_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.INPLACE_FIRST,
+    costly=True,
+    fuses=("out_prod_add", "out_prod_add"),
+)
+cpu_kernel(OUT_PROD_LOW_RANK_ADD, _out_prod_add_run, scratch=_out_prod_scratch)

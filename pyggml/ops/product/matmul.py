@@ -1,0 +1,367 @@
+"""Matrix products. A weight is (n_out, n_in), so the product with its transpose is the natural one.
+
+mul_mat(w, x)          y  = x·wᵀ            w may be of any type, x float32
+mul_mat_add(y, w, x)   y' = y + x·wᵀ        in y's memory, unless y is read afterwards
+out_prod(a, b)         c  = bᵀ·a            gradients: dx = out_prod(w, dyᵀ), dw = out_prod(x, dy)
+out_prod_add(c, a, b)  c' = c + bᵀ·a        in c's memory likewise
+
+Leading axes are batches. As in ggml, batch i of the result takes batch i // r of a source that has
+r times fewer batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.ggml_enums import GGMLOp
+from pyggml.graph.op import NO_SETTINGS, Memory, Sample, Spec, op
+from pyggml.graph.tensor import Shape, Tensor
+from pyggml.kernels import gemm
+from pyggml.kernels.kernel import Compute, Site, cpu_kernel
+from pyggml.ops.layout.layout import cont, reshape, transpose
+from pyggml.ops.layout.repeat import repeat_back
+from pyggml.ops.product.batches import placed, strided, strided_bytes, transposed
+
+
+def mul_mat(w: Tensor, x: Tensor) -> Tensor:
+    """x·wᵀ: w (…, N, K) of any type, x (…, T, K) float32 -> (…, T, N) (ggml MUL_MAT).
+
+    A w of another type than F32 has two axes. Raises ShapeError if K differs, or if the batches of
+    w do not divide those of x.
+    """
+    return MUL_MAT(_walkable(w), _as_taken(w, x))
+
+
+def mul_mat_add(y: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    """y + x·wᵀ: y (…, T, N), w (N, K) of any type, x (…, T, K) float32."""
+    return MUL_MAT_ADD(y, _walkable(w), _as_taken(w, x))
+
+
+def out_prod(a: Tensor, b: Tensor) -> Tensor:
+    """bᵀ·a: a (…, R, M) of any type, b (…, R, N) float32 -> (…, N, M) (ggml OUT_PROD)."""
+    if a.dtype is F32 or len(b.shape) < 2 or transpose(b).is_contiguous:
+        return OUT_PROD(_walkable(a), _walkable(b))
+    return OUT_PROD(a, transpose(cont(transpose(b))))
+
+
+def out_prod_add(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """c + bᵀ·a: c (…, N, M) float32, a and b as out_prod takes them."""
+    return OUT_PROD_ADD(c, *out_prod(a, b).src)
+
+
+def _walkable(t: Tensor) -> Tensor:
+    """t, or a copy if t has gaps and several batch axes: kernels walk one batch axis."""
+    return t if len(t.shape) <= 3 or t.is_contiguous else cont(t)
+
+
+def _as_taken(w: Tensor, x: Tensor) -> Tensor:
+    """x as the kernel for w takes it: with a w to unpack, x has no gaps."""
+    return _walkable(x) if w.dtype is F32 else cont(x)
+
+
+def _batches(name: str, few: Shape, many: Shape) -> Shape:
+    """The result's leading axes: those of `many`, which those of `few` must divide."""
+    few = (1,) * (len(many) - len(few)) + few
+    if len(few) > len(many) or any(f == 0 or m % f for f, m in zip(few, many, strict=True)):
+        raise ShapeError(f"{name}: batches {few} do not divide batches {many}")
+    return many
+
+
+def _check(name: str, weight: Tensor, x: Tensor, axis: int) -> None:
+    if len(weight.shape) < 2 or len(x.shape) < 2:
+        raise ShapeError(f"{name}: {weight.shape} and {x.shape}: two axes or more are needed")
+    if weight.shape[axis] != x.shape[axis]:
+        raise ShapeError(
+            f"{name} with {weight.name or 'a matrix'}: {weight.shape} and {x.shape} differ in "
+            f"the axis they are summed over ({weight.shape[axis]} and {x.shape[axis]})"
+        )
+    if x.dtype is not F32:
+        raise ShapeError(f"{name}: the second factor is {x.dtype}, wanted F32")
+    to_unpack = weight.dtype is not F32
+    if to_unpack and len(weight.shape) > 2:
+        raise ShapeError(f"{name}: a {weight.dtype} matrix has {len(weight.shape)} axes, wanted 2")
+    if to_unpack and weight.strides[-1] != weight.dtype.block_bytes:
+        raise ShapeError(f"{name}: the rows of {weight!r} have gaps, wanted them whole")
+
+
+# -- how a product finds its kernel -------------------------------------------------------------
+
+
+def _is_rows(a: np.ndarray) -> bool:
+    """Whether `a` is a matrix whose rows have no gaps, so that they can be unpacked one by one."""
+    return a.ndim == 2 and a.strides[1] == a.itemsize
+
+
+def _has_rows(w: Tensor, x: Tensor) -> bool:
+    """Whether w is a matrix whose rows have no gaps, and x has no gaps at all."""
+    return len(w.shape) == 2 and w.strides[1] == w.dtype.block_bytes and x.is_contiguous
+
+
+def _scratch_bytes(c: Tensor, w: Tensor, rows: Tensor, form: gemm.Form, compute: Compute) -> int:
+    """Scratch of C = rows · Wᵀ or rows · W."""
+    *m, k = rows.shape
+    if _has_rows(w, rows):
+        return gemm.scratch_bytes(gemm.Problem(form, prod(m), c.shape[-1], k, w.dtype, compute))
+    b = placed(w) if form == "mul_mat" else transposed(w)
+    return strided_bytes(c.shape, placed(rows), b)
+
+
+# -- mul_mat ------------------------------------------------------------------------------------
+
+
+def _mul_mat_spec(w: Tensor, x: Tensor) -> Spec:
+    _check("mul_mat", w, x, axis=-1)
+    return Spec((*_batches("mul_mat", w.shape[:-2], x.shape[:-2]), x.shape[-2], w.shape[-2]))
+
+
+def _mul_mat_call(site: Site, w: np.ndarray, x: np.ndarray, accumulate: bool) -> Call:
+    y = site.out
+    if _is_rows(w) and x.flags.c_contiguous:
+        flat_y, flat_x = y.reshape(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
+        weight = gemm.Weight(w, site.node.src[-2].dtype, site.compute)
+        packing = None
+        if site.shared is not None:
+            packing = gemm.Packing(site.shared, done=not site.fills_shared)
+        return gemm.mul_mat(flat_y, flat_x, weight, site.scratch, accumulate, packing)
+    return strided(y, x, w, site.scratch, accumulate)
+
+
+def _mul_mat_run(site: Site) -> Call:
+    w, x = site.src
+    return _mul_mat_call(site, w, x, accumulate=False)
+
+
+def _mul_mat_scratch(node: Tensor, compute: Compute) -> int:
+    w, x = node.src[-2:]
+    return _scratch_bytes(node, w, x, "mul_mat", compute)
+
+
+def packing_of(node: Tensor, compute: Compute) -> tuple[int, str]:
+    """(bytes, key) of x's packing: products of the same x with the same key share it."""
+    w, x = node.src[-2:]
+    if not _has_rows(w, x):
+        return 0, ""
+    n, k = w.shape
+    return gemm.packing(gemm.Problem("mul_mat", prod(x.shape[:-1]), n, k, w.dtype, compute))
+
+
+def _spread(few: np.ndarray, many: np.ndarray) -> np.ndarray:
+    """`few` with every batch repeated until it has the batches of `many`."""
+    few = few.reshape((1,) * (many.ndim - few.ndim) + few.shape)
+    for axis in range(many.ndim - 2):
+        few = np.repeat(few, many.shape[axis] // few.shape[axis], axis)
+    return few
+
+
+def _mul_mat_ref(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return x @ _spread(w, x).swapaxes(-1, -2)
+
+
+def _mul_mat_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """dw = dyᵀ·x, dx = dy·w"""
+    w, x = node.src[-2:]
+    return _sum_groups(out_prod(x, dy), w.shape), out_prod(w, transpose(dy))
+
+
+def _sum_groups(dw: Tensor, shape: Shape) -> Tensor:
+    """dw summed over the neighbouring batches that one batch of the weight served."""
+    if dw.shape == shape:
+        return dw
+    found, wanted = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
+    for axis in (i for i in range(len(found) - 2) if found[i] != wanted[i]):
+        outer, inner = prod(wanted[: axis + 1]), prod(found[axis + 1 :])
+        grouped = reshape(dw, (outer, found[axis] // wanted[axis], inner))
+        dw = repeat_back(grouped, (outer, 1, inner))
+    return reshape(dw, shape)
+
+
+def _mul_mat_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, n, k in ((1, 1, 1), (3, 5, 8), (13, 70, 33), (2, 64, 600)):
+        yield Sample((rng.standard_normal((n, k)), rng.standard_normal((t, k))))
+    yield Sample((rng.standard_normal((2, 5, 7)), rng.standard_normal((4, 3, 7))))
+    yield Sample((rng.standard_normal((5, 7)), rng.standard_normal((2, 3, 7))))
+    yield Sample((rng.standard_normal((2, 2, 5, 7)), rng.standard_normal((4, 6, 3, 7))))
+
+
+MUL_MAT = op(
+    name="mul_mat",
+    ggml=GGMLOp.MUL_MAT,
+    spec=_mul_mat_spec,
+    ref=_mul_mat_ref,
+    grad=_mul_mat_grad,
+    samples=_mul_mat_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+    strided=True,
+    costly=True,
+)
+cpu_kernel(MUL_MAT, _mul_mat_run, scratch=_mul_mat_scratch, shared=packing_of)
+
+# -- mul_mat_add --------------------------------------------------------------------------------
+
+
+def _mul_mat_add_spec(y: Tensor, w: Tensor, x: Tensor) -> Spec:
+    return _added("mul_mat_add", y, _mul_mat_spec(w, x))
+
+
+def _added(name: str, y: Tensor, product: Spec) -> Spec:
+    if y.shape != product.shape:
+        raise ShapeError(f"{name}: adds {product.shape} to {y.shape}")
+    return product
+
+
+def _mul_mat_add_run(site: Site) -> Call:
+    _, w, x = site.src
+    return onto_first(site, _mul_mat_call(site, w, x, accumulate=True))
+
+
+def onto_first(site: Site, call: Call) -> Call:
+    """`call`, which adds to the result, after a copy of the first source into the result."""
+    y = site.src[0]
+    if y.ctypes.data == site.out.ctypes.data:
+        return call
+    return Call(_after_copy, site.out, y, call)
+
+
+def _after_copy(out: np.ndarray, y: np.ndarray, call: Call) -> None:
+    np.copyto(out, y)
+    call()
+
+
+def _mul_mat_add_ref(y: np.ndarray, w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return y + _mul_mat_ref(w, x)
+
+
+def _mul_mat_add_grad(node: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """da = dy, dw = dyᵀ·x, dx = dy·w"""
+    return dy, *_mul_mat_grad(node, dy)
+
+
+def _mul_mat_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for t, n, k in ((1, 1, 1), (3, 5, 8), (13, 70, 4)):
+        shapes = (t, n), (n, k), (t, k)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+MUL_MAT_ADD = op(
+    name="mul_mat_add",
+    ggml=GGMLOp.CUSTOM,
+    spec=_mul_mat_add_spec,
+    ref=_mul_mat_add_ref,
+    grad=_mul_mat_add_grad,
+    samples=_mul_mat_add_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.INPLACE_FIRST,
+    strided=True,
+    costly=True,
+    fuses=("mul_mat", "add"),
+)
+cpu_kernel(MUL_MAT_ADD, _mul_mat_add_run, scratch=_mul_mat_scratch, shared=packing_of)
+
+# -- out_prod -----------------------------------------------------------------------------------
+
+
+def _out_prod_spec(a: Tensor, b: Tensor) -> Spec:
+    _check("out_prod", a, b, axis=-2)
+    return Spec((*_batches("out_prod", a.shape[:-2], b.shape[:-2]), b.shape[-1], a.shape[-1]))
+
+
+def _out_prod_call(site: Site, a: np.ndarray, b: np.ndarray, accumulate: bool) -> Call:
+    rows = b.swapaxes(-1, -2)  # (…, N, R)
+    if _is_rows(a) and rows.flags.c_contiguous:
+        dx = site.out.reshape(-1, site.out.shape[-1])
+        flat = rows.reshape(-1, rows.shape[-1])
+        weight = gemm.Weight(a, site.node.src[-2].dtype, site.compute)
+        return gemm.out_prod(dx, flat, weight, site.scratch, accumulate)
+    return strided(site.out, rows, a.swapaxes(-1, -2), site.scratch, accumulate)
+
+
+def _out_prod_run(site: Site) -> Call:
+    a, b = site.src
+    return _out_prod_call(site, a, b, accumulate=False)
+
+
+def _out_prod_scratch(node: Tensor, compute: Compute) -> int:
+    a, b = node.src[-2:]
+    shape, strides = transposed(b)
+    return _scratch_bytes(node, a, Tensor(shape, b.dtype, strides=strides), "out_prod", compute)
+
+
+def _out_prod_ref(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return b.swapaxes(-1, -2) @ _spread(a, b)
+
+
+def _out_prod_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    """da = b·dc, db = a·dcᵀ"""
+    a, b = node.src[-2:]  # c = bᵀ·a, so da = b·dc and dbᵀ = dc·aᵀ
+    return _sum_groups(mul_mat(transpose(dc), b), a.shape), transpose(mul_mat(a, dc))
+
+
+def _out_prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for r, m, n in ((1, 1, 1), (5, 8, 3), (70, 33, 13), (600, 300, 2)):
+        yield Sample((rng.standard_normal((r, m)), rng.standard_normal((r, n))))
+    for a, b in (((4, 5, 7), (4, 5, 3)), ((2, 5, 7), (4, 5, 3)), ((2, 1, 5, 7), (4, 3, 5, 2))):
+        yield Sample((rng.standard_normal(a), rng.standard_normal(b)))
+
+
+OUT_PROD = op(
+    name="out_prod",
+    ggml=GGMLOp.OUT_PROD,
+    spec=_out_prod_spec,
+    ref=_out_prod_ref,
+    grad=_out_prod_grad,
+    samples=_out_prod_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+    strided=True,
+    costly=True,
+)
+cpu_kernel(OUT_PROD, _out_prod_run, scratch=_out_prod_scratch)
+
+# -- out_prod_add -------------------------------------------------------------------------------
+
+
+def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
+    return _added("out_prod_add", c, _out_prod_spec(a, b))
+
+
+def _out_prod_add_run(site: Site) -> Call:
+    _, a, b = site.src
+    return onto_first(site, _out_prod_call(site, a, b, accumulate=True))
+
+
+def _out_prod_add_ref(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return c + _out_prod_ref(a, b)
+
+
+def _out_prod_add_grad(node: Tensor, dc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ds = dc, da = b·dc, db = a·dcᵀ"""
+    return dc, *_out_prod_grad(node, dc)
+
+
+def _out_prod_add_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for r, m, n in ((1, 1, 1), (5, 8, 3), (4, 33, 13), (600, 70, 2)):
+        shapes = (n, m), (r, m), (r, n)
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+OUT_PROD_ADD = op(
+    name="out_prod_add",
+    ggml=GGMLOp.CUSTOM,
+    spec=_out_prod_add_spec,
+    ref=_out_prod_add_ref,
+    grad=_out_prod_add_grad,
+    samples=_out_prod_add_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.INPLACE_FIRST,
+    strided=True,
+    costly=True,
+    fuses=("out_prod", "add"),
+)
+cpu_kernel(OUT_PROD_ADD, _out_prod_add_run, scratch=_out_prod_scratch)

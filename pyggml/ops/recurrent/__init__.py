@@ -1,0 +1,1 @@
+"""Recurrences: state spaces, delta nets and linear attention."""

@@ -1,0 +1,225 @@
+"""A GGUF model → the same model in another file type, as from llama.cpp's quantiser, with other
+numbers in some of its tensors, or both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from pyggml import gguf
+from pyggml.errors import ConfigError, Fault, ModelError, QuantError
+from pyggml.gguf.fields import shown
+from pyggml.graph.dtypes import F32, DType
+from pyggml.quants import (
+    FILE_TYPES,
+    QUANTS,
+    ModelFacts,
+    dequantize,
+    is_packed,
+    mix,
+    needs_importance,
+    quantize,
+)
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+
+QUANTISATION_VERSION = 2  # of ggml's block formats
+
+
+Progress = Callable[[str, DType, DType], None]  # name, old type, new type of a tensor
+Numbers = Callable[[], np.ndarray]  # a tensor's float32 numbers, of its shape
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def requantize(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    file_type: str,
+    progress: Progress | None = None,
+    allow_requantize: bool = False,
+    importance: ImportanceMatrix | None = None,
+) -> None:
+    """Write `target` with the tensor types of `file_type` (Q8_0, Q4_K_M, F16, …); see `rewrite`.
+
+    Raises what `rewrite` raises, and GGUFError for a damaged source.
+    """
+    with gguf.open(source) as file:
+        rewrite(file, target, file_type, {}, progress, allow_requantize, importance)
+
+
+def rewrite(
+    file: gguf.GGUFFile,
+    target: str | os.PathLike[str],
+    file_type: str | None = None,
+    changed: Mapping[str, Numbers] = _NONE,
+    progress: Progress | None = None,
+    allow_requantize: bool = False,
+    importance: ImportanceMatrix | None = None,
+) -> None:
+    """Write a model again: with the tensor types of a file type, with other numbers, or with both.
+
+    file_type   None: every tensor keeps its type. Vectors, norms and small tables always do, as in
+                llama.cpp
+    changed     tensor name → its new numbers, called right before the tensor is written
+    progress    called before each tensor
+    importance  of columns, in the fits of types that weight them (pyggml.quants.weighted)
+
+    A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
+    that is quantised already gets another type than F32 only with `allow_requantize`: the two
+    losses add up. Metadata is kept, and a source in several files becomes one file. An older file
+    at `target` stays until the new one is complete. Raises QuantError for that, an unknown file
+    type, a type that lacks its importance, or numbers that a type cannot hold; ModelError if the
+    file is no model; ConfigError if `target` is the source; PyggmlError if the disk refuses.
+    """
+    _check_target(file, Path(target))
+    wanted = _types(file, file_type, importance is not None)
+    sums = importance.sums if importance else _NONE
+    packed = {n: d for n, d in wanted.items() if n in changed or d is not file.tensors[n].dtype}
+    faults = [*_misfits(file, importance), *_unweighed(packed, file_type, sums)]
+    faults += [] if allow_requantize else _packed_twice(file, wanted)
+    if faults:
+        raise QuantError(faults, f"{file.path}: ")
+
+    def data(name: str) -> np.ndarray:
+        if progress is not None:
+            progress(name, file.tensors[name].dtype, wanted[name])
+        return _converted(file, name, wanted[name], changed.get(name), sums.get(name))
+
+    tensors = [(n, wanted[n], info.shape, partial(data, n)) for n, info in file.tensors.items()]
+    gguf.write(target, _metadata(file, file_type, importance), tensors)
+
+
+def _check_target(file: gguf.GGUFFile, target: Path) -> None:
+    if target.exists() and any(target.samefile(part) for part in file.paths):
+        raise ConfigError(f"{target}: is the file to read from; wanted another name to write to")
+
+
+def _metadata(
+    file: gguf.GGUFFile, file_type: str | None, importance: ImportanceMatrix | None
+) -> dict[str, Any]:
+    """The source's, with llama.cpp's keys for what was done."""
+    kept: dict[str, Any] = {k: f for k, f in file.metadata.items() if k not in gguf.SPLIT_KEYS}
+    if file_type is not None:
+        kept["general.file_type"] = FILE_TYPES[file_type].number
+        kept["general.quantization_version"] = QUANTISATION_VERSION
+    if importance is not None:
+        kept |= {f"quantize.imatrix.{key}": value for key, value in importance.origin().items()}
+    return kept
+
+
+def _unweighed(
+    packed: Mapping[str, DType], file_type: str | None, sums: Mapping[str, Sums]
+) -> list[Fault]:
+    """Whether the importance of columns is missing where a type is packed by it alone."""
+    names = [n for n, d in packed.items() if needs_importance(n, d.name, file_type)]
+    names = [name for name in names if name not in sums]
+    if not names:
+        return []
+    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    lack = "the given one does not name" if sums else "none is given (pyggml imatrix makes one) for"
+    return [
+        f"{packed[names[0]]} is packed by an importance matrix alone, and {lack} "
+        f"{shown(names[0])}{others}"
+    ]
+
+
+def _packed_twice(file: gguf.GGUFFile, wanted: Mapping[str, DType]) -> list[Fault]:
+    """Whether a tensor that is quantised already would lose more; F32 holds it exactly."""
+    twice = [
+        i for n, i in file.tensors.items() if i.dtype.quantised and wanted[n] not in (i.dtype, F32)
+    ]
+    if not twice:
+        return []
+    fault = (
+        f"is off, but {len(twice)} tensors are quantised already ({shown(twice[0].name)} is "
+        f"{twice[0].dtype}): quantise the original file (F32, F16, BF16), or turn it on and lose "
+        "twice"
+    )
+    return [("allow_requantize", fault)]
+
+
+def _misfits(file: gguf.GGUFFile, importance: ImportanceMatrix | None) -> list[Fault]:
+    """Whether the importance matrix is another model's: of other names, or of other shapes."""
+    if importance is None:
+        return []
+    known = {n: s.squares.size for n, s in importance.sums.items() if n in file.tensors}
+    shapes = {name: file.tensors[name].shape for name in known}
+    wrong = [
+        f"{shown(name)} of shape {shapes[name]} has the importance of {size} columns: the "
+        "importance matrix is another model's"
+        for name, size in known.items()
+        if size not in (shapes[name][-1], prod(shapes[name][:-2]) * shapes[name][-1])
+    ]
+    if not known:
+        return ["has none of the tensors that the importance matrix names: it is another model's"]
+    return [*wrong[:1]]
+
+
+def _types(file: gguf.GGUFFile, file_type: str | None, has_importance: bool) -> dict[str, DType]:
+    """The type of each tensor in the new file."""
+    if file_type is None:
+        return {name: info.dtype for name, info in file.tensors.items()}
+    if file_type not in FILE_TYPES:
+        raise QuantError(f"{file_type!r} is no file type; known are {', '.join(FILE_TYPES)}")
+    kept = {
+        name: info.dtype for name, info in file.tensors.items() if not is_packed(name, info.shape)
+    }
+    unknown = [
+        f"{shown(name)} has type {info.dtype}"
+        for name, info in file.tensors.items()
+        if name not in kept and info.dtype.name not in QUANTS
+    ]
+    if unknown:
+        raise QuantError(f"{file.path}: {'; '.join(unknown[:10])}; known are {', '.join(QUANTS)}")
+    shapes = [(name, info.shape) for name, info in file.tensors.items()]
+    return mix(file_type, shapes, replace(_facts(file), has_importance=has_importance)) | kept
+
+
+def _facts(file: gguf.GGUFFile) -> ModelFacts:
+    kind = file.optional("general.type", str, "model")
+    if kind in ("adapter", "checkpoint"):
+        raise ModelError(f"{file.path}: general.type is {kind!r}, wanted a model")
+    architecture = file.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelError(f"{file.path}: names no architecture, so it is no model")
+
+    def count(key: str, default: int) -> int:
+        value = file.get(f"{architecture}.{key}", default)
+        if isinstance(value, np.ndarray) and value.size:
+            value = value[0].item()
+        return value if isinstance(value, int) else default
+
+    n_head = count("attention.head_count", 1)
+    return ModelFacts(
+        architecture=architecture,
+        n_layer=count("block_count", 0),
+        n_head=n_head,
+        n_head_kv=count("attention.head_count_kv", n_head),
+        n_expert=count("expert_count", 0),
+    )
+
+
+def _converted(
+    file: gguf.GGUFFile,
+    name: str,
+    to: DType,
+    numbers: Numbers | None,
+    sums: Sums | None,
+) -> np.ndarray:
+    """A tensor as the new file holds it."""
+    info = file.tensors[name]
+    if numbers is None and to is info.dtype:
+        return file.data(name)
+    values = dequantize(file.data(name), info.dtype.name) if numbers is None else numbers()
+    try:
+        raw = quantize(values.reshape(info.shape), to.name, None if sums is None else sums.means)
+    except QuantError as error:
+        raise QuantError(f"{file.path}: tensor {shown(name)}: {error}") from None
+    return raw if to.quantised else raw.view(to.numpy).reshape(info.shape)
