@@ -21,7 +21,7 @@ Pack = Callable[[np.ndarray, np.ndarray], None]
 @dataclass(frozen=True, slots=True)
 class NoPack:
     """A declared lack of `pack`, for `reason`: tensors of this type are read but not written, or
-    written by importance alone (pyggml.quants.weighted)."""
+    written by importance alone (pyggml.quants.packers.weighted)."""
 
     reason: str
 

@@ -3,10 +3,10 @@
 A decoder is a function of a `Block`. It reads bytes of the block, combines them to whole numbers q
 and scales, and adds the weights in order (`add…`). The subclasses of `Block` decide what happens:
 
-pyggml.quants.arrays    NumPy arrays over many blocks: the reference, and the only one without JIT
-pyggml.quants.vectors   LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
+pyggml.quants.readers.arrays    NumPy arrays over many blocks: the reference, and the only one without JIT
+pyggml.quants.readers.vectors   LLVM vectors; its subclasses unpack to float32, unpack to bytes for a tile
                         (pyggml.kernels.gemm.int8_tile), or multiply (pyggml.kernels.gemm.dots)
-pyggml.quants.lanes     LLVM vectors over the same block of several rows; its subclass multiplies
+pyggml.quants.readers.lanes     LLVM vectors over the same block of several rows; its subclass multiplies
                         (pyggml.kernels.gemm.lane_dots)
 
 A decoder does not branch on values, so every read has a fixed offset.

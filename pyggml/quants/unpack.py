@@ -15,10 +15,10 @@ from llvmlite import ir
 from pyggml.graph.dtypes import BY_NUMBER, DType
 from pyggml.jit import JIT, BlockCode, block_code, carray, intrinsic, types
 from pyggml.jit.llvm import I64
-from pyggml.quants.arrays import decode, facts
 from pyggml.quants.layout import GROUP, Decoder
+from pyggml.quants.readers.arrays import decode, facts
+from pyggml.quants.readers.vectors import FloatsOut, emit_blocks
 from pyggml.quants.registry import QUANTS
-from pyggml.quants.vectors import FloatsOut, emit_blocks
 
 LAYOUTS: dict[str, Decoder] = {
     name: q.decode for name, q in QUANTS.items() if not isinstance(q.decode, BlockCode)

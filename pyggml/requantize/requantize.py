@@ -69,7 +69,7 @@ def rewrite(
                 llama.cpp
     changed     tensor name → its new numbers, called right before the tensor is written
     progress    called before each tensor
-    importance  of columns, in the fits of types that weight them (pyggml.quants.weighted)
+    importance  of columns, in the fits of types that weight them (pyggml.quants.packers.weighted)
 
     A tensor is packed at most once, from float32 numbers, and one is in memory at a time. A tensor
     that is quantised already gets another type than F32 only with `allow_requantize`: the two

@@ -11,7 +11,7 @@ from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, dots, few, int8, lane_dots, r
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
 from pyggml.kernels.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
 from pyggml.quants import QUANTS, dequantize, quantize
-from pyggml.quants.lanes import LANES
+from pyggml.quants.readers.lanes import LANES
 
 from measures import nmse
 

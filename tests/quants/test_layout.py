@@ -11,8 +11,8 @@ from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import JIT
 from pyggml.jit.cache import SHARED
 from pyggml.quants import UNPACK, dequantize
-from pyggml.quants.arrays import ArrayBlock, decode, facts
 from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.readers.arrays import ArrayBlock, decode, facts
 from pyggml.quants.unpack import LAYOUTS, MINIMA_TYPES
 
 PACKAGE = Path(pyggml.jit.__file__).parents[1]

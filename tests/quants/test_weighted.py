@@ -10,7 +10,7 @@ from pyggml import gguf
 from pyggml.errors import GGUFError, QuantError
 from pyggml.jit import JIT
 from pyggml.quants import QUANTS, dequantize, quantize
-from pyggml.quants.weighted import WEIGHTED
+from pyggml.quants.packers.weighted import WEIGHTED
 from pyggml.requantize import requantize
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums, read_imatrix
 

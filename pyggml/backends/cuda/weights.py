@@ -25,8 +25,8 @@ from pyggml.backends.cuda.driver import device
 from pyggml.backends.cuda.rare_weights import RARE
 from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
-from pyggml.quants.expressions import ExpressionBlock, Lanes
 from pyggml.quants.layout import GROUP, Decoder
+from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
 
 class LaneBlock(ExpressionBlock):

@@ -16,8 +16,8 @@ from pyggml.backends.webgpu.rare_weights import RARE
 from pyggml.graph.dtypes import DType
 from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
-from pyggml.quants.expressions import ExpressionBlock, Lanes
 from pyggml.quants.layout import GROUP
+from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
 _DECLARED = (name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
 TYPES = (*_DECLARED, *RARE)

@@ -36,8 +36,8 @@ from pyggml.jit.llvm import (
 )
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
 from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.readers.vectors import F32X8, F32X16, VectorBlock
 from pyggml.quants.unpack import LAYOUTS
-from pyggml.quants.vectors import F32X8, F32X16, VectorBlock
 
 LONGEST = 1 << 16  # numbers of a row whose sums fit into a thread's scratch
 # Rows that are multiplied at once. On Intel's CPUs with tiles, a thread takes a fifth more from

@@ -35,8 +35,8 @@ from pyggml.kernels.gemm.activations import BLOCK_WORDS, largest, rounded, scale
 from pyggml.kernels.gemm.dots import step
 from pyggml.kernels.gemm.tile import BYTE_TILE
 from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.readers.vectors import F32X16, VectorBlock, emit_blocks
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
-from pyggml.quants.vectors import F32X16, VectorBlock, emit_blocks
 
 KINDS = list(INTEGER_TYPES)
 _QUARTER = ir.Constant(F32, 0.25)

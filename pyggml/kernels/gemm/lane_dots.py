@@ -1,6 +1,6 @@
 """Dot products of LANES quantised rows at once, a row in each lane, with a few tokens in bytes.
 
-A block of the rows is decoded into registers (pyggml.quants.lanes) and meets each token there.
+A block of the rows is decoded into registers (pyggml.quants.readers.lanes) and meets each token there.
 Every sum of a row and a token stays in its lane, so that a token's products are the same whatever
 tokens are beside it.
 
@@ -21,8 +21,8 @@ from pyggml.jit import cgutils, intrinsic, types
 from pyggml.jit.isa import CHOSEN
 from pyggml.jit.llvm import I64, at, broadcast, by_quads, every, fma, store
 from pyggml.kernels.gemm.activations import BLOCK_WORDS
-from pyggml.quants.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
 from pyggml.quants.layout import GROUP, SUBGROUP
+from pyggml.quants.readers.lanes import BYTES, FLOATS, INTS, LANES, LOAD, LaneBlock, Lanes
 from pyggml.quants.unpack import INTEGER_TYPES, LAYOUTS
 
 KINDS = [name for name in INTEGER_TYPES if dtype(name).block_bytes >= LOAD]

@@ -30,8 +30,8 @@ from pyggml.quants.bits import (
     put_f16,
     two_bit_planes,
 )
-from pyggml.quants.fits import Given, clip, fit_levels, round_levels, total, weights_of
 from pyggml.quants.layout import Block
+from pyggml.quants.packers.fits import Given, clip, fit_levels, round_levels, total, weights_of
 
 _ZERO = np.float32(0)
 _TINY = np.float32(1e-15)  # ggml's GROUP_MAX_EPS: a sub-block below it counts as zero

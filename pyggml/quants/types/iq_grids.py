@@ -27,8 +27,8 @@ from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import block_code, carray, exact
 from pyggml.quants.base import F16_LIMIT, NoPack, Quant
 from pyggml.quants.bits import f16_at, f16_to_float
-from pyggml.quants.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_xxs
-from pyggml.quants.grid_ternary import pack_iq1_m
+from pyggml.quants.packers.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_xxs
+from pyggml.quants.packers.grid_ternary import pack_iq1_m
 
 # Zeros until `_load`; constants in kernels.
 _IQ2_XXS = np.zeros((256, 8), np.float32)

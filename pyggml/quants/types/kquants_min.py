@@ -29,8 +29,8 @@ from pyggml.graph.dtypes import DTYPES
 from pyggml.jit import block_code, carray, exact
 from pyggml.quants.base import F16_LIMIT, Quant
 from pyggml.quants.bits import f16_at, lanes, nearest_int, put_f16, two_bit_planes
-from pyggml.quants.fits import Given, fit_above, fit_from, total, weights_of
 from pyggml.quants.layout import Block
+from pyggml.quants.packers.fits import Given, fit_above, fit_from, total, weights_of
 
 _ZERO = np.float32(0)
 

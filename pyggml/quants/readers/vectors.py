@@ -1,6 +1,6 @@
 """Decoders run in LLVM vectors: code for the block at an address.
 
-Offsets are not checked here: pyggml.quants.arrays checks that a decoder stays within its block.
+Offsets are not checked here: pyggml.quants.readers.arrays checks that a decoder stays within its block.
 """
 
 from __future__ import annotations
