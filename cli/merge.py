@@ -15,7 +15,7 @@ from pyggml.cli.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_li
 from pyggml.cli.show import say
 from pyggml.lora import merge
 from pyggml.lora.merge import updated
-from pyggml.quants import FILE_TYPES
+from pyggml.requantize import FILE_TYPES
 from pyggml.requantize.imatrix import read_imatrix
 
 _KEEP = "keep"

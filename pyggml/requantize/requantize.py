@@ -18,17 +18,10 @@ from pyggml import gguf
 from pyggml.errors import ConfigError, Fault, ModelError, QuantError
 from pyggml.gguf.fields import shown
 from pyggml.graph.dtypes import F32, DType
-from pyggml.quants import (
-    FILE_TYPES,
-    QUANTS,
-    ModelFacts,
-    dequantize,
-    is_packed,
-    mix,
-    needs_importance,
-    quantize,
-)
+from pyggml.quants import QUANTS, dequantize, quantize
+from pyggml.requantize.file_types import FILE_TYPES, ModelFacts
 from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.requantize.mix import is_packed, mix, needs_importance
 
 QUANTISATION_VERSION = 2  # of ggml's block formats
 
