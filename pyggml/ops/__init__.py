@@ -63,7 +63,7 @@ from pyggml.ops.attention.mask import diag_mask_inf, diag_mask_zero, window_span
 from pyggml.ops.attention.rope import rope, rope_apply, rope_apply_back
 from pyggml.ops.attention.rope_table import rope_table
 from pyggml.ops.attention.softmax import soft_max, soft_max_back
-from pyggml.ops.experts.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
+from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.image.conv import conv_2d_direct, conv_2d_dw, conv_transpose_1d, conv_transpose_2d
 from pyggml.ops.image.embedding import arange, timestep_embedding
 from pyggml.ops.image.im2col import conv_1d, conv_2d, im2col
@@ -96,7 +96,7 @@ from pyggml.ops.norm.norm import (
     rms_norm_back,
 )
 from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
-from pyggml.ops.optim.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
+from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.recurrent.delta_net import gated_delta_net
