@@ -31,13 +31,13 @@ from pyggml.lora import (
     TrainConfig,
     Trainer,
     attach,
-    lock,
     read_corpus,
     train_tensors,
     unfreeze,
 )
 from pyggml.lora.objectives.objective import Objective
 from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.computed import stored_compute
 from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
