@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device
-from pyggml.backends.cuda.warp import ALL, warp_max, warp_sum
+from pyggml.backends.cuda.code.warp import ALL, warp_max, warp_sum
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
 
 if not SIMULATED:
-    from pyggml.backends.cuda.ptx import take_ticket
+    from pyggml.backends.cuda.code.ptx import take_ticket
 
 
 @device

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 
 if not SIMULATED:
     from llvmlite import ir

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 
 if not SIMULATED:
     from llvmlite import ir
@@ -18,7 +18,7 @@ if not SIMULATED:
     from numba.core import cgutils
     from numba.cuda.extending import intrinsic
 
-    from pyggml.backends.cuda.ptx import plain, shared_address
+    from pyggml.backends.cuda.code.ptx import plain, shared_address
 
     _WORD, _LONG, _FLOAT, _NOTHING = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
     _START = ir.Constant(_LONG, 0)

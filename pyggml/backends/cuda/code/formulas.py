@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.driver import device
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.runtime.driver import device
 
 ZERO, HALF, ONE, TWO, THREE = (np.float32(v) for v in (0, 0.5, 1, 2, 3))
 QUICK = np.float32(1.702)

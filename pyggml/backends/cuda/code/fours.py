@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, address, device
-from pyggml.backends.cuda.ptx import put_four_bf16
+from pyggml.backends.cuda.code.ptx import put_four_bf16
+from pyggml.backends.cuda.runtime.driver import SIMULATED, address, device
 
 __all__ = [
     "load_four",
@@ -34,7 +34,7 @@ if SIMULATED:
     def store_four(y, i, a, b, c, d):
         y[i], y[i + 1], y[i + 2], y[i + 3] = a, b, c, d
 else:
-    from pyggml.backends.cuda.ptx import as_float, bits_of, load_pair, load_words, store_words
+    from pyggml.backends.cuda.code.ptx import as_float, bits_of, load_pair, load_words, store_words
 
     @device
     def load_four(x, i):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, device
+from pyggml.backends.cuda.runtime.driver import SIMULATED, device
 
 TENSOR_CORES = not SIMULATED
 

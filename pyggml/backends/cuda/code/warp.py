@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
 
 LANES = 1 if SIMULATED else 32
 ALL = 0xFFFFFFFF  # lanes, as a mask

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.backends.cuda.axes import sizes, tile_offset
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.elementwise import of_two
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.axes import sizes, tile_offset
+from pyggml.backends.cuda.ops.elementwise import of_two
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyggml.backends.cuda.driver import cuda, kernel
-from pyggml.backends.cuda.fours import load_four, store_four, vectorizable
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import per_element
+from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.graph.call import Call
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import launch, per_element
-from pyggml.backends.cuda.table import declare
-from pyggml.backends.cuda.warp import LANES, warp_sum
-from pyggml.backends.cuda.weights import weight_of
+from pyggml.backends.cuda.code.warp import LANES, warp_sum
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import launch, per_element
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import Tensor

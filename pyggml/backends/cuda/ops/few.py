@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyggml.backends.cuda.branches import ranges
-from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.gemm import Problem, path_of
 from pyggml.backends.cuda.gemm.few_rows import FEW_ROWS, Norm, Part, products
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.products import problem_of
+from pyggml.backends.cuda.ops.products import problem_of
+from pyggml.backends.cuda.rewrites.branches import ranges
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.kernel import Site
 from pyggml.graph.call import Call
 
 

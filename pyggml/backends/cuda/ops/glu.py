@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.backends.cuda import formulas as f
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.elementwise import of_three, of_two
-from pyggml.backends.cuda.formulas import ONE, sigmoid
-from pyggml.backends.cuda.fours import load_four, store_four, vectorizable
-from pyggml.backends.cuda.fusion import declare_pattern
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code import formulas as f
+from pyggml.backends.cuda.code.formulas import ONE, sigmoid
+from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.ops.elementwise import of_three, of_two
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.blocks import block_max, block_sum
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import LOG2_E
-from pyggml.backends.cuda.fours import load_four
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import block_max, block_sum
+from pyggml.backends.cuda.code.formulas import LOG2_E
+from pyggml.backends.cuda.code.fours import load_four
+from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
-from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_row
-from pyggml.backends.cuda.losses import summed, target_fault
-from pyggml.backends.cuda.ptx import bf16_bits, put_four_bf16
-from pyggml.backends.cuda.table import declare
-from pyggml.backends.cuda.unpack import unpacked
+from pyggml.backends.cuda.ops.losses import summed, target_fault
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.cuda.weights.unpack import unpacked
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor

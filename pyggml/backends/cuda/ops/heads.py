@@ -15,14 +15,14 @@ import numpy as np
 
 from pyggml.backends.cuda.attention import decode
 from pyggml.backends.cuda.attention.one_token import Token, serves
-from pyggml.backends.cuda.branches import ranges
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.fusion import declare_pattern
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.rows import faults_of_rows
-from pyggml.backends.cuda.warp import LANES, sync_warp, warp_sum
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.warp import LANES, sync_warp, warp_sum
+from pyggml.backends.cuda.ops.rows import faults_of_rows
+from pyggml.backends.cuda.rewrites.branches import ranges
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F16, F32
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.axes import offset_of, sizes, steps, steps_of, tile_offset
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.fours import (
+from pyggml.backends.cuda.code.axes import offset_of, sizes, steps, steps_of, tile_offset
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.fours import (
     load_four,
     load_four_bf16,
     put_four_bf16,
     store_four,
     vectorizable,
 )
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, per_element
-from pyggml.backends.cuda.ptx import bf16_bits
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.ptx import bf16_bits
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, DType
 from pyggml.graph.tensor import Shape, Tensor, contiguous_strides

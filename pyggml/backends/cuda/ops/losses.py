@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_max, block_sum
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_row
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.blocks import block_max, block_sum
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor

@@ -13,16 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_max, is_last
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.early import await_others, begins_early, least_shared, release_others
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.fours import load_four, vectorizable
-from pyggml.backends.cuda.fusion import declare_pattern
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, launch
-from pyggml.backends.cuda.ptx import bits_of
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.blocks import block_max, is_last
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.code.ptx import bits_of
+from pyggml.backends.cuda.rewrites.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    release_others,
+)
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, launch
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

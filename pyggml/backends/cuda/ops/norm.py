@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, per_rows
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, per_rows
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
 

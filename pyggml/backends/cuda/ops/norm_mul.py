@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.fours import (
+from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.code.fours import (
     load_four,
     loader,
     put_four_bf16,
@@ -26,11 +25,18 @@ from pyggml.backends.cuda.fours import (
     storer,
     vectorizable,
 )
-from pyggml.backends.cuda.fusion import declare_pattern
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_rows, threads_of_row
-from pyggml.backends.cuda.norm import squares
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.ops.norm import squares
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import (
+    THREADS,
+    in_turn,
+    per_element,
+    per_rows,
+    threads_of_row,
+)
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import Tensor

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.blocks import first_row, rows_apart
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE
-from pyggml.backends.cuda.fours import load_four, loader, storer, vectorizable
-from pyggml.backends.cuda.fusion import declare_pattern
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import per_rows
-from pyggml.backends.cuda.warp import ALL, warp_sum
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.code.fours import load_four, loader, storer, vectorizable
+from pyggml.backends.cuda.code.warp import ALL, warp_sum
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import per_rows
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor

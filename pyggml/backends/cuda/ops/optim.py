@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
-from pyggml.backends.cuda.driver import cuda, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_row, per_rows
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
 _PIECE = 1 << 14  # numbers whose squares one block adds up

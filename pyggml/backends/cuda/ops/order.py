@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from pyggml.backends.cuda.fusion import declare_pattern
 from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import in_turn
-from pyggml.backends.cuda.layout import copied
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.ops.layout import copied
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.backends.kit.factors import factor_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.warp import LANES, lanes_sum
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.warp import LANES, lanes_sum
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 
 W, K, R, A, B = range(5)  # factors in the order of `Factors.read`; an early op's u stands at A

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
-from pyggml.backends.cuda.warp import LANES, lanes_sum
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.warp import LANES, lanes_sum
+from pyggml.backends.cuda.ops.recurrence import A, B, Factors, K, R, W, along, clear, power, steps
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

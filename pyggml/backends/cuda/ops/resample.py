@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.axes import sizes, steps_of
-from pyggml.backends.cuda.driver import cuda, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.axes import sizes, steps_of
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import MAX_AXES, Shape
 from pyggml.ops.image.sample_points import AXES, Axis, picked, transposed

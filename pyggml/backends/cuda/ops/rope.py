@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import cuda, kernel
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.layout import conversion
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.ops.layout import conversion
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32, DType
 from pyggml.ops.attention.positions import frequencies, positions_of_pairs

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, per_element
-from pyggml.backends.cuda.layout import as_it_is, bf16_to_float
-from pyggml.backends.cuda.table import declare
-from pyggml.backends.cuda.weights import weight_of
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, Q8_0, DType
 from pyggml.graph.tensor import Shape, Tensor

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pyggml.backends.cuda.axes import sizes
-from pyggml.backends.cuda.blocks import block_max, block_sum, first_row, rows_apart
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, per_element, per_rows
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.axes import sizes
+from pyggml.backends.cuda.code.blocks import block_max, block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, per_element, per_rows
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.ops.attention.positions import alibi_slopes
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, per_element
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 
 

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import block_sum, first_row, rows_apart
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO, sigmoid
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import THREADS, in_turn, per_element, per_rows
-from pyggml.backends.cuda.recurrence import Factors, bind_forward
-from pyggml.backends.cuda.recurrence_back import Gradient
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ZERO, sigmoid
+from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward
+from pyggml.backends.cuda.ops.recurrence_back import Gradient
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_rows
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from pyggml.backends.cuda import formulas as f
-from pyggml.backends.cuda.driver import device
-from pyggml.backends.cuda.elementwise import of_one, of_two
-from pyggml.backends.cuda.formulas import ONE, TWO, ZERO, sigmoid
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code import formulas as f
+from pyggml.backends.cuda.code.formulas import ONE, TWO, ZERO, sigmoid
+from pyggml.backends.cuda.ops.elementwise import of_one, of_two
+from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.runtime.table import declare
 
 _HALF, _THREE, _SIXTH = np.float32(0.5), np.float32(3), np.float32(1 / 6)
 

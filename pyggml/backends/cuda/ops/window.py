@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyggml.backends.cuda.axes import offset_of, sizes, steps_of
-from pyggml.backends.cuda.driver import cuda, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, per_element
-from pyggml.backends.cuda.layout import copied, filled
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.axes import offset_of, sizes, steps_of
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.ops.layout import copied, filled
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

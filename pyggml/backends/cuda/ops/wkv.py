@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE, ZERO
-from pyggml.backends.cuda.kernel import Kernel, Site
-from pyggml.backends.cuda.launch import in_turn, per_element
-from pyggml.backends.cuda.recurrence import Factors, bind_forward
-from pyggml.backends.cuda.recurrence_back import Gradient
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.code.formulas import ONE, ZERO
+from pyggml.backends.cuda.ops.recurrence import Factors, bind_forward
+from pyggml.backends.cuda.ops.recurrence_back import Gradient
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

@@ -15,11 +15,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pyggml.backends.cuda.driver import address
-from pyggml.backends.cuda.early import read_early
-from pyggml.backends.cuda.kernel import BoundCall, Site
-from pyggml.backends.cuda.launch import arrays, launches, steps
-from pyggml.backends.cuda.waits import Access, Range, Waits, waits
+from pyggml.backends.cuda.rewrites.early import read_early
+from pyggml.backends.cuda.runtime.driver import address
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
+from pyggml.backends.cuda.runtime.launches import arrays, launches, steps
+from pyggml.backends.cuda.runtime.waits import Access, Range, Waits, waits
 from pyggml.graph.call import Call
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pyggml.backends.cuda.driver import (
+from pyggml.backends.cuda.runtime.driver import (
     ALWAYS_SHARED,
     SIMULATED,
     CudaSupportError,
@@ -33,7 +33,7 @@ from pyggml.backends.cuda.driver import (
     most_shared,
     versions,
 )
-from pyggml.backends.cuda.launch import launches
+from pyggml.backends.cuda.runtime.launches import launches
 from pyggml.graph.call import Call
 
 _SINCE, _DRIVER = (9, 0), (12, 3)  # compute capability, and CUDA of the driver
@@ -50,7 +50,7 @@ if SIMULATED:
         pass
 
 else:
-    from pyggml.backends.cuda.ptx import plain
+    from pyggml.backends.cuda.code.ptx import plain
 
     await_others = plain("griddepcontrol.wait;", since=_SINCE)
     release_others = plain("griddepcontrol.launch_dependents;", since=_SINCE)

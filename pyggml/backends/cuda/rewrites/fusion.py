@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pyggml.backends.cuda.branches import changed, ranges
-from pyggml.backends.cuda.kernel import BoundCall, Site
-from pyggml.backends.cuda.waits import Access, Range, conflict
+from pyggml.backends.cuda.rewrites.branches import changed, ranges
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
+from pyggml.backends.cuda.runtime.waits import Access, Range, conflict
 from pyggml.graph import Graph
 from pyggml.graph.call import Call
 from pyggml.graph.op import SEEN, has_kernel

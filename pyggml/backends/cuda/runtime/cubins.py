@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 # It makes numba.cuda that of the package numba-cuda, so it comes first.
-from pyggml.backends.cuda.driver import allow_shared, is_failure, ran_out  # isort: skip
+from pyggml.backends.cuda.runtime.driver import allow_shared, is_failure, ran_out  # isort: skip
 
 import numpy as np
 from llvmlite import ir
@@ -31,7 +31,7 @@ from numba.cuda.cudadrv.driver import ObjectCode
 from numba.cuda.dispatcher import _Kernel, get_current_device
 from numba.cuda.typing import signature
 
-from pyggml.backends.cuda.failures import lost_by
+from pyggml.backends.cuda.runtime.failures import lost_by
 from pyggml.errors import PyggmlError
 from pyggml.files import replacing
 from pyggml.jit import CACHE
@@ -45,10 +45,10 @@ def _folder() -> Path | None:
     """The folder for kernels of these sources and compilers; None if none can be kept."""
     if CACHE is None:
         return None
-    package = Path(__file__).parents[2]
-    used = (*package.glob("backends/cuda/**/*.py"), *package.glob("quants/*.py"))
+    package = Path(__file__).parents[3]
+    used = (*package.glob("backends/cuda/**/*.py"), *package.glob("quants/**/*.py"))
     digest = hashlib.sha256(repr([sys.version, *map(version, _COMPILERS)]).encode())
-    for source in sorted((*used, package / "backends/expressions.py")):
+    for source in sorted(used):
         digest.update(source.read_bytes())
     return Path(CACHE) / f"cuda-{digest.hexdigest()[:12]}"
 

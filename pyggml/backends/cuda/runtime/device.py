@@ -11,8 +11,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.backends.base import Backend
-from pyggml.backends.cuda.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.driver import (
+from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
+from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.rewrites.early import knows_early
+from pyggml.backends.cuda.rewrites.fusion import fused
+from pyggml.backends.cuda.rewrites.lora import with_wide_products
+from pyggml.backends.cuda.runtime.driver import (
     Captured,
     abandon,
     cuda,
@@ -22,15 +26,11 @@ from pyggml.backends.cuda.driver import (
     ran_out,
     shared_cell,
 )
-from pyggml.backends.cuda.early import knows_early
-from pyggml.backends.cuda.events import Event
-from pyggml.backends.cuda.failures import lost_by, reason_of
-from pyggml.backends.cuda.fusion import fused
-from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
-from pyggml.backends.cuda.kernel import BoundCall, Compute, Kernel, OwnOp, Site
-from pyggml.backends.cuda.lora import with_wide_products
-from pyggml.backends.cuda.table import kernels
-from pyggml.backends.cuda.transfers import Bytes, Transfers, is_locked
+from pyggml.backends.cuda.runtime.events import Event
+from pyggml.backends.cuda.runtime.failures import lost_by, reason_of
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnOp, Site
+from pyggml.backends.cuda.runtime.table import kernels
+from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.kit.places import Place, seen, span
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError

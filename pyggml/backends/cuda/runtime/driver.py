@@ -85,7 +85,7 @@ _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 def _store() -> Any:
     """The store of compiled kernels; None with a version of numba-cuda that lacks what it needs."""
     try:
-        return importlib.import_module("pyggml.backends.cuda.cubins").Cubins
+        return importlib.import_module("pyggml.backends.cuda.runtime.cubins").Cubins
     except ImportError:
         return None
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-from pyggml.backends.cuda.driver import SIMULATED, CudaAPIError, direct, driver
+from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaAPIError, direct, driver
 
 _AWAKE = 2e-3  # seconds: most tokens; whoever sleeps is woken 10 to 30 µs late
 _FLAGS = 1 | 2  # CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from pyggml.backends.cuda.driver import CudaAPIError, driver, is_failure
+from pyggml.backends.cuda.runtime.driver import CudaAPIError, driver, is_failure
 
 _FATAL = {
     "DEINITIALIZED": "the driver is shutting down",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph.call import Call
 
 THREADS = 256  # of a block; a power of two, and the most that block_sum and its like take

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pyggml.errors import DeviceError
 
 if TYPE_CHECKING:
-    from pyggml.backends.cuda.device import CudaBackend
-    from pyggml.backends.cuda.kernel import Compute
+    from pyggml.backends.cuda.runtime.device import CudaBackend
+    from pyggml.backends.cuda.runtime.kernel import Compute
 
 WANTED = "pip install 'pyggml[cuda]'"
 OLDEST = (8, 0)  # compute capability from which tensor cores multiply BF16: Ampere, 2020
@@ -34,7 +34,7 @@ def cards() -> list[Card]:
     Raises DeviceError, one sentence that names what is missing, if there is none.
     """
     try:
-        from pyggml.backends.cuda.driver import SIMULATED, driver, versions
+        from pyggml.backends.cuda.runtime.driver import SIMULATED, driver, versions
     except ImportError as error:
         missing = f"the package {error.name}" if error.name else str(error)
         raise DeviceError(f"no CUDA device: {missing} is missing, wanted {WANTED}") from error
@@ -62,8 +62,8 @@ def cards() -> list[Card]:
 
 def _reason(error: Exception) -> str | None:
     """What keeps the driver from being asked; None for an error of another kind."""
-    from pyggml.backends.cuda.driver import CudaSupportError, is_failure
-    from pyggml.backends.cuda.failures import reason_of
+    from pyggml.backends.cuda.runtime.driver import CudaSupportError, is_failure
+    from pyggml.backends.cuda.runtime.failures import reason_of
 
     if not isinstance(error, CudaSupportError) and not is_failure(error):
         return None
@@ -76,7 +76,7 @@ def _reason(error: Exception) -> str | None:
 
 
 def _card(index: int) -> Card:
-    from pyggml.backends.cuda.driver import driver
+    from pyggml.backends.cuda.runtime.driver import driver
 
     card = driver.get_device(index)
     name = card.name.decode() if isinstance(card.name, bytes) else card.name
@@ -100,7 +100,7 @@ def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBacken
                 f"{_described(chosen)}: this process uses {_described(other)}, "
                 "wanted cards of one compute capability"
             )
-    from pyggml.backends.cuda.device import CudaBackend
+    from pyggml.backends.cuda.runtime.device import CudaBackend
 
     backend = CudaBackend(chosen.index, compute)
     _OPENED.append(chosen)

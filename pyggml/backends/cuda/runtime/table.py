@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from pyggml.backends.cuda.kernel import Kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel
 
 FAMILIES = (
     "arith",
-    "attention",
     "conv",
     "delta_net",
     "dropout",
@@ -53,6 +52,6 @@ def declare(name: str, kernel: Kernel) -> None:
 
 def kernels() -> dict[str, Kernel]:
     """All kernels by op; the first call imports their families."""
-    for family in FAMILIES:
+    for family in ("attention", *(f"ops.{name}" for name in FAMILIES)):
         importlib.import_module(f"pyggml.backends.cuda.{family}")
     return _KERNELS

@@ -15,8 +15,8 @@ from weakref import finalize
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, address, cuda, direct, free_what_is_gone
-from pyggml.backends.cuda.events import Event
+from pyggml.backends.cuda.runtime.driver import SIMULATED, address, cuda, direct, free_what_is_gone
+from pyggml.backends.cuda.runtime.events import Event
 
 _LEAST = 4 << 10
 _MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory

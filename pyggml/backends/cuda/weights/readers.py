@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.driver import device
-from pyggml.backends.cuda.rare_weights import RARE
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.weights.rare import RARE
 from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
 from pyggml.quants.expressions import ExpressionBlock, Lanes

@@ -17,7 +17,9 @@ from functools import cache
 
 import numpy as np
 
-from pyggml.backends.webgpu.attention_tiles import (
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.attention_tiles import (
     BLOCK_COLUMNS,
     BLOCK_ROWS,
     MAIN,
@@ -34,9 +36,7 @@ from pyggml.backends.webgpu.attention_tiles import (
     set_weights,
     sums_of,
 )
-from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element, whole
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.ops.attention.positions import alibi_slopes

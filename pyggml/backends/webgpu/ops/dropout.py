@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
 
 TIMES = """
 fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.rows import parts_of
-from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.table import declare
-from pyggml.backends.webgpu.weights import QUAD, TYPES, weight_source
+from pyggml.backends.webgpu.ops.rows import parts_of
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.weights import QUAD, TYPES, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import Tensor
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyggml.backends.kit.factors import Factor
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, whole
-from pyggml.backends.webgpu.table import declare
-from pyggml.backends.webgpu.weights import TYPES
+from pyggml.backends.webgpu.ops.products import Product, multiplied, scratch_bytes
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
+from pyggml.backends.webgpu.wgsl.weights import TYPES
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up

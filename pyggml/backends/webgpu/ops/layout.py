@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.shader import WORD, Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import WORD, Dispatch, View, per_element, whole
 from pyggml.graph.dtypes import BF16, F16, F32, DType
 from pyggml.graph.tensor import MAX_AXES, Shape, Tensor, contiguous_strides
 from pyggml.sizes import round_up

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.reduce import sum_of
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.ops.reduce import sum_of
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, whole
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up

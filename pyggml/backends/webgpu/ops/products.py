@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyggml.backends.kit.factors import Factor, factor_of
-from pyggml.backends.webgpu.few import AT_ONCE, few_source, rows_of_group
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.packed import (
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.few import AT_ONCE, few_source, rows_of_group
+from pyggml.backends.webgpu.wgsl.packed import (
     MOST_ROWS,
     ROWS_OF_GROUP,
     dots_source,
     unpack_groups,
     unpack_source,
 )
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, View, per_element
-from pyggml.backends.webgpu.table import declare
-from pyggml.backends.webgpu.tiles import Reading, Tile, product_source
-from pyggml.backends.webgpu.weights import TYPES
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element
+from pyggml.backends.webgpu.wgsl.tiles import Reading, Tile, product_source
+from pyggml.backends.webgpu.wgsl.weights import TYPES
 from pyggml.graph.dtypes import F16, F32
 from pyggml.graph.tensor import Tensor
 from pyggml.sizes import round_up

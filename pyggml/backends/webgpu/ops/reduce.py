@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
 from pyggml.graph.tensor import MAX_AXES
 
 _ROWS = whole("""

@@ -12,10 +12,10 @@ from math import pi
 
 import numpy as np
 
-from pyggml.backends.webgpu.dropout import TIMES
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, per_element, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.ops.dropout import TIMES
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
 from pyggml.ops.attention.positions import frequencies, positions_of_pairs
 
 # Sine and cosine of at most an eighth of a turn, as in Cephes (Moshier): WGSL promises but 2^-11.

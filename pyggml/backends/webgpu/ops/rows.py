@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from pyggml.backends.webgpu.kernel import Kernel, Site, numbers
-from pyggml.backends.webgpu.layout import TO_F16
-from pyggml.backends.webgpu.shader import Dispatch, View, per_element, whole
-from pyggml.backends.webgpu.table import declare
-from pyggml.backends.webgpu.weights import QUAD, TYPES, weight_source
+from pyggml.backends.webgpu.ops.layout import TO_F16
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.weights import QUAD, TYPES, weight_source
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Shape, Tensor
 

@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, per_element, whole
-from pyggml.backends.webgpu.table import declare
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
 from pyggml.graph.tensor import MAX_AXES, Shape
 from pyggml.ops.attention.positions import alibi_slopes
 

@@ -13,9 +13,9 @@ import wgpu
 from pyggml.backends.base import Backend
 from pyggml.backends.kit.faults import Faults
 from pyggml.backends.kit.places import Place, seen, span
-from pyggml.backends.webgpu.kernel import Kernel, Site
-from pyggml.backends.webgpu.shader import WORD, Dispatch, Shaders, View
-from pyggml.backends.webgpu.table import kernels
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import kernels
+from pyggml.backends.webgpu.wgsl.shader import WORD, Dispatch, Shaders, View
 from pyggml.errors import DeviceError, DeviceLostError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.call import Call

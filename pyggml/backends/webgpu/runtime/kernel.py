@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.backends.kit.faults import Faults
-from pyggml.backends.webgpu.shader import Dispatch, Shaders, View
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View
 from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
 from pyggml.graph.tensor import Tensor
 

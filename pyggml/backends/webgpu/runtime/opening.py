@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyggml.errors import DeviceError
 
 if TYPE_CHECKING:
-    from pyggml.backends.webgpu.device import WebGPUBackend
+    from pyggml.backends.webgpu.runtime.device import WebGPUBackend
 
 WANTED = "pip install 'pyggml[webgpu]'"
 
@@ -20,7 +20,7 @@ def open_webgpu(compute: Literal["f32", "f16"] = "f32") -> WebGPUBackend:
     Raises DeviceError, one sentence that names what is missing, if there is none.
     """
     adapter = _adapter()
-    from pyggml.backends.webgpu.device import WebGPUBackend
+    from pyggml.backends.webgpu.runtime.device import WebGPUBackend
 
     return WebGPUBackend(adapter, compute=compute)
 

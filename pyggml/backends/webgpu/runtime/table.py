@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from pyggml.backends.webgpu.kernel import Kernel
+from pyggml.backends.webgpu.runtime.kernel import Kernel
 
 FAMILIES = (
     "attention",
@@ -39,5 +39,5 @@ def declare(name: str, kernel: Kernel) -> None:
 def kernels() -> dict[str, Kernel]:
     """All kernels by op; the first call imports their families."""
     for family in FAMILIES:
-        importlib.import_module(f"pyggml.backends.webgpu.{family}")
+        importlib.import_module(f"pyggml.backends.webgpu.ops.{family}")
     return _KERNELS

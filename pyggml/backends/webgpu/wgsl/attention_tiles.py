@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.webgpu.shader import QUADS, View
+from pyggml.backends.webgpu.wgsl.shader import QUADS, View
 
 THREADS = 128
 BLOCK_ROWS, BLOCK_COLUMNS = 32, 64  # of scores, in a workgroup

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from pyggml.backends.webgpu.tiles import QUAD, Reading, factor_start, quad_function
+from pyggml.backends.webgpu.wgsl.tiles import QUAD, Reading, factor_start, quad_function
 
 AT_ONCE = 8  # f
 _THREADS = 256

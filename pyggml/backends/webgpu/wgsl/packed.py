@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from pyggml.backends.webgpu.tiles import Reading, quad_function
-from pyggml.backends.webgpu.weights import QUAD, blocks_of, weight_source
+from pyggml.backends.webgpu.wgsl.tiles import Reading, quad_function
+from pyggml.backends.webgpu.wgsl.weights import QUAD, blocks_of, weight_source
 from pyggml.graph.dtypes import DTYPES
 
 MOST_ROWS = 8  # of A, with which weights are multiplied as they are unpacked

@@ -1,7 +1,7 @@
 """Four neighbouring weights of the types without a decoder, as WGSL: see weights.py.
 
 The layouts stand in pyggml.quants (`few_bits`, `fp4`, `kquants_min`, `kquants_sym`); the formulas
-are those of pyggml/backends/cuda/rare_weights.py. Those with grids (IQ1 to IQ3) are missing.
+are those of pyggml/backends/cuda/weights/rare.py. Those with grids (IQ1 to IQ3) are missing.
 """
 
 from __future__ import annotations

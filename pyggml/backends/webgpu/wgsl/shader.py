@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from pyggml.backends.webgpu.group import ARGUMENTS, FIRST_LINE, with_functions
+from pyggml.backends.webgpu.wgsl.group import ARGUMENTS, FIRST_LINE, with_functions
 from pyggml.errors import DeviceError
 from pyggml.sizes import round_up
 

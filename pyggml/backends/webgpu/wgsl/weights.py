@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from pyggml.backends.webgpu.rare_weights import RARE
+from pyggml.backends.webgpu.wgsl.rare_weights import RARE
 from pyggml.graph.dtypes import DType
 from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pyggml.backends.cuda.lora.operands import FORMULAS
-from pyggml.backends.cuda.lora.ops import absorbing
+from pyggml.backends.cuda.rewrites.lora.operands import FORMULAS
+from pyggml.backends.cuda.rewrites.lora.ops import absorbing
 from pyggml.graph import Graph
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor

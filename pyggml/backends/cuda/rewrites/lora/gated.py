@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.blocks import is_last
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ONE
-from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Kernel, Site
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.lora.operands import eights, in_words, quick_sigmoid
-from pyggml.backends.cuda.lora.wide import (
+from pyggml.backends.cuda.code.blocks import is_last
+from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.rewrites.lora.operands import eights, in_words, quick_sigmoid
+from pyggml.backends.cuda.rewrites.lora.wide import (
     COLUMNS,
     ROWS,
     TILE_COLUMNS,
@@ -38,6 +35,9 @@ from pyggml.backends.cuda.lora.wide import (
     total_tiles,
     width,
 )
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor

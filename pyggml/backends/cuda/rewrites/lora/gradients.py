@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import in_turn
-from pyggml.backends.cuda.lora.operands import (
+from pyggml.backends.cuda.ops.products import declare_summed
+from pyggml.backends.cuda.rewrites.lora.operands import (
     formula_of,
     is_ready,
     rounded_formula,
     types_of,
 )
-from pyggml.backends.cuda.products import declare_summed
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyggml.backends.cuda.lora.operands import formula_of
-from pyggml.backends.cuda.lora.ops import (
+from pyggml.backends.cuda.rewrites.lora.operands import formula_of
+from pyggml.backends.cuda.rewrites.lora.ops import (
     gated_gradients,
     gradient_of_a,
     wide_product,

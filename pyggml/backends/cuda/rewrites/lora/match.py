@@ -16,10 +16,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from pyggml.backends.cuda.gemm.slices import SLICE
-from pyggml.backends.cuda.lora.absorb import with_formulas
-from pyggml.backends.cuda.lora.join import with_gated_gradients
-from pyggml.backends.cuda.lora.narrow import narrowed
-from pyggml.backends.cuda.lora.ops import (
+from pyggml.backends.cuda.rewrites.lora.absorb import with_formulas
+from pyggml.backends.cuda.rewrites.lora.join import with_gated_gradients
+from pyggml.backends.cuda.rewrites.lora.narrow import narrowed
+from pyggml.backends.cuda.rewrites.lora.ops import (
     gradient_of_a,
     gradient_of_b,
     wide_back,
@@ -27,7 +27,7 @@ from pyggml.backends.cuda.lora.ops import (
     wide_product,
     wide_rows,
 )
-from pyggml.backends.cuda.lora.wide import MOST_COLUMNS, columns
+from pyggml.backends.cuda.rewrites.lora.wide import MOST_COLUMNS, columns
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.op import SAVED

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from pyggml.backends.cuda.attention import tensor
-from pyggml.backends.cuda.norm_mul import holds_rows
+from pyggml.backends.cuda.ops.norm_mul import holds_rows
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED

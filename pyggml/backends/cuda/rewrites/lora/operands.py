@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import LOG2_E, ONE
-from pyggml.backends.cuda.glu import OF_THREE, OF_TWO
-from pyggml.backends.cuda.launch import per_element
-from pyggml.backends.cuda.unpack import rounded
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.formulas import LOG2_E, ONE
+from pyggml.backends.cuda.ops.glu import OF_THREE, OF_TWO
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.weights.unpack import rounded
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyggml.backends.cuda.kernel import Kernel, OwnOp
-from pyggml.backends.cuda.lora import gated, gradients, products, wide
-from pyggml.backends.cuda.lora.wide import columns
+from pyggml.backends.cuda.rewrites.lora import gated, gradients, products, wide
+from pyggml.backends.cuda.rewrites.lora.wide import columns
+from pyggml.backends.cuda.runtime.kernel import Kernel, OwnOp
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.op import SAVED, Memory, NoGrad
 from pyggml.graph.tensor import Tensor

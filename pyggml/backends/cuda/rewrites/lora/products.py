@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pyggml.backends.cuda.gemm.cublas import multiply
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import in_turn
-from pyggml.backends.cuda.lora.wide import columns
-from pyggml.backends.cuda.products import adding
-from pyggml.backends.cuda.unpack import Thin, unpacked_beside
+from pyggml.backends.cuda.ops.products import adding
+from pyggml.backends.cuda.rewrites.lora.wide import columns
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn
+from pyggml.backends.cuda.weights.unpack import Thin, unpacked_beside
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.blocks import is_last
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.formulas import ZERO
-from pyggml.backends.cuda.fours import load_four, vectorizable
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.lora.operands import (
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import is_last
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.rewrites.lora.operands import (
     Types,
     formula_of,
     in_words,
@@ -30,6 +27,9 @@ from pyggml.backends.cuda.lora.operands import (
     three,
     types_of,
 )
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor
