@@ -7,7 +7,7 @@ import pytest
 import pyggml
 from pyggml.alloc.usage import bytes_at, moment, peak
 from pyggml.lora import LoraConfig, attach
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 
 pytest.importorskip("igraph", reason="the layout is of the extra view")
 PASS = {"ctx": 16, "batch": 2, "rank": 3, "modules": "attn_q,ffn_down"}
