@@ -44,7 +44,7 @@ def after_widening(path: Path[Forward]) -> Path[Forward]:
         copies = [(to.reshape(len(to), -1), _bits(of)) for to, of in ((k, a.k), (v, a.v))]
         return Call(_widen_seen, widen, a.span, copies, call)
 
-    return Path(f"{path.name}, widened_problem", path.compiled, takes, layout, bind)
+    return Path(f"{path.name}, widened", path.compiled, takes, layout, bind)
 
 
 def _bits(a: np.ndarray) -> np.ndarray:
