@@ -27,6 +27,8 @@ QUICK = re.compile(
     r"\b(mark\.quick|cases\()"
 )  # what a file has whose tests are among the quick ones
 HERE = Path(__file__).parent
+# What tests start imports the checkout, as they do (pythonpath in pyproject.toml).
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 # Files that take a minute each where kernels are compiled anew: the first, so that both processes
 # of a whole run end at the same time.
 LONG_FILES = (
