@@ -12,7 +12,7 @@ from pyggml.backends import CPU
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 from pyggml.ops import scale
 from pyggml.runtime.schedule import Devices, bind, schedule
 

@@ -17,11 +17,11 @@ from separate_cpu import SeparateCPU
 from pyggml.backends import CPU
 from pyggml.cli import demo
 from pyggml.errors import ConfigError, PyggmlError
-from pyggml.lora import checkpoint
-from pyggml.lora.parameters import Parameters
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.ranks import ALONE, started
 from pyggml.lora.ranks.alone import Ranks, share
-from pyggml.lora.step_gradient import StepGradient
+from pyggml.lora.trainer import checkpoint
+from pyggml.lora.trainer.gradient import StepGradient
 from pyggml.runtime.schedule import Devices
 
 _BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))

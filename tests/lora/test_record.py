@@ -9,7 +9,7 @@ from extras import need
 
 from pyggml.errors import ConfigError
 from pyggml.lora.record import Recorder, check_loggers, read_records
-from pyggml.lora.reports import StepReport, ValidationReport
+from pyggml.lora.trainer.reports import StepReport, ValidationReport
 
 
 def _recorded(trainer, tmp_path, **options):

@@ -14,7 +14,7 @@ from pyggml.cli.view.app import make_app
 from pyggml.cli.view.runs import Runs
 from pyggml.cli.view.source import Source
 from pyggml.cli.web.listening import listening, url_of
-from pyggml.lora.lock import held
+from pyggml.lora.trainer.lock import held
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = "<img src=x onerror=alert(1)> the path"

@@ -11,7 +11,7 @@ from extras import need
 from pyggml import gguf
 from pyggml.graph.dtypes import F32
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
-from pyggml.lora.adapter import Adapter
+from pyggml.lora.adapter.adapter import Adapter
 from pyggml.lora.data import Corpus, Dataset
 from pyggml.model import Model
 from pyggml.quants import dequantize

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from pyggml.errors import ConfigError, Fault, PyggmlError
-from pyggml.lora.checkpoint import differences
-from pyggml.lora.computed import Computed
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Corpus
 from pyggml.lora.ranks import Ranks
+from pyggml.lora.trainer.checkpoint import differences
+from pyggml.lora.trainer.computed import Computed
 from pyggml.model import Model
 
 
@@ -44,7 +44,7 @@ def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ran
 def check_alike(ranks: Ranks, run: Mapping[str, Any], computed: Computed) -> None:
     """Raises PyggmlError if a rank makes another run than the first, or computes it otherwise.
 
-    run: what makes a run what it is, see `pyggml.lora.checkpoint`. All ranks call this.
+    run: what makes a run what it is, see `pyggml.lora.trainer.checkpoint`. All ranks call this.
     """
     if ranks.size == 1:
         return

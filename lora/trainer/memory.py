@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml.backends import Backend, is_constant
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.trainer.passes import Passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 from pyggml.backends import write
 from pyggml.graph import Graph
 from pyggml.lora.data import Dataset
-from pyggml.lora.preference.batch import Answers
-from pyggml.lora.preference.losses import Leaves, log_probs
+from pyggml.lora.objectives.answers import Answers
+from pyggml.lora.objectives.losses import Leaves, log_probs
 from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.runtime.schedule import ScheduledProgram

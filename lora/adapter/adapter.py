@@ -13,9 +13,9 @@ import numpy as np
 
 from pyggml.backends import read
 from pyggml.errors import AdapterError
-from pyggml.lora.adapter_file import Update, write_adapter
+from pyggml.lora.adapter.file import Update, write_adapter
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import LoraConfig
-from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import LoraPairs
 from pyggml.models.adapter import FIXED_RANKS

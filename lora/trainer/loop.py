@@ -24,27 +24,27 @@ from pyggml import threads
 from pyggml.backends import write
 from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import shown
-from pyggml.lora import checkpoint
-from pyggml.lora.checkpoint import Progress
-from pyggml.lora.checks import check_alike, check_settings
-from pyggml.lora.computed import Computed
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus
-from pyggml.lora.learning_rate import LearningRate
-from pyggml.lora.objective import Minimised, NextToken, Objective, Sharing
-from pyggml.lora.on_devices import OnDevice, on_devices
+from pyggml.lora.objectives.objective import Minimised, NextToken, Objective, Sharing
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.reports import (
+from pyggml.lora.trainer import checkpoint
+from pyggml.lora.trainer.checkpoint import Progress
+from pyggml.lora.trainer.checks import check_alike, check_settings
+from pyggml.lora.trainer.computed import Computed
+from pyggml.lora.trainer.gradient import StepGradient, n_sums
+from pyggml.lora.trainer.learning_rate import LearningRate
+from pyggml.lora.trainer.memory import OnDevice, on_devices
+from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.reports import (
     Callback,
     CheckpointReport,
     History,
     StepReport,
     ValidationReport,
 )
-from pyggml.lora.step_gradient import StepGradient, n_sums
 from pyggml.model import Model
 
 # What held in runs that are older than a setting.

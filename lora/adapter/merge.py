@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.backends import read
 from pyggml.errors import AdapterError
-from pyggml.lora.starts import row_squares, unpacked
+from pyggml.lora.adapter.starts import row_squares, unpacked
 from pyggml.model import Model
 from pyggml.models import LoraPair
 from pyggml.requantize import Progress, rewrite

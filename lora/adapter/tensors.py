@@ -18,9 +18,9 @@ from pyggml.backends import read, write
 from pyggml.errors import AdapterError
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.starts import unpacked
-from pyggml.lora.targets import fits
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.adapter.starts import unpacked
+from pyggml.lora.adapter.targets import fits
 from pyggml.model import Model
 from pyggml.requantize import rewrite
 

@@ -1,6 +1,6 @@
 """The objective of a run, as the training loop sees it: windows in, the loss of a step out.
 
-An objective owns the run's graphs. `NextToken` learns texts and answers; `pyggml.lora.preference`
+An objective owns the run's graphs. `NextToken` learns texts and answers; `preference`
 learns preferences.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.reports import Rewards
+from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.reports import Rewards
 from pyggml.model import Model
 
 B = TypeVar("B")

@@ -25,7 +25,7 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.config import PreferenceConfig
-from pyggml.lora.preference.batch import AnswerBatch
+from pyggml.lora.objectives.answers import AnswerBatch
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps, token_losses
 from pyggml.ops import (

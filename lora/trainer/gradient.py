@@ -11,8 +11,8 @@ import numpy as np
 
 from pyggml.backends import read, write
 from pyggml.graph import Graph
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.parameters import Parameters
 from pyggml.lora.ranks import ALONE, Ranks
 from pyggml.ops import add_inplace, fill_inplace
 from pyggml.runtime.schedule import Devices, bind, schedule

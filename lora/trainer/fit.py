@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from pyggml.errors import DataError
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.optim import n_kept
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
-from pyggml.lora.step_gradient import n_sums
+from pyggml.lora.trainer.gradient import n_sums
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
 SHORTEST = 32  # tokens of a window, below which nothing is worth learning

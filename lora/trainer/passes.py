@@ -20,9 +20,9 @@ from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
-from pyggml.lora.parameters import Parameters
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps, token_loss
 from pyggml.ops.arithmetic.dropout import DRAW

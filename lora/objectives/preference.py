@@ -16,17 +16,17 @@ import numpy as np
 
 from pyggml.backends import read
 from pyggml.errors import ConfigError
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus, Dataset
-from pyggml.lora.objective import NOT_SHARED, Outcome, Sharing, Windows
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
-from pyggml.lora.preference.batch import AnswerBatch, Answers, batches
-from pyggml.lora.preference.data import Preferences
-from pyggml.lora.preference.losses import PreferenceLoss
-from pyggml.lora.preference.scorer import Scorer
+from pyggml.lora.data.answers import Preferences
+from pyggml.lora.objectives.answers import AnswerBatch, Answers, batches
+from pyggml.lora.objectives.losses import PreferenceLoss
+from pyggml.lora.objectives.objective import NOT_SHARED, Outcome, Sharing, Windows
+from pyggml.lora.objectives.scorer import Scorer
 from pyggml.lora.ranks import ALONE, Ranks
-from pyggml.lora.reports import Rewards
+from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.reports import Rewards
 from pyggml.model import Model
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from pyggml.backends import read, write
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape, leaf
-from pyggml.lora.adapter import Adapter
+from pyggml.lora.adapter.adapter import Adapter
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.adapter.starts import kaiming, pissa, row_squares, unpacked
+from pyggml.lora.adapter.targets import Target, targets
 from pyggml.lora.config import LoraConfig
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.starts import kaiming, pissa, row_squares, unpacked
-from pyggml.lora.targets import Target, targets
 from pyggml.model import Model
 from pyggml.models import LoraPair, LoraPairs, Magnitude
 
@@ -37,7 +37,7 @@ def attach(
     started   hears after each matrix how many have their A and B, which takes PiSSA seconds each
 
     Raises AdapterError if the model has an adapter and `on_top` is false, and for targets that
-    `pyggml.lora.targets` refuses.
+    `pyggml.lora.adapter.targets` refuses.
     """
     config = config or LoraConfig()
     if model.adapters and not on_top:

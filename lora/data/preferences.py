@@ -12,13 +12,13 @@ import numpy as np
 from pyggml.errors import DataError
 from pyggml.lora.config import DataConfig
 from pyggml.lora.data import Corpus, Dataset, Source
+from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
 from pyggml.lora.data.cache import Kept, TokenCache
 from pyggml.lora.data.documents import Document
 from pyggml.lora.data.expand import expanded
 from pyggml.lora.data.files import UNITS, format_of
 from pyggml.lora.data.reader import Reader
 from pyggml.lora.data.rows import Row
-from pyggml.lora.preference.data import Preferences, corpus_of, documents_of
 from pyggml.tokenizer import Tokenizer
 
 _PURPOSES = {"dpo": "preference", "orpo": "preference", "kto": "kto"}

@@ -3,9 +3,9 @@
 general.type      "checkpoint"
 checkpoint.step, .epoch, .index     steps made; windows read of the epoch under way
 checkpoint.run    JSON: what makes the run what it is (model, text, settings, tensors)
-checkpoint.compute, .vectors, .compiler     what computed it: pyggml.lora.computed.Computed
+checkpoint.compute, .vectors, .compiler     what computed it: `computed.Computed`
 checkpoint.digest SHA-256 of the tensors
-checkpoint.history.losses, .validation.steps, .losses, .tokens      pyggml.lora.reports.History
+checkpoint.history.losses, .validation.steps, .losses, .tokens      `reports.History`
 the flat float32 buffers: parameters, the optimiser's moments (adamw.m, adamw.v); constants and the
                   parameters that validated best, if a run has them
 
@@ -31,9 +31,9 @@ from pyggml import gguf
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
 from pyggml.gguf.fields import shown
 from pyggml.graph.dtypes import F32
-from pyggml.lora import lock
-from pyggml.lora.computed import Computed
-from pyggml.lora.reports import History
+from pyggml.lora.trainer import lock
+from pyggml.lora.trainer.computed import Computed
+from pyggml.lora.trainer.reports import History
 
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of

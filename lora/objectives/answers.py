@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml.lora.config import PreferenceConfig
 from pyggml.lora.data import Batch, Dataset
-from pyggml.lora.preference.data import Preferences, ordinals
+from pyggml.lora.data.answers import Preferences, ordinals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
