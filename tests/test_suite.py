@@ -12,17 +12,17 @@ from extras import EXTRAS, summary
 HERE = Path(__file__).parent
 NO_ROOMS = {"golden", "support"}
 
-pytestmark = pytest.mark.quick
-
 
 def folders(parent):
     return {p.name for p in parent.iterdir() if p.is_dir() and p.name[0] not in "._"}
 
 
+@pytest.mark.quick
 def test_every_room_has_a_folder_of_tests():
     assert folders(HERE) - NO_ROOMS == folders(HERE.parent / "pyggml") | {"lora", "cli"}
 
 
+@pytest.mark.quick
 def test_every_folder_of_tests_has_quick_ones():
     on_a_card = HERE / "backends/card"  # collected there, or in a process of their own
     with_tests = {p.parent for p in HERE.rglob("test_*.py")} - {on_a_card}
@@ -35,11 +35,13 @@ def has_quick_tests(path):
     return "pytest.mark.quick" in text or "from cases import cases" in text
 
 
+@pytest.mark.quick
 def test_the_extras_that_tests_want_are_extras():
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]
     assert set(EXTRAS.values()) <= project["optional-dependencies"].keys()
 
 
+@pytest.mark.quick
 def test_reasons_are_counted_by_the_extra_that_they_name():
     reasons = ["no: pip install '.[mpi]' and more", "pip install 'pyggml[cuda]'", "too early"]
     assert list(summary([*reasons, reasons[0]])) == [
