@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extras import reason
 
 import pyggml
 from pyggml.backends import CPU
@@ -16,7 +17,7 @@ from pyggml.ops import scale
 from pyggml.runtime.schedule import Devices, bind, schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 
 def graphs(name, n_tokens=16, **settings):
