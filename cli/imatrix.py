@@ -14,7 +14,7 @@ from pyggml.cli.options import PATH, SETTINGS, model_options
 from pyggml.cli.paths import check_output
 from pyggml.cli.show import plural, say, size, span
 from pyggml.errors import DataError
-from pyggml.lora.importance import Collector
+from pyggml.lora.evaluate.importance import Collector
 
 
 @click.command("imatrix", context_settings=SETTINGS)

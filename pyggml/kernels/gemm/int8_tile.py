@@ -25,7 +25,7 @@ from pyggml.jit.llvm import (
     I64,
     at,
     broadcast,
-    declared,
+    declare_intrinsic,
     every,
     fma,
     load,
@@ -77,7 +77,7 @@ class _Bytes(VectorBlock):
             self._add_rounded(scales, q, i)
             return
         b = self.b
-        sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
+        sizes = [b.call(declare_intrinsic(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
         part = ir.Constant(F32, 1 / (128 // most))
         part = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), part)
         per_part = self._inverse(part)
@@ -110,7 +110,7 @@ class _Bytes(VectorBlock):
         b = self.b
         each = b.select(b.fcmp_ordered(which, *vectors), *vectors)
         name = f"llvm.vector.reduce.f{'min' if which == '<' else 'max'}.v{SUBGROUP}f32"
-        return b.call(declared(b, name, F32, [F32X16]), [each])
+        return b.call(declare_intrinsic(b, name, F32, [F32X16]), [each])
 
     def _add_bytes(self, scale: Any, halves: list[Any], factors: Iterable[Any], i: int) -> None:
         """Weights of two subgroups, floats, times a factor for each, rounded."""
