@@ -231,7 +231,6 @@ def test_few_files_talk_to_the_compiler(path):
 def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     packages = {module.split(".")[0] for module, _ in imports(path)}
     users = (
-        "pyggml/backends/cuda/weights/rare.py",
         "pyggml/quants/packers/grid_points.py",
         "lora/peft/twins.py",
     )

@@ -1,4 +1,4 @@
-"""Four neighbouring weights of a block, for every weight type without a grid, as a WGSL function.
+"""Four neighbouring weights of a block, for every weight type, as a WGSL function.
 
     fn weights(at: u32, j: u32) -> vec4<f32>     weights j … j + 3 of the block at byte `at` of `w`
 
@@ -12,15 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from pyggml.backends.webgpu.wgsl.rare_weights import RARE
 from pyggml.graph.dtypes import DType
-from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS
-from pyggml.quants.layout import GROUP
+from pyggml.quants.layout import GROUP, Table
 from pyggml.quants.readers.expressions import ExpressionBlock, Lanes
 
-_DECLARED = (name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
-TYPES = (*_DECLARED, *RARE)
 QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
 _HELPERS = """
 fn half(i: u32) -> f32 { return unpack2x16float(w_word(i)).x; }
@@ -58,6 +54,7 @@ class WordsBlock(ExpressionBlock):
     def __init__(self) -> None:
         super().__init__()
         self.tables: list[tuple[int, ...]] = []
+        self.points_of: list[Table] = []
 
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"select({other}, {below}, {lane} < {n}u)"
@@ -84,16 +81,19 @@ class WordsBlock(ExpressionBlock):
 
         return Lanes("bytes", GROUP, text)
 
-    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
-        mask = (1 << n_bits) - 1
+    def pairs(self, offset: int) -> Lanes:
+        return self.fields(offset, 8, 2)._replace(kind="bytes")
 
-        def text(lane: str) -> str:
-            def one(field: str) -> str:
-                return f"i32((w_word(at + {offset}u) >> ({n_bits}u * {_u(field)})) & {mask}u)"
+    def fields(self, offset: int, n_bytes: int, n_bits: int, n: int | None = None) -> Lanes:
+        many, mask, per_word = -(-8 * n_bytes // n_bits), (1 << n_bits) - 1, 32 // n_bits
 
-            return _each(lane, one)
+        def one(field: str) -> str:
+            word, i = f"at + {offset}u", _u(field)
+            if n_bytes > 4:
+                word, i = f"{word} + 4u * ({i} / {per_word}u)", f"({i} % {per_word}u)"
+            return f"i32((w_word({word}) >> ({n_bits}u * {i})) & {mask}u)"
 
-        return Lanes("ints", 8 * n_bytes // n_bits, text)
+        return Lanes("ints", n or many, lambda lane: _each(lane, one))
 
     def f16(self, offset: int, n: int = 1) -> Lanes:
         def one(lane: str) -> str:
@@ -116,6 +116,9 @@ class WordsBlock(ExpressionBlock):
     def half_e8m0(self, offset: int) -> Lanes:
         return Lanes("floats", 1, lambda lane: f"half_e8m0(w_at(at + {offset}u))")
 
+    def constant(self, value: float) -> Lanes:
+        return Lanes("floats", 1, lambda lane: f"{value}f")
+
     # -- arithmetic ----------------------------------------------------------------------------
 
     def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
@@ -125,12 +128,60 @@ class WordsBlock(ExpressionBlock):
 
         return whole._replace(text=text)
 
+    def either(self, a: Lanes, b: Lanes) -> Lanes:
+        if b.n == 1:
+            of_all = b.text("0")
+            b = b._replace(text=lambda lane: of_all if lane.isdigit() else f"vec4<i32>({of_all})")
+        return a._replace(text=lambda lane: f"({a.text(lane)} | {b.text(lane)})")
+
     def minus(self, whole: Lanes, n: int) -> Lanes:
         def text(lane: str) -> str:
             mask = f" & {_all(lane, 'i32', 255)}" if whole.kind == "bytes" else ""
             return f"(({whole.text(lane)} - {n}){mask})"
 
         return whole._replace(text=text)
+
+    def except_for(self, ints: Lanes, n: int) -> Lanes:
+        def text(lane: str) -> str:
+            zero, same = _all(lane, "i32", 0), f"{ints.text(lane)} == {_all(lane, 'i32', n)}"
+            return f"select({ints.text(lane)}, {zero}, {same})"
+
+        return ints._replace(text=text)
+
+    def digits(self, whole: Lanes, i: int) -> Lanes:
+        def text(lane: str) -> str:
+            fraction = f"(({whole.text(lane)} * {3**i}) & {_all(lane, 'i32', 255)})"
+            return f"(({fraction} * 3) >> {_all(lane, 'u32', 8)})"
+
+        return whole._replace(text=text)
+
+    def negated(self, whole: Lanes, where: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            mask = where.text(lane)
+            return f"((({whole.text(lane)} ^ {mask}) - {mask}) & {_all(lane, 'i32', 255)})"
+
+        return whole._replace(text=text)
+
+    def points(self, indices: Lanes, table: Table) -> Lanes:
+        """Four weights are a word of the table."""
+        if table not in self.points_of:
+            self.points_of.append(table)
+        name, words = f"points{self.points_of.index(table)}", table.width // 4
+
+        def text(lane: str) -> str:
+            index = f"u32(({indices.text(f'({lane} / {table.width}u)')}).x)"
+            return f"vec4<i32>(unpack4xU8({name}[{index} * {words}u + {lane} / 4u % {words}u]))"
+
+        return Lanes("bytes", GROUP, text)
+
+    def half(self, ints: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            bits = ints.text(lane)
+            each = [bits] if lane.isdigit() else [f"({bits}).{i}" for i in "xyzw"]
+            halves = ", ".join(f"unpack2x16float(u32({one})).x" for one in each)
+            return halves if lane.isdigit() else f"vec4({halves})"
+
+        return Lanes("floats", ints.n, text)
 
     def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
         values = tuple(v & 255 for v in table)
@@ -163,6 +214,11 @@ fn table{i}_of_each(i: vec4<i32>) -> vec4<i32> {{
 }}"""
 
 
+def _points(i: int, table: Table) -> str:
+    words = table.rows.reshape(-1).view("<u4")
+    return f"const points{i} = array<u32, {len(words)}>({', '.join(f'{word}u' for word in words)});"
+
+
 class Blocks(NamedTuple):
     """How the weights of a type lie: `n` of them in `n_bytes`. Those of plain types come in 32."""
 
@@ -183,12 +239,10 @@ def blocks_of(dtype: DType) -> Blocks:
 @cache
 def weight_source(name: str) -> str:
     """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`."""
-    if name in RARE:
-        return RARE[name]
-    block, decode = WordsBlock(), QUANTS[name].decode
-    assert not isinstance(decode, BlockCode), f"{name} has no decoder"
-    decode(block)
+    block = WordsBlock()
+    QUANTS[name].decode(block)
     lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
+    lines += [_points(i, table) for i, table in enumerate(block.points_of)]
     lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
     *some, last = sorted(block.groups)
     lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
