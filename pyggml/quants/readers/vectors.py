@@ -38,7 +38,7 @@ def _constant(kind: Any, value: Any) -> Any:
 
 def table_pointer(builder: Any, table: Table) -> Any:
     """The bytes of a table, which lies in the module once."""
-    module, name = builder.module, f"pyggml.table.{sha256(table.rows).hexdigest()[:16]}"
+    module, name = builder.module, f"pyggml.table.{sha256(table.rows.tobytes()).hexdigest()[:16]}"
     known = module.globals.get(name)
     if known is None:
         raw = bytearray(table.rows)

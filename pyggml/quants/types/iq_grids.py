@@ -22,6 +22,7 @@ weights of IQ1 are whole numbers too. Every product of scales and q is exact in 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,9 @@ from pyggml.quants.packers.grid_signed import pack_iq2_s, pack_iq3_s, pack_iq3_x
 from pyggml.quants.packers.grid_ternary import pack_iq1_m
 
 _IQ2_XXS, _IQ2_XS, _IQ2_S = (
-    Table(8, lambda name=name: numbers_of(name)) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S")
+    Table(8, partial(numbers_of, name)) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S")
 )
-_IQ3_XXS, _IQ3_S = (Table(4, lambda name=name: numbers_of(name)) for name in ("IQ3_XXS", "IQ3_S"))
+_IQ3_XXS, _IQ3_S = (Table(4, partial(numbers_of, name)) for name in ("IQ3_XXS", "IQ3_S"))
 
 
 def _shifted() -> np.ndarray:

@@ -202,7 +202,7 @@ class PackedBlock(Block):
     def lane(self, numbers: Values, i: int) -> Values:
         return Values(numbers.kind, 1, lambda _: numbers.one(i))
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("only types whose products read blocks as they lie have units")
 
     pairs = constant = except_for = digits = negated = points = half = _refuse

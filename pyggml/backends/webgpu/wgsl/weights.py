@@ -1,4 +1,4 @@
-"""Four neighbouring weights of a block, for every weight type, as a WGSL function.
+"""Four neighbouring weights of a block, for every weight type without a table, as a WGSL function.
 
     fn weights(at: u32, j: u32) -> vec4<f32>     weights j … j + 3 of the block at byte `at` of `w`
 
@@ -24,6 +24,10 @@ fn half_e8m0(e: u32) -> f32 {
     return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
 }
 """
+
+
+class NoTablesError(TypeError):
+    """The type's weights are points of a table."""
 
 
 def _u(lane: str) -> str:
@@ -54,7 +58,6 @@ class WordsBlock(ExpressionBlock):
     def __init__(self) -> None:
         super().__init__()
         self.tables: list[tuple[int, ...]] = []
-        self.points_of: list[Table] = []
 
     def chosen(self, lane: str, n: int, below: str, other: str) -> str:
         return f"select({other}, {below}, {lane} < {n}u)"
@@ -163,16 +166,9 @@ class WordsBlock(ExpressionBlock):
         return whole._replace(text=text)
 
     def points(self, indices: Lanes, table: Table) -> Lanes:
-        """Four weights are a word of the table."""
-        if table not in self.points_of:
-            self.points_of.append(table)
-        name, words = f"points{self.points_of.index(table)}", table.width // 4
-
-        def text(lane: str) -> str:
-            index = f"u32(({indices.text(f'({lane} / {table.width}u)')}).x)"
-            return f"vec4<i32>(unpack4xU8({name}[{index} * {words}u + {lane} / 4u % {words}u]))"
-
-        return Lanes("bytes", GROUP, text)
+        """Refused: WGSL has no constant memory. As a variable of each thread a table of 512 words
+        takes 10 s to compile on software Vulkan, one of IQ1 would take 32 KiB of a thread."""
+        raise NoTablesError
 
     def half(self, ints: Lanes) -> Lanes:
         def text(lane: str) -> str:
@@ -214,11 +210,6 @@ fn table{i}_of_each(i: vec4<i32>) -> vec4<i32> {{
 }}"""
 
 
-def _points(i: int, table: Table) -> str:
-    words = table.rows.reshape(-1).view("<u4")
-    return f"const points{i} = array<u32, {len(words)}>({', '.join(f'{word}u' for word in words)});"
-
-
 class Blocks(NamedTuple):
     """How the weights of a type lie: `n` of them in `n_bytes`. Those of plain types come in 32."""
 
@@ -242,8 +233,19 @@ def weight_source(name: str) -> str:
     block = WordsBlock()
     QUANTS[name].decode(block)
     lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
-    lines += [_points(i, table) for i, table in enumerate(block.points_of)]
     lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
     *some, last = sorted(block.groups)
     lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
     return "\n".join([*lines, f"    return {block.groups[last]('lane')};", "}"])
+
+
+@cache
+def has_weights(dtype: DType) -> bool:
+    """Whether the type is of weights, and has a `weights`; else the CPU computes with it."""
+    if dtype.name not in QUANTS:
+        return False
+    try:
+        weight_source(dtype.name)
+    except NoTablesError:
+        return False
+    return True
