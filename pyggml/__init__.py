@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 
 # Installed, pyggml.lora and pyggml.cli lie in this folder; in a checkout, beside it.
 _CHECKOUT = Path(__file__).resolve().parents[1]
-if all((_CHECKOUT / name).is_file() for name in ("pyproject.toml", "lora/train.py", "cli/run.py")):
+if all((_CHECKOUT / name).exists() for name in ("pyproject.toml", "lora", "cli")):
     __path__.append(str(_CHECKOUT))
 
 _WHERE = {
