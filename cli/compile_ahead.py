@@ -25,7 +25,7 @@ from pyggml.graph import Graph
 from pyggml.jit import CACHE, JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 
 
 def is_compiled(graph: Graph, compute: str) -> bool:

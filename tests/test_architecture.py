@@ -47,9 +47,15 @@ LEVEL = {room: i for i, rooms in enumerate(MAP.strip().splitlines()) for room in
 JIT_FILES = {f"pyggml/jit/{p.name}" for p in (ROOT / "pyggml/jit").glob("*.py")}
 USES_NUMBA = {*JIT_FILES, "pyggml/jit/frames.py", "pyggml/jit/isa.py", "pyggml/threads.py"}
 USES_NUMBA |= {
-    f"pyggml/backends/cuda/{name}.py" for name in ("driver", "ptx", "byte_ptx", "cluster_ptx")
+    f"pyggml/backends/cuda/{name}.py"
+    for name in (
+        "code/byte_ptx",
+        "code/cluster_ptx",
+        "code/ptx",
+        "runtime/cubins",
+        "runtime/driver",
+    )
 }
-USES_NUMBA |= {"pyggml/backends/cuda/cubins.py"}
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU
     "pyggml/jit/frames.py",
     "pyggml/jit/isa.py",
@@ -57,10 +63,10 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/workarounds.py",
     "pyggml/jit/llvm.py",
     "pyggml/jit/tasks.py",
-    "pyggml/backends/cuda/byte_ptx.py",
-    "pyggml/backends/cuda/cluster_ptx.py",
-    "pyggml/backends/cuda/cubins.py",
-    "pyggml/backends/cuda/ptx.py",
+    "pyggml/backends/cuda/code/byte_ptx.py",
+    "pyggml/backends/cuda/code/cluster_ptx.py",
+    "pyggml/backends/cuda/runtime/cubins.py",
+    "pyggml/backends/cuda/code/ptx.py",
     "pyggml/kernels/gemm/activations.py",
     "pyggml/kernels/gemm/amx/rows.py",
     "pyggml/kernels/gemm/amx/tiles.py",
@@ -225,7 +231,7 @@ def test_few_files_talk_to_the_compiler(path):
 def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     packages = {module.split(".")[0] for module, _ in imports(path)}
     users = (
-        "pyggml/backends/cuda/rare_weights.py",
+        "pyggml/backends/cuda/weights/rare.py",
         "pyggml/quants/grid_points.py",
         "pyggml/quants/iq_grids.py",
         "lora/peft/twins.py",

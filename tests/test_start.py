@@ -96,12 +96,13 @@ def test_the_first_step_waits_for_nothing_that_it_does_not_use():
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
     )
     loaded = set(found.stdout.split())
-    assert {"pyggml.lora.train", "pyggml.generation"} <= loaded
+    assert {"pyggml.lora.trainer.loop", "pyggml.generation"} <= loaded
     assert not loaded & {
         "jinja2",
         "pyggml.look.draw",
         "pyggml.lora.evaluate",
-        "pyggml.lora.preference",
+        "pyggml.lora.data.preferences",
+        "pyggml.lora.objectives.preference",
         "pyggml.backends.cuda",
         "pyggml.backends.webgpu",
     }

@@ -14,7 +14,7 @@ from pyggml.cli.terminal.options import PATH, SETTINGS, model_options
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import plural, say, size, span
 from pyggml.errors import DataError
-from pyggml.lora.importance import Collector
+from pyggml.lora.evaluate.importance import Collector
 
 
 @click.command("imatrix", context_settings=SETTINGS)

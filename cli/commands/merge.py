@@ -14,7 +14,7 @@ from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.cli.terminal.show import say
 from pyggml.lora import merge
-from pyggml.lora.merge import updated
+from pyggml.lora.adapter.merge import updated
 from pyggml.quants import FILE_TYPES
 from pyggml.requantize.imatrix import read_imatrix
 

@@ -12,7 +12,7 @@ from pyggml import load, threads
 from pyggml.cli import compile_ahead
 from pyggml.jit import JIT
 from pyggml.lora import LoraConfig, TrainConfig, attach
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 
 ASKED = JIT and threads.most() > 1
 pytestmark = pytest.mark.skipif(not ASKED, reason="nothing to compile, or no second core for it")

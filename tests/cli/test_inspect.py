@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import tiny_models
+from extras import need
 
 import pyggml as library
 from pyggml import gguf
@@ -272,7 +273,7 @@ def test_a_rank_and_a_context_are_costed_with_memory(pyggml, facts, tiny):
 
 
 def test_the_graph_is_folded(pyggml, tiny, tmp_path):
-    pytest.importorskip("igraph")
+    need("igraph")
     lines = section(pyggml("inspect", tiny, "--graph", "--ctx", 16).out, "graph")
     assert [x.split()[0] for x in lines if "forward" in x] == ["start", "block", "block", "end"]
     page = tmp_path / "page.html"

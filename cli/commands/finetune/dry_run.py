@@ -11,7 +11,7 @@ from pyggml.cli.commands.finetune.results import SMALLER
 from pyggml.cli.terminal.show import plural, row, say, size, span
 from pyggml.errors import DeviceMemoryError
 from pyggml.lora import Corpus, Trainer
-from pyggml.lora.on_devices import OnDevice
+from pyggml.lora.trainer.memory import OnDevice
 
 
 def say_plan(trainer: Trainer, parts: Parts, devices: Sequence[OnDevice] = ()) -> None:

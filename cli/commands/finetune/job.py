@@ -16,10 +16,10 @@ from pyggml.cli.web import report
 from pyggml.errors import CheckpointError, ConfigError, Fault
 from pyggml.files import user_cache
 from pyggml.lora import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
-from pyggml.lora.checkpoint import existing, held, newest
 from pyggml.lora.data import Source, TokenCache
 from pyggml.lora.optim import n_kept
 from pyggml.lora.record import check_loggers
+from pyggml.lora.trainer.checkpoint import existing, held, newest
 
 LORA_FLAGS = {
     name: f"lora_{name}" for name in ("rank", "alpha", "modules", "dropout", "init", "plus_ratio")

@@ -13,10 +13,10 @@ from pyggml.cli.terminal.show import row, size
 from pyggml.errors import ConfigError
 from pyggml.generation import Session
 from pyggml.lora import Fit, Trainer, fit
-from pyggml.lora.fit import Planner
-from pyggml.lora.on_devices import OnDevice
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.trainer.fit import Planner
+from pyggml.lora.trainer.memory import OnDevice
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
 # What a process gets besides what is planned: kernels, and in a first run of its kind the compiler.

@@ -13,7 +13,7 @@ from pyggml.cli.terminal.progress import Meter, change, rise
 from pyggml.cli.terminal.show import row, say, size
 from pyggml.errors import PyggmlError
 from pyggml.lora import Adapter, LoraConfig, TrainedTensors, Trainer, merge
-from pyggml.lora.checkpoint import existing, newest
+from pyggml.lora.trainer.checkpoint import existing, newest
 
 # -- what was trained: an adapter, or tensors of the model --------------------------------------
 

@@ -31,15 +31,15 @@ from pyggml.lora import (
     TrainConfig,
     Trainer,
     attach,
-    lock,
     read_corpus,
     train_tensors,
     unfreeze,
 )
-from pyggml.lora.computed import stored_compute
-from pyggml.lora.objective import Objective
-from pyggml.lora.passes import Passes
+from pyggml.lora.objectives.objective import Objective
 from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer import lock
+from pyggml.lora.trainer.computed import stored_compute
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
 Resumed = Callable[[Job, Path], str]  # the command line that goes on from a folder of checkpoints
@@ -169,7 +169,7 @@ def _trained(job: Job, model: Model) -> Trained:
 
 def _corpus(job: Job, model: Model) -> Corpus:
     if job.preference.is_preference:
-        from pyggml.lora.preference import read_preferences
+        from pyggml.lora.data.preferences import read_preferences
 
         kind = job.preference.objective
         return read_preferences(job.sources, model.tokenizer, job.reading, kind, job.cache)
@@ -180,7 +180,7 @@ def _objective(job: Job, base: Model) -> Objective:
     """What is minimised; answers are compared with the model as its files have it."""
     if not job.preference.is_preference:
         return NextToken()
-    from pyggml.lora.preference import Preference
+    from pyggml.lora.objectives.preference import Preference
 
     return Preference(job.preference, base)
 

@@ -41,7 +41,7 @@ def adaptable(file: GGUFFile, rank: int) -> dict[str, Any]:
 def _refusal(parts: Any, rank: int) -> dict[str, str]:
     """Why this rank cannot be had, if it cannot."""
     from pyggml.lora import LoraConfig
-    from pyggml.lora.targets import targets
+    from pyggml.lora.adapter.targets import targets
 
     try:
         targets(parts, LoraConfig(rank=rank))

@@ -17,8 +17,8 @@ from pyggml.errors import ConfigError
 from pyggml.look.draw import inside, lanes, overview, sections
 from pyggml.look.draw.fold import counted
 from pyggml.lora import LoraConfig, attach
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 
 _KINDS = 20  # of tensors at the peak

@@ -22,8 +22,8 @@ from pyggml.cli.web.report.series import Chart, charts_of
 from pyggml.errors import ConfigError
 from pyggml.look.draw import heat
 from pyggml.look.overview import Overview, cell_of, findings
-from pyggml.lora.lock import holder
 from pyggml.lora.record import metrics_beside, overview_of, read_records
+from pyggml.lora.trainer.lock import holder
 
 _METRICS, _OLD = ".metrics.jsonl", ".metrics.old.jsonl"
 _MOST_RUNS, _MOST_BYTES = 200, 1 << 28
