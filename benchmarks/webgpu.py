@@ -39,15 +39,15 @@ from step import matrix_weights, random_batch
 
 import pyggml
 from pyggml.backends.kit.factors import Factor
-from pyggml.backends.webgpu.device import FEATURES, WebGPUBackend
-from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
-from pyggml.backends.webgpu.shader import Dispatch, View
+from pyggml.backends.webgpu.ops.products import Product, multiplied, scratch_bytes
+from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE
-from pyggml.lora.step_gradient import StepGradient
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.passes import Passes
 from pyggml.quants import quantize
 
 from machine import about

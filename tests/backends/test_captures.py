@@ -4,12 +4,13 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from extras import reason
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import Fails, of_package
 
-from pyggml.backends.cuda import driver
+from pyggml.backends.cuda.runtime import driver
 from pyggml.errors import DeviceMemoryError
 
 

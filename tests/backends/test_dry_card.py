@@ -7,6 +7,7 @@ from pathlib import Path
 import card_patterns
 import numpy as np
 import pytest
+from extras import reason
 
 import pyggml
 from pyggml.backends import CPU
@@ -17,7 +18,7 @@ from pyggml.runtime.schedule import Devices, bind, schedule
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = sorted((*GOLDEN.glob("peers/*.gguf"), *GOLDEN.glob("formulas/*.gguf")))
@@ -44,8 +45,8 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     """In a thread that has not met it, too: Numba would ask the first card, and open it."""
     from dry_card import DryCard
 
-    from pyggml.backends.cuda import early
     from pyggml.backends.cuda.gemm import few_rows
+    from pyggml.backends.cuda.rewrites import early
 
     class Noting(DryCard):
         depth = 0
@@ -75,7 +76,7 @@ def sites_of(graph):
     """The nodes of a pattern, as the dry card binds it."""
     from dry_card import DryCard
 
-    from pyggml.backends.cuda.fusion import fused
+    from pyggml.backends.cuda.rewrites.fusion import fused
 
     dry = DryCard()
     (program,) = bind(schedule(graph, Devices([dry, CPU()])))
@@ -90,7 +91,7 @@ OTHERS |= {"weights of q": (0, 1), "weights of k": (2, 1)}
 
 @pytest.mark.parametrize("source", OTHERS)
 def test_heads_are_not_written_where_others_are_read(source):
-    from pyggml.backends.cuda import heads
+    from pyggml.backends.cuda.ops import heads
 
     site, number = OTHERS[source]
     is_read = (False, True, False, False, True, True, True)

@@ -6,17 +6,18 @@ from weakref import ref
 
 import numpy as np
 import pytest
+from extras import reason
 from tiny_models import write
 
 import pyggml
 from pyggml.generation import Session
 from pyggml.graph.call import Call
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from dry_card import DryCard
 
-from pyggml.backends.cuda import device, driver, events, transfers
+from pyggml.backends.cuda.runtime import device, driver, events, transfers
 
 
 class Notes:

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from extras import reason
 
 from pyggml.ops import OPS
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
-from pyggml.backends.cuda import norm_rope
-from pyggml.backends.cuda.driver import SIMULATED
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
+from pyggml.backends.cuda.ops import norm_rope
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has other kernels")
 RNG, LANES = np.random.default_rng(4), np.arange(32)

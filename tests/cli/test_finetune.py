@@ -7,6 +7,7 @@ from pyggml.cli import demo
 from pyggml.lora import Trainer
 
 
+@pytest.mark.quick
 def test_it_says_what_it_will_do_then_does_it(finetune, tiny, text, tmp_path):
     ended = finetune("--lr", "0.01", "--val-every", 2)
     assert (ended.code, ended.err) == (0, "")
@@ -68,7 +69,7 @@ def test_grad_checkpointing_says_what_it_takes_and_can_be_resumed(finetune, sign
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused(finetune, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.overview._physical_memory", lambda: 1000)
+    monkeypatch.setattr("pyggml.cli.commands.finetune.summary._physical_memory", lambda: 1000)
     ended = finetune()
     assert ended.code == 2 and "this machine has 1.0 kB: a smaller --batch" in ended.err
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyggml.cli import __main__ as cli
-from pyggml.cli.finetune.job import LORA_FLAGS
-from pyggml.cli.grouped import TITLES
+from pyggml.cli.commands.finetune.job import LORA_FLAGS
+from pyggml.cli.terminal.help import TITLES
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.settings import GROUPS
@@ -37,10 +37,11 @@ def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
 
 
 def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
-    code = "import sys, pyggml.cli.finetune; sys.exit('rich' in sys.modules)"
+    code = "import sys, pyggml.cli.commands.finetune; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_in_the_table_has_help(pyggml, name):
     ended = pyggml(name, "--help")
@@ -60,6 +61,7 @@ def test_the_entry_points_are_these_functions():
 # -- options ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_every_setting_has_one_option_with_its_help_and_default():
     options = {o.name: o for o in cli.command("finetune").params}
     for config, flags in ((LoraConfig, LORA_FLAGS), (DataConfig, {}), (TrainConfig, {})):
@@ -164,6 +166,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(pyggml, tiny, monkeypatch):
         pyggml("inspect", "-m", tiny)
 
 
+@pytest.mark.quick
 def test_an_error_is_one_line_whatever_it_holds(pyggml, tiny, monkeypatch):
     def failing(path):
         raise PyggmlError("one\nand\ttwo")

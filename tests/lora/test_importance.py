@@ -11,7 +11,7 @@ from pyggml.alloc import plan
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
-from pyggml.lora.importance import Collector
+from pyggml.lora.evaluate.importance import Collector
 from pyggml.ops import mul, mul_mat
 from pyggml.requantize.imatrix import read_imatrix
 from pyggml.runtime import bind
@@ -73,7 +73,7 @@ def test_experts_have_sums_of_their_own(monkeypatch):
         def encode(self, text):
             return [0]
 
-    monkeypatch.setattr("pyggml.lora.importance.chunks_of", chunks)
+    monkeypatch.setattr("pyggml.lora.evaluate.importance.chunks_of", chunks)
     monkeypatch.setitem(model.__dict__, "tokenizer", Words())
     made = collected(model)
     gate, up, down = (made.sums[f"blk.0.ffn_{x}_exps.weight"] for x in ("gate", "up", "down"))
