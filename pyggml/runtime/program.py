@@ -1,77 +1,95 @@
-"""Schedule → numbers: all kernels are bound once, then parts and copies run in order."""
+"""Schedule → numbers: every kernel is bound to its memory once, then parts and copies run in order.
+
+program = bind(schedule(Graph.of(loss), devices))
+program()
+program.read(loss)
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pyggml import runtime
-from pyggml.backends import Backend, is_constant, read
-from pyggml.graph import Graph
+from pyggml.backends import Backend
+from pyggml.backends.cpu import is_constant
+from pyggml.graph import Graph, last_write
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
-from pyggml.runtime.schedule.devices import Devices, ForEach
-from pyggml.runtime.schedule.schedule import Schedule, schedule
-from pyggml.runtime.schedule.split import Copy, Part
+from pyggml.runtime.calls import attach, kernel_calls
+from pyggml.runtime.devices import Devices, ForEach
+from pyggml.runtime.schedule import Schedule, schedule
+from pyggml.runtime.split import Copy, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScheduledProgram:
-    """A schedule with memory: kernel calls and copies in the order of execution."""
+class Program:
+    """A schedule with memory.
+
+    arenas    of each device, the memory of its plan
+    kernels   of each device: node → its kernel, bound
+    calls     kernels, which devices may have joined, and copies, in the order of execution
+    """
 
     schedule: Schedule
-    programs: Mapping[Backend, runtime.Program]
+    arenas: Mapping[Backend, Any]
+    kernels: Mapping[Backend, Mapping[Tensor, Call]]
     calls: tuple[Call, ...]
 
     def __call__(self) -> None:
-        """Compute every output of the graph."""
+        """Compute every output of the graph; on the host, nothing is allocated."""
         for call in self.calls:
             call()
 
     def read(self, t: Tensor) -> np.ndarray:
-        """A copy of an output's numbers, from the device that computed it."""
+        """A copy of an output's numbers, from the device that computed it.
+
+        They stay until the next run of a program in the same memory. Another program may be bound
+        over the same nodes meanwhile: each reads its own memory.
+        """
         return self.begin_read(t)()
 
     def begin_read(self, t: Tensor) -> Callable[[], np.ndarray]:
         """Begin to read an output, as Backend.begin_read: what this run made, given later."""
         if t.root.op is None:
-            self.schedule.devices.gather(t.root)
-            found = read(t)
-            return lambda: found
-        twin = self.schedule.twins.get(t, t)
-        home = next(b for b, p in self.schedule.plans.items() if twin.root in p.offsets)
+            devices = self.schedule.devices
+            devices.gather(t.root)
+            return devices.host.begin_read(t)
+        twin, home, offset = self.schedule.place(t)
+        home.attach(twin.root, self.arenas[home], offset)
         return home.begin_read(twin)
 
     def walk(self) -> Iterator[tuple[Tensor, Backend]]:
         """Run node by node; yields each node after it has run, with the device that has its result.
 
-        Meant for looking inside: a result stays readable until its memory is used again.
+        Meant for looking for a fault: a result stays readable until its memory is used again.
         """
-        calls, inputs = _calls(self.programs), _inputs(self.schedule)
-        changed = _changed(self.schedule)
-        for part in self.schedule.parts:
-            for call in _before(self.schedule, part, inputs[part], changed):
-                call()
-            for node in part.nodes:
-                if node in calls:
-                    calls[node]()
-                    yield node, part.backend
-            for call in _after(self.schedule, part):
-                call()
+        for backend, plan in self.schedule.plans.items():
+            attach(plan, self.arenas[backend])
+        for part, node, call in _steps(self.schedule, self.kernels):
+            call()
+            if node is not None:
+                yield node, part.backend
 
 
 class Arenas:
     """Memory on every device, as much as the largest program needs: one program runs at a time.
 
-    If a larger program comes later, earlier ones keep the memory that they have.
+    made: schedules whose programs are to share it. If a larger one comes later, earlier programs
+    keep the memory that they have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *made: Schedule) -> None:
         self._held: dict[Backend, tuple[int, Any]] = {}
+        plans = [p for each in made for p in each.plans.values()]
+        for backend in dict.fromkeys(p.backend for p in plans):
+            self.of(backend, max(p.n_bytes for p in plans if p.backend is backend))
 
     def of(self, backend: Backend, n_bytes: int) -> Any:
         """n_bytes or more of a device. If it must grow, it grows to twice its size at least."""
@@ -82,67 +100,99 @@ class Arenas:
         return held[1]
 
 
-def bind(
-    *schedules: Schedule, release: bool = False, arenas: Arenas | None = None
-) -> tuple[ScheduledProgram, ...]:
+def bind(made: Schedule, release: bool = False, arenas: Arenas | None = None) -> Program:
     """Take memory on every device, bind every kernel call, and copy the constants.
 
-    The programs share this memory: the outputs of one last until another one runs. Programs bound
-    with the same `arenas` share it too. release: see pyggml.runtime.bind.
+    release: after each node, free the pages of the weights that the host read from a file. This
+    pays where each read serves many tokens.
+    arenas: memory that programs share: the outputs of one last until another one runs. Without,
+    the program has its own. Raises PyggmlError, naming op and tensor, for a node that its device
+    does not support.
     """
-    arenas, memory = arenas or Arenas(), {}
-    for backend in {b: None for made in schedules for b in made.plans}:
-        n_bytes = max(made.plans[backend].n_bytes for made in schedules if backend in made.plans)
-        memory[backend] = arenas.of(backend, n_bytes)
-    return tuple(_bound(made, memory, release) for made in schedules)
+    memory = arenas or Arenas()
+    of_devices = {backend: memory.of(backend, p.n_bytes) for backend, p in made.plans.items()}
+    for part in made.parts:
+        for leaf in filter(is_constant, part.leaves):
+            made.devices.fetch(leaf, part.backend)
+    kernels = {b: kernel_calls(p, of_devices[b]) for b, p in made.plans.items()}
+    after = _watching(made, of_devices)
+    for part in made.parts if release else ():
+        for node in part.nodes:
+            after[node] += _releasing(node, part.backend)
+    calls = list[Call]()
+    for (part, are_kernels), steps in groupby(_steps(made, kernels, after), _kind):
+        some, graph = [call for _, _, call in steps], made.plans[part.backend].graph
+        calls += part.backend.joined(some, graph) if are_kernels else some
+    return Program(made, of_devices, kernels, tuple(calls))
 
 
-def results(graph: Graph, devices: Devices) -> list[np.ndarray]:
-    """Schedule, bind and run a graph; returns copies of its outputs' values."""
-    (program,) = bind(schedule(graph, devices))
+def run(*outputs: Tensor, devices: Devices | None = None) -> list[np.ndarray]:
+    """Schedule, bind and run the graph of these outputs; returns copies of their values.
+
+    devices: where it runs; by default on the host alone, in float32.
+    """
+    return results(Graph.of(*outputs), devices)
+
+
+def results(graph: Graph, devices: Devices | None = None) -> list[np.ndarray]:
+    """Schedule, bind and run a graph; returns copies of its outputs' values. devices: as `run`."""
+    program = bind(schedule(graph, devices or Devices()))
     program()
     return [program.read(t) for t in graph.outputs]
 
 
-def _bound(made: Schedule, arenas: Mapping[Backend, object], release: bool) -> ScheduledProgram:
-    if not _is_alone(made):
-        _copy_constants(made)
-    programs = {
-        backend: runtime.bind(p, arenas[backend], release and backend.is_host)
-        for backend, p in made.plans.items()
-    }
-    if _is_alone(made):
-        (only,) = programs.values()
-        return ScheduledProgram(made, programs, only.calls)
-    calls, devices, inputs, changed = _calls(programs), made.devices, _inputs(made), _changed(made)
-    steps = list(_for_each(devices, devices.begin, changed))
+_Step = tuple[Part, Tensor | None, Call]  # None: no kernel, but what is done between kernels
+
+
+def _kind(step: _Step) -> tuple[Part, bool]:
+    return step[0], step[1] is not None
+
+
+def _steps(
+    made: Schedule,
+    kernels: Mapping[Backend, Mapping[Tensor, Call]],
+    after: Mapping[Tensor, Sequence[Call]] = MappingProxyType({}),
+) -> Iterator[_Step]:
+    """All that a run does, in order. after: node → what follows it at once."""
+    devices, changed, inputs = made.devices, _changed(made), _inputs(made)
     for part in made.parts:
-        steps += _before(made, part, inputs[part], changed)
-        bound, graph = [calls[n] for n in part.nodes if n in calls], made.plans[part.backend].graph
-        steps += part.backend.joined(bound, graph)
-        steps += _after(made, part)
-    steps += _for_each(devices, devices.end, changed)
-    return ScheduledProgram(made, programs, tuple(steps))
+        first, last = part is made.parts[0], part is made.parts[-1]
+        for call in _for_each(devices, devices.begin, changed if first else ()):
+            yield part, None, call
+        for call in _before(made, part, inputs[part], changed):
+            yield part, None, call
+        for node in part.nodes:
+            if node in (bound := kernels[part.backend]):
+                yield part, node, bound[node]
+                for then in after.get(node, ()):
+                    yield part, None, then
+        for call in _after(made, part):
+            yield part, None, call
+        for call in _for_each(devices, devices.end, changed if last else ()):
+            yield part, None, call
 
 
-def _is_alone(made: Schedule) -> bool:
-    """Whether one host is the only device, so that no leaf has a copy."""
-    return all(b.is_host for b in made.devices.backends) and len(made.plans) == 1
+def _watching(made: Schedule, arenas: Mapping[Backend, Any]) -> dict[Tensor, list[Call]]:
+    """Node → the calls that hand its numbers to those that watch it."""
+    found = defaultdict[Tensor, list[Call]](list)
+    for t, act in made.watched.items():
+        twin, home, offset = made.place(t)
+        found[last_write(twin)].append(Call(_show, act, home, twin, arenas[home], offset))
+    return found
 
 
-def _calls(programs: Mapping[Backend, runtime.Program]) -> Mapping[Tensor, Call]:
-    return {
-        node: call
-        for program in programs.values()
-        for node, call in zip(program.nodes, program.calls, strict=True)
-    }
+def _show(
+    act: Callable[[np.ndarray], None], home: Backend, t: Tensor, arena: Any, offset: int
+) -> None:
+    home.attach(t.root, arena, offset)
+    act(home.read(t))
 
 
-def _copy_constants(made: Schedule) -> None:
-    for part in made.parts:
-        for leaf in part.leaves:
-            if is_constant(leaf):
-                made.devices.fetch(leaf, part.backend)
+def _releasing(node: Tensor, device: Backend) -> Iterator[Call]:
+    """Calls that free the pages of the weights that a node reads; the host has them."""
+    for s in node.src if device.is_host else ():
+        if s.root.op is None and (call := device.release(s.root)) is not None:
+            yield call
 
 
 def _changed(made: Schedule) -> Mapping[Tensor, None]:
@@ -167,8 +217,8 @@ def _inputs(made: Schedule) -> Mapping[Part, Sequence[Tensor]]:
 def _for_each(
     devices: Devices, act: Callable[[Tensor], None], leaves: Iterable[Tensor], **of_others: Any
 ) -> Iterator[Call]:
-    """A call that does this to all leaves, if there are any."""
-    if leaves := tuple(leaves):
+    """A call that does this to all leaves, if there are any, and devices that have copies."""
+    if devices.have_copies and (leaves := tuple(leaves)):
         yield Call(ForEach(devices, act, leaves, **of_others))
 
 

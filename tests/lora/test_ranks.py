@@ -13,7 +13,7 @@ import pytest
 import ranked_run
 from separate_cpu import SeparateCPU
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora import checkpoint
@@ -21,7 +21,7 @@ from pyggml.lora.parameters import Parameters
 from pyggml.lora.ranks import ALONE, started
 from pyggml.lora.ranks.alone import Ranks, share
 from pyggml.lora.step_gradient import StepGradient
-from pyggml.runtime.schedule import Devices
+from pyggml.runtime import Devices
 
 _BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MPIEXEC = _BESIDE or shutil.which("mpiexec")
