@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 import pyggml
-from pyggml.backends.cuda.driver import cuda
-from pyggml.backends.cuda.fusion import fused
-from pyggml.backends.cuda.launch import launches
+from pyggml.backends.cuda.rewrites.fusion import fused
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.launches import launches
 from pyggml.generation import Session
 
 from machine import about

@@ -39,9 +39,9 @@ from step import matrix_weights, random_batch
 
 import pyggml
 from pyggml.backends.kit.factors import Factor
-from pyggml.backends.webgpu.device import FEATURES, WebGPUBackend
-from pyggml.backends.webgpu.products import Product, multiplied, scratch_bytes
-from pyggml.backends.webgpu.shader import Dispatch, View
+from pyggml.backends.webgpu.ops.products import Product, multiplied, scratch_bytes
+from pyggml.backends.webgpu.runtime.device import FEATURES, WebGPUBackend
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW

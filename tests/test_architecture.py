@@ -7,6 +7,8 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from pyggml.jit.cache import SHARED
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +47,15 @@ LEVEL = {room: i for i, rooms in enumerate(MAP.strip().splitlines()) for room in
 JIT_FILES = {f"pyggml/jit/{p.name}" for p in (ROOT / "pyggml/jit").glob("*.py")}
 USES_NUMBA = {*JIT_FILES, "pyggml/jit/frames.py", "pyggml/jit/isa.py", "pyggml/threads.py"}
 USES_NUMBA |= {
-    f"pyggml/backends/cuda/{name}.py" for name in ("driver", "ptx", "byte_ptx", "cluster_ptx")
+    f"pyggml/backends/cuda/{name}.py"
+    for name in (
+        "code/byte_ptx",
+        "code/cluster_ptx",
+        "code/ptx",
+        "runtime/cubins",
+        "runtime/driver",
+    )
 }
-USES_NUMBA |= {"pyggml/backends/cuda/cubins.py"}
 USES_LLVM = {  # intrinsics, what kernels close over, and the features of this CPU
     "pyggml/jit/frames.py",
     "pyggml/jit/isa.py",
@@ -55,10 +63,10 @@ USES_LLVM = {  # intrinsics, what kernels close over, and the features of this C
     "pyggml/jit/workarounds.py",
     "pyggml/jit/llvm.py",
     "pyggml/jit/tasks.py",
-    "pyggml/backends/cuda/byte_ptx.py",
-    "pyggml/backends/cuda/cluster_ptx.py",
-    "pyggml/backends/cuda/cubins.py",
-    "pyggml/backends/cuda/ptx.py",
+    "pyggml/backends/cuda/code/byte_ptx.py",
+    "pyggml/backends/cuda/code/cluster_ptx.py",
+    "pyggml/backends/cuda/runtime/cubins.py",
+    "pyggml/backends/cuda/code/ptx.py",
     "pyggml/kernels/gemm/activations.py",
     "pyggml/kernels/gemm/amx/rows.py",
     "pyggml/kernels/gemm/amx/tiles.py",
@@ -197,6 +205,7 @@ UPWARD = {
 }
 
 
+@pytest.mark.quick
 @for_each([p for p in FILES if module_of(p) != "pyggml"])
 def test_imports_point_one_way(path):
     mine = room_of(module_of(path))
@@ -217,7 +226,7 @@ def test_few_files_talk_to_the_compiler(path):
 def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     packages = {module.split(".")[0] for module, _ in imports(path)}
     users = (
-        "pyggml/backends/cuda/rare_weights.py",
+        "pyggml/backends/cuda/weights/rare.py",
         "pyggml/quants/grid_points.py",
         "pyggml/quants/iq_grids.py",
         "lora/peft/twins.py",
@@ -225,6 +234,7 @@ def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     assert ("gguf" in packages) == (name_of(path) in users)
 
 
+@pytest.mark.quick
 def test_no_module_imports_itself_through_others():
     """Among the files of one part, too, imports are a tree without rings."""
     done, open_ = set(), []
@@ -379,6 +389,7 @@ def without_signature(node):
 
 
 # The card's kernels are not kept from run to run.
+@pytest.mark.quick
 @for_each([p for p in FILES if name_of(p) not in JIT_FILES and "cuda" not in p.parts])
 def test_kernels_take_nothing_that_the_cache_does_not_watch(path):
     """Numba looks at the kernel's own file; the cache folder is named after those in SHARED."""
@@ -389,11 +400,13 @@ def test_kernels_take_nothing_that_the_cache_does_not_watch(path):
         )
 
 
+@pytest.mark.quick
 def test_the_watched_files_exist():
     for name in SHARED:
         assert (ROOT / "pyggml" / name).is_file()
 
 
+@pytest.mark.quick
 def test_the_check_sees_kernels_and_what_they_are_made_of():
     """That the tests above look at something: a product's kernels depend on the CPU's widths."""
     found = dict(kernel_sources(ROOT / "pyggml/kernels/gemm/product.py"))

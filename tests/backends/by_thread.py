@@ -14,7 +14,7 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import numpy as np
 
-from pyggml.backends.cuda import driver
+from pyggml.backends.cuda.runtime import driver
 
 sys.setswitchinterval(1e-4)
 LANES = 32
@@ -63,7 +63,7 @@ driver.kernel = lambda function, **_: function
 driver.most_shared = lambda: 227 << 10
 
 # The modules below take `cuda`, `device` and `kernel` from the driver when they are imported.
-from pyggml.backends.cuda import byte_ptx, cluster_ptx, ptx, warp  # noqa: E402
+from pyggml.backends.cuda.code import byte_ptx, cluster_ptx, ptx, warp  # noqa: E402
 
 
 def word_of(raw):

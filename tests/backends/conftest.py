@@ -16,7 +16,7 @@ def opened(limit=None, features=None):
     try:
         import wgpu
 
-        from pyggml.backends.webgpu.device import WebGPUBackend
+        from pyggml.backends.webgpu.runtime.device import WebGPUBackend
 
         return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit, features)
     except (ImportError, RuntimeError, DeviceError) as error:

@@ -9,7 +9,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from failing_card import Fails, of_package
 
-from pyggml.backends.cuda import driver
+from pyggml.backends.cuda.runtime import driver
 from pyggml.errors import DeviceMemoryError
 
 

@@ -12,18 +12,18 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from failing_card import of_package, raising
 
-from pyggml.backends.cuda import cubins, driver, failures
-from pyggml.backends.cuda.cubins import Cubins, described
+from pyggml.backends.cuda.runtime import cubins, driver, failures
+from pyggml.backends.cuda.runtime.cubins import Cubins, described
 
 DIGESTS = """
 import hashlib, json
 from pyggml.backends.cuda.attention.decode import _Shape, _attend
-from pyggml.backends.cuda.cubins import described
+from pyggml.backends.cuda.runtime.cubins import described
 from pyggml.backends.cuda.gemm import few_rows
 from pyggml.backends.cuda.gemm.packed_dots import Kind
-from pyggml.backends.cuda.packed import unit_of
-from pyggml.backends.cuda.unary import _silu_back
-from pyggml.backends.cuda.weights import four_of
+from pyggml.backends.cuda.weights.packed import unit_of
+from pyggml.backends.cuda.ops.unary import _silu_back
+from pyggml.backends.cuda.weights.readers import four_of
 kinds = [Kind(unit_of(n, 256), 1, 1, False, True, True) for n in ("Q8_0", "Q4_K", "Q6_K")]
 found = [_silu_back, *(four_of(name) for name in ("Q4_K", "Q6_K", "IQ2_XS"))]
 found += [few_rows._kernel((kind,), True) for kind in kinds]

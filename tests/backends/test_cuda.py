@@ -32,6 +32,7 @@ def has_card():
         return False
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(has_card(), reason="there is a card")
 def test_a_missing_card_is_one_sentence():
     with pytest.raises(DeviceError, match=r"no CUDA device: .*, wanted") as error:
@@ -61,7 +62,7 @@ def dry(request):
 
 def launches_of(name, device):
     """The launches that the device binds an op's samples to."""
-    from pyggml.backends.cuda.launch import launches
+    from pyggml.backends.cuda.runtime.launches import launches
 
     for sample in OPS[name].samples(np.random.default_rng(5)):
         sources = [as_leaf(a) for a in sample.arrays]
@@ -88,7 +89,7 @@ def compiles(monkeypatch):
     from numba.cuda import dispatcher, types
     from numba.cuda.typing.typeof import typeof
 
-    from pyggml.backends.cuda.driver import cuda
+    from pyggml.backends.cuda.runtime.driver import cuda
 
     needs_compiler()
     card = type("Card", (), {"compute_capability": CAPABILITY})
@@ -116,8 +117,8 @@ def test_every_kernel_compiles_to_ptx(dry, compiles):
 
 @pytest.mark.parametrize("name", sorted(PATTERNS))
 def test_patterns_compile_to_ptx(name, dry, compiles):
-    from pyggml.backends.cuda.fusion import fused
-    from pyggml.backends.cuda.launch import launches
+    from pyggml.backends.cuda.rewrites.fusion import fused
+    from pyggml.backends.cuda.runtime.launches import launches
 
     program = bind(schedule(PATTERNS[name]()[0], Devices([dry, CPU()])))
     graph = program.schedule.plans[dry].graph

@@ -44,8 +44,8 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     """In a thread that has not met it, too: Numba would ask the first card, and open it."""
     from dry_card import DryCard
 
-    from pyggml.backends.cuda import early
     from pyggml.backends.cuda.gemm import few_rows
+    from pyggml.backends.cuda.rewrites import early
 
     class Noting(DryCard):
         depth = 0
@@ -75,7 +75,7 @@ def sites_of(graph):
     """The nodes of a pattern, as the dry card binds it."""
     from dry_card import DryCard
 
-    from pyggml.backends.cuda.fusion import fused
+    from pyggml.backends.cuda.rewrites.fusion import fused
 
     dry = DryCard()
     program = bind(schedule(graph, Devices([dry, CPU()])))
@@ -90,7 +90,7 @@ OTHERS |= {"weights of q": (0, 1), "weights of k": (2, 1)}
 
 @pytest.mark.parametrize("source", OTHERS)
 def test_heads_are_not_written_where_others_are_read(source):
-    from pyggml.backends.cuda import heads
+    from pyggml.backends.cuda.ops import heads
 
     site, number = OTHERS[source]
     is_read = (False, True, False, False, True, True, True)

@@ -11,7 +11,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from failing_card import Fails, of_driver, of_package, raising
 
-from pyggml.backends.cuda import device, driver
+from pyggml.backends.cuda.runtime import device, driver
 from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError
 
 
@@ -87,7 +87,7 @@ def test_errors_after_which_every_call_fails(monkeypatch, number, name, says):
 def test_all_that_CUDA_calls_fatal_is():
     """Its documentation of each error says what becomes of the process."""
     results = pytest.importorskip("cuda.bindings.driver").CUresult
-    from pyggml.backends.cuda import failures
+    from pyggml.backends.cuda.runtime import failures
 
     ends = re.compile("inconsistent state|must be destroyed|must be terminated")
     fatal = {r.name.removeprefix("CUDA_ERROR_") for r in results if ends.search(r.__doc__ or "")}
@@ -165,7 +165,7 @@ def test_a_card_that_is_not_to_be_waited_for_goes_on(monkeypatch, number, name):
 
 LOST = """
 import weakref
-from pyggml.backends.cuda import device, driver
+from pyggml.backends.cuda.runtime import device, driver
 from pyggml.errors import DeviceLostError
 from numba.cuda.cudadrv import driver as numba_s
 from numba.cuda.cudadrv.driver import Context, CudaAPIError, _PendingDeallocs
@@ -213,7 +213,7 @@ def test_memory_of_a_lost_device_is_left_alone():
 ENDS = """
 import weakref
 from types import SimpleNamespace
-from pyggml.backends.cuda import driver
+from pyggml.backends.cuda.runtime import driver
 from numba.cuda.cudadrv import driver as numba_s
 from numba.cuda.cudadrv.driver import Context, CudaAPIError, _PendingDeallocs
 

@@ -48,7 +48,7 @@ def test_a_block_asks_for_no_more_shared_memory_than_there_is(monkeypatch, limit
 def test_rows_of_w_that_begin_within_16_bytes_are_read_by_others(monkeypatch):
     """A card copies 16 bytes at a time from multiples of 16 only; a row here has 306."""
     from pyggml.backends.cuda.gemm import few_rows, path_of
-    from pyggml.backends.cuda.products import problem_of
+    from pyggml.backends.cuda.ops.products import problem_of
 
     monkeypatch.setattr(few_rows, "_shared", lambda: 200 << 10)
     whole, x = zeros((9, 288), DTYPES["Q8_0"]), zeros((1, 288))

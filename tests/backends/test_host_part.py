@@ -16,7 +16,7 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from dry_card import DryCard
 
-from pyggml.backends.cuda import device, driver, events, transfers
+from pyggml.backends.cuda.runtime import device, driver, events, transfers
 
 
 class Notes:

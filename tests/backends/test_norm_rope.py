@@ -8,8 +8,8 @@ import pytest
 from pyggml.ops import OPS
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
-from pyggml.backends.cuda import norm_rope
-from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.ops import norm_rope
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 
 pytestmark = pytest.mark.skipif(SIMULATED, reason="the simulator has other kernels")
 RNG, LANES = np.random.default_rng(4), np.arange(32)

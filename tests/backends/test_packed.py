@@ -9,7 +9,7 @@ from pyggml.quants import QUANTS, dequantize
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from pyggml.backends.cuda.gemm.packed_dots import source_of
-from pyggml.backends.cuda.packed import unit_of
+from pyggml.backends.cuda.weights.packed import unit_of
 
 NAMES = [
     name

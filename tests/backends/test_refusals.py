@@ -11,7 +11,8 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 
 from failing_card import raising
 
-from pyggml.backends.cuda import cards, driver, open_cuda
+from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.runtime import driver
 from pyggml.errors import DeviceError
 
 CARDS = [("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5)), ("NVIDIA H100", (9, 0))]
@@ -75,7 +76,7 @@ def test_a_number_that_no_usable_card_has(machine, index):
 
 def test_a_card_of_another_compute_capability(machine, monkeypatch):
     """Kernels are compiled, and shared memory is counted, for the first."""
-    from pyggml.backends.cuda import device, opening
+    from pyggml.backends.cuda.runtime import device, opening
 
     machine([*CARDS, CARDS[2]])
     monkeypatch.setattr(device, "CudaBackend", lambda index, compute: index)
@@ -136,7 +137,8 @@ def test_without_numba_cuda_the_extra_is_named():
 
 
 def test_kernels_that_may_ask_for_no_more_memory_do_not(monkeypatch):
-    from pyggml.backends.cuda import driver, early
+    from pyggml.backends.cuda.rewrites import early
+    from pyggml.backends.cuda.runtime import driver
 
     assert early.SIMULATED or early.least_shared() > 0
     monkeypatch.setattr(driver, "_store", lambda: None)
@@ -161,7 +163,7 @@ def test_a_multiprocessor_has_room_for_two_blocks_that_begin_early(
     monkeypatch, capability, whole, block, wanted
 ):
     """And for no third one; the driver has a KiB of each."""
-    from pyggml.backends.cuda import early
+    from pyggml.backends.cuda.rewrites import early
 
     card = SimpleNamespace(
         compute_capability=capability,

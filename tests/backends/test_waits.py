@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml.backends.cuda.waits import Access, Range, waits
+from pyggml.backends.cuda.runtime.waits import Access, Range, waits
 
 RANGES = st.lists(
     st.builds(lambda a, n: Range(a, a + n), st.integers(0, 30), st.integers(1, 12)), max_size=3

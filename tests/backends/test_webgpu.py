@@ -55,7 +55,7 @@ def test_without_wgpu_the_extra_is_named(monkeypatch):
 
 
 def test_these_ops_have_kernels(gpu):
-    from pyggml.backends.webgpu.table import kernels
+    from pyggml.backends.webgpu.runtime.table import kernels
 
     assert set(kernels()) == set(OPS_THERE)
 
@@ -273,7 +273,7 @@ def test_larger_tensors_than_a_binding_are_named(narrow):
 
 
 def test_a_shader_that_does_not_compile_is_one_sentence(gpu):
-    from pyggml.backends.webgpu.kernel import Kernel
+    from pyggml.backends.webgpu.runtime.kernel import Kernel
 
     node = OPS["add"](*(leaf(np.ones(4, np.float32)) for _ in range(2)))
     broken = Kernel(
@@ -307,7 +307,7 @@ def test_memory_that_has_run_out_is_one_sentence(gpu, monkeypatch):
 
 def test_a_device_with_low_limits_is_refused_by_name():
     pytest.importorskip("wgpu", reason="the package is of the extra webgpu")
-    from pyggml.backends.webgpu.device import _LIMITS, WebGPUBackend
+    from pyggml.backends.webgpu.runtime.device import _LIMITS, WebGPUBackend
 
     class Small:
         info: ClassVar = {"device": "Pocket GPU"}

@@ -10,8 +10,8 @@ from pyggml.quants import dequantize, quantize
 
 def product(gpu, p, a, b, before=None):
     """C of a product, whose factors lie in `a` and `b`, flat."""
-    from pyggml.backends.webgpu.products import multiplied, scratch_bytes
-    from pyggml.backends.webgpu.shader import View
+    from pyggml.backends.webgpu.ops.products import multiplied, scratch_bytes
+    from pyggml.backends.webgpu.wgsl.shader import View
 
     c = np.zeros((p.m, p.n), np.float32) if before is None else before
     scratch = np.full(max(scratch_bytes(p, gpu.shaders), 64) // 4, np.nan, np.float32)
@@ -50,7 +50,7 @@ SHAPES = [  # (m, n, k): multiples of 4, and none
 @pytest.mark.parametrize("a_along_k", [ALONG_K, ALONG_ROWS])
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
-    from pyggml.backends.webgpu.products import Product
+    from pyggml.backends.webgpu.ops.products import Product
 
     (m, n, k), rng = size, np.random.default_rng(1)
     a, b = (rng.normal(size=rows * k).astype(np.float32) for rows in (m, n))
@@ -65,7 +65,7 @@ def test_factors_in_either_order(size, a_along_k, b_along_k, gpu):
 
 
 def test_large_tiles_and_one_part(gpu, monkeypatch):
-    from pyggml.backends.webgpu import products
+    from pyggml.backends.webgpu.ops import products
 
     monkeypatch.setattr(products, "_TILES_OF_LARGE", 1)
     (m, n, k), rng = (140, 100, 68), np.random.default_rng(2)
@@ -79,7 +79,7 @@ def test_large_tiles_and_one_part(gpu, monkeypatch):
 @pytest.mark.parametrize("at_once", [64 << 20, 16 << 10], ids=["whole", "in parts"])
 @pytest.mark.parametrize("name, size", [("Q8_0", (72, 96, 320)), ("F16", (37, 45, 130))])
 def test_weights_are_rounded_to_float16_first(name, size, at_once, back, gpu, monkeypatch):
-    from pyggml.backends.webgpu import products
+    from pyggml.backends.webgpu.ops import products
 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
     monkeypatch.setattr(products, "_UNPACKED_BYTES", at_once)
@@ -94,7 +94,7 @@ def test_weights_are_rounded_to_float16_first(name, size, at_once, back, gpu, mo
 
 
 def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
-    from pyggml.backends.webgpu.products import Product
+    from pyggml.backends.webgpu.ops.products import Product
 
     monkeypatch.setattr(gpu.shaders, "in_f16", True)
     w = np.full((20, 32), 1e6, np.float32)
@@ -107,7 +107,7 @@ def test_weights_too_large_for_a_half_stay_finite(gpu, monkeypatch):
 @pytest.mark.parametrize("m", [1, 5])
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "Q6_K"])
 def test_few_rows_are_multiplied_with_packed_weights_at_once(name, m, gpu):
-    from pyggml.backends.webgpu.products import Product, scratch_bytes
+    from pyggml.backends.webgpu.ops.products import Product, scratch_bytes
 
     n, k = 20, 1278 if name == "F16" else 1280
     rng, dtype = np.random.default_rng(4), DTYPES[name]

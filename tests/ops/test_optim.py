@@ -7,7 +7,7 @@ from pyggml.errors import ShapeError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.ops.layout.layout import transpose
-from pyggml.ops.optim.optim import opt_step_adamw, opt_step_sgd
+from pyggml.ops.optim import opt_step_adamw, opt_step_sgd
 from pyggml.runtime import Devices, bind, schedule
 
 

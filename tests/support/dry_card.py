@@ -5,9 +5,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pyggml.backends.cuda.device import CudaBackend
-from pyggml.backends.cuda.fusion import fused
-from pyggml.backends.cuda.table import kernels
+from pyggml.backends.cuda.rewrites.fusion import fused
+from pyggml.backends.cuda.runtime.device import CudaBackend
+from pyggml.backends.cuda.runtime.table import kernels
 from pyggml.backends.kit.faults import Faults
 from pyggml.graph.call import Call
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from pyggml.backends.cuda import device, driver, failures
+from pyggml.backends.cuda.runtime import device, driver, failures
 
 
 class Fails:

@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 from numba.cuda.simulator.kernelapi import FakeCUDAModule, FakeCUDAShared
 
-from pyggml.backends.cuda import ptx
+from pyggml.backends.cuda.code import ptx
 
 LANES = 32
 
@@ -75,7 +75,7 @@ def _floats(word):
 
 
 def _multiply_tile(c, a, b0, b1):
-    """mma.sync.m16n8k16: of each lane 4g + t, see pyggml.backends.cuda.ptx."""
+    """mma.sync.m16n8k16: of each lane 4g + t, see pyggml.backends.cuda.code.ptx."""
     left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
     for lane, (words, first, second) in enumerate(_exchanged((a, b0, b1))):
         g, t = divmod(lane, 4)

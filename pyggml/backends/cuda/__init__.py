@@ -3,6 +3,6 @@
 Nothing of it is imported with the package; `open_cuda` imports it, or says what is missing.
 """
 
-from pyggml.backends.cuda.opening import Card, cards, open_cuda
+from pyggml.backends.cuda.runtime.opening import Card, cards, open_cuda
 
 __all__ = ["Card", "cards", "open_cuda"]

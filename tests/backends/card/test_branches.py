@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU, write
-from pyggml.backends.cuda.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.driver import SIMULATED, Captured, cuda, kernel
-from pyggml.backends.cuda.early import await_others, begins_early, knows_early, release_others
-from pyggml.backends.cuda.kernel import BoundCall, Site
-from pyggml.backends.cuda.launch import in_turn, launch, of_library
+from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.rewrites.early import (
+    await_others,
+    begins_early,
+    knows_early,
+    release_others,
+)
+from pyggml.backends.cuda.runtime.driver import SIMULATED, Captured, cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, rms_norm_mul, scale, silu, sum_rows, swiglu

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU, write
-from pyggml.backends.cuda import device, open_cuda, transfers
-from pyggml.backends.cuda.driver import SIMULATED, CudaAPIError
+from pyggml.backends.cuda import open_cuda
+from pyggml.backends.cuda.runtime import device, transfers
+from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaAPIError
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F16, F32, I32, dtype

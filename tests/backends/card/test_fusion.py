@@ -6,10 +6,10 @@ import pytest
 from card_patterns import PATTERNS, numbers
 
 from pyggml.backends.cpu import CPU, write
-from pyggml.backends.cuda import device
-from pyggml.backends.cuda.device import CudaBackend
-from pyggml.backends.cuda.driver import SIMULATED
-from pyggml.backends.cuda.fusion import fused
+from pyggml.backends.cuda.rewrites.fusion import fused
+from pyggml.backends.cuda.runtime import device
+from pyggml.backends.cuda.runtime.device import CudaBackend
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale

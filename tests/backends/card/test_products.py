@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cuda.driver import cuda
 from pyggml.backends.cuda.gemm import PATHS, Factor, Operands, Problem
-from pyggml.backends.cuda.launch import in_turn
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.runtime.launches import in_turn
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants import dequantize, quantize
 

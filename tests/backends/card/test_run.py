@@ -8,8 +8,8 @@ import pytest
 from tiny_models import write_llama
 
 import pyggml
-from pyggml.backends.cuda.device import CudaBackend
-from pyggml.backends.cuda.driver import SIMULATED
+from pyggml.backends.cuda.runtime.device import CudaBackend
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.generation import Session
 from pyggml.generation.ahead import runs_ahead
 from pyggml.lora import LoraConfig, attach, loss_and_grads

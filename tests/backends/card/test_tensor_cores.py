@@ -5,8 +5,8 @@ import pytest
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
-from pyggml.backends.cuda.driver import SIMULATED
-from pyggml.backends.cuda.lora import ops, wide
+from pyggml.backends.cuda.rewrites.lora import ops, wide
+from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf

@@ -10,8 +10,9 @@ import pytest
 
 import pyggml
 from pyggml.backends.cpu import CPU
-from pyggml.backends.cuda import cards, open_cuda, transfers
-from pyggml.backends.cuda.driver import CudaAPIError, address, driver
+from pyggml.backends.cuda import cards, open_cuda
+from pyggml.backends.cuda.runtime import transfers
+from pyggml.backends.cuda.runtime.driver import CudaAPIError, address, driver
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pyggml.backends.cuda.driver import cuda
-from pyggml.backends.cuda.unpack import Thin, unpacked, unpacked_beside
+from pyggml.backends.cuda.runtime.driver import cuda
+from pyggml.backends.cuda.weights.unpack import Thin, unpacked, unpacked_beside
 from pyggml.quants import QUANTS, dequantize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*value encountered in:RuntimeWarning")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pyggml.backends.cuda.attention import decode, exact, exact_back, tensor, tensor_back
 from pyggml.backends.cuda.attention.scores import WIDEST
-from pyggml.backends.cuda.kernel import Compute, Kernel, Site
-from pyggml.backends.cuda.table import declare
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 

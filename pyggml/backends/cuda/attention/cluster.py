@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda import cluster_ptx, ptx
 from pyggml.backends.cuda.attention.parts import part_summer
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ZERO
-from pyggml.backends.cuda.driver import SIMULATED, CudaSupportError, cuda, device
-from pyggml.backends.cuda.formulas import short_exp
-from pyggml.backends.cuda.warp import LANES
+from pyggml.backends.cuda.code import cluster_ptx, ptx
+from pyggml.backends.cuda.code.formulas import short_exp
+from pyggml.backends.cuda.code.warp import LANES
+from pyggml.backends.cuda.runtime.driver import SIMULATED, CudaSupportError, cuda, device
 
 _SINCE = (9, 0)  # compute capability
 _LN_2 = np.float32(math.log(2))

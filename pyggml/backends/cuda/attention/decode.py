@@ -26,13 +26,18 @@ from pyggml.backends.cuda.attention.scores import (
     sizes_of,
 )
 from pyggml.backends.cuda.attention.spread import Spread
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
-from pyggml.backends.cuda.early import await_others, begins_early, least_shared, release_others
-from pyggml.backends.cuda.formulas import short_exp
-from pyggml.backends.cuda.fours import vectorizable
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.warp import LANES
+from pyggml.backends.cuda.code.formulas import short_exp
+from pyggml.backends.cuda.code.fours import vectorizable
+from pyggml.backends.cuda.code.warp import LANES
+from pyggml.backends.cuda.rewrites.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    release_others,
+)
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor

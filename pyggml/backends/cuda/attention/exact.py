@@ -27,9 +27,9 @@ from pyggml.backends.cuda.attention.scores import (
     tile_filler,
     tile_rows,
 )
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.kernel import Site
-from pyggml.backends.cuda.launch import launch
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import launch
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 

@@ -27,11 +27,11 @@ from pyggml.backends.cuda.attention.scores import (
     tile_filler,
     tile_rows,
 )
-from pyggml.backends.cuda.blocks import block_sum
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.kernel import Compute, Site
-from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
-from pyggml.backends.cuda.launch import in_turn, launch, per_element, per_row
+from pyggml.backends.cuda.code.blocks import block_sum
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Compute, Site
+from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_element, per_row
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
-from pyggml.backends.cuda.driver import cuda, device
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.runtime.driver import cuda, device
 
 THREADS = 128  # of a block: four warps
 HEAD_SIZES = (64, 128)

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.attention.scores import MINUS_INF, NO_KEYS, ONE, ZERO
-from pyggml.backends.cuda.blocks import is_last
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device
-from pyggml.backends.cuda.formulas import short_exp
-from pyggml.backends.cuda.warp import LANES, warp_max, warp_sum
+from pyggml.backends.cuda.code.blocks import is_last
+from pyggml.backends.cuda.code.formulas import short_exp
+from pyggml.backends.cuda.code.warp import LANES, warp_max, warp_sum
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
 
 MOST_PARTS = 5 if SIMULATED else 16  # of a query's keys
 _OF_LANE = -(-MOST_PARTS // LANES)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device
-from pyggml.backends.cuda.weights import weight_of
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device
+from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.graph.tensor import Tensor
 

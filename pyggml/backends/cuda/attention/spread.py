@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import cuda, device
-from pyggml.backends.cuda.warp import ALL, LANES
+from pyggml.backends.cuda.code.warp import ALL, LANES
+from pyggml.backends.cuda.runtime.driver import cuda, device
 
 
 class Spread:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.attention.fragments import (
     ALIGNED,
     HEAD_SIZES,
@@ -35,11 +34,12 @@ from pyggml.backends.cuda.attention.scores import (
     ZERO,
     seen,
 )
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.kernel import ALIGNMENT, Compute, Site
-from pyggml.backends.cuda.launch import in_turn, launch
-from pyggml.backends.cuda.unpack import rounded
-from pyggml.backends.cuda.warp import quad_max, quad_sum
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.warp import quad_max, quad_sum
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, launch
+from pyggml.backends.cuda.weights.unpack import rounded
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import Tensor

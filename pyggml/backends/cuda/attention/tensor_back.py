@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda import ptx
 from pyggml.backends.cuda.attention.fragments import (
     ALIGNED,
     LOG2_E,
@@ -30,13 +29,14 @@ from pyggml.backends.cuda.attention.fragments import (
 )
 from pyggml.backends.cuda.attention.scores import ZERO, seen
 from pyggml.backends.cuda.attention.tensor import in_bf16, scratch_in_bf16
-from pyggml.backends.cuda.blocks import block_max
-from pyggml.backends.cuda.driver import cuda, device, kernel
-from pyggml.backends.cuda.fours import loader
-from pyggml.backends.cuda.kernel import ALIGNMENT, Site
-from pyggml.backends.cuda.launch import THREADS as MOST_THREADS
-from pyggml.backends.cuda.launch import in_turn, launch, per_row
-from pyggml.backends.cuda.warp import LANES, warp_sum
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import block_max
+from pyggml.backends.cuda.code.fours import loader
+from pyggml.backends.cuda.code.warp import LANES, warp_sum
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Site
+from pyggml.backends.cuda.runtime.launches import THREADS as MOST_THREADS
+from pyggml.backends.cuda.runtime.launches import in_turn, launch, per_row
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import Tensor

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, address, cuda
 from pyggml.backends.cuda.gemm import slices
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
 from pyggml.backends.cuda.gemm.slices import Form
-from pyggml.backends.cuda.launch import of_library
+from pyggml.backends.cuda.runtime.driver import SIMULATED, address, cuda
+from pyggml.backends.cuda.runtime.launches import of_library
 from pyggml.backends.kit.factors import Factor
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.code.warp import LANES, warp_sum
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.warp import LANES, warp_sum
-from pyggml.backends.cuda.weights import four_of, weight_of
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.weights.readers import four_of, weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES
 from pyggml.quants.layout import GROUP

@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, kernel, most_shared
-from pyggml.backends.cuda.early import await_others, begins_early, least_shared, release_others
-from pyggml.backends.cuda.fours import vectorizable
+from pyggml.backends.cuda.code.fours import vectorizable
 from pyggml.backends.cuda.gemm import digits
 from pyggml.backends.cuda.gemm.packed_dots import (
     CHUNK,
@@ -31,8 +29,15 @@ from pyggml.backends.cuda.gemm.packed_dots import (
     rows_of,
 )
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.packed import MOST_GROUPS, Unit, closed, unit_of
+from pyggml.backends.cuda.rewrites.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    release_others,
+)
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, kernel, most_shared
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.weights.packed import MOST_GROUPS, Unit, closed, unit_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DType
 from pyggml.quants import QUANTS

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyggml.backends.cuda import byte_ptx, ptx
-from pyggml.backends.cuda.driver import cuda, device
-from pyggml.backends.cuda.formulas import ZERO, silu
+from pyggml.backends.cuda.code import byte_ptx, ptx
+from pyggml.backends.cuda.code.formulas import ZERO, silu
 from pyggml.backends.cuda.gemm import digits
-from pyggml.backends.cuda.packed import Loads, Unit, closed, groups_of, known
+from pyggml.backends.cuda.runtime.driver import cuda, device
+from pyggml.backends.cuda.weights.packed import Loads, Unit, closed, groups_of, known
 
 CHUNK = 32  # units
 

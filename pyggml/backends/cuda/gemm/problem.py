@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.backends.cuda.kernel import Compute
+from pyggml.backends.cuda.runtime.kernel import Compute
 from pyggml.backends.kit.factors import Factor
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F32

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cuda.driver import SIMULATED, cuda, device, kernel
 from pyggml.backends.cuda.gemm.problem import Operands, Path, Problem
-from pyggml.backends.cuda.launch import launch
-from pyggml.backends.cuda.weights import weight_of
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.launches import launch
+from pyggml.backends.cuda.weights.readers import weight_of
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import DTYPES, F32
 

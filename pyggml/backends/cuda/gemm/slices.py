@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pyggml.backends.cuda.gemm.problem import Operands, Problem
-from pyggml.backends.cuda.kernel import ALIGNMENT
-from pyggml.backends.cuda.launch import in_turn
-from pyggml.backends.cuda.unpack import rounded, unpacked
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT
+from pyggml.backends.cuda.runtime.launches import in_turn
+from pyggml.backends.cuda.weights.unpack import rounded, unpacked
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import BF16
 from pyggml.sizes import round_up

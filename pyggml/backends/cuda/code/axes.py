@@ -1,0 +1,51 @@
+"""Tensors of up to four axes, as kernels get them: sizes, and steps in elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.backends.cuda.runtime.driver import device
+from pyggml.graph.tensor import MAX_AXES, Shape, Tensor
+
+Four = tuple[np.int64, ...]
+
+
+def sizes(shape: Shape) -> Four:
+    """Four sizes: leading ones, then the shape."""
+    return tuple(np.int64(n) for n in (*(1,) * (MAX_AXES - len(shape)), *shape))
+
+
+def steps(t: Tensor) -> Four:
+    """Four steps from element to element along each axis, in elements: zeros first."""
+    return steps_of(tuple(s // t.dtype.block_bytes for s in t.strides))
+
+
+def steps_of(in_elements: Shape) -> Four:
+    """The same of steps that are in elements already."""
+    return tuple(np.int64(n) for n in (*(0,) * (MAX_AXES - len(in_elements)), *in_elements))
+
+
+@device
+def offset_of(i, shape, step):
+    """Where element i, counted along the last axis first, lies at these steps."""
+    j = i // shape[3]
+    k = j // shape[2]
+    outer = k // shape[1]
+    return (
+        outer * step[0]
+        + (k - outer * shape[1]) * step[1]
+        + (j - k * shape[2]) * step[2]
+        + (i - j * shape[3]) * step[3]
+    )
+
+
+@device
+def tile_offset(i, shape, small):
+    """Where element i of a tensor of this shape takes its number in a smaller one that is repeated
+    to it as tiles."""
+    j = i // shape[3]
+    k = j // shape[2]
+    at = (k // shape[1]) % small[0]
+    at = at * small[1] + (k % shape[1]) % small[1]
+    at = at * small[2] + (j % shape[2]) % small[2]
+    return at * small[3] + (i % shape[3]) % small[3]

@@ -1,0 +1,78 @@
+"""Four neighbouring numbers at once: 16 bytes of float32, 8 of bfloat16.
+
+A card moves most bytes a second where each thread moves 16 at a time. Places count numbers, and are
+multiples of four.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code.ptx import put_four_bf16
+from pyggml.backends.cuda.runtime.driver import SIMULATED, address, device
+
+__all__ = [
+    "load_four",
+    "load_four_bf16",
+    "loader",
+    "put_four_bf16",
+    "store_four",
+    "storer",
+    "vectorizable",
+]
+
+if SIMULATED:
+
+    def load_four(x, i):
+        return x[i], x[i + 1], x[i + 2], x[i + 3]
+
+    def load_four_bf16(x, i):
+        return tuple((np.uint32(x[i + k]) << np.uint32(16)).view(np.float32) for k in range(4))
+
+    def store_four(y, i, a, b, c, d):
+        y[i], y[i + 1], y[i + 2], y[i + 3] = a, b, c, d
+else:
+    from pyggml.backends.cuda.code.ptx import as_float, bits_of, load_pair, load_words, store_words
+
+    @device
+    def load_four(x, i):
+        """Numbers i to i + 3 of x (float32)."""
+        a, b, c, d = load_words(x, 4 * i)
+        return as_float(a), as_float(b), as_float(c), as_float(d)
+
+    @device
+    def load_four_bf16(x, i):
+        """The same of bfloat16 (uint16), as float32."""
+        low, high = load_pair(x, 2 * i)
+        half, top = np.uint32(16), np.uint32(0xFFFF0000)
+        return (
+            as_float(low << half), as_float(low & top), as_float(high << half), as_float(high & top)
+        )  # fmt: skip
+
+    @device
+    def store_four(y, i, a, b, c, d):
+        """y[i …] = four numbers, float32."""
+        store_words(y, 4 * i, bits_of(a), bits_of(b), bits_of(c), bits_of(d))
+
+
+def loader(in_bf16: bool) -> Any:
+    """What reads four numbers of an array, of bfloat16 or else of float32, as float32."""
+    return load_four_bf16 if in_bf16 else load_four
+
+
+def storer(in_bf16: bool) -> Any:
+    """What writes four float32 to such an array."""
+    return put_four_bf16 if in_bf16 else store_four
+
+
+def vectorizable(*arrays: Any) -> bool:
+    """Whether all arrays begin and end where four numbers can be moved at once."""
+    return all(a.size % 4 == 0 and _start(a) % (4 * a.dtype.itemsize) == 0 for a in arrays)
+
+
+def _start(array: Any) -> int:
+    """The address; 0 of an array on the host, which stands for one that begins as it must."""
+    on_card = SIMULATED or hasattr(array, "__cuda_array_interface__")
+    return address(array) if on_card else 0

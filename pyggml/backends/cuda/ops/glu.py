@@ -1,0 +1,123 @@
+"""Gated linear units and what their gradients need: see ops/activation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pyggml.backends.cuda.code import formulas as f
+from pyggml.backends.cuda.code.formulas import ONE, sigmoid
+from pyggml.backends.cuda.code.fours import load_four, store_four, vectorizable
+from pyggml.backends.cuda.ops.elementwise import of_three, of_two
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph.call import Call
+
+
+@device
+def _swiglu(gate, up):
+    return f.silu(gate) * up
+
+
+@device
+def _reglu(gate, up):
+    return f.relu(gate) * up
+
+
+@device
+def _geglu(gate, up):
+    return f.gelu(gate) * up
+
+
+@device
+def _geglu_quick(gate, up):
+    return f.gelu_quick(gate) * up
+
+
+@device
+def _geglu_erf(gate, up):
+    return f.gelu_erf(gate) * up
+
+
+@device
+def _swiglu_clipped(gate, up, alpha, limit, shift):
+    g = min(gate, limit)
+    return g * sigmoid(alpha * g) * (min(max(up, -limit), limit) + shift)
+
+
+@device
+def _swiglu_back_gate(gate, up, dy):
+    return dy * up * f.silu_slope(gate)
+
+
+@device
+def _clipped_back_gate(gate, up, dy, alpha, limit, shift):
+    u = min(max(up, -limit), limit) + shift
+    g = min(gate, limit)  # so that an infinite gate has slope 0, not NaN
+    s = sigmoid(alpha * g)
+    return dy * u * s * (ONE + alpha * g * (ONE - s)) * np.float32(gate < limit)
+
+
+@device
+def _clipped_back_up(gate, up, dy, alpha, limit, shift):
+    g = min(gate, limit)
+    return dy * g * sigmoid(alpha * g) * np.float32(abs(up) < limit)
+
+
+# Of two numbers, and of three, which have no parameters.
+OF_TWO = {
+    "swiglu": _swiglu,
+    "reglu": _reglu,
+    "geglu": _geglu,
+    "geglu_quick": _geglu_quick,
+    "geglu_erf": _geglu_erf,
+}
+OF_THREE = {"swiglu_back_gate": _swiglu_back_gate}
+
+for _name, _formula in {
+    **OF_TWO,
+    "swiglu_oai": _swiglu_clipped,
+    "swiglu_clamp": _swiglu_clipped,
+}.items():
+    declare(_name, of_two(_formula))
+
+# -- both gradients of swiglu -------------------------------------------------------------------
+
+
+@kernel
+def _swiglu_back(d_gate, d_up, gate, up, dy):
+    for four in range(cuda.grid(1), dy.size // 4, cuda.gridsize(1)):
+        i = 4 * four
+        g, u, d = load_four(gate, i), load_four(up, i), load_four(dy, i)
+        store_four(
+            d_gate, i, _swiglu_back_gate(g[0], u[0], d[0]), _swiglu_back_gate(g[1], u[1], d[1]),
+            _swiglu_back_gate(g[2], u[2], d[2]), _swiglu_back_gate(g[3], u[3], d[3]),
+        )  # fmt: skip
+        store_four(
+            d_up, i, _swiglu(g[0], d[0]), _swiglu(g[1], d[1]), _swiglu(g[2], d[2]),
+            _swiglu(g[3], d[3]),
+        )  # fmt: skip
+
+
+def _bind_swiglu_back(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+    """The gradient of up is silu(gate)·dy, which is swiglu again."""
+    of_gate, of_up = sites
+    gate, _, dy = of_gate.node.src
+    arrays = of_gate.out, of_up.out, *of_gate.src
+    if not all(is_read) or list(of_up.node.src) != [gate, dy] or not vectorizable(*arrays):
+        return None
+    return per_element(_swiglu_back, dy.n_elements // 4, of_up.stream, *arrays)
+
+
+declare_pattern("swiglu_back_gate", "swiglu", bind=_bind_swiglu_back, in_place=True)
+
+for _name, _formula in {
+    **OF_THREE,
+    "swiglu_clipped_back_gate": _clipped_back_gate,
+    "swiglu_clipped_back_up": _clipped_back_up,
+}.items():
+    declare(_name, of_three(_formula))

@@ -1,0 +1,288 @@
+"""The output layer and the loss in one: the logits of some rows at a time, and their gradient.
+
+The (rows × vocabulary) matrix never exists as a whole. The matrix of the layer is unpacked once for
+all rows if that does not take too much memory. Rows of weight 0 have gradients of 0; they cost as
+much as others here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import block_max, block_sum
+from pyggml.backends.cuda.code.formulas import LOG2_E
+from pyggml.backends.cuda.code.fours import load_four
+from pyggml.backends.cuda.code.ptx import bf16_bits, put_four_bf16
+from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.ops.losses import summed, target_fault
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import ALIGNMENT, Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_row
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.cuda.weights.unpack import unpacked
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, F32, DType
+from pyggml.graph.tensor import Tensor
+from pyggml.sizes import round_up
+
+LOGITS_BYTES = 480 << 20  # of all logits that exist at once: 800 rows of 150,000 tokens
+WEIGHTS_BYTES = 1 << 30  # of a matrix that is unpacked once for all of them
+_ROWS, _EACH = 64, 4
+_ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+
+
+@device
+def _capped(z, cap):
+    return cap * math.tanh(z / cap) if cap > _ZERO else z
+
+
+@device
+def _found(z, start, n, cap, parts):
+    """(maximum, Σ e^(z − maximum)) of a row; each thread has four numbers under way."""
+    top, total, apart = _LOWEST, _ZERO, cuda.blockDim.x
+    four = cuda.local.array(_EACH, np.float32)
+    for j in range(cuda.threadIdx.x, n, _EACH * apart):
+        highest = top
+        for e in range(_EACH):
+            at = j + e * apart
+            four[e] = _capped(z[start + at], cap) if at < n else _LOWEST
+        for e in range(_EACH):
+            highest = max(highest, four[e])
+        base = highest if highest > _LOWEST else _ZERO
+        total *= math.exp(top - base)
+        for e in range(_EACH):
+            total += math.exp(four[e] - base)
+        top = highest
+    highest = block_max(top, parts)
+    base = highest if highest > _LOWEST else _ZERO
+    return highest, block_sum(total * math.exp(top - base), parts)
+
+
+@device
+def _slope(logit, top, total, weight, is_target, cap):
+    """weight · (softmax − onehot) · the slope of the cap."""
+    slope = _ONE - (logit / cap) * (logit / cap) if cap > _ZERO else _ONE
+    p = math.exp(logit - top) / total
+    return weight * slope * (p - _ONE if is_target else p) if weight != _ZERO else _ZERO
+
+
+@kernel
+def _softmax_rows(z, losses, right, targets, weights, n, cap, fault, number, ends):
+    """The losses of rows of logits, whether the target of a counting row is on top, and each row's
+    maximum and sum (ends)."""
+    parts = cuda.shared.array(THREADS, np.float32)
+    for i in range(cuda.blockIdx.x, losses.size, cuda.gridDim.x):
+        start, target, weight = np.int64(i) * n, targets[i], weights[i]
+        top, total = _found(z, start, n, cap, parts)
+        if cuda.threadIdx.x == 0:
+            losses[i] = right[i] = _ZERO
+            ends[2 * i], ends[2 * i + 1] = top, total
+            if 0 <= target < n and weight != _ZERO:
+                logit = _capped(z[start + target], cap)
+                losses[i] = weight * (math.log(total) + top - logit)
+                right[i] = _ONE if logit == top else _ZERO
+            elif weight != _ZERO:
+                cuda.atomic.max(fault, 0, number)
+
+
+@kernel
+def _rounded_gradients(z, out, targets, weights, n, ends):
+    """The gradients of `_gradient_kernel` where it rounds and there is no cap. A thread takes eight
+    numbers at a time. Powers of two are exact enough for bfloat16."""
+    apart = 4 * cuda.blockDim.x
+    for i in range(cuda.blockIdx.x, targets.size, cuda.gridDim.x):
+        start, target, weight = np.int64(i) * n, targets[i], weights[i]
+        top, share = ends[2 * i] * LOG2_E, weight / ends[2 * i + 1]
+        for first in range(0, n, 2 * apart):
+            j = first + 4 * cuda.threadIdx.x
+            k, j_read = j + apart, min(j, n - 4)
+            a, b = load_four(z, start + j_read), load_four(z, start + min(k, n - 4))
+            cuda.syncthreads()
+            if j < n:
+                _put_slopes(out, 2 * start, j, a, top, share, target, weight)
+            if k < n:
+                _put_slopes(out, 2 * start, k, b, top, share, target, weight)
+
+
+@device
+def _put_slopes(out, start, j, four, top, share, target, weight):
+    """Four gradients in bfloat16: share · e^(logit − maximum), less the weight at the target."""
+    if weight != _ZERO:
+        a = share * ptx.power_of_two(four[0] * LOG2_E - top)
+        b = share * ptx.power_of_two(four[1] * LOG2_E - top)
+        c = share * ptx.power_of_two(four[2] * LOG2_E - top)
+        d = share * ptx.power_of_two(four[3] * LOG2_E - top)
+        a, b = a - weight * (target == j), b - weight * (target == j + 1)
+        c, d = c - weight * (target == j + 2), d - weight * (target == j + 3)
+        put_four_bf16(out, start + j, a, b, c, d)
+    else:
+        put_four_bf16(out, start + j, _ZERO, _ZERO, _ZERO, _ZERO)
+
+
+@cache
+def _gradient_kernel(rounds: bool) -> Any:
+    """z becomes its gradient. Rounded to bfloat16, a row's lies in the first half of the row: all
+    threads have read some numbers before any of them writes there."""
+
+    @kernel
+    def gradients(z, out, targets, weights, n, cap, ends):
+        four = cuda.local.array(_EACH, np.float32)
+        apart = cuda.blockDim.x
+        for i in range(cuda.blockIdx.x, targets.size, cuda.gridDim.x):
+            start, target, weight = np.int64(i) * n, targets[i], weights[i]
+            top, total = ends[2 * i], ends[2 * i + 1]
+            for first in range(0, n, _EACH * apart):
+                j = first + cuda.threadIdx.x
+                for e in range(_EACH):
+                    at = j + e * apart
+                    four[e] = _capped(z[start + at], cap) if at < n else _ZERO
+                if rounds:
+                    cuda.syncthreads()
+                for e in range(_EACH):
+                    at = j + e * apart
+                    if at < n:
+                        share = _slope(four[e], top, total, weight, at == target, cap)
+                        if rounds:
+                            out[2 * start + at] = bf16_bits(share)
+                        else:
+                            out[start + at] = share
+
+    return gradients
+
+
+def _chunk_rows(n_rows: int, n_vocab: int) -> int:
+    """Rows whose logits exist at once: nearly equal chunks."""
+    most = max(16, LOGITS_BYTES // (F32.block_bytes * n_vocab))
+    if n_rows <= most:
+        return n_rows
+    return min(most, round_up(-(-n_rows // -(-n_rows // most)), _ROWS))
+
+
+def _products(node: Tensor, n_rows: int, kind: DType, compute: Compute) -> tuple[Problem, Problem]:
+    """Logits z = h·wᵀ of n_rows rows, and dh = dz·w, with w of this type."""
+    n_vocab, k = node.src[1].shape
+    by_token, by_column = Factor(k, 1, dtype=kind), Factor(1, k, dtype=kind)
+    logits = Problem(n_rows, n_vocab, k, Factor(k, 1), by_token, compute=compute)
+    back = Problem(n_rows, k, n_vocab, Factor(n_vocab, 1), by_column, compute=compute)
+    return logits, back
+
+
+def _sizes(node: Tensor) -> tuple[int, int, int]:
+    """(rows, rows of a chunk, rows of the last chunk)."""
+    n_rows, n_vocab = node.src[0].shape[0], node.src[1].shape[0]
+    chunk = _chunk_rows(n_rows, n_vocab)
+    return n_rows, chunk, n_rows % chunk or chunk
+
+
+def _whole_bytes(node: Tensor, compute: Compute) -> int:
+    """Bytes of the unpacked matrix, if it is unpacked once for all chunks, else 0."""
+    (n_rows, chunk, _), w = _sizes(node), node.src[1]
+    n_bytes = BF16.block_bytes * w.n_elements
+    logits, _ = _products(node, chunk, w.dtype, compute)
+    pays = _rounds(logits) and w.dtype is not BF16
+    several = n_rows > chunk or node.params["gradient"]
+    return n_bytes if pays and several and n_bytes <= WEIGHTS_BYTES else 0
+
+
+def _kind(node: Tensor, compute: Compute) -> DType:
+    """The type of w as the products get it."""
+    return BF16 if _whole_bytes(node, compute) else node.src[1].dtype
+
+
+def _parts(node: Tensor, compute: Compute) -> tuple[int, int, int]:
+    """Bytes of scratch for the logits of a chunk, for four numbers of each row, and for w."""
+    n_rows, chunk, _ = _sizes(node)
+    size, n_vocab = F32.block_bytes, node.src[1].shape[0]
+    whole = _whole_bytes(node, compute)
+    z, numbers = size * chunk * n_vocab, 4 * size * n_rows
+    return round_up(z, ALIGNMENT), round_up(numbers, ALIGNMENT), round_up(whole, ALIGNMENT)
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    _, *chunks = _sizes(node)
+    kind, wanted = _kind(node, compute), 0
+    for n_rows in chunks:
+        logits, back = _products(node, n_rows, kind, compute)
+        wanted = max(wanted, path_of(logits).scratch(logits))
+        if not _rounds(
+            back
+        ):  # else dz is rounded in its own memory, and w takes no more than above
+            wanted = max(wanted, path_of(back).scratch(back))
+    return sum(_parts(node, compute)) + wanted
+
+
+def _rounds(p: Problem) -> bool:
+    """Whether the product takes its left factor in bfloat16."""
+    return p.rounds and path_of(p).shares
+
+
+def _lacks(node: Tensor) -> str | None:
+    w = node.src[1]
+    return None if w.is_contiguous else f"the rows of {w!r} have gaps between them"
+
+
+def _bind(site: Site) -> Call:
+    n_rows, chunk, _ = _sizes(site.node)
+    z_bytes, row_bytes, w_bytes = _parts(site.node, site.compute)
+    z = site.scratch[:z_bytes].view(np.float32)
+    numbers = site.scratch[z_bytes : z_bytes + row_bytes].view(np.float32)
+    losses, right, ends = numbers[:n_rows], numbers[n_rows : 2 * n_rows], numbers[2 * n_rows :]
+    if site.node.shape:
+        losses = site.out
+    rest, w, calls = site.scratch[z_bytes + row_bytes :], site.src[1], []
+    if w_bytes:
+        w, rest = (
+            rest[: BF16.block_bytes * site.node.src[1].n_elements].view(np.uint16),
+            rest[w_bytes:],
+        )
+        packed = site.src[1].view(np.uint8)
+        calls.append(unpacked(w, packed, site.node.src[1].dtype, site.stream))
+    for first in range(0, n_rows, chunk):
+        some = slice(first, min(first + chunk, n_rows))
+        rows = losses[some], right[some], *(t[some] for t in site.src[2:])
+        ends_of = ends[2 * some.start : 2 * some.stop]
+        calls += _chunk(site, some, (z, w, rest), rows, ends_of)
+    if not site.node.shape:
+        calls.append(summed(site.out, losses, site.stream))
+    return in_turn(*calls, summed(site.saved[0], right, site.stream))
+
+
+def _chunk(
+    site: Site, some: slice, memory: tuple[Any, Any, Any], rows: tuple[Any, ...], ends: Any
+) -> list[Call]:
+    """The logits of some rows, their losses, and the rows' gradients."""
+    (z, w, rest), stream = memory, site.stream
+    n, (n_vocab, k) = some.stop - some.start, site.node.src[1].shape
+    logits, back = _products(site.node, n, _kind(site.node, site.compute), site.compute)
+    of_h, z = slice(some.start * k, some.stop * k), z[: n * n_vocab]
+    cap = np.float32(site.node.params["softcap"])
+    made = Operands(z, site.src[0][of_h], w, rest, False, stream)
+    fault = target_fault(site, n_vocab)
+    calls = [
+        path_of(logits).bind(logits, made),
+        per_row(_softmax_rows, n, n_vocab, stream, z, *rows, n_vocab, cap, *fault, ends),
+    ]
+    if site.node.params["gradient"]:
+        rounds = _rounds(back)
+        dz = z.view(np.uint16) if rounds else z
+        if rounds and not cap and n_vocab % 4 == 0 and ptx.TENSOR_CORES:
+            quick = z, dz, *rows[2:], n_vocab, ends
+            calls.append(per_row(_rounded_gradients, n, n_vocab, stream, *quick))
+        else:
+            gradients, of_rows = _gradient_kernel(rounds), (*rows[2:], n_vocab, cap, ends)
+            calls.append(per_row(gradients, n, n_vocab, stream, z, dz, *of_rows))
+        to_h = Operands(site.saved[1][of_h], z, w, rest, False, stream)
+        if rounds:
+            to_h = replace(to_h, rounded=dz, is_rounded=True, rounded_step=2 * n_vocab)
+        calls.append(path_of(back).bind(back, to_h))
+    return calls
+
+
+for _name in ("linear_cross_entropy", "linear_cross_entropy_by_row"):
+    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch))

@@ -1,0 +1,144 @@
+"""The likeliest token, and the inputs of its pass: pyggml.ops.next_token on the card.
+
+Blocks share the logits, and each finds its greatest; the block that ends last takes the greatest of
+all. A logit and its index are one whole number, a rank: the greater rank is the greater logit or,
+of equal ones, the lower index. One launch computes both ops where they follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code.blocks import block_max, is_last
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.code.fours import load_four, vectorizable
+from pyggml.backends.cuda.code.ptx import bits_of
+from pyggml.backends.cuda.rewrites.early import (
+    await_others,
+    begins_early,
+    least_shared,
+    release_others,
+)
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, launch
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
+
+_BLOCKS = 2 if SIMULATED else 132  # one for each multiprocessor of a large card
+_THREADS = 4 if SIMULATED else THREADS
+_INDICES = (1 << 31) - 1  # the bits of a rank that hold an index; those above hold a number
+_SIGN, _NAN = 1 << 31, (1 << 32) - 1
+
+
+@device
+def _rank(x, i):
+    """The rank of the number x at index i: NaN ranks before all others, and -0 with 0."""
+    bits = np.int64(bits_of(x + ZERO))
+    ordered = _NAN - bits if bits & _SIGN else bits | _SIGN
+    if x != x:
+        ordered = np.int64(_NAN)
+    return (ordered << 31) | (_INDICES - i)
+
+
+@device
+def _rank_of_four(logits, i):
+    a, b, c, d = load_four(logits, i)
+    return max(max(_rank(a, i), _rank(b, i + 1)), max(_rank(c, i + 2), _rank(d, i + 3)))
+
+
+@device
+def _greatest_rank(logits, n_fours):
+    """Of a thread's logits: they share the first n_fours fours, then what is left."""
+    best, me, n = np.int64(0), cuda.grid(1), cuda.gridsize(1)
+    for i in range(me, n_fours, 2 * n):
+        other = min(i + n, n_fours - 1)  # both are on their way at once
+        best = max(best, max(_rank_of_four(logits, 4 * i), _rank_of_four(logits, 4 * other)))
+    for i in range(4 * n_fours + me, logits.size, n):
+        best = max(best, _rank(logits[i], i))
+    return best
+
+
+@device
+def _move(inputs, token):
+    tokens, positions, rows, span = inputs
+    tokens[0] = token
+    positions[0] += 1
+    rows[0] += 1
+    span[1] += 1
+
+
+@cache
+def _likeliest(advances: bool) -> Any:
+    @partial(kernel, shared_bytes=least_shared())
+    def likeliest(choice, ranks, tickets, logits, n_fours, inputs):
+        """choice: (2,) uint32; ranks: (blocks,) int64, the greatest that each finds"""
+        parts = cuda.shared.array(THREADS, np.int64)
+        ticket = cuda.shared.array(1, np.uint32)
+        await_others()
+        best = _greatest_rank(logits, n_fours)
+        release_others()
+        best = block_max(best, parts)
+        if cuda.threadIdx.x == 0:
+            ranks[cuda.blockIdx.x] = best
+        if is_last(ticket, tickets, 0, cuda.gridDim.x):
+            for i in range(cuda.threadIdx.x, cuda.gridDim.x, cuda.blockDim.x):
+                best = max(best, ranks[i])
+            best = block_max(best, parts)
+            if cuda.threadIdx.x == 0:
+                token = _INDICES - (best & _INDICES)
+                choice[0], choice[1] = token, bits_of(logits[token])
+                if advances:
+                    _move(inputs, token)
+
+    return begins_early(likeliest, lambda arguments: ())
+
+
+@kernel
+def _advance(choice, inputs):
+    """By one thread."""
+    _move(inputs, choice[0])
+
+
+def _n_blocks(logits: Tensor) -> int:
+    return min(_BLOCKS, -(-logits.n_elements // _THREADS))
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    return 8 * _n_blocks(node.src[0])
+
+
+def _launch(site: Site, inputs: tuple[Any, ...] = ()) -> Call:
+    """inputs: of the pass, if it becomes that of the token."""
+    tickets = site.constant(np.zeros(1, np.uint32))  # 0 between launches
+    (logits,), ranks, choice = site.src, site.scratch.view(np.int64), site.out.view(np.uint32)
+    n_fours = logits.size // 4 if vectorizable(logits[: logits.size // 4 * 4]) else 0
+    return launch(
+        _likeliest(bool(inputs)), ranks.size, _THREADS, site.stream, choice, ranks, tickets, logits,
+        n_fours, inputs or 0, shared_bytes=least_shared(),
+    )  # fmt: skip
+
+
+def _inputs(site: Site) -> tuple[Any, ...]:
+    _, _, *others = site.src
+    return site.out, *others
+
+
+def _bind_advance(site: Site) -> Call:
+    return launch(_advance, 1, 1, site.stream, site.src[1], _inputs(site))
+
+
+def _bind_both(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+    choosing, moving = sites
+    return _launch(choosing, _inputs(moving)) if moving.node.src[1] is choosing.node else None
+
+
+declare("likeliest", Kernel(_launch, scratch=_scratch))
+declare("advance", Kernel(_bind_advance))
+declare_pattern("likeliest", "advance", bind=_bind_both, in_place=True)

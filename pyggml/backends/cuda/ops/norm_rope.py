@@ -1,0 +1,166 @@
+"""RMS norm of heads and their rotation in one kernel, as Qwen 3 has them; and their gradients.
+
+A warp has heads of 128 features, a lane four neighbours of each. The other feature of a pair (j and
+j + 64) is with the lane 16 further, or 16 before. Heads of one token share its angles. Heads and
+gradients are F32 or BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.blocks import first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import ONE
+from pyggml.backends.cuda.code.fours import load_four, loader, storer, vectorizable
+from pyggml.backends.cuda.code.warp import ALL, warp_sum
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.driver import SIMULATED, cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Site
+from pyggml.backends.cuda.runtime.launches import per_rows
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import Tensor
+
+HEAD, PAIRS = 128, 64
+_SIZE = np.float32(HEAD)
+
+
+@device
+def angles(table, head, n_heads, n_tokens):
+    """(cosines, sines) of the lane's four features, for the token of a head."""
+    at = 2 * (head // n_heads % n_tokens) * PAIRS + (4 * cuda.threadIdx.x & (PAIRS - 1))
+    return load_four(table, at), load_four(table, at + PAIRS)
+
+
+@device
+def _turned(v, cos, sin, sign):
+    """The lane's four features of a head, turned; sign −1 turns back."""
+    # Of 64 bits, Numba's own choice, a whole number becomes a float32 slowly.
+    s = sign * np.float32(np.int32(2 * (cuda.threadIdx.x >> 4 & 1) - 1))
+    return (
+        v[0] * cos[0] + s * sin[0] * cuda.shfl_xor_sync(ALL, v[0], 16),
+        v[1] * cos[1] + s * sin[1] * cuda.shfl_xor_sync(ALL, v[1], 16),
+        v[2] * cos[2] + s * sin[2] * cuda.shfl_xor_sync(ALL, v[2], 16),
+        v[3] * cos[3] + s * sin[3] * cuda.shfl_xor_sync(ALL, v[3], 16),
+    )
+
+
+@device
+def _dot(p, q):
+    return warp_sum(p[0] * q[0] + p[1] * q[1] + p[2] * q[2] + p[3] * q[3])
+
+
+@device
+def normed_and_turned(p, weight, cos, sin, eps):
+    """The lane's four features of a head, normalised and turned."""
+    r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
+    v = p[0] * r * weight[0], p[1] * r * weight[1], p[2] * r * weight[2], p[3] * r * weight[3]
+    return _turned(v, cos, sin, ONE)
+
+
+@device
+def _hold(held, i, four):
+    held[i, 0], held[i, 1], held[i, 2], held[i, 3] = four
+
+
+@device
+def _held(held, i):
+    return held[i, 0], held[i, 1], held[i, 2], held[i, 3]
+
+
+@cache
+def _norm_turn(x_in_bf16: bool, out_in_bf16: bool, together: int) -> Any:
+    load, store, of_heads = loader(x_in_bf16), storer(out_in_bf16), (together, 4)
+
+    @kernel
+    def norm_turn(out, x, w, table, n_heads, n_tokens, eps):
+        heads = cuda.local.array(of_heads, np.float32)
+        weight = load_four(w, 4 * cuda.threadIdx.x)
+        for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
+            first = group * together * HEAD + 4 * cuda.threadIdx.x
+            cos, sin = angles(table, group * together, n_heads, n_tokens)
+            for i in range(together):
+                _hold(heads, i, load(x, first + i * HEAD))
+            for i in range(together):
+                v = normed_and_turned(_held(heads, i), weight, cos, sin, eps)
+                store(out, first + i * HEAD, v[0], v[1], v[2], v[3])
+
+    return norm_turn
+
+
+@cache
+def _turn_norm_back(x_in_bf16: bool, dy_in_bf16: bool, dx_in_bf16: bool, together: int) -> Any:
+    load_x, load_dy, store = loader(x_in_bf16), loader(dy_in_bf16), storer(dx_in_bf16)
+    of_heads = together, 4
+
+    @kernel
+    def turn_norm_back(dx, x, w, dy, table, n_heads, n_tokens, eps):
+        heads = cuda.local.array(of_heads, np.float32)
+        slopes = cuda.local.array(of_heads, np.float32)
+        weight = load_four(w, 4 * cuda.threadIdx.x)
+        for group in range(first_row(), x.size // (together * HEAD), rows_apart()):
+            first = group * together * HEAD + 4 * cuda.threadIdx.x
+            cos, sin = angles(table, group * together, n_heads, n_tokens)
+            for i in range(together):
+                _hold(heads, i, load_x(x, first + i * HEAD))
+                _hold(slopes, i, load_dy(dy, first + i * HEAD))
+            for i in range(together):
+                p, v = _held(heads, i), _turned(_held(slopes, i), cos, sin, -ONE)
+                v = v[0] * weight[0], v[1] * weight[1], v[2] * weight[2], v[3] * weight[3]
+                r = ptx.inverse_root(_dot(p, p) / _SIZE + eps)
+                b = r * r * r * _dot(p, v) / _SIZE
+                store(
+                    dx, first + i * HEAD, r * v[0] - b * p[0], r * v[1] - b * p[1],
+                    r * v[2] - b * p[2], r * v[3] - b * p[3],
+                )  # fmt: skip
+
+    return turn_norm_back
+
+
+def _serves(norm: Site, rope: Site, is_read: Sequence[bool]) -> bool:
+    of_rope, table = rope.node.params, rope.node.src[1]
+    whole = of_rope["neox"] and not of_rope["offset"] and table.shape[2] == PAIRS
+    arrays = norm.out, *norm.src, rope.out, *rope.src
+    is_head = rope.node.shape[-1] == norm.node.shape[-1] == HEAD
+    return not (SIMULATED or is_read[0]) and whole and is_head and vectorizable(*arrays)
+
+
+def _together(x: Tensor) -> int:
+    """Heads of a warp: all of one token."""
+    return next(n for n in (4, 2, 1) if x.shape[-2] % n == 0)
+
+
+def _sizes(x: Tensor, table: Tensor) -> tuple[int, int]:
+    return x.shape[-2], table.shape[0]
+
+
+def _bind_forward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+    norm, rope = sites
+    if rope.node.src[0] is not norm.node or not _serves(norm, rope, is_read):
+        return None
+    arrays = rope.out, *norm.src, rope.src[1]
+    together, of_table = _together(rope.node), _sizes(*rope.node.src)
+    n_rows = rope.node.n_elements // (HEAD * together)
+    run = _norm_turn(*(t.dtype is BF16 for t in (norm.node.src[0], rope.node)), together)
+    return per_rows(run, n_rows, HEAD, rope.stream, *arrays, *of_table, *norm.scalars)
+
+
+def _bind_backward(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+    rope, back = sites
+    if back.node.src[2] is not rope.node or not _serves(back, rope, is_read):
+        return None
+    (x, w, _), (dy, table) = back.src, rope.src
+    together, of_table = _together(rope.node), _sizes(*rope.node.src)
+    n_rows, arrays = back.node.n_elements // (HEAD * together), (back.out, x, w, dy, table)
+    tensors = back.node.src[0], rope.node.src[0], back.node
+    run = _turn_norm_back(*(t.dtype is BF16 for t in tensors), together)
+    return per_rows(run, n_rows, HEAD, back.stream, *arrays, *of_table, *back.scalars)
+
+
+declare_pattern("rms_norm_mul", "rope_apply", bind=_bind_forward, in_place=True)
+declare_pattern("rope_apply_back", "rms_norm_mul_back", bind=_bind_backward, in_place=True)

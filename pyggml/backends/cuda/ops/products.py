@@ -1,0 +1,143 @@
+"""Products: mul_mat, out_prod, and the two that add to what is there.
+
+All four are one product, C = A · Bᵀ with steps (pyggml.backends.cuda.gemm): mul_mat(w, x) has A = x
+and B = w, out_prod(a, b) has A = bᵀ and B = aᵀ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from pyggml.backends.cuda.gemm import Factor, Operands, Problem, path_of
+from pyggml.backends.cuda.ops.layout import copied
+from pyggml.backends.cuda.rewrites.fusion import declare_pattern
+from pyggml.backends.cuda.runtime.kernel import Compute, Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.kit.factors import factor_of
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import Tensor
+from pyggml.quants import QUANTS
+
+_COPY = 16  # bytes that a thread copies to shared memory at once
+
+
+def problem_of(node: Tensor, compute: Compute) -> Problem:
+    """The product that a node is."""
+    assert node.op is not None
+    b, a = node.src[-2:]
+    is_transposed = node.op.name.startswith("out_prod")
+    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
+    m, n = node.shape[-2:]
+    k = a.shape[-2] if is_transposed else a.shape[-1]
+    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
+    aligned = b.offset % _COPY == 0  # owners begin at multiples of 64
+    return _flat(Problem(m, n, k, of_a, of_b, (outer, inner), compute, aligned))
+
+
+def _flat(p: Problem) -> Problem:
+    """The product with batches as further rows of A, where they share B and A's rows allow it."""
+    outer, inner = p.batches
+    goes_on = p.a.k == 1 and p.a.row == p.k
+    goes_on &= inner == 1 or p.a.batches[1] == p.m * p.k
+    goes_on &= outer == 1 or p.a.batches[0] == inner * p.m * p.k
+    if p.b.repeats != p.batches or not goes_on:
+        return p
+    a, b = Factor(p.k, 1, dtype=p.a.dtype), replace(p.b, batches=(0, 0), repeats=(1, 1))
+    return replace(p, m=outer * inner * p.m, batches=(1, 1), a=a, b=b)
+
+
+def _lacks(node: Tensor) -> str | None:
+    b = node.src[-2]
+    if b.dtype.name not in QUANTS:
+        return f"{b.dtype} is no type of weights"
+    if b.dtype is not F32 and not b.is_contiguous:
+        return f"the rows of {b!r} have gaps between them"
+    return None
+
+
+def _scratch(node: Tensor, compute: Compute) -> int:
+    p = problem_of(node, compute)
+    return path_of(p).scratch(p)
+
+
+def _shared(node: Tensor, compute: Compute) -> tuple[int, str]:
+    """A in bfloat16."""
+    p = problem_of(node, compute)
+    shares = p.rounds and path_of(p).shares
+    return (2 * p.m * p.k, "bf16") if shares else (0, "")
+
+
+def _product(site: Site, accumulate: bool, factor: float = 1.0) -> Call:
+    p = problem_of(site.node, site.compute)
+    b, a = site.src[-2:]
+    o = Operands(
+        site.out, a, b, site.scratch, accumulate, site.stream, site.shared,
+        site.shared is not None and not site.fills_shared, factor,
+    )  # fmt: skip
+    return path_of(p).bind(p, o)
+
+
+def _bind(site: Site) -> Call:
+    return _product(site, accumulate=False)
+
+
+def _bind_added(site: Site) -> Call:
+    return adding(site, _product(site, accumulate=True))
+
+
+def adding(site: Site, product: Call) -> Call:
+    """A product that adds to what its result holds: the first source, copied there before it
+    unless it lies there."""
+    if is_in_place(site.node):
+        return product
+    first = site.node.src[0]
+    return in_turn(copied(site.out, site.src[0], first, site.stream), product)
+
+
+def is_in_place(node: Tensor) -> bool:
+    """Whether the plan gave the result the memory of the first source."""
+    here, there = (t.root.data for t in (node, node.src[0]))
+    at, there_at = here.offset + node.offset, there.offset + node.src[0].offset
+    return here.buffer is there.buffer and at == there_at
+
+
+# -- patterns -----------------------------------------------------------------------------------
+
+
+def _bind_scaled(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+    """s · A · Bᵀ, as LoRA has it with s = α / r."""
+    product, scaled = sites
+    factor, shift = scaled.node.params.values()
+    p = problem_of(product.node, product.compute)
+    if is_read[0] or shift or p.b.dtype is not F32 or not path_of(p).scales:
+        return None
+    return _product(replace(product, out=scaled.out), accumulate=False, factor=factor)
+
+
+def declare_summed(name: str, add: Callable[[Site], Call]) -> None:
+    """A pattern: the gradient that this op makes is added to its accumulator as it is made.
+
+    add   what binds the op's kernel so that it adds to what is there
+    """
+
+    def bind(sites: Sequence[Site], is_read: Sequence[bool]) -> Call | None:
+        product, total = sites
+        so_far, added = total.node.src
+        is_sum = added is product.node and so_far.shape == added.shape and is_in_place(total.node)
+        return add(replace(product, out=total.out)) if is_sum and not is_read[0] else None
+
+    # In place: the sum lies where the accumulator does, and no factor of the product does.
+    declare_pattern(name, "add", bind=bind, in_place=True)
+
+
+for _name, _run in (("mul_mat", _bind), ("mul_mat_add", _bind_added)):
+    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch, shared=_shared))
+for _name, _run in (("out_prod", _bind), ("out_prod_add", _bind_added)):
+    declare(_name, Kernel(_run, lacks=_lacks, scratch=_scratch))
+for _name in ("mul_mat", "out_prod"):
+    declare_pattern(_name, "scale", bind=_bind_scaled)
+declare_summed("out_prod", partial(_product, accumulate=True))

@@ -1,0 +1,143 @@
+"""Reductions: sums in float64, as on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code.blocks import block_sum, first_row, rows_apart
+from pyggml.backends.cuda.code.formulas import HALF, ZERO
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import THREADS, in_turn, per_element, per_row, per_rows
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
+
+_PIECE = 1 << 14  # elements that one block adds up
+
+
+@kernel
+def _row_sums(out, x, n, divisor):
+    """out_r = Σ of row r / divisor; the last row may be shorter than n."""
+    parts = cuda.shared.array(THREADS, np.float64)
+    for row in range(first_row(), out.size, rows_apart()):
+        last, total = min((row + 1) * n, x.size), np.float64(0)
+        for i in range(row * n + cuda.threadIdx.x, last, cuda.blockDim.x):
+            total += x[i]
+        total = block_sum(total, parts)
+        if cuda.threadIdx.x == 0:
+            out[row] = total / divisor
+
+
+def _by_row(is_mean: bool) -> Callable[[Site], Call]:
+    def bind(site: Site) -> Call:
+        n = site.node.src[0].shape[-1]
+        divisor = np.float64(n if is_mean else 1)
+        return per_rows(_row_sums, site.out.size, n, site.stream, site.out, *site.src, n, divisor)
+
+    return bind
+
+
+def _n_pieces(x: Tensor) -> int:
+    return max(1, -(-x.n_elements // _PIECE))
+
+
+def _sum(site: Site) -> Call:
+    (x,), one = site.src, np.float64(1)
+    sums = site.scratch.view(np.float64)
+    return in_turn(
+        per_rows(_row_sums, sums.size, _PIECE, site.stream, sums, x, _PIECE, one),
+        per_rows(_row_sums, 1, sums.size, site.stream, site.out, sums, sums.size, one),
+    )
+
+
+def _sum_scratch(node: Tensor, compute: str) -> int:
+    return 8 * _n_pieces(node.src[0])
+
+
+# -- cumsum -------------------------------------------------------------------------------------
+
+
+@kernel
+def _cumsum(out, x, n, backwards):
+    """A thread has a row; out may be x."""
+    for row in range(cuda.grid(1), out.size // n, cuda.gridsize(1)):
+        total = ZERO
+        for j in range(n):
+            at = row * n + (n - 1 - j if backwards else j)
+            total += x[at]
+            out[at] = total
+
+
+def _running(backwards: bool) -> Callable[[Site], Call]:
+    def bind(site: Site) -> Call:
+        n = site.node.shape[-1]
+        n_rows = site.out.size // n
+        return per_element(_cumsum, n_rows, site.stream, site.out, *site.src, n, backwards)
+
+    return bind
+
+
+# -- argmax, count_equal ------------------------------------------------------------------------
+
+
+@kernel
+def _argmax(out, x, n):
+    """The first of equals: each thread has its own first, and the lower index wins."""
+    best = cuda.shared.array(THREADS, np.int64)
+    me = cuda.threadIdx.x
+    for row in range(cuda.blockIdx.x, out.size, cuda.gridDim.x):
+        at, mine = row * n, min(me, n - 1)
+        for j in range(me, n, cuda.blockDim.x):
+            if x[at + j] > x[at + mine]:
+                mine = j
+        best[me] = mine
+        step = cuda.blockDim.x // 2
+        cuda.syncthreads()
+        while step > 0:
+            if me < step:
+                other = best[me + step]
+                a, b = x[at + best[me]], x[at + other]
+                if b > a or (b == a and other < best[me]):
+                    best[me] = other
+            cuda.syncthreads()
+            step //= 2
+        if me == 0:
+            out[row] = best[0]
+        cuda.syncthreads()
+
+
+def _bind_argmax(site: Site) -> Call:
+    n = site.node.src[0].shape[-1]
+    return per_row(_argmax, site.out.size, n, site.stream, site.out, *site.src, n)
+
+
+@kernel
+def _count_equal(out, a, b, mask):
+    """One block; the mask may have one element."""
+    parts = cuda.shared.array(THREADS, np.int64)
+    total = 0
+    for i in range(cuda.threadIdx.x, a.size, cuda.blockDim.x):
+        if a[i] == b[i] and mask[i % mask.size] > HALF:
+            total += 1
+    total = block_sum(total, parts)
+    if cuda.threadIdx.x == 0:
+        out[0] = total
+
+
+def _bind_count(site: Site) -> Call:
+    a, b, *mask = site.src
+    weights: Any = mask[0] if mask else site.constant(np.ones(1, np.float32))
+    return per_row(_count_equal, 1, a.size, site.stream, site.out, a, b, weights)
+
+
+declare("sum", Kernel(_sum, scratch=_sum_scratch))
+declare("sum_rows", Kernel(_by_row(False)))
+declare("mean", Kernel(_by_row(True)))
+declare("cumsum", Kernel(_running(False)))
+declare("cumsum_back", Kernel(_running(True)))
+declare("argmax", Kernel(_bind_argmax))
+declare("count_equal", Kernel(_bind_count))

@@ -1,0 +1,88 @@
+"""Rotary positions: the table of cosines and sines, and pairs turned by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.ops.layout import conversion
+from pyggml.backends.cuda.runtime.driver import cuda, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import F32, DType
+from pyggml.ops.attention.positions import frequencies, positions_of_pairs
+
+
+@kernel
+def _table(table, positions, axes, radians, factors, m):
+    """table (n_tokens, 2, n_pairs): the angles are float64, as on the host."""
+    n_pairs = radians.size
+    n_tokens = table.size // (2 * n_pairs)
+    for i in range(cuda.grid(1), n_tokens * n_pairs, cuda.gridsize(1)):
+        token, pair = i // n_pairs, i % n_pairs
+        angle = positions[axes[pair] * n_tokens + token] * radians[pair] / factors[pair]
+        table[2 * token * n_pairs + pair] = m * math.cos(angle)
+        table[(2 * token + 1) * n_pairs + pair] = m * math.sin(angle)
+
+
+def _bind_table(site: Site) -> Call:
+    p = site.node.params
+    axes, exponents = positions_of_pairs(p["mode"], p["n_dims"], p["sections"])
+    radians, m = frequencies(exponents, **p)
+    ones = np.ones(radians.shape, np.float32)
+    factors = site.src[1] if len(site.src) > 1 else site.constant(ones)
+    constants = site.constant(axes.astype(np.int32)), site.constant(radians)
+    arguments = (site.out, site.src[0], *constants, factors, np.float64(m))
+    return per_element(_table, site.out.size // 2, site.stream, *arguments)
+
+
+@cache
+def _turning(of: DType, to: DType) -> Any:
+    read, write = conversion(of, F32), conversion(F32, to)
+
+    @kernel
+    def turn(y, x, table, d, n_heads, neox, offset, sign, n_tokens):
+        """y, x (…, n_tokens, n_heads, d). A thread has one pair, or one feature that is only
+        copied; y may be x."""
+        n_pairs = table.size // (2 * n_tokens)
+        n_jobs = d - n_pairs  # of a head: pairs, then features that are copied
+        for i in range(cuda.grid(1), y.size // d * n_jobs, cuda.gridsize(1)):
+            head, job = i // n_jobs, i % n_jobs
+            at = head * d
+            if job < n_pairs:
+                turns = 2 * (head // n_heads % n_tokens) * n_pairs + job
+                cos, sin = table[turns], table[turns + n_pairs] * sign
+                first = at + offset + (job if neox else 2 * job)
+                second = first + (n_pairs if neox else 1)
+                p, q = read(x[first]), read(x[second])
+                y[first] = write(p * cos - q * sin)
+                y[second] = write(p * sin + q * cos)
+            else:
+                j = job - n_pairs
+                j = at + (j if j < offset else j + 2 * n_pairs)
+                y[j] = write(read(x[j]))
+
+    return turn
+
+
+def _bind_turn(sign: float) -> Callable[[Site], Call]:
+    def bind(site: Site) -> Call:
+        x, table = site.node.src
+        d, n_heads, p = x.shape[-1], x.shape[-2], site.node.params
+        arguments = (d, n_heads, bool(p["neox"]), p["offset"], np.float32(sign), table.shape[0])
+        n_jobs = x.n_elements // d * (d - table.shape[2])
+        run = _turning(x.dtype, site.node.dtype)
+        return per_element(run, n_jobs, site.stream, site.out, *site.src, *arguments)
+
+    return bind
+
+
+declare("rope_table", Kernel(_bind_table))
+declare("rope_apply", Kernel(_bind_turn(1)))
+declare("rope_apply_back", Kernel(_bind_turn(-1)))

@@ -1,0 +1,208 @@
+"""Rows read from a table by their numbers, and rows written into one: see ops/layout/rows.py.
+
+Ids are data. A kernel leaves out those that are no row, and reports them (`Faults`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cuda.code.formulas import ZERO
+from pyggml.backends.cuda.ops.layout import as_it_is, bf16_to_float
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.kernel import Kernel, Site
+from pyggml.backends.cuda.runtime.launches import in_turn, per_element
+from pyggml.backends.cuda.runtime.table import declare
+from pyggml.backends.cuda.weights.readers import weight_of
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16, Q8_0, DType
+from pyggml.graph.tensor import Shape, Tensor
+
+
+class Batches(NamedTuple):
+    """How the ids of each batch of a table are found: they may be fewer, and are then repeated."""
+
+    inner: int  # batches along the inner one of two axes
+    ids_outer: int
+    ids_inner: int
+
+    @classmethod
+    def of(cls, batch: Shape, ids: Shape) -> Batches:
+        sizes, of_ids = ((*(1,) * (2 - len(batch)), *s) for s in (batch, ids[: len(batch)]))
+        return cls(sizes[1], of_ids[0], of_ids[1])
+
+
+@device
+def _batch_of_ids(b, inner, ids_outer, ids_inner):
+    return (b // inner % ids_outer) * ids_inner + b % inner % ids_inner
+
+
+# -- get_rows -----------------------------------------------------------------------------------
+
+
+def _element_reader(dtype: DType) -> Any:
+    convert = bf16_to_float if dtype is BF16 else as_it_is
+
+    @device
+    def read(table, row, j, n):
+        return convert(table[row * n + j])
+
+    return read
+
+
+def _weight_reader(dtype: DType) -> Any:
+    weight, block, n_bytes = weight_of(dtype.name), dtype.block, dtype.block_bytes
+
+    @device
+    def read(table, row, j, n):
+        return weight(table, (row * (n // block) + j // block) * n_bytes, j % block)
+
+    return read
+
+
+@cache
+def _gather(dtype: DType) -> Any:
+    read = _weight_reader(dtype) if dtype.quantised else _element_reader(dtype)
+
+    @kernel
+    def gather(out, table, ids, n, n_ids, n_rows, batches, cell, fault):
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            row = i // n
+            b = row // n_ids
+            of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
+            wanted = ids[of_ids * n_ids + row % n_ids]
+            if 0 <= wanted < n_rows:
+                out[i] = read(table, b * n_rows + wanted, i % n, n)
+            else:
+                cuda.atomic.max(cell, 0, fault)
+
+    return gather
+
+
+def _no_such_row(site: Site, op: str, n_rows: int) -> int:
+    return site.faults.number(f"{op}: an id is no row of a table of {n_rows} rows")
+
+
+def _get_rows(site: Site) -> Call:
+    table, ids = site.node.src
+    *batch, n_rows, n = table.shape
+    batches = Batches.of(tuple(batch), ids.shape)
+    n_ids = prod(ids.shape[len(batch) :])
+    fault = _no_such_row(site, "get_rows", n_rows)
+    arguments = (*site.src, n, n_ids, n_rows, tuple(batches), site.faults.cell, fault)
+    return per_element(_gather(table.dtype), site.out.size, site.stream, site.out, *arguments)
+
+
+# -- get_rows_back ------------------------------------------------------------------------------
+
+
+@kernel
+def _add_rows(table, dy, ids, n, n_ids, n_rows, batches, cell, fault):
+    """A thread has a column of one batch, and adds in the order of ids: each run gives the same."""
+    for i in range(cuda.grid(1), table.size // n_rows, cuda.gridsize(1)):
+        b, j = i // n, i % n
+        for row in range(n_rows):
+            table[(b * n_rows + row) * n + j] = ZERO
+        first = _batch_of_ids(b, batches[0], batches[1], batches[2]) * n_ids
+        for k in range(n_ids):
+            wanted = ids[first + k]
+            if 0 <= wanted < n_rows:
+                table[(b * n_rows + wanted) * n + j] += dy[(b * n_ids + k) * n + j]
+            else:
+                cuda.atomic.max(cell, 0, fault)
+
+
+def _get_rows_back(site: Site) -> Call:
+    dy, ids = site.node.src
+    batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
+    n_ids = prod(ids.shape[len(batch) :])
+    fault = _no_such_row(site, "get_rows_back", n_rows)
+    batches = tuple(Batches.of(batch, ids.shape))
+    arguments = (*site.src, n, n_ids, n_rows, batches, site.faults.cell, fault)
+    return per_element(_add_rows, prod(batch) * n, site.stream, site.out, *arguments)
+
+
+# -- set_rows -----------------------------------------------------------------------------------
+
+
+@kernel
+def _check(ids, n_ids, n_rows, cell, no_row, twice):
+    for i in range(cuda.grid(1), ids.size, cuda.gridsize(1)):
+        if not 0 <= ids[i] < n_rows:
+            cuda.atomic.max(cell, 0, no_row)
+        for other in range(i // n_ids * n_ids, i):
+            if ids[other] == ids[i]:
+                cuda.atomic.max(cell, 0, twice)
+
+
+@kernel
+def _put(dst, src, ids, n, n_ids, n_rows, batches):
+    for i in range(cuda.grid(1), src.size, cuda.gridsize(1)):
+        row = i // n
+        b = row // n_ids
+        of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
+        wanted = ids[of_ids * n_ids + row % n_ids]
+        if 0 <= wanted < n_rows:
+            dst[(b * n_rows + wanted) * n + i % n] = src[i]
+
+
+@kernel
+def _put_q8_0(dst, scales, src, ids, n, n_ids, n_rows, batches):
+    """A thread packs a block of 32, as ggml's reference does: d = max |x| / 127, x / d rounded.
+
+    `scales` is dst as float16: a block has 17 of them, the first is its d.
+    """
+    for i in range(cuda.grid(1), src.size // 32, cuda.gridsize(1)):
+        row, block = i * 32 // n, i % (n // 32)
+        b = row // n_ids
+        of_ids = _batch_of_ids(b, batches[0], batches[1], batches[2])
+        wanted = ids[of_ids * n_ids + row % n_ids]
+        if 0 <= wanted < n_rows:
+            most = ZERO
+            for j in range(32):
+                most = max(most, abs(src[i * 32 + j]))
+            d = most / np.float32(127)
+            inverse = np.float32(1) / d if d > ZERO else ZERO
+            at = (b * n_rows + wanted) * (n // 32) + block
+            scales[at * 17] = d
+            for j in range(32):
+                x = src[i * 32 + j] * inverse
+                q = np.int32(abs(x) + np.float32(0.5))
+                dst[at * 34 + 2 + j] = np.uint8((-q if x < ZERO else q) & 255)
+
+
+def faults_of_rows(site: Site, n_rows: int) -> tuple[int, int]:
+    """The numbers of the faults of ids to write to: that one is no row, and that it comes twice."""
+    twice = site.faults.number("set_rows: an id is named twice")
+    return _no_such_row(site, "set_rows", n_rows), twice
+
+
+def _set_rows(site: Site) -> Call:
+    dst, _, ids = site.node.src
+    batch, n_ids = dst.shape[: len(ids.shape) - 1], ids.shape[-1]
+    n_rows, n = dst.shape[len(batch)], prod(dst.shape[len(batch) + 1 :])
+    no_row, twice = faults_of_rows(site, n_rows)
+    _, src, numbers = site.src
+    check = (numbers, n_ids, n_rows, site.faults.cell, no_row, twice)
+    where = (src, numbers, n, n_ids, n_rows, tuple(Batches.of(batch, ids.shape)))
+    if dst.dtype is Q8_0:
+        scales = site.out.view(np.float16)
+        put = per_element(_put_q8_0, src.size // 32, site.stream, site.out, scales, *where)
+    else:
+        put = per_element(_put, src.size, site.stream, site.out, *where)
+    return in_turn(per_element(_check, ids.n_elements, site.stream, *check), put)
+
+
+def _blocks_across_rows(node: Tensor) -> str | None:
+    dst, ids = node.src[0], node.src[2]
+    row = dst.shape[len(ids.shape) :]
+    return "rows that share blocks" if dst.dtype.quantised and prod(row) % 32 else None
+
+
+declare("get_rows", Kernel(_get_rows))
+declare("get_rows_back", Kernel(_get_rows_back))
+declare("set_rows", Kernel(_set_rows, _blocks_across_rows))

@@ -1,0 +1,97 @@
+"""Kernels that begin before those that they wait for have ended (programmatic dependent launch).
+
+Between two launches a card does little: only when all blocks of one have ended are those of the
+next placed, and only then do they begin to read. A kernel that begins early reads meanwhile what no
+launch before it makes, such as weights. It calls `await_others`, in all threads, before it reads
+anything else and before it writes at all; when that returns, those before it have ended. When it
+has read most of what others made it calls `release_others`: then those that wait for it may begin.
+
+The release is where it measured best. A token of Qwen3-1.7B after 512 takes, on an H100, in µs:
+
+| | none begins early | released at once | when others have ended | when A is read |
+|---|---|---|---|---|
+| Q8_0 | 1446 | 1501 | 1297 | 1286 |
+| Q4_K_M | 1322 | 1337 | 1206 | 1164 |
+
+There a multiprocessor has room for two such blocks, one of this launch and one of the next, and
+never for three: else two of the next share the first that is free. And all such kernels have one
+carve-out (`driver.allow_shared`). Cards before Hopper (compute capability 9.0) have no such launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyggml.backends.cuda.runtime.driver import (
+    ALWAYS_SHARED,
+    SIMULATED,
+    CudaSupportError,
+    cuda,
+    device,
+    most_shared,
+    versions,
+)
+from pyggml.backends.cuda.runtime.launches import launches
+from pyggml.graph.call import Call
+
+_SINCE, _DRIVER = (9, 0), (12, 3)  # compute capability, and CUDA of the driver
+_SHARED_OF_LARGE = 228 << 10  # of a multiprocessor, of a card that there is none of
+
+if SIMULATED:
+
+    @device
+    def await_others():
+        pass
+
+    @device
+    def release_others():
+        pass
+
+else:
+    from pyggml.backends.cuda.code.ptx import plain
+
+    await_others = plain("griddepcontrol.wait;", since=_SINCE)
+    release_others = plain("griddepcontrol.launch_dependents;", since=_SINCE)
+
+Reads = Callable[[tuple[Any, ...]], Iterable[Any]]
+_EARLY: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
+
+
+def begins_early(kernel: Any, reads: Reads) -> Any:
+    """The kernel, noted as one that calls `await_others` and `release_others`.
+
+    reads: of a launch's arguments, the arrays that it reads before it waits
+    """
+    _EARLY[kernel] = reads
+    return kernel
+
+
+def read_early(step: Call) -> list[Any] | None:
+    """The arrays that a step reads before it waits; None if it is of no such kernel."""
+    for kernel, arguments in launches(step):
+        if kernel in _EARLY:
+            return list(_EARLY[kernel](arguments))
+    return None
+
+
+def knows_early() -> bool:
+    """Whether launches of this card, by this driver, can begin early."""
+    if SIMULATED or versions()[0] < _DRIVER:
+        return False
+    return bool(cuda.get_current_device().compute_capability >= _SINCE)
+
+
+def least_shared() -> int:
+    """Bytes of dynamic shared memory that launches of such kernels ask for at least: a third of a
+    multiprocessor's, so that there is no room for a third block; 0 on cards before Hopper, and
+    where a kernel may not ask for more than usual."""
+    if SIMULATED or most_shared() == ALWAYS_SHARED:
+        return 0
+    try:
+        card = cuda.get_current_device()
+    except CudaSupportError:
+        return _SHARED_OF_LARGE // 3
+    is_late = card.compute_capability >= _SINCE
+    return int(card.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR) // 3 if is_late else 0

@@ -1,0 +1,159 @@
+"""Operands of a formula whose value a kernel needs: F32 or BF16, eight neighbours at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.code.formulas import LOG2_E, ONE
+from pyggml.backends.cuda.ops.glu import OF_THREE, OF_TWO
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.weights.unpack import rounded
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import BF16
+from pyggml.graph.tensor import Tensor
+
+Types = tuple[bool, ...]  # of each operand: whether it is BF16
+FORMULAS = frozenset((*OF_TWO, *OF_THREE))
+
+
+def formula_of(node: Tensor) -> str:
+    """The name of the formula that a node computes of its operands; "" if it has one operand."""
+    return node.params.get("formula", "")
+
+
+def types_of(operands: Sequence[Tensor]) -> Types:
+    return tuple(t.dtype is BF16 for t in operands)
+
+
+def three(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """As many as a loader takes."""
+    return (*arrays, arrays[0], arrays[0])[:3]
+
+
+def is_ready(operands: Sequence[Tensor], node: Tensor) -> bool:
+    """Whether the value is in memory, in bfloat16."""
+    return not formula_of(node) and operands[0].dtype is BF16
+
+
+@device
+def _floats(x, at):
+    a, b = ptx.load_words(x, 4 * at), ptx.load_words(x, 4 * at + 16)
+    return (
+        ptx.as_float(a[0]), ptx.as_float(a[1]), ptx.as_float(a[2]), ptx.as_float(a[3]),
+        ptx.as_float(b[0]), ptx.as_float(b[1]), ptx.as_float(b[2]), ptx.as_float(b[3]),
+    )  # fmt: skip
+
+
+@device
+def _bf16s(x, at):
+    w = ptx.load_words(x, 2 * at)
+    top, half = np.uint32(0xFFFF0000), np.uint32(16)
+    return (
+        ptx.as_float(w[0] << half), ptx.as_float(w[0] & top),
+        ptx.as_float(w[1] << half), ptx.as_float(w[1] & top),
+        ptx.as_float(w[2] << half), ptx.as_float(w[2] & top),
+        ptx.as_float(w[3] << half), ptx.as_float(w[3] & top),
+    )  # fmt: skip
+
+
+def eights(in_bf16: bool) -> Any:
+    """What reads eight numbers of an array from a multiple of eight on, as float32."""
+    return _bf16s if in_bf16 else _floats
+
+
+@device
+def quick_sigmoid(x):
+    """The sigmoid to some units of float32's last place, far below a step of bfloat16."""
+    return ptx.reciprocal(ONE + ptx.power_of_two(-LOG2_E * x))
+
+
+@device
+def _swiglu(gate, up):
+    return gate * quick_sigmoid(gate) * up
+
+
+@device
+def _swiglu_back_gate(gate, up, dy):
+    s = quick_sigmoid(gate)
+    return dy * up * s * (ONE + gate * (ONE - s))
+
+
+_OF_TWO = {**OF_TWO, "swiglu": _swiglu}
+_OF_THREE = {**OF_THREE, "swiglu_back_gate": _swiglu_back_gate}
+
+
+@cache
+def loader_of(formula: str, types: Types) -> Any:
+    """load(x, y, z, at): eight neighbours of the formula's value; at is a multiple of eight."""
+    first, second, third = (eights(t) for t in (*types, False, False)[:3])
+    if formula in _OF_TWO:
+        of_two = _OF_TWO[formula]
+
+        @device
+        def load_two(x, y, z, at):
+            a, b = first(x, at), second(y, at)
+            return (
+                of_two(a[0], b[0]), of_two(a[1], b[1]), of_two(a[2], b[2]), of_two(a[3], b[3]),
+                of_two(a[4], b[4]), of_two(a[5], b[5]), of_two(a[6], b[6]), of_two(a[7], b[7]),
+            )  # fmt: skip
+
+        return load_two
+    if formula in _OF_THREE:
+        of_three = _OF_THREE[formula]
+
+        @device
+        def load_three(x, y, z, at):
+            a, b, c = first(x, at), second(y, at), third(z, at)
+            return (
+                of_three(a[0], b[0], c[0]), of_three(a[1], b[1], c[1]),
+                of_three(a[2], b[2], c[2]), of_three(a[3], b[3], c[3]),
+                of_three(a[4], b[4], c[4]), of_three(a[5], b[5], c[5]),
+                of_three(a[6], b[6], c[6]), of_three(a[7], b[7], c[7]),
+            )  # fmt: skip
+
+        return load_three
+
+    @device
+    def load(x, y, z, at):
+        return first(x, at)
+
+    return load
+
+
+@device
+def in_words(e):
+    """Eight floats rounded to bfloat16, as four words."""
+    return (
+        ptx.two_bf16(e[0], e[1]),
+        ptx.two_bf16(e[2], e[3]),
+        ptx.two_bf16(e[4], e[5]),
+        ptx.two_bf16(e[6], e[7]),
+    )
+
+
+@cache
+def _kernel(formula: str, types: Types) -> Any:
+    load = loader_of(formula, types)
+
+    @kernel
+    def round_formula(out, x, y, z):
+        for i in range(cuda.grid(1), out.size // 8, cuda.gridsize(1)):
+            w = in_words(load(x, y, z, 8 * i))
+            ptx.store_words(out, 16 * i, w[0], w[1], w[2], w[3])
+
+    return round_formula
+
+
+def rounded_formula(
+    out: Any, arrays: Sequence[Any], formula: str, types: Types, stream: Any
+) -> Call:
+    """A call that rounds a formula's value to bfloat16 in out (uint16), of a multiple of eight."""
+    if not formula:
+        return rounded(out, arrays[0], stream)
+    return per_element(_kernel(formula, types), out.size // 8, stream, out, *three(arrays))

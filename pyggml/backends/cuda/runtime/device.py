@@ -1,0 +1,257 @@
+"""The card as a backend: buffers of plain device memory, and a stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pyggml.backends.base import Backend
+from pyggml.backends.cuda.gemm.cublas import has_cublas, workspaces
+from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.rewrites.early import knows_early
+from pyggml.backends.cuda.rewrites.fusion import fused
+from pyggml.backends.cuda.rewrites.lora import with_wide_products
+from pyggml.backends.cuda.runtime.driver import (
+    Captured,
+    abandon,
+    cuda,
+    free_what_is_gone,
+    is_failure,
+    make_current,
+    ran_out,
+    shared_cell,
+)
+from pyggml.backends.cuda.runtime.events import Event
+from pyggml.backends.cuda.runtime.failures import lost_by, reason_of
+from pyggml.backends.cuda.runtime.kernel import BoundCall, Compute, Kernel, OwnOp, Site
+from pyggml.backends.cuda.runtime.table import kernels
+from pyggml.backends.cuda.runtime.transfers import Bytes, Transfers, is_locked
+from pyggml.backends.kit.faults import Faults
+from pyggml.backends.kit.places import Place, seen, span
+from pyggml.errors import DeviceError, DeviceLostError, DeviceMemoryError, PyggmlError
+from pyggml.graph import Graph
+from pyggml.graph.call import Call
+from pyggml.graph.tensor import Tensor
+
+# What the driver takes for a process, its kernels and captured graphs: on an H100, 800 to 960 MiB.
+_CONTEXT = 880 << 20
+_PAGE = 2 << 20  # the driver gives memory in whole ones, but for small pieces
+
+_OF_DRIVER = "the driver's own memory is wanted"  # of a context, which every process needs
+
+
+class CudaBackend(Backend):
+    """One NVIDIA card. `compute`: how products with weights round their operands.
+
+    Raises DeviceError if there is no such card.
+    """
+
+    room = 64 << 20
+
+    def __init__(self, index: int = 0, compute: Compute = "bf16") -> None:
+        self.name, self.index, self.compute = f"cuda:{index}", index, compute
+        self._kernels = kernels()
+        self._spans: WeakKeyDictionary[Tensor, tuple[Place, Bytes]] = WeakKeyDictionary()
+        with self._working():
+            self.stream = cuda.stream()
+            self._transfers = Transfers(self.stream)
+            cell, self._fault = shared_cell()
+            self._faults = Faults(cell)
+
+    def unsupported(self, node: Tensor) -> str | None:
+        found = self._known(node)
+        return "no kernel is declared" if found is None else found.lacks(node)
+
+    def rewritten(self, graph: Graph) -> Graph:
+        """LoRA's products joined with those that they adapt, where these round to bfloat16."""
+        joins = self.compute == "bf16" and has_cublas()
+        return with_wide_products(graph) if joins else graph
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def alloc(self, n_bytes: int) -> Any:
+        """n_bytes uint8 on the card, aligned to 256."""
+        with self._working(n_bytes):
+            return cuda.device_array(max(n_bytes, 1), np.uint8, stream=self.stream)
+
+    @property
+    def own(self) -> int:
+        return _CONTEXT + workspaces()
+
+    def memory(self) -> tuple[int, int]:
+        with self._working():
+            free_what_is_gone()
+            return cuda.current_context().get_memory_info()
+
+    def taken(self, n_bytes: int) -> int:
+        return n_bytes if n_bytes < _PAGE // 2 else -(-n_bytes // _PAGE) * _PAGE
+
+    def attach(self, tensor: Tensor, arena: Any, offset: int) -> None:
+        tensor.data = Place(arena, offset)
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """As Backend.read. Raises PyggmlError if a kernel has found a fault in its data."""
+        return self.begin_read(tensor)()
+
+    def begin_read(self, tensor: Tensor) -> Callable[[], np.ndarray]:
+        """As Backend.begin_read. The function raises PyggmlError as `read` does."""
+        with self._working():
+            copy, arrived = self._transfers.to_host(self._bytes(tensor))
+        return partial(self._arrived, seen(tensor, copy), arrived)
+
+    def _arrived(self, found: np.ndarray, arrived: Event) -> np.ndarray:
+        with self._working():
+            arrived.wait()
+        if fault := int(self._fault[0]):
+            self._fault[0] = 0
+            raise PyggmlError(self._faults.sentence(fault))
+        return np.asarray(found, order="C")
+
+    def write(self, tensor: Tensor, values: np.ndarray) -> None:
+        with self._working():
+            target = self._bytes(tensor)
+            if tensor.is_contiguous:
+                spanned = np.asarray(values, tensor.dtype.numpy, order="C")
+            else:  # what lies in the gaps stays
+                spanned, arrived = self._transfers.to_host(target)
+                arrived.wait()
+                seen(tensor, spanned)[...] = values
+            self._transfers.to_card(target, spanned)
+
+    def bind_write(self, tensor: Tensor, values: np.ndarray) -> Call:
+        with self._working():
+            target = self._bytes(tensor)
+        if not tensor.is_contiguous or is_locked(values):
+            return super().bind_write(tensor, values)
+        return Call(self._run, self._transfers.bind_to_card(target, values), target, values)
+
+    def _bytes(self, t: Tensor) -> Bytes:
+        """The bytes from the tensor's first element to its last, on the card."""
+        place = t.root.data
+        assert isinstance(place, Place), f"{t!r} has no memory on {self.name}"
+        known = self._spans.get(t)
+        if known is None or known[0] is not place:  # Numba takes longer to cut than to copy
+            start = place.offset + t.offset
+            known = self._spans[t] = place, Bytes(place.buffer[start : start + span(t)])
+        return known[1]
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def bind(
+        self, node: Tensor, arena: Any, scratch: int | None, shared: Tensor | None = None
+    ) -> Call:
+        start = scratch or 0
+        with self._working():  # arrays are cut, and a library may take memory of its own
+            site = Site(
+                node,
+                self._elements(node),
+                tuple(self._elements(s) for s in node.src),
+                tuple(self._elements(s) for s in node.saved),
+                arena[start : start + self.scratch(node)],
+                None if shared is None else self._bytes(shared).array,
+                shared is not None and shared.src[0] is node,
+                self.compute,
+                self.stream,
+                self._faults,
+                self._constant,
+            )
+            return BoundCall(self._kernel(node).bind(site), site)
+
+    def scratch(self, node: Tensor) -> int:
+        with self._working():  # the card is asked how much shared memory it has
+            return self._kernel(node).scratch(node, self.compute)
+
+    def shared(self, node: Tensor) -> tuple[int, Hashable]:
+        shared = self._kernel(node).shared
+        with self._working():
+            n_bytes, word = shared(node, self.compute)
+        return n_bytes, (word, shared)
+
+    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
+        """One captured graph of all, its branches side by side."""
+        with self._working():
+            bound = fused(cast(Sequence[BoundCall], calls), graph)
+            early = partial(may_begin_early, bound) if knows_early() else None
+        steps, waits = side_by_side(bound)
+        return [Call(self._run, Captured(steps, self.stream, waits, early))] if steps else []
+
+    def _run(self, work: Callable[[], object], *_kept: object) -> None:
+        """Put work on the stream; `_kept` must live as long as the call."""
+        with self._working():
+            work()
+
+    def _known(self, node: Tensor) -> Kernel | None:
+        assert node.op is not None
+        own = node.op.kernel if isinstance(node.op, OwnOp) else None
+        return own or self._kernels.get(node.op.name)
+
+    def _kernel(self, node: Tensor) -> Kernel:
+        found = self._known(node)
+        assert found is not None
+        return found
+
+    def _constant(self, values: np.ndarray) -> Any:
+        """A copy of a small array on the card."""
+        with self._working():
+            return cuda.to_device(values, stream=self.stream)
+
+    def _elements(self, t: Tensor) -> Any:
+        """The tensor's elements and the gaps between, as one axis of the type that holds them."""
+        return self._bytes(t).array.view(t.dtype.numpy)
+
+    def _working(self, n_bytes: int = 0) -> AbstractContextManager[None]:
+        """Makes the card current for a while. What it refuses becomes the fitting DeviceError.
+
+        n_bytes: what is asked of its memory
+        """
+        return _Working(self, n_bytes)
+
+    def explain(self, error: BaseException, n_bytes: int, is_current: bool = True) -> None:
+        """Raise the DeviceError of what the card refused; other errors stay what they are.
+
+        is_current: whether the card is; if not, it is asked nothing
+        """
+        if not (isinstance(error, Exception) and is_failure(error)):
+            return
+        if ran_out(error):
+            wanted = self._wanted(n_bytes) if is_current else _OF_DRIVER
+            raise DeviceMemoryError(f"{self.name} is out of memory: {wanted}") from error
+        if (cause := lost_by(error, is_current)) is not None:
+            abandon(self.index)
+            raise DeviceLostError(f"{self.name} has failed: {reason_of(cause)}") from error
+        raise DeviceError(f"{self.name} refuses a call: {reason_of(error)}") from error
+
+    def _wanted(self, n_bytes: int) -> str:
+        try:
+            free, total = cuda.current_context().get_memory_info()
+        except Exception as error:
+            if not is_failure(error):
+                raise
+            return _OF_DRIVER
+        wanted = f"{n_bytes:,} bytes are wanted" if n_bytes else "a kernel's own memory is wanted"
+        return f"{wanted}, {free:,} of {total:,} are free"
+
+
+class _Working(AbstractContextManager[None]):
+    """What `CudaBackend._working` returns: a generator in its place takes three times as long."""
+
+    __slots__ = ("_card", "_n_bytes")
+
+    def __init__(self, card: CudaBackend, n_bytes: int) -> None:
+        self._card, self._n_bytes = card, n_bytes
+
+    def __enter__(self) -> None:
+        try:
+            make_current(self._card.index)
+        except Exception as error:
+            self._card.explain(error, self._n_bytes, is_current=False)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._card.explain(error, self._n_bytes)

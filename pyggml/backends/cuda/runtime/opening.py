@@ -1,0 +1,112 @@
+"""Which cards there are, and what is missing where there is none. Numba's CUDA comes on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyggml.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pyggml.backends.cuda.runtime.device import CudaBackend
+    from pyggml.backends.cuda.runtime.kernel import Compute
+
+WANTED = "pip install 'pyggml[cuda]'"
+OLDEST = (8, 0)  # compute capability from which tensor cores multiply BF16: Ampere, 2020
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """An NVIDIA card: its number, its name, its compute capability and its memory in bytes."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    n_bytes: int
+
+
+_OPENED: list[Card] = []  # by this process
+
+
+def cards() -> list[Card]:
+    """The cards that can be used; the simulator's is one.
+
+    Raises DeviceError, one sentence that names what is missing, if there is none.
+    """
+    try:
+        from pyggml.backends.cuda.runtime.driver import SIMULATED, driver, versions
+    except ImportError as error:
+        missing = f"the package {error.name}" if error.name else str(error)
+        raise DeviceError(f"no CUDA device: {missing} is missing, wanted {WANTED}") from error
+    if SIMULATED:
+        return [Card(0, "simulator", (0, 0), 0)]
+    try:
+        runs, made_for = versions()
+        if runs[0] < made_for[0]:
+            raise DeviceError(
+                f"no CUDA device: the driver runs CUDA {runs[0]}.{runs[1]}, wanted a driver for "
+                f"{made_for[0]}.{made_for[1]}, the version of numba-cuda's compiler"
+            )
+        found = [_card(i) for i in range(driver.get_device_count())]
+    except Exception as error:
+        if (reason := _reason(error)) is None:
+            raise
+        raise DeviceError(f"no CUDA device: {reason}") from error
+    usable = [card for card in found if card.capability >= OLDEST]
+    if not usable:
+        names = ", ".join(f"{c.name} ({c.capability[0]}.{c.capability[1]})" for c in found)
+        wanted = f"wanted one of compute capability {OLDEST[0]}.{OLDEST[1]} or later"
+        raise DeviceError(f"no CUDA device: found {names or 'no card'}, {wanted}")
+    return usable
+
+
+def _reason(error: Exception) -> str | None:
+    """What keeps the driver from being asked; None for an error of another kind."""
+    from pyggml.backends.cuda.runtime.driver import CudaSupportError, is_failure
+    from pyggml.backends.cuda.runtime.failures import reason_of
+
+    if not isinstance(error, CudaSupportError) and not is_failure(error):
+        return None
+    reason = reason_of(error).removeprefix("Error at driver init:").strip(" .:")
+    if type(error).__name__ == "DynamicLibNotFoundError":  # of the compiler's, with where it was
+        return f"{reason.partition(':')[0]}, wanted {WANTED}"
+    if "CUDA_ERROR" in reason:
+        return reason
+    return f"{reason.split('. ')[0]}, wanted NVIDIA's driver"  # it is not there, or does not load
+
+
+def _card(index: int) -> Card:
+    from pyggml.backends.cuda.runtime.driver import driver
+
+    card = driver.get_device(index)
+    name = card.name.decode() if isinstance(card.name, bytes) else card.name
+    return Card(index, name, tuple(card.compute_capability), driver.cuDeviceTotalMem(card.id))
+
+
+def open_cuda(index: int | None = None, compute: Compute = "bf16") -> CudaBackend:
+    """The backend of the card with this number, by default of the first that can be used.
+
+    Raises DeviceError if there is none, or if the process uses one of another compute capability:
+    it decides what kernels are compiled for, and how much shared memory they may have.
+    """
+    found = cards()
+    if index is not None and index not in {card.index for card in found}:
+        names = ", ".join(f"cuda:{card.index} ({card.name})" for card in found)
+        raise DeviceError(f"cuda:{index}: no such device, found {names}")
+    chosen = next(card for card in found if index in (None, card.index))
+    for other in _OPENED:
+        if other.capability != chosen.capability:
+            raise DeviceError(
+                f"{_described(chosen)}: this process uses {_described(other)}, "
+                "wanted cards of one compute capability"
+            )
+    from pyggml.backends.cuda.runtime.device import CudaBackend
+
+    backend = CudaBackend(chosen.index, compute)
+    _OPENED.append(chosen)
+    return backend
+
+
+def _described(card: Card) -> str:
+    major, minor = card.capability
+    return f"cuda:{card.index} ({card.name}, compute capability {major}.{minor})"

@@ -1,0 +1,122 @@
+"""Copies between the host and the card, in the order of a stream.
+
+What the card sends arrives in page-locked memory, into which it writes while the host goes on.
+Readers get that memory itself; when nobody has an array of it any more, it is used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from pyggml.backends.cuda.runtime.driver import SIMULATED, address, cuda, direct, free_what_is_gone
+from pyggml.backends.cuda.runtime.events import Event
+
+_LEAST = 4 << 10
+_MOST_LOCKED = 64 << 20  # bytes; what else is read meanwhile comes through ordinary memory
+
+
+class Bytes:
+    """Bytes on the card, and their address: asking Numba for it takes as long as a copy."""
+
+    __slots__ = ("address", "array", "n")
+
+    def __init__(self, array: Any) -> None:
+        """array: uint8, one axis"""
+        self.array, self.n, self.address = array, int(array.size), address(array)
+
+
+_LOCKED: list[range] = []  # addresses of all pieces, of all cards
+
+
+def is_locked(values: np.ndarray) -> bool:
+    """Whether an array lies in a piece, as one that was read from a card may."""
+    start = values.ctypes.data
+    return any(start in piece for piece in tuple(_LOCKED))  # another thread may give one back
+
+
+class _Piece:
+    """Page-locked memory, and an event: what was last copied there has arrived."""
+
+    def __init__(self, n: int) -> None:
+        self.memory = cuda.pinned_array(n, np.uint8)
+        first = self.memory.ctypes.data
+        self.place = range(first, first + n)
+        _LOCKED.append(self.place)
+        finalize(self, _LOCKED.remove, self.place).atexit = False
+        self.arrived = Event()
+
+
+class Transfers:
+    """The copies of one card, made one after the other among the launches of a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._free: dict[int, list[_Piece]] = defaultdict(list)  # by size
+        self._n_locked = 0
+
+    def to_card(self, target: Bytes, values: np.ndarray) -> None:
+        """Copy an array without gaps. It may change as soon as this returns: the driver reads
+        memory that is not page-locked at once."""
+        if is_locked(values):
+            values = values.copy()
+        self.bind_to_card(target, values)()  # which does not hold the array
+
+    def bind_to_card(self, target: Bytes, values: np.ndarray) -> Callable[[], object]:
+        """A function that copies an array as it is when the function is called. The array must live
+        until then, have no gaps, and not be page-locked."""
+        assert values.nbytes == target.n, f"{values.nbytes} bytes for {target.n}"
+        if SIMULATED:
+            return partial(target.array.copy_to_device, values.reshape(-1).view(np.uint8))
+        if not target.n:
+            return lambda: None
+        start, stream = values.ctypes.data, self._stream.handle
+        return partial(direct.cuMemcpyHtoDAsync, target.address, start, target.n, stream)
+
+    def to_host(self, source: Bytes) -> tuple[np.ndarray, Event]:
+        """Begin to copy: (uint8 memory, the event after which it holds the bytes)."""
+        piece = self._piece(max(_LEAST, source.n))
+        memory = np.empty(source.n, np.uint8) if piece is None else self._lent(piece)
+        arrived = Event() if piece is None else piece.arrived
+        copy = memory[: source.n]
+        if SIMULATED:
+            copy[:] = source.array.copy_to_host()
+        elif source.n:
+            start = memory.ctypes.data if piece is None else piece.place.start
+            direct.cuMemcpyDtoHAsync(start, source.address, source.n, self._stream.handle)
+        arrived.record(self._stream)
+        return copy, arrived
+
+    def _piece(self, n: int) -> _Piece | None:
+        """A piece of n bytes or more that nobody uses; for a new one, free pieces of other sizes
+        are given back. None if so much memory is in use that no more may be locked."""
+        size = 1 << (n - 1).bit_length()
+        if self._free[size]:
+            return self._free[size].pop()
+        if size > _MOST_LOCKED:
+            return None
+        before = self._n_locked
+        for other, pieces in self._free.items():
+            while pieces and self._n_locked + size > _MOST_LOCKED:
+                pieces.pop().arrived.wait()  # then it goes, and its memory with it
+                self._n_locked -= other
+        if self._n_locked < before:
+            free_what_is_gone()
+        if self._n_locked + size > _MOST_LOCKED:
+            return None
+        piece = _Piece(size)
+        self._n_locked += size
+        return piece
+
+    def _lent(self, piece: _Piece) -> np.ndarray:
+        """The memory of a piece, which is free again when the array and its views are gone."""
+        size = piece.memory.size
+        lease = (ctypes.c_uint8 * size).from_buffer(piece.memory)
+        finalize(lease, self._free[size].append, piece).atexit = False
+        return np.frombuffer(lease, np.uint8)

@@ -1,0 +1,262 @@
+"""Weights of a block, for every weight type, as device functions.
+
+    weight_of    weight(raw, at, j): weight j of the block at byte `at` of raw (uint8), float32
+    four_of      four(raw, at, j): weights j to j + 3, for j a multiple of 4
+    eights_of    eights(out, i, raw, at, lane): of each group of 32 the eight weights from `lane`
+                 on, a multiple of 8, to out from element i on
+
+The types with a decoder (pyggml.quants.layout) get theirs from it: `LaneBlock` runs the decoder and
+writes down, for each group of 32 weights, the expression of one of them. The others stand in
+`rare_weights`. `weight` and `four` branch by group: threads of a warp that take the 32 weights of
+one group take the same branch. `eights` does all groups, without a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from pyggml.backends.cuda.code import ptx
+from pyggml.backends.cuda.runtime.driver import device
+from pyggml.backends.cuda.weights.rare import RARE
+from pyggml.jit import BlockCode
+from pyggml.quants import QUANTS
+from pyggml.quants.expressions import ExpressionBlock, Lanes
+from pyggml.quants.layout import GROUP, Decoder
+
+
+class LaneBlock(ExpressionBlock):
+    """Expressions of Python, for a device function. A lane may be a sum: what needs it whole, puts
+    it in brackets."""
+
+    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
+        return f"({below} if {lane} < {n} else {other})"
+
+    def moved(self, lane: str, n: int) -> str:
+        return f"({lane} - {n})"
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def bytes(self, offset: int, n: int = GROUP) -> Lanes:
+        return Lanes("bytes", n, lambda lane: f"np.int32(raw[at + {offset} + {lane}])")
+
+    def flags(self, offset: int, value: int) -> Lanes:
+        def text(lane: str) -> str:
+            byte = f"np.int32(raw[at + {offset} + ({lane} >> 3)])"
+            return f"((({byte} >> ({lane} & 7)) & 1) * {value})"
+
+        return Lanes("bytes", GROUP, text)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
+        per_byte, mask = 8 // n_bits, (1 << n_bits) - 1
+
+        def text(lane: str) -> str:
+            byte = f"np.int32(raw[at + {offset} + ({lane}) // {per_byte}])"
+            return f"(({byte} >> ({n_bits} * (({lane}) % {per_byte}))) & {mask})"
+
+        return Lanes("ints", 8 * n_bytes // n_bits, text)
+
+    def f16(self, offset: int, n: int = 1) -> Lanes:
+        return Lanes("floats", n, lambda lane: f"load_half(raw, at + {offset} + 2 * ({lane}))")
+
+    def bf16(self, offset: int, n: int = 1) -> Lanes:
+        def text(lane: str) -> str:
+            return f"as_float(load_short(raw, at + {offset} + 2 * ({lane})) << np.uint32(16))"
+
+        return Lanes("floats", n, text)
+
+    def f32(self, offset: int, n: int = 1) -> Lanes:
+        return Lanes(
+            "floats", n, lambda lane: f"as_float(load_word(raw, at + {offset} + 4 * ({lane})))"
+        )
+
+    def half_e8m0(self, offset: int) -> Lanes:
+        return Lanes("floats", 1, lambda lane: f"half_e8m0(np.uint32(raw[at + {offset}]))")
+
+    # -- arithmetic ----------------------------------------------------------------------------
+
+    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
+        def text(lane: str) -> str:
+            moved = f"({whole.text(lane)} >> {first})" if first else whole.text(lane)
+            field = f"({moved} & {(1 << n) - 1})"
+            return f"({field} << {to})" if to else field
+
+        return whole._replace(text=text)
+
+    def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
+        halves = (
+            sum((v & 255) << 8 * i for i, v in enumerate(half)) for half in (table[:8], table[8:])
+        )
+        low, high = (f"np.uint64({half:#x})" for half in halves)
+        return nibbles._replace(text=lambda lane: f"byte_of({low}, {high}, {nibbles.text(lane)})")
+
+    def floats(self, whole: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            number = whole.text(lane)
+            number = f"({number} ^ 128) - 128" if whole.kind == "bytes" else number
+            return f"np.float32(np.int32({number}))"  # 64 bits take much longer to convert
+
+        return Lanes("floats", whole.n, text)
+
+
+class EightLanes(LaneBlock):
+    """Expressions of eight neighbours, lanes "lane+0" to "lane+7". What they share has a name, and
+    is computed in `lines`, which come first.
+
+    Neighbours lie on one side of every bound that a decoder asks for.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._block_bytes = block_bytes
+        self._names: dict[str, str] = {}
+
+    def _named(self, text: str) -> str:
+        if text.isidentifier():
+            return text
+        if text not in self._names:
+            self._names[text] = f"v{len(self._names)}"
+            self.lines.append(f"    {self._names[text]} = {text}")
+        return self._names[text]
+
+    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
+        return f"({below} if {lane.partition('+')[0]} < {n} else {other})"
+
+    def within(
+        self, lane: str, n: int, below: Callable[[str], str], other: Callable[[str], str]
+    ) -> str:
+        """Both sides are loaded before one is chosen, so both need a lane within their bounds."""
+        if lane.isdigit():
+            return super().within(lane, n, below, other)
+        first, _, i = lane.partition("+")
+        inside = f"({first} & {n - 1})+{i}"
+        return self.chosen(lane, n, below(inside), other(inside))
+
+    def bytes(self, offset: int, n: int = GROUP) -> Lanes:
+        size = gcd(4, self._block_bytes, offset)  # bytes of a load
+        load = {4: "load_word", 2: "load_short", 1: "load_byte"}[size]
+
+        def text(lane: str) -> str:
+            if lane.isdigit():
+                return self._named(f"np.int32(load_byte(raw, at + {offset + int(lane)}))")
+            first, _, i = lane.rpartition("+")
+            at, byte = offset + int(i) // size * size, int(i) % size
+            word = self._named(f"{load}(raw, at + {at} + {first})")
+            return f"np.int32({word} >> np.uint32({8 * byte}) & np.uint32(255))"
+
+        return Lanes("bytes", n, text)
+
+    def f16(self, offset: int, n: int = 1) -> Lanes:
+        floats = super().f16(offset, n)
+        return floats._replace(text=lambda lane: self._named(floats.text(lane)))
+
+    def lane(self, floats: Lanes, i: int) -> Lanes:
+        one = super().lane(floats, i)
+        return one._replace(text=lambda lane: self._named(one.text(lane)))
+
+    def _put(self, scale: str, q: Lanes, i: int) -> None:
+        super()._put(self._named(scale), q, i)
+
+
+@device
+def byte_of(low, high, i):
+    """Byte i of 16: the first eight in `low`, the others in `high`, lowest bits first."""
+    half = low if i < 8 else high
+    return np.int32((half >> np.uint64(8 * (i & 7))) & np.uint64(255))
+
+
+@device
+def half_e8m0(e):
+    """2^(e − 128) for e (uint32) from 0 to 255; the lowest two are subnormal."""
+    if e < np.uint32(2):
+        return ptx.as_float(np.uint32(0x00200000) << e)
+    return ptx.as_float((e - np.uint32(1)) << np.uint32(23))
+
+
+def source_of(decoder: Decoder, count: int = 1) -> str:
+    """The Python source of `weight(raw, at, j)`; of several weights, a tuple."""
+    block = LaneBlock()
+    decoder(block)
+    lanes = ["lane", *(f"(lane + {i})" for i in range(1, count))]
+    lines = ["def weight(raw, at, j):", "    lane = j & 31"]
+    *some, last = sorted(block.groups)
+    for i in some:
+        lines += [f"    if j < {i + GROUP}:", f"        return {_values(block.groups[i], lanes)}"]
+    return "\n".join([*lines, f"    return {_values(block.groups[last], lanes)}"])
+
+
+def _source_of_eights(decoder: Decoder, block_bytes: int) -> str:
+    """The Python source of `eights(out, i, raw, at, lane)`."""
+    block = EightLanes(block_bytes)
+    decoder(block)
+    lanes = [f"lane+{i}" for i in range(8)]
+    for i in sorted(block.groups):
+        values = _values(block.groups[i], lanes)
+        block.lines.append(f"    put_eight(out, i + {i} + lane, {values})")
+    return "\n".join(["def eights(out, i, raw, at, lane):", *block.lines])
+
+
+def _values(group: Callable[[str], str], lanes: Sequence[str]) -> str:
+    return ", ".join(group(lane) for lane in lanes)
+
+
+def _compiled(source: str, name: str, function: str, **known: Any) -> Any:
+    """The device function of this name in a source for the weights of a type."""
+    known |= {
+        "np": np,
+        "load_byte": ptx.load_byte,
+        "load_half": ptx.load_half,
+        "load_short": ptx.load_short,
+        "load_word": ptx.load_word,
+        "as_float": ptx.as_float,
+        "byte_of": byte_of,
+        "half_e8m0": half_e8m0,
+    }
+    exec(compile(source, f"<{function} of {name}>", "exec"), known)
+    return device(known[function])
+
+
+@cache
+def weight_of(name: str) -> Any:
+    """The device function of one weight of the type of this name."""
+    decode = QUANTS[name].decode
+    if isinstance(decode, BlockCode):
+        return RARE[name]()
+    return _compiled(source_of(decode), name, "weight")
+
+
+@cache
+def four_of(name: str) -> Any:
+    """The device function of four weights of a type with blocks."""
+    decode = QUANTS[name].decode
+    if not isinstance(decode, BlockCode):
+        return _compiled(source_of(decode, 4), name, "weight")
+    weight = weight_of(name)
+
+    @device
+    def four(raw, at, j):
+        return (
+            weight(raw, at, j),
+            weight(raw, at, j + 1),
+            weight(raw, at, j + 2),
+            weight(raw, at, j + 3),
+        )
+
+    return four
+
+
+def eights_of(name: str, put_eight: Any) -> Any:
+    """The device function of the eights of a type with blocks; None for a rare type.
+
+    put_eight(out, i, a, …, h): out[i …] = eight floats
+    """
+    decode, dtype = QUANTS[name].decode, QUANTS[name].dtype
+    if isinstance(decode, BlockCode):
+        return None
+    source = _source_of_eights(decode, dtype.block_bytes)
+    return _compiled(source, name, "eights", put_eight=put_eight)

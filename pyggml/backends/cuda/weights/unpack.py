@@ -1,0 +1,178 @@
+"""Blocks of any weight type unpacked to bfloat16 or float32, and float32 rounded to bfloat16.
+
+Results may lie in wider rows: row r of n numbers begins at r · (n + gap). A small matrix can be
+rounded into the gaps, or below, by the same launch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyggml.backends.cuda.code.fours import load_four, put_four_bf16, vectorizable
+from pyggml.backends.cuda.code.ptx import bf16_bits, put_eight, put_eight_bf16
+from pyggml.backends.cuda.runtime.driver import cuda, device, kernel
+from pyggml.backends.cuda.runtime.launches import per_element
+from pyggml.backends.cuda.weights.readers import eights_of, weight_of
+from pyggml.graph.call import Call
+from pyggml.graph.dtypes import DType
+from pyggml.quants.layout import GROUP
+
+_PIECES = GROUP // 8  # threads that share a block
+
+
+@device
+def _wide(i, row, gap):
+    """Where number i of rows of `row` numbers lies in rows that are wider by `gap`."""
+    return i if gap == 0 else i + np.int64(np.uint32(i) // np.uint32(row)) * gap
+
+
+@device
+def _put_bf16(out, i, x):
+    out[i] = bf16_bits(x)
+
+
+@device
+def _put(out, i, x):
+    out[i] = x
+
+
+@cache
+def _one_step(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
+    """step(out, raw, i, row, gap): weight i."""
+    put, weight = _put_bf16 if rounds else _put, weight_of(name)
+
+    @device
+    def step(out, raw, i, row, gap):
+        b = i // block
+        put(out, _wide(i, row, gap), weight(raw, b * block_bytes, i - b * block))
+
+    return step
+
+
+@cache
+def _eights_step(name: str, block: int, block_bytes: int, rounds: bool) -> Any:
+    """The same of eight neighbours in each group of 32 of a block; None for a rare type."""
+    eights = eights_of(name, put_eight_bf16 if rounds else put_eight)
+    if eights is None:
+        return None
+
+    @device
+    def step(out, raw, i, row, gap):
+        b = i // _PIECES
+        eights(out, _wide(b * block, row, gap), raw, b * block_bytes, i % _PIECES * 8)
+
+    return step
+
+
+@cache
+def _kernel(step: Any) -> Any:
+    @kernel
+    def unpack(out, raw, n, row, gap):
+        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
+            step(out, raw, i, row, gap)
+
+    return unpack
+
+
+class Thin(NamedTuple):
+    """Where a float32 matrix (rows, row) goes, beside or below unpacked weights.
+
+    Its place in `out` begins at `at`, each row of it `step` after the one before; its rows begin in
+    column `first` of the place. The rest of the place is filled with zeros. Multiples of 8: at,
+    step, n_columns.
+    """
+
+    rows: int
+    row: int
+    at: int
+    step: int
+    n_rows: int
+    n_columns: int
+    first: int = 0
+
+
+@device
+def _number_of(thin, i, j, rows, row):
+    return thin[i * row + j] if i < rows and j >= 0 and j < row else np.float32(0)
+
+
+@device
+def _place_eight(out, thin, e, p):
+    """Eight neighbours of the place of a thin matrix, in bfloat16."""
+    i, column = e // (p.n_columns // 8), e % (p.n_columns // 8) * 8
+    j = column - p.first
+    put_eight_bf16(
+        out, p.at + i * p.step + column,
+        _number_of(thin, i, j, p.rows, p.row), _number_of(thin, i, j + 1, p.rows, p.row),
+        _number_of(thin, i, j + 2, p.rows, p.row), _number_of(thin, i, j + 3, p.rows, p.row),
+        _number_of(thin, i, j + 4, p.rows, p.row), _number_of(thin, i, j + 5, p.rows, p.row),
+        _number_of(thin, i, j + 6, p.rows, p.row), _number_of(thin, i, j + 7, p.rows, p.row),
+    )  # fmt: skip
+
+
+@cache
+def _kernel_beside(step: Any) -> Any:
+    @kernel
+    def unpack_beside(out, raw, n, row, gap, thin, place):
+        n_eights = place.n_rows * (place.n_columns // 8)
+        for i in range(cuda.grid(1), n + n_eights, cuda.gridsize(1)):
+            if i < n:
+                step(out, raw, i, row, gap)
+            else:
+                _place_eight(out, thin, i - n, place)
+
+    return unpack_beside
+
+
+def _step_of(out: Any, raw: Any, dtype: DType, gap: int) -> tuple[Any, int]:
+    """(the step that unpacks raw, how many it takes)."""
+    n = raw.size // dtype.block_bytes * dtype.block
+    kind = dtype.name, dtype.block, dtype.block_bytes, out.dtype != np.float32
+    in_eights = dtype.block > 1 and gap % 8 == 0 and _is_aligned(out, 16)
+    step = _eights_step(*kind) if in_eights else None
+    return (_one_step(*kind), n) if step is None else (step, n // dtype.block * _PIECES)
+
+
+def unpacked(out: Any, raw: Any, dtype: DType, stream: Any) -> Call:
+    """A call that unpacks the blocks of raw (bytes) to out, of float32 or, as uint16, bfloat16."""
+    step, n = _step_of(out, raw, dtype, 0)
+    return per_element(_kernel(step), n, stream, out, raw, n, 1, 0)
+
+
+def unpacked_beside(
+    out: Any, raw: Any, dtype: DType, stream: Any, row: int, gap: int, thin: Any, place: Thin
+) -> Call:
+    """The same to rows of bfloat16 that are wider by `gap`, and a thin matrix to its place."""
+    step, n = _step_of(out, raw, dtype, gap)
+    n_threads = n + place.n_rows * (place.n_columns // 8)
+    of = out, raw, n, row, gap, thin, place
+    return per_element(_kernel_beside(step), n_threads, stream, *of)
+
+
+@kernel
+def _round(out, x):
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        out[i] = bf16_bits(x[i])
+
+
+@kernel
+def _round_fours(out, x):
+    for i in range(cuda.grid(1), x.size // 4, cuda.gridsize(1)):
+        a, b, c, d = load_four(x, 4 * i)
+        put_four_bf16(out, 4 * i, a, b, c, d)
+
+
+def rounded(out: Any, x: Any, stream: Any) -> Call:
+    """A call that rounds float32 x to bfloat16 in out (uint16)."""
+    if vectorizable(out, x):
+        return per_element(_round_fours, x.size // 4, stream, out, x)
+    return per_element(_round, x.size, stream, out, x)
+
+
+def _is_aligned(array: Any, n_bytes: int) -> bool:
+    """Whether it begins at a multiple of n_bytes; a host's array stands for one that does."""
+    found = getattr(array, "__cuda_array_interface__", None)
+    return found is None or found["data"][0] % n_bytes == 0

@@ -1,0 +1,1 @@
+"""The shaders of ops, by families."""

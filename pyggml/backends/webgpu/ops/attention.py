@@ -1,0 +1,331 @@
+"""Attention in float32, forward and backward, without a matrix of all scores.
+
+    c = cap·tanh(scale·q·k / cap)       (without a cap: scale·q·k)
+    z = c + slope·mask                  (or slope·distance, see pyggml/ops/attention/attention.py)
+    p = e^(z − lse),  ds = p·(do·v − δ)·(1 − (c/cap)²)·scale,  δ = do·o
+    a sink is a score without a value;  dsink = −Σ e^(sink − lse)·δ
+
+A workgroup has a tile of queries of a head and walks along the keys, or a tile of keys and walks
+along the queries (attention_tiles). It sums alone what it writes, so every sum has a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.attention_tiles import (
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    MAIN,
+    MEMORY,
+    QUAD,
+    THREADS,
+    add_columns,
+    as_quads,
+    bands_of,
+    columns_at_once,
+    dots,
+    put_rows,
+    quad_functions,
+    set_weights,
+    sums_of,
+)
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element, whole
+from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.tensor import Tensor
+from pyggml.ops.attention.positions import alibi_slopes
+
+_WIDEST = 256  # numbers of a head
+_NONE = -3e38  # stands for −inf, which shaders may do without
+
+_SCORES = f"""
+fn sees(query: u32, key: u32) -> bool {{
+    if (query >= T || key >= S) {{ return false; }}
+    return span_at(2u * query) <= i32(key) && i32(key) < span_at(2u * query + 1u);
+}}
+fn capped(dots: vec4<f32>) -> vec4<f32> {{
+    if (CAP > 0.0) {{ return CAP * tanh(dots * SCALE / CAP); }}
+    return dots * SCALE;
+}}
+fn bias(query: u32, key: u32, head: u32) -> f32 {{
+    if (!sees(query, key)) {{ return NONE; }}
+    if (MASKS > 0u) {{
+        return max(slopes_at(head) * mask_at((head % MASKS * T + query) * S + key), NONE);
+    }}
+    if (!SLOPED) {{ return 0.0; }}
+    return slopes_at(head) * f32(i32(key) - span_at(2u * query + 1u) + 1);
+}}
+// z of four pairs of a query and a key, NONE at most where the query doesn't see the key
+fn scores(c: vec4<f32>, query: vec4<u32>, key: vec4<u32>, head: u32) -> vec4<f32> {{
+    let biases = vec4({", ".join(f"bias(query[{i}], key[{i}], head)" for i in range(QUAD))});
+    return select(c + biases, vec4(NONE), biases <= vec4(NONE));
+}}
+fn chances(z: vec4<f32>, lse: vec4<f32>) -> vec4<f32> {{
+    return select(vec4(0.0), exp(z - lse), z > vec4(NONE));
+}}
+var<workgroup> low: atomic<u32>;
+var<workgroup> high: atomic<u32>;
+var<workgroup> bounds: vec2<u32>;  // of the keys that some query of a range sees
+fn find_bounds(me: u32, first: u32, count: u32) {{
+    if (me == 0u) {{
+        atomicStore(&low, S);
+        atomicStore(&high, 0u);
+    }}
+    workgroupBarrier();
+    for (var i = first + me; i < min(first + count, T); i += {THREADS}u) {{
+        let a = span_at(2u * i);
+        let b = min(span_at(2u * i + 1u), i32(S));
+        if (a < b) {{
+            atomicMin(&low, u32(max(a, 0)));
+            atomicMax(&high, u32(max(b, 0)));
+        }}
+    }}
+    workgroupBarrier();
+    if (me == 0u) {{ bounds = vec2(atomicLoad(&low), atomicLoad(&high)); }}
+}}
+"""
+_SLOPES = """
+// ds of four pairs, of their p and do·v
+fn slopes(c: vec4<f32>, p: vec4<f32>, product: vec4<f32>, delta: vec4<f32>) -> vec4<f32> {
+    let of_cap = select(0.0, 1.0 / max(CAP, 1e-30), CAP > 0.0) * c;
+    return p * (product - delta) * (1.0 - of_cap * of_cap) * SCALE;
+}
+"""
+_FOUR = "vec4(0u, 1u, 2u, 3u)"
+_QUERY_ROWS = "first:(r * H + head) * D"
+_KEY_COLUMNS = "key:(r * HK + kv) * D"
+
+_DELTAS = """
+    let e = group * 256u + me;
+    if (e < H * T) {
+        let start = ((e % T) * H + e / T) * D;
+        var total = 0.0;
+        for (var c = 0u; c < D; c++) { total += do_at(start + c) * o_at(start + c); }
+        put_delta(e, total);
+    }
+"""
+
+
+def _all_x(value: str, together: str) -> str:
+    """`together` of `value`, a vector of the thread's rows, over all x, as `found`."""
+    others = "\n".join(
+        f"found = {together.format('found', f'mine[{i * 8}u + y]')};" for i in range(1, 16)
+    )
+    return f"""
+mine[x * 8u + y] = {value};
+workgroupBarrier();
+var found = mine[y];
+{others}
+workgroupBarrier();"""
+
+
+@cache
+def _forward_source(n_bands: int) -> str:
+    every = range(QUAD)
+    shrink = " ".join(f"o{i}_{b} *= shrink[{i}];" for i in every for b in range(n_bands))
+    scored = "\n".join(
+        f"let z{j} = scores(capped(s{j}), queries, vec4(key + {QUAD}u * x + {j}u), head);"
+        for j in every
+    )
+    chances = "\n".join(f"let p{j} = chances(z{j}, top);" for j in every)
+    rows = ("q", _QUERY_ROWS, "T")
+    return f"""{_SCORES}{MEMORY}{MAIN}
+    let kv = head / (H / HK);
+    let queries = vec4(first + {QUAD}u * y) + {_FOUR};
+    {sums_of("o", n_bands)}
+    var top = vec4(max(sinks_at(head), NONE));
+    var total = select(vec4(0.0), vec4(1.0), top > vec4(NONE));
+    find_bounds(me, first, {BLOCK_ROWS}u);
+    let range = workgroupUniformLoad(&bounds);
+    for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
+        {dots("s", rows, ("k", _KEY_COLUMNS, "range.y"))}
+        {scored}
+        let before = top;
+        {{ {_all_x("max(max(z0, z1), max(z2, z3))", "max({}, {})")} top = max(top, found); }}
+        let shrink = exp(before - top);
+        {chances}
+        {set_weights([f"p{j}" for j in every])}
+        {{ {_all_x("p0 + p1 + p2 + p3", "{} + {}")} total = total * shrink + found; }}
+        {shrink}
+        {add_columns("o", n_bands, ("v", _KEY_COLUMNS, "range.y"))}
+    }}
+    let share = select(vec4(0.0), 1.0 / total, total > vec4(0.0));
+    {put_rows("o", "o", n_bands, _QUERY_ROWS, "T", [f"share[{i}]" for i in every])}
+    if (x == 0u) {{
+        for (var i = 0u; i < {QUAD}u; i++) {{
+            let lse = select(1e30, top[i] + log(total[i]), total[i] > 0.0);
+            if (queries[i] < T) {{ put_lse(head * T + queries[i], lse); }}
+        }}
+    }}
+}}
+"""
+
+
+@cache
+def _queries_source(n_bands: int) -> str:
+    """dq."""
+    every = range(QUAD)
+    slopes = [
+        f"""let c{j} = capped(s{j});
+    let p{j} = chances(scores(c{j}, queries, vec4(key + {QUAD}u * x + {j}u), head), lse);
+    let ds{j} = slopes(c{j}, p{j}, g{j}, delta);"""
+        for j in every
+    ]
+    of_rows = ", ".join(f"{{0}}_at(head * T + min(queries[{i}], T - 1u))" for i in every)
+    return f"""{_SCORES}{_SLOPES}{MEMORY}{MAIN}
+    let kv = head / (H / HK);
+    let queries = vec4(first + {QUAD}u * y) + {_FOUR};
+    let lse = vec4({of_rows.format("lse")});
+    let delta = vec4({of_rows.format("delta")});
+    {sums_of("o", n_bands)}
+    find_bounds(me, first, {BLOCK_ROWS}u);
+    let range = workgroupUniformLoad(&bounds);
+    for (var key = range.x; key < range.y; key += {BLOCK_COLUMNS}u) {{
+        {dots("s", ("q", _QUERY_ROWS, "T"), ("k", _KEY_COLUMNS, "range.y"))}
+        {dots("g", ("do", _QUERY_ROWS, "T"), ("v", _KEY_COLUMNS, "range.y"))}
+        {chr(10).join(slopes)}
+        {set_weights([f"ds{j}" for j in every])}
+        workgroupBarrier();
+        {add_columns("o", n_bands, ("k", _KEY_COLUMNS, "range.y"))}
+    }}
+    {put_rows("o", "dq", n_bands, _QUERY_ROWS, "T")}
+}}
+"""
+
+
+@cache
+def _keys_source(n_bands: int) -> str:
+    """dk and dv, over all queries' heads of the key head."""
+    every, key_rows, query_columns = (
+        range(QUAD),
+        "first:(r * HK + head) * D",
+        "query:(r * H + h) * D",
+    )
+    slopes = [
+        f"""let q{j} = min(query + {QUAD}u * x + {j}u, T - 1u);
+    let c{j} = capped(s{j});
+    let z{j} = scores(c{j}, vec4(query + {QUAD}u * x + {j}u), keys, h);
+    let p{j} = chances(z{j}, vec4(lse_at(h * T + q{j})));
+    let ds{j} = slopes(c{j}, p{j}, g{j}, vec4(delta_at(h * T + q{j})));"""
+        for j in every
+    ]
+    return f"""{_SCORES}{_SLOPES}{MEMORY}{MAIN}
+    let keys = vec4(first + {QUAD}u * y) + {_FOUR};
+    {sums_of("dk", n_bands)}
+    {sums_of("dv", n_bands)}
+    for (var query = 0u; query < T; query += {BLOCK_COLUMNS}u) {{
+        find_bounds(me, query, {BLOCK_COLUMNS}u);
+        let range = workgroupUniformLoad(&bounds);
+        if (range.x >= first + {BLOCK_ROWS}u || range.y <= first) {{ continue; }}
+        for (var h = head * (H / HK); h < (head + 1u) * (H / HK); h++) {{
+            {dots("s", ("k", key_rows, "S"), ("q", query_columns, "T"))}
+            {dots("g", ("v", key_rows, "S"), ("do", query_columns, "T"))}
+            {chr(10).join(slopes)}
+            {set_weights([f"p{j}" for j in every])}
+            workgroupBarrier();
+            {add_columns("dv", n_bands, ("do", query_columns, "T"))}
+            {set_weights([f"ds{j}" for j in every])}
+            workgroupBarrier();
+            {add_columns("dk", n_bands, ("q", query_columns, "T"))}
+        }}
+    }}
+    {put_rows("dk", "dk", n_bands, key_rows, "S")}
+    {put_rows("dv", "dv", n_bands, key_rows, "S")}
+}}
+"""
+
+
+_SINKS = whole("""
+    if (group >= H) { return; }
+    var mine = 0.0;
+    for (var t = me; t < T; t += 256u) {
+        mine -= exp(sinks_at(group) - lse_at(group * T + t)) * delta_at(group * T + t);
+    }
+    let total = summed(me, mine);
+    if (me == 0u) { put_dsinks(group, total); }
+""")
+
+
+# -- ops ----------------------------------------------------------------------------------------
+
+
+def _constants(node: Tensor) -> dict[str, int | float]:
+    q, k = node.src[:2]
+    (t, h, d), (s, hk, _), p = q.shape, k.shape, node.params
+    n_masks = node.src[4 if len(node.saved) == 1 else 7].n_elements // (t * s) if p["masked"] else 0
+    return {
+        "T": t, "S": s, "H": h, "HK": hk, "D": d, "D4": -(-d // QUAD),
+        "AT_ONCE": columns_at_once(d), "SCALE": float(p["scale"]), "CAP": float(p["cap"]),
+        "NONE": _NONE, "SLOPED": bool(p["max_bias"]), "MASKS": n_masks,
+    }  # fmt: skip
+
+
+def _extras(site: Site, first: int) -> dict[str, View]:
+    """Mask, slopes and sinks among the sources from `first` on."""
+    p, views, n_heads = site.node.params, list(site.src[first:]), site.node.src[0].shape[1]
+    slopes = site.constant(alibi_slopes(n_heads, p["max_bias"]).astype(np.float32))
+    mask = views.pop(0) if p["masked"] else slopes
+    nothing = np.full(n_heads, _NONE, np.float32)
+    return {"mask": mask, "slopes": slopes, "sinks": views[0] if views else site.constant(nothing)}
+
+
+def _tiles(
+    site: Site, source: str, heads: dict[str, View], others: dict[str, View], n_rows: int, n: int
+) -> Dispatch:
+    """heads: tensors of rows of a head's numbers; n: heads of the result."""
+    constants = _constants(site.node)
+    d = int(constants["D"])
+    quads = {name: as_quads(view, d) for name, view in heads.items()}
+    functions = "\n".join(quad_functions(name, view) for name, view in quads.items())
+    groups = -(-n_rows // BLOCK_ROWS), n, 1
+    return site.shaders.dispatch(functions + source, {**quads, **others}, groups, constants)
+
+
+def _forward(site: Site) -> Sequence[Dispatch]:
+    q, k, v, span = site.src[:4]
+    (t, h, d), of_keys = site.node.shape, site.node.src[1].dtype
+    heads = {"q": q, "k": numbers(k, of_keys), "v": numbers(v, of_keys), "o": site.out}
+    others = {"span": span, "lse": site.saved[0], **_extras(site, 4)}
+    return [_tiles(site, _forward_source(bands_of(d)), heads, others, t, h)]
+
+
+def _scratch(node: Tensor, shaders: Shaders) -> int:
+    """δ (H, T)."""
+    return F32.block_bytes * node.shape[0] * node.shape[1]
+
+
+def _backward(site: Site) -> Sequence[Dispatch]:
+    q, k, v, span, o, lse, do = site.src[:7]
+    dk, dv, *dsinks = site.saved
+    (t, h, d), (s, hk, _) = (x.shape for x in site.node.src[:2])
+    n_bands, constants, made = bands_of(d), _constants(site.node), site.shaders.dispatch
+    delta = replace(site.scratch, is_written=False)
+    extras = _extras(site, 7)
+    of_sinks = {"sinks": extras.pop("sinks"), "lse": lse, "delta": delta}
+    heads = {"q": q, "k": k, "v": v, "do": do}
+    others = {"span": span, "lse": lse, "delta": delta, **extras}
+    of_keys = {**heads, "dk": dk, "dv": dv}
+    return [
+        made(_DELTAS, {"delta": site.scratch, "do": do, "o": o}, per_element(t * h), constants),
+        _tiles(site, _queries_source(n_bands), {**heads, "dq": site.out}, others, t, h),
+        _tiles(site, _keys_source(n_bands), of_keys, others, s, hk),
+        *(made(_SINKS, {"dsinks": sinks, **of_sinks}, h, constants) for sinks in dsinks),
+    ]
+
+
+def _lacks(node: Tensor) -> str | None:
+    q, k = node.src[:2]
+    if k.dtype not in (F32, F16):
+        return f"keys of {k.dtype} are read by none of its shaders"
+    size = q.shape[2]
+    return f"heads of {size} numbers, wanted {_WIDEST} at most" if size > _WIDEST else None
+
+
+declare("flash_attn_ext", Kernel(_forward, lacks=_lacks, mixed=(1, 2)))
+declare("flash_attn_back", Kernel(_backward, lacks=_lacks, scratch=_scratch))

@@ -1,0 +1,80 @@
+"""Random draws of training, the same numbers as the host's: see ops/arithmetic/dropout.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, per_element, whole
+
+TIMES = """
+fn times(a: u32, b: u32) -> vec2<u32> {  // the product's upper and lower word
+    let low = (a & 0xffffu) * (b & 0xffffu);
+    let first = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
+    let second = (a & 0xffffu) * (b >> 16u) + (first & 0xffffu);
+    return vec2<u32>((a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u), a * b);
+}
+"""
+_PHILOX = """
+fn philox(column: u32, row: u32) -> vec4<u32> {  // Philox4x32-10
+    var c = vec4<u32>(column, row, STREAM, bitcast<u32>(draw_at(2u)));
+    var key = vec2<u32>(bitcast<u32>(draw_at(0u)), bitcast<u32>(draw_at(1u)));
+    for (var round = 0u; round < 10u; round++) {
+        let a = times(c.x, 0xD2511F53u);
+        let b = times(c.z, 0xCD9E8D57u);
+        c = vec4<u32>(b.x ^ c.y ^ key.x, b.y, a.x ^ c.w ^ key.y, a.y);
+        key += vec2<u32>(0x9E3779B9u, 0xBB67AE85u);
+    }
+    return c;
+}
+"""
+# A thread draws the words of one column of all four quarters of a row.
+_DRAWN = (
+    TIMES
+    + _PHILOX
+    + whole(
+        """
+    let i = group * 256u + me;
+    if (i < JOBS) {
+        let row = i / QUARTER;
+        let words = philox(i % QUARTER, row);
+        for (var w = 0u; w < 4u; w++) {
+            let j = w * QUARTER + i % QUARTER;
+            if (j < N) {
+                let at = row * N + j;
+                let word = words[w];
+                put_y(at, NUMBER);
+            }
+        }
+    }
+""",
+    )
+)
+_DROPPED = _DRAWN.replace("NUMBER", "select(0.0, x_at(at) * GROWN, word >= LEAST)")
+_NOISE = "x_at(at) + size_at(row) * (f32(word >> 8u) * 0x1p-23f - 1.0)"
+_NOISY = _DRAWN.replace("NUMBER", _NOISE)
+
+
+def _drawn(site: Site, body: str, names: Sequence[str], **more: float) -> Sequence[Dispatch]:
+    x = site.node.src[0]
+    n = x.shape[-1] if x.shape else 1
+    quarter = (n + 3) // 4
+    jobs = x.n_elements // n * quarter
+    constants = {"JOBS": jobs, "N": n, "QUARTER": quarter, "STREAM": site.node.params["stream"]}
+    views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
+    return [site.shaders.dispatch(body, views, per_element(jobs), constants | more)]
+
+
+def _dropout(site: Site) -> Sequence[Dispatch]:
+    p = site.node.params["p"]
+    least = min(round(p * (1 << 32)), (1 << 32) - 1)  # the least word whose element is kept
+    return _drawn(site, _DROPPED, ("x", "draw"), LEAST=least, GROWN=1 / (1 - p))
+
+
+def _uniform_noise(site: Site) -> Sequence[Dispatch]:
+    return _drawn(site, _NOISY, ("x", "size", "draw"))
+
+
+declare("dropout", Kernel(_dropout))
+declare("uniform_noise", Kernel(_uniform_noise))

@@ -1,0 +1,91 @@
+"""One step of an optimiser, in place, and the limit of the gradient's norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, per_element, whole
+from pyggml.graph.tensor import Tensor
+
+_PIECE = 1 << 12  # numbers whose squares one workgroup adds up
+_SQUARES = whole("""
+    var mine = 0.0;
+    for (var i = group * PIECE + me; i < min((group + 1u) * PIECE, N); i += 256u) {
+        mine += g_at(i) * g_at(i);
+    }
+    let total = summed(me, mine);
+    if (me == 0u && group * PIECE < N) { put_sums(group, total); }
+""")
+_NORM = whole("""
+    var mine = 0.0;
+    for (var i = me; i < N; i += 256u) { mine += sums_at(i); }
+    let total = summed(me, mine);
+    if (me == 0u) { put_y(0u, sqrt(total)); }
+""")
+_SHORTEN = """
+    let i = group * 256u + me;
+    let norm = norm_at(0u);
+    if (i < N && norm > LIMIT && norm < 3.0e38) { put_g(i, g_at(i) * (LIMIT / norm)); }
+"""
+_ADAMW = """
+    let i = group * 256u + me;
+    if (i >= N) { return; }
+    let g = g_at(i);
+    let m = m_at(i) * s_at(1u) + g * (1.0 - s_at(1u));
+    let v = v_at(i) * s_at(2u) + g * g * (1.0 - s_at(2u));
+    put_m(i, m);
+    put_v(i, v);
+    let keep = 1.0 - s_at(0u) * s_at(4u);
+    put_y(i, p_at(i) * keep - s_at(0u) * (m * s_at(5u)) / (sqrt(v * s_at(6u)) + s_at(3u)));
+"""
+_LION = """
+    let i = group * 256u + me;
+    if (i >= N) { return; }
+    let g = g_at(i);
+    let m = m_at(i);
+    let along = m * s_at(1u) + g * (1.0 - s_at(1u));
+    let keep = 1.0 - s_at(0u) * s_at(3u);
+    put_y(i, p_at(i) * keep - s_at(0u) * sign(along));
+    put_m(i, m * s_at(2u) + g * (1.0 - s_at(2u)));
+"""
+
+
+def _pieces(node: Tensor) -> int:
+    return -(-node.src[0].n_elements // _PIECE)
+
+
+def _scratch(node: Tensor, shaders: Shaders) -> int:
+    return 4 * _pieces(node)
+
+
+def _clip_norm(site: Site) -> Sequence[Dispatch]:
+    (g,), n, limit = site.src, site.node.src[0].n_elements, next(iter(site.node.params.values()))
+    n_pieces, g = _pieces(site.node), g.written()
+    made = site.shaders.dispatch
+    calls = [
+        made(_SQUARES, {"sums": site.scratch, "g": g}, n_pieces, {"N": n, "PIECE": _PIECE}),
+        made(_NORM, {"y": site.out, "sums": site.scratch}, 1, {"N": n_pieces}),
+    ]
+    if limit:
+        views, constants = {"g": g, "norm": site.out}, {"N": n, "LIMIT": float(limit)}
+        calls.append(made(_SHORTEN, views, per_element(n), constants))
+    return calls
+
+
+def _step(body: str, names: Sequence[str]) -> Callable[[Site], Sequence[Dispatch]]:
+    """y and p are the same memory; m and v change."""
+
+    def bind(site: Site) -> Sequence[Dispatch]:
+        views = {"y": site.out, **dict(zip(names, site.src, strict=True))}
+        views |= {name: views[name].written() for name in ("m", "v") if name in views}
+        n = site.node.n_elements
+        return [site.shaders.dispatch(body, views, per_element(n), {"N": n})]
+
+    return bind
+
+
+declare("clip_norm", Kernel(_clip_norm, scratch=_scratch))
+declare("opt_step_adamw", Kernel(_step(_ADAMW, ("p", "g", "m", "v", "s"))))
+declare("opt_step_lion", Kernel(_step(_LION, ("p", "g", "m", "s"))))

@@ -1,0 +1,318 @@
+"""Products: mul_mat, out_prod, and the two that add to what is there.
+
+    C[z, m, n] (+)= Σ_k A[z, m, k] · B[z, n, k]      mul_mat(w, x): A = x, B = w
+                                                     out_prod(a, b): A = bᵀ, B = aᵀ
+
+Packed weights are multiplied as they are read if A has few rows; else some rows of them at a time
+are unpacked first: to float32 or, with compute "f16", to float16. A factor with few rows has a
+shader of its own; all else goes by tiles. A matrix B that is larger than a binding is taken some
+rows at a time: along n their products are parts of C, along k they add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyggml.backends.kit.factors import Factor, factor_of
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.few import AT_ONCE, few_source, rows_of_group
+from pyggml.backends.webgpu.wgsl.packed import (
+    MOST_ROWS,
+    ROWS_OF_GROUP,
+    dots_source,
+    unpack_groups,
+    unpack_source,
+)
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View, per_element
+from pyggml.backends.webgpu.wgsl.tiles import Reading, Tile, product_source
+from pyggml.backends.webgpu.wgsl.weights import TYPES
+from pyggml.graph.dtypes import F16, F32
+from pyggml.graph.tensor import Tensor
+from pyggml.sizes import round_up
+
+LARGE, SMALL = Tile(128, 64, 8), Tile(64, 64, 16, each_n=4)
+FEW = 16  # rows of a factor
+_MANY_GROUPS = 256  # keep a large card busy
+_TILES_OF_LARGE = 512  # of C, from which on large ones are faster
+_LEAST_K = 128  # of a part of a sum
+_UNPACKED_BYTES = 64 << 20  # of weights that are unpacked at once
+_SUMS_BYTES = 32 << 20  # of parts of sums
+_MOST_TILES = 65535
+_LINE = 64  # bytes
+
+_COPY = "let i = group * 256u + me; if (i < N) { put_y(i, x_at(i)); }"
+_TOTAL = """
+    let i = group * 256u + me;
+    if (i < M * N) {
+        let c_index = i / N * C_ROW + C_FIRST + i % N;
+        var sum = 0.0;
+        if (ADDS) { sum = c_at(c_index); }
+        for (var p = 0u; p < PARTS; p++) { sum += x_at(p * M * N + i); }
+        put_c(c_index, sum);
+    }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Sizes and factors. c_row: numbers from row to row of C; c_first: C's first column."""
+
+    m: int
+    n: int
+    k: int
+    a: Factor
+    b: Factor
+    batches: tuple[int, int] = (1, 1)
+    c_row: int = 0
+    c_first: int = 0
+    adds: bool = False
+
+    @property
+    def n_batches(self) -> int:
+        return self.batches[0] * self.batches[1]
+
+    @property
+    def b_rows(self) -> tuple[int, int]:
+        """Rows of the matrix B as it lies in memory, and numbers of each."""
+        return (self.n, self.k) if self.b.k == 1 else (self.k, self.n)
+
+
+def multiplied(
+    p: Product, c: View, a: View, b: View, scratch: View, shaders: Shaders
+) -> list[Dispatch]:
+    """The dispatches of a product; `scratch` has `scratch_bytes` or more."""
+    p = replace(p, c_row=p.c_row or p.n)
+    if p.b.dtype is F32 and b.n_bytes <= shaders.limit:
+        return _dense(p, c, a, b, scratch, shaders)
+    if _is_dot(p):
+        return [_dots(part, c, a, some, shaders) for part, _, some in _parts(p, a, b, shaders)]
+    calls = []
+    for part, of_a, of_b in _parts(p, a, b, shaders):
+        if p.b.dtype is F32:
+            calls += _dense(part, c, of_a, of_b, scratch, shaders)
+            continue
+        n, kind = part.b_rows[0] * part.b_rows[1], "f16" if shaders.in_f16 else "f32"
+        n_bytes = round_up(_weight_bytes(shaders) * n, 16)
+        y = View(scratch.buffer, scratch.start, n_bytes, kind, is_written=True)
+        name = p.b.dtype.name
+        views, groups = {"y": y.in_quads, "w": of_b}, unpack_groups(name, n)
+        calls.append(shaders.dispatch(unpack_source(name), views, groups, {"N": n}))
+        used = round_up(y.n_bytes, _LINE)
+        rest = replace(scratch, start=y.start + used, n_bytes=scratch.n_bytes - used)
+        dense = replace(part, b=replace(part.b, dtype=F32))
+        calls += _dense(dense, c, of_a, replace(y, is_written=False), rest, shaders)
+    return calls
+
+
+def scratch_bytes(p: Product, shaders: Shaders) -> int:
+    """Bytes that `multiplied` needs: unpacked weights, and parts of sums."""
+    n_rows, n_columns = p.b_rows
+    is_packed = p.b.dtype is not F32
+    if _is_dot(p):
+        return 0
+    most = min(n_rows, _rows_at_once(p, shaders)) if is_packed else n_rows
+    unpacked = round_up(_weight_bytes(shaders) * most * n_columns, _LINE) if is_packed else 0
+    rest = n_rows % most or most if most else 0
+    some = (replace(p, n=n) if p.b.k == 1 else replace(p, k=n) for n in (most, rest))
+    return unpacked + max(_sums_bytes(part, shaders.limit) for part in some)
+
+
+def _weight_bytes(shaders: Shaders) -> int:
+    """Bytes of an unpacked weight."""
+    return (F16 if shaders.in_f16 else F32).block_bytes
+
+
+def _rows_at_once(p: Product, shaders: Shaders) -> int:
+    """Rows of a matrix B that are in one binding, and unpacked in one more."""
+    n_columns = p.b_rows[1]
+    limit = shaders.limit
+    most = limit // p.b.dtype.row_bytes(n_columns)
+    if p.b.dtype is not F32:
+        most = min(most, min(limit, _UNPACKED_BYTES) // (_weight_bytes(shaders) * n_columns))
+    return max(most // 16 * 16, 1)
+
+
+def _parts(p: Product, a: View, b: View, shaders: Shaders) -> Iterator[tuple[Product, View, View]]:
+    """The product of some rows of a single matrix B at a time."""
+    n_rows, n_columns = p.b_rows
+    row_bytes, most = p.b.dtype.row_bytes(n_columns), _rows_at_once(p, shaders)
+    for first in range(0, n_rows, most):
+        rows = min(most, n_rows - first)
+        some = View(b.buffer, b.start + first * row_bytes, rows * row_bytes, b.kind)
+        if p.b.k == 1:
+            yield replace(p, n=rows, c_first=p.c_first + first), a, some
+        else:
+            here = View(a.buffer, a.start + 4 * first * p.a.k, a.n_bytes - 4 * first * p.a.k)
+            yield replace(p, k=rows, adds=p.adds or first > 0), here, some
+
+
+# -- shaders ------------------------------------------------------------------------------------
+
+
+def _dense(
+    p: Product, c: View, a: View, b: View, scratch: View, shaders: Shaders
+) -> list[Dispatch]:
+    if min(p.m, p.n) <= FEW:
+        return [_few(p, c, a, b, shaders)]
+    tile, n_parts = _tile_of(p, shaders.limit)
+    if n_parts == 1:
+        return [_tiles(p, tile, 1, c, a, b, shaders)]
+    sums = replace(
+        scratch, n_bytes=F32.block_bytes * n_parts * p.m * p.n, kind="f32", is_written=True
+    )
+    own = replace(p, c_row=p.n, c_first=0, adds=False)
+    constants = {
+        "M": p.m, "N": p.n, "PARTS": n_parts, "C_ROW": p.c_row, "C_FIRST": p.c_first,
+        "ADDS": p.adds,
+    }  # fmt: skip
+    views = {"c": c.written(), "x": replace(sums, is_written=False)}
+    total = shaders.dispatch(_TOTAL, views, per_element(p.m * p.n), constants)
+    return [_tiles(own, tile, n_parts, sums, a, b, shaders), total]
+
+
+def _tile_of(p: Product, limit: int) -> tuple[Tile, int]:
+    """The tile, and the number of parts of the sum over k, that keep the card busy."""
+    large, small = (-(-p.m // tile.m) * -(-p.n // tile.n) * p.n_batches for tile in (LARGE, SMALL))
+    if large >= _TILES_OF_LARGE:
+        return LARGE, 1
+    if p.n_batches > 1:
+        return SMALL, 1
+    most = min(limit, _SUMS_BYTES) // (F32.block_bytes * p.m * p.n)
+    return SMALL, max(min(-(-_MANY_GROUPS // small), p.k // _LEAST_K, most), 1)
+
+
+def _sums_bytes(p: Product, limit: int) -> int:
+    if min(p.m, p.n) <= FEW:
+        return 0
+    parts = _tile_of(p, limit)[1]
+    return F32.block_bytes * parts * p.m * p.n if parts > 1 else 0
+
+
+def _steps(name: str, f: Factor) -> dict[str, int | float]:
+    """Constants of a factor."""
+    found: dict[str, int | float] = {f"{name}_ROW": f.row, f"{name}_K": f.k}
+    for i in (0, 1):
+        found |= {f"{name}_STEP{i}": f.batches[i], f"{name}_REPEAT{i}": f.repeats[i]}
+    return found
+
+
+def _tiles(
+    p: Product, tile: Tile, n_parts: int, c: View, a: View, b: View, shaders: Shaders
+) -> Dispatch:
+    per_part = round_up(-(-p.k // n_parts), tile.depth)
+    constants: dict[str, int | float] = {
+        "M": p.m, "N": p.n, "K": p.k, "INNER": p.batches[1], "C_ROW": p.c_row, "ADDS": p.adds,
+        "C_FIRST": p.c_first, "PARTS": n_parts, "PER_PART": per_part,
+        **_steps("A", p.a), **_steps("B", p.b),
+    }  # fmt: skip
+    of_a, of_b = _reading(p.a, p.m, p.k, a), _reading(p.b, p.n, p.k, b)
+    c_in_quads = c.has_quads and not any(size % 4 for size in (p.n, p.c_row, p.c_first))
+    views = {
+        "c": c.in_quads if c_in_quads else c,
+        "a": _quads(a, of_a),
+        "b": _quads(b, of_b),
+    }
+    views["c"] = views["c"].written()
+    groups = (-(-p.n // tile.n), -(-p.m // tile.m), p.n_batches * n_parts)
+    return shaders.dispatch(product_source(tile, of_a, of_b, c_in_quads), views, groups, constants)
+
+
+def _reading(f: Factor, n_rows: int, k: int, view: View) -> Reading:
+    along_k = f.row != 1 or f.k == 1
+    length, other = (k, f.row) if along_k else (n_rows, f.k)
+    together = 1 in (f.row, f.k) and not any(n % 4 for n in (length, other, *f.batches))
+    return Reading(along_k, together and view.has_quads)
+
+
+def _quads(view: View, reading: Reading) -> View:
+    return view.in_quads if reading.in_quads else view
+
+
+def _few(p: Product, c: View, a: View, b: View, shaders: Shaders) -> Dispatch:
+    many, few = ((p.a, p.m, a), (p.b, p.n, b)) if p.n <= p.m else ((p.b, p.n, b), (p.a, p.m, a))
+    steps = (p.c_row, 1) if p.n <= p.m else (1, p.c_row)
+    constants: dict[str, int | float] = {
+        "N_L": many[1], "N_F": few[1], "K": p.k, "INNER": p.batches[1], "ADDS": p.adds,
+        "C_L": steps[0], "C_F": steps[1], "C_FIRST": p.c_first, "C_BATCH": p.m * p.c_row,
+        **_steps("L", many[0]), **_steps("F", few[0]),
+    }  # fmt: skip
+    of_l, of_f = (_reading(factor, n, p.k, view) for factor, n, view in (many, few))
+    if not of_l.along_k and of_f.along_k:
+        of_f = replace(of_f, in_quads=False)  # its k are taken one by one
+    groups = (-(-many[1] // rows_of_group(of_l.along_k)), -(-few[1] // AT_ONCE), p.n_batches)
+    views = {"c": c.written(), "l": _quads(many[2], of_l), "f": _quads(few[2], of_f)}
+    return shaders.dispatch(few_source(of_l, of_f), views, groups, constants)
+
+
+def _is_dot(p: Product) -> bool:
+    """Whether packed weights are multiplied as they are read."""
+    return p.b.dtype is not F32 and p.m <= MOST_ROWS and p.b.k == 1 and p.n_batches == 1
+
+
+def _dots(p: Product, c: View, a: View, w: View, shaders: Shaders) -> Dispatch:
+    constants = {
+        "M": p.m, "N": p.n, "K": p.k, "A_ROW": p.a.row, "A_K": p.a.k, "C_ROW": p.c_row,
+        "C_FIRST": p.c_first, "ADDS": p.adds, "ROW_BYTES": p.b.dtype.row_bytes(p.k),
+    }  # fmt: skip
+    of_a = _reading(p.a, p.m, p.k, a)
+    of_a = replace(of_a, along_k=True, in_quads=of_a.along_k and of_a.in_quads)
+    views = {"c": c.written(), "a": _quads(a, of_a), "w": w}
+    source = dots_source(p.b.dtype.name, p.m, of_a)
+    return shaders.dispatch(source, views, -(-p.n // ROWS_OF_GROUP), constants)
+
+
+# -- ops ----------------------------------------------------------------------------------------
+
+
+def _product(node: Tensor, adds: bool) -> Product:
+    assert node.op is not None
+    b, a = node.src[-2:]
+    is_transposed = node.op.name.startswith("out_prod")
+    outer, inner = (1,) * (4 - len(node.shape)) + node.shape[:-2]
+    m, n = node.shape[-2:]
+    k = a.shape[-2] if is_transposed else a.shape[-1]
+    of_a, of_b = (factor_of(t, (outer, inner), is_transposed) for t in (a, b))
+    return Product(m, n, k, of_a, of_b, (outer, inner), adds=adds)
+
+
+def _bind(site: Site) -> Sequence[Dispatch]:
+    b, a = site.src[-2:]
+    p = _product(site.node, adds=False)
+    return multiplied(p, site.out, a, b, site.scratch, site.shaders)
+
+
+def _bind_added(site: Site) -> Sequence[Dispatch]:
+    b, a = site.src[-2:]
+    p = _product(site.node, adds=True)
+    product = multiplied(p, site.out, a, b, site.scratch, site.shaders)
+    first = site.src[0]
+    if (first.buffer, first.start) == (site.out.buffer, site.out.start):
+        return product
+    n = site.node.n_elements
+    views = {"y": site.out, "x": first}
+    return [site.shaders.dispatch(_COPY, views, per_element(n), {"N": n}), *product]
+
+
+def _scratch(node: Tensor, shaders: Shaders) -> int:
+    return scratch_bytes(_product(node, adds=False), shaders)
+
+
+def _lacks(node: Tensor) -> str | None:
+    b, c = node.src[-2], node
+    if b.dtype is not F32 and b.dtype.name not in TYPES:
+        return f"{b.dtype} is unpacked by none of its shaders"
+    if b.dtype is not F32 and not b.is_contiguous:
+        return f"the rows of {b!r} have gaps between them"
+    if any(t.dtype is not F32 for t in (*node.src[:-2], node.src[-1], c)):
+        return "a factor of another type than F32"
+    if -(-c.shape[-2] // SMALL.m) > _MOST_TILES:
+        return f"{c.shape[-2]:,} rows"
+    return None
+
+
+for _name in ("mul_mat", "out_prod"):
+    declare(_name, Kernel(_bind, lacks=_lacks, scratch=_scratch, tiled=(0,)))
+for _name in ("mul_mat_add", "out_prod_add"):
+    declare(_name, Kernel(_bind_added, lacks=_lacks, scratch=_scratch, tiled=(1,)))

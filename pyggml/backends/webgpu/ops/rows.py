@@ -1,0 +1,196 @@
+"""Rows read from a table by their numbers, and rows written into one: see ops/layout/rows.py.
+
+Ids are data. A kernel leaves out those that are no row, and notes the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from pyggml.backends.webgpu.ops.layout import TO_F16
+from pyggml.backends.webgpu.runtime.kernel import Kernel, Site, numbers
+from pyggml.backends.webgpu.runtime.table import declare
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, View, per_element, whole
+from pyggml.backends.webgpu.wgsl.weights import QUAD, TYPES, weight_source
+from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
+from pyggml.graph.tensor import Shape, Tensor
+
+_PLAIN = (F32, I32, F16, BF16)
+_FIRST_ID = "(b / INNER % IDS_OUTER * IDS_INNER + b % INNER % IDS_INNER) * N_IDS"  # of batch b
+_GET = """
+    let i = group * 256u + me;
+    if (i < TOTAL) {
+        let row = i / N;
+        let b = row / N_IDS;
+        let wanted = ids_at(FIRST_ID + row % N_IDS);
+        if (wanted < 0 || u32(wanted) >= N_ROWS) {
+            put_fault(0u, i32(NO_ROW));
+        } else {
+            let from_ = b * N_ROWS + u32(wanted);
+            if (from_ >= FIRST_ROW && from_ - FIRST_ROW < ROWS_HERE) {
+                let at = from_ - FIRST_ROW;
+                let j = i % N;
+                PUT
+            }
+        }
+    }
+""".replace("FIRST_ID", _FIRST_ID)
+
+
+def _batches(batch: Shape, ids: Shape) -> dict[str, int]:
+    """How the ids of each batch are found: they may be fewer, and are then repeated."""
+    sizes, of_ids = ((1,) * (2 - len(batch)) + s for s in (batch, ids[: len(batch)]))
+    n_ids = prod(ids[len(batch) :])
+    return {"INNER": sizes[1], "IDS_OUTER": of_ids[0], "IDS_INNER": of_ids[1], "N_IDS": n_ids}
+
+
+def _no_such_row(site: Site, n_rows: int) -> tuple[View, int]:
+    assert site.node.op is not None
+    return site.fault(f"{site.node.op.name}: an id is no row of a table of {n_rows} rows")
+
+
+# -- get_rows -----------------------------------------------------------------------------------
+
+
+def _unpacked(dtype: DType) -> tuple[str, str, int]:
+    """WGSL: functions, and how unit j of row `at` of the table `w` is put; numbers of a unit.
+
+    N counts the units of a row.
+    """
+    if dtype in _PLAIN:
+        return "", "put_y(i, w_at(at * N + j));", 1
+    n, size = dtype.block // QUAD, dtype.block_bytes
+    of_unit = f"(at * (N / {n}u) + j / {n}u) * {size}u, j % {n}u * {QUAD}u"
+    put = f"for (var c = 0u; c < {QUAD}u; c++) {{ put_y({QUAD}u * i + c, four[c]); }}"
+    return weight_source(dtype.name), f"let four = weights({of_unit}); {put}", QUAD
+
+
+def parts_of(table: Tensor, view: View, limit: int) -> Iterator[tuple[int, int, View]]:
+    """(first row, rows, their memory) of parts that a binding holds."""
+    n_rows, row_bytes = prod(table.shape[:-1]), table.dtype.row_bytes(table.shape[-1])
+    most = n_rows if view.n_bytes <= limit else max((limit - limit // 64) // row_bytes, 1)
+    for first in range(0, n_rows, most):
+        rows = min(most, n_rows - first)
+        yield first, rows, View(view.buffer, view.start + first * row_bytes, rows * row_bytes, "u8")
+
+
+def _get_rows(site: Site) -> Sequence[Dispatch]:
+    table, ids = site.node.src
+    *batch, n_rows, n = table.shape
+    cell, no_row = _no_such_row(site, n_rows)
+    functions, put, unit = _unpacked(table.dtype)
+    body = functions + whole(_GET.replace("PUT", put))
+    total, calls = site.node.n_elements // unit, []
+    for first, rows, some in parts_of(table, site.src[0], site.shaders.limit):
+        constants = _batches(tuple(batch), ids.shape) | {
+            "TOTAL": total, "N": n // unit, "N_ROWS": n_rows, "NO_ROW": no_row,
+            "FIRST_ROW": first, "ROWS_HERE": rows,
+        }  # fmt: skip
+        w = numbers(some, table.dtype) if table.dtype in _PLAIN else some
+        views = {"y": site.out, "w": w, "ids": site.src[1], "fault": cell}
+        calls.append(site.shaders.dispatch(body, views, per_element(total), constants))
+    return calls
+
+
+def _unread(node: Tensor) -> str | None:
+    dtype = node.src[0].dtype
+    known = dtype in _PLAIN or dtype.name in TYPES
+    return None if known else f"{dtype} is unpacked by none of its shaders"
+
+
+# -- get_rows_back ------------------------------------------------------------------------------
+
+# A thread has a column of one batch, and adds in the order of ids: each run gives the same.
+_ADD = """
+    let i = group * 256u + me;
+    if (i < TOTAL) {
+        let b = i / N;
+        let j = i % N;
+        for (var row = 0u; row < N_ROWS; row++) { put_y((b * N_ROWS + row) * N + j, 0.0); }
+        for (var k = 0u; k < N_IDS; k++) {
+            let wanted = ids_at(FIRST_ID + k);
+            if (wanted < 0 || u32(wanted) >= N_ROWS) {
+                put_fault(0u, i32(NO_ROW));
+            } else {
+                let at = (b * N_ROWS + u32(wanted)) * N + j;
+                put_y(at, y_at(at) + dy_at((b * N_IDS + k) * N + j));
+            }
+        }
+    }
+""".replace("FIRST_ID", _FIRST_ID)
+
+
+def _get_rows_back(site: Site) -> Sequence[Dispatch]:
+    dy, ids = site.node.src
+    batch, n_rows, n = site.node.params["batch"], site.node.params["n_rows"], dy.shape[-1]
+    cell, no_row = _no_such_row(site, n_rows)
+    total = prod(batch) * n
+    constants = {"TOTAL": total, "N": n, "N_ROWS": n_rows, "NO_ROW": no_row}
+    constants |= _batches(batch, ids.shape)
+    views = {"y": site.out, "dy": site.src[0], "ids": site.src[1], "fault": cell}
+    return [site.shaders.dispatch(_ADD, views, per_element(total), constants)]
+
+
+# -- set_rows -----------------------------------------------------------------------------------
+
+_CHECK = """
+    let i = group * 256u + me;
+    if (i < TOTAL) {
+        let wanted = ids_at(i);
+        if (wanted < 0 || u32(wanted) >= N_ROWS) { put_fault(0u, i32(NO_ROW)); }
+        for (var other = i / N_IDS * N_IDS; other < i; other++) {
+            if (ids_at(other) == wanted) { put_fault(0u, i32(TWICE)); }
+        }
+    }
+"""
+# Of each row N words; a word is a number, or two of float16.
+_SET = """
+    let i = group * 256u + me;
+    if (i < TOTAL) {
+        let row = i / N;
+        let b = row / N_IDS;
+        let wanted = ids_at(FIRST_ID + row % N_IDS);
+        if (wanted >= 0 && u32(wanted) < N_ROWS) {
+            put_y((b * N_ROWS + u32(wanted)) * N + i % N, WORD);
+        }
+    }
+""".replace("FIRST_ID", _FIRST_ID)
+_TWO_F16 = "to_f16(x_at(2u * i)) | (to_f16(x_at(2u * i + 1u)) << 16u)"
+
+
+def _set_rows(site: Site) -> Sequence[Dispatch]:
+    dst, _, ids = site.node.src
+    batch = dst.shape[: len(ids.shape) - 1]
+    per_word = 2 if dst.dtype is F16 else 1
+    n_rows, n = dst.shape[len(batch)], prod(dst.shape[len(batch) + 1 :]) // per_word
+    cell, no_row = _no_such_row(site, n_rows)
+    _, twice = site.fault("set_rows: an id is named twice")
+    _, x, numbers_ = site.src
+    check = {"TOTAL": ids.n_elements, "N_IDS": ids.shape[-1], "N_ROWS": n_rows}
+    check |= {"NO_ROW": no_row, "TWICE": twice}
+    total = site.node.src[1].n_elements // per_word
+    constants = _batches(batch, ids.shape) | {"TOTAL": total, "N": n, "N_ROWS": n_rows}
+    put = _SET.replace("WORD", _TWO_F16 if per_word == 2 else "bitcast<u32>(x_at(i))")
+    body, made = TO_F16 + whole(put), site.shaders.dispatch
+    views = {"ids": numbers_, "fault": cell}
+    rows = {"y": site.out.of("u32"), "x": x, "ids": numbers_}
+    return [
+        made(_CHECK, views, per_element(ids.n_elements), check),
+        made(body, rows, per_element(total), constants),
+    ]
+
+
+def _unset(node: Tensor) -> str | None:
+    dst, x, ids = node.src
+    if dst.dtype not in (F32, F16) or x.dtype is not F32:
+        return f"rows of {dst.dtype} are packed by none of its shaders"
+    row = prod(dst.shape[len(ids.shape) :])
+    if dst.dtype is F16 and (row % 2 or (dst.offset - dst.root.offset) % 4):
+        return "rows of float16 that share words"
+    return None
+
+
+declare("get_rows", Kernel(_get_rows, lacks=_unread, tiled=(0,)))
+declare("get_rows_back", Kernel(_get_rows_back))
+declare("set_rows", Kernel(_set_rows, lacks=_unset, mixed=(0, 3)))

@@ -1,0 +1,69 @@
+"""How the device computes an op: `Kernel`, and the `Site` that it is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.backends.kit.faults import Faults
+from pyggml.backends.webgpu.wgsl.shader import Dispatch, Shaders, View
+from pyggml.graph.dtypes import BF16, F16, F32, I32, DType
+from pyggml.graph.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The memory of one node, as a kernel's `bind` gets it. `scratch` is a range of floats.
+
+    Tensors of other types than F32 and I32 are views of bytes; see `View.of` and `numbers`.
+    """
+
+    node: Tensor
+    out: View
+    src: tuple[View, ...]
+    saved: tuple[View, ...]
+    scratch: View
+    shaders: Shaders
+    faults: Faults  # a kernel notes one by put_fault(0u, number)
+    constant: Callable[[np.ndarray], View]  # a small array of the host's, copied to the device
+
+    def fault(self, sentence: str) -> tuple[View, int]:
+        """The cell and the number of a fault."""
+        cell: View = self.faults.cell
+        return cell, self.faults.number(sentence)
+
+
+_KINDS = {F32: "f32", I32: "i32", F16: "f16", BF16: "bf16"}
+
+
+def numbers(view: View, dtype: DType) -> View:
+    """A tensor of a plain type, read as numbers."""
+    return view.of(_KINDS[dtype])
+
+
+def _nothing_lacks(node: Tensor) -> str | None:
+    return None
+
+
+def _no_scratch(node: Tensor, shaders: Shaders) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The device's way to compute an op.
+
+    bind      (Site) -> its dispatches, in their order
+    lacks     (node) -> what is missing to compute it, in a few words; None if nothing
+    scratch   (node, shaders) -> bytes of scratch
+    tiled     positions of sources that may be larger than the limit, and of any type
+    mixed     positions of sources, then of the result, whose types `lacks` checks; F32 or I32 else
+    """
+
+    bind: Callable[[Site], Sequence[Dispatch]]
+    lacks: Callable[[Tensor], str | None] = _nothing_lacks
+    scratch: Callable[[Tensor, Shaders], int] = _no_scratch
+    tiled: tuple[int, ...] = ()
+    mixed: tuple[int, ...] = ()

@@ -1,0 +1,195 @@
+"""Four neighbouring weights of a block, for every weight type without a grid, as a WGSL function.
+
+    fn weights(at: u32, j: u32) -> vec4<f32>     weights j … j + 3 of the block at byte `at` of `w`
+
+`WordsBlock` runs the decoder (pyggml.quants.layout) and writes down, for each group of 32 weights,
+the expression of four: their bytes are one word, and they share a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from pyggml.backends.webgpu.wgsl.rare_weights import RARE
+from pyggml.graph.dtypes import DType
+from pyggml.jit import BlockCode
+from pyggml.quants import QUANTS
+from pyggml.quants.expressions import ExpressionBlock, Lanes
+from pyggml.quants.layout import GROUP
+
+_DECLARED = (name for name, quant in QUANTS.items() if not isinstance(quant.decode, BlockCode))
+TYPES = (*_DECLARED, *RARE)
+QUAD = 4  # neighbouring weights that are read at once; the first has an index divisible by 4
+_HELPERS = """
+fn half(i: u32) -> f32 { return unpack2x16float(w_word(i)).x; }
+fn half_e8m0(e: u32) -> f32 {
+    return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
+}
+"""
+
+
+def _u(lane: str) -> str:
+    return f"{lane}u" if lane.isdigit() else lane
+
+
+def _all(lane: str, kind: str, value: int) -> str:
+    """A number as often as the lane stands for numbers: once, or for a variable four times."""
+    number = f"{value}u" if kind == "u32" else f"{value}"
+    return number if lane.isdigit() else f"vec4<{kind}>({number})"
+
+
+def _each(lane: str, one: Callable[[str], str]) -> str:
+    """`one` of a lane, or of four."""
+    if lane.isdigit():
+        return one(lane)
+    return f"vec4({', '.join(one(f'({lane} + {i}u)') for i in range(QUAD))})"
+
+
+class WordsBlock(ExpressionBlock):
+    """Expressions of WGSL, and the tables that they name.
+
+    A lane named by a number is one weight, a lane named by a variable four from there on.
+    """
+
+    size = QUAD
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[tuple[int, ...]] = []
+
+    def chosen(self, lane: str, n: int, below: str, other: str) -> str:
+        return f"select({other}, {below}, {lane} < {n}u)"
+
+    def moved(self, lane: str, n: int) -> str:
+        return f"({lane} - {n}u)"
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def bytes(self, offset: int, n: int = GROUP) -> Lanes:
+        def text(lane: str) -> str:
+            if lane.isdigit():
+                return f"i32(w_at(at + {offset}u + {lane}u))"
+            return f"vec4<i32>(unpack4xU8(w_word(at + {offset}u + {lane})))"
+
+        return Lanes("bytes", n, text)
+
+    def flags(self, offset: int, value: int) -> Lanes:
+        def text(lane: str) -> str:
+            def one(bit: str) -> str:
+                return f"(i32((w_word(at + {offset}u) >> {_u(bit)}) & 1u) * {value})"
+
+            return _each(lane, one)
+
+        return Lanes("bytes", GROUP, text)
+
+    def fields(self, offset: int, n_bytes: int, n_bits: int) -> Lanes:
+        mask = (1 << n_bits) - 1
+
+        def text(lane: str) -> str:
+            def one(field: str) -> str:
+                return f"i32((w_word(at + {offset}u) >> ({n_bits}u * {_u(field)})) & {mask}u)"
+
+            return _each(lane, one)
+
+        return Lanes("ints", 8 * n_bytes // n_bits, text)
+
+    def f16(self, offset: int, n: int = 1) -> Lanes:
+        def one(lane: str) -> str:
+            return f"half(at + {offset}u + 2u * {_u(lane)})"
+
+        return Lanes("floats", n, lambda lane: _each(lane, one))
+
+    def bf16(self, offset: int, n: int = 1) -> Lanes:
+        def one(lane: str) -> str:
+            return f"bitcast<f32>(w_word(at + {offset}u + 2u * {_u(lane)}) << 16u)"
+
+        return Lanes("floats", n, lambda lane: _each(lane, one))
+
+    def f32(self, offset: int, n: int = 1) -> Lanes:
+        def one(lane: str) -> str:
+            return f"bitcast<f32>(w_word(at + {offset}u + 4u * {_u(lane)}))"
+
+        return Lanes("floats", n, lambda lane: _each(lane, one))
+
+    def half_e8m0(self, offset: int) -> Lanes:
+        return Lanes("floats", 1, lambda lane: f"half_e8m0(w_at(at + {offset}u))")
+
+    # -- arithmetic ----------------------------------------------------------------------------
+
+    def bits(self, whole: Lanes, first: int, n: int, to: int = 0) -> Lanes:
+        def text(lane: str) -> str:
+            down, mask = _all(lane, "u32", first), _all(lane, "i32", (1 << n) - 1)
+            return f"((({whole.text(lane)} >> {down}) & {mask}) << {_all(lane, 'u32', to)})"
+
+        return whole._replace(text=text)
+
+    def minus(self, whole: Lanes, n: int) -> Lanes:
+        def text(lane: str) -> str:
+            mask = f" & {_all(lane, 'i32', 255)}" if whole.kind == "bytes" else ""
+            return f"(({whole.text(lane)} - {n}){mask})"
+
+        return whole._replace(text=text)
+
+    def lookup(self, nibbles: Lanes, table: Sequence[int]) -> Lanes:
+        values = tuple(v & 255 for v in table)
+        if values not in self.tables:
+            self.tables.append(values)
+        name = f"table{self.tables.index(values)}"
+        suffix = {True: "", False: "_of_each"}
+        return nibbles._replace(
+            text=lambda lane: f"{name}{suffix[lane.isdigit()]}({nibbles.text(lane)})"
+        )
+
+    def floats(self, whole: Lanes) -> Lanes:
+        def text(lane: str) -> str:
+            number, kind = whole.text(lane), "f32" if lane.isdigit() else "vec4<f32>"
+            if whole.kind == "bytes":
+                number = f"({number} ^ {_all(lane, 'i32', 128)}) - 128"
+            return f"{kind}({number})"
+
+        return Lanes("floats", whole.n, text)
+
+
+def _table(i: int, values: Sequence[int]) -> str:
+    """Functions of an index, and of four."""
+    words = [sum(v << 8 * j for j, v in enumerate(values[k : k + 4])) for k in range(0, 16, 4)]
+    return f"""
+var<private> words{i}: array<u32, 4> = array({", ".join(f"{word}u" for word in words)});
+fn table{i}(i: i32) -> i32 {{ return i32((words{i}[i >> 2u] >> (8u * u32(i & 3))) & 255u); }}
+fn table{i}_of_each(i: vec4<i32>) -> vec4<i32> {{
+    return vec4(table{i}(i.x), table{i}(i.y), table{i}(i.z), table{i}(i.w));
+}}"""
+
+
+class Blocks(NamedTuple):
+    """How the weights of a type lie: `n` of them in `n_bytes`. Those of plain types come in 32."""
+
+    n: int
+    n_bytes: int
+
+    @property
+    def groups(self) -> int:
+        return self.n // GROUP
+
+
+def blocks_of(dtype: DType) -> Blocks:
+    if dtype.block == 1:
+        return Blocks(GROUP, GROUP * dtype.block_bytes)
+    return Blocks(dtype.block, dtype.block_bytes)
+
+
+@cache
+def weight_source(name: str) -> str:
+    """The WGSL of `weights` for the weight type of this name, which reads `w_at` and `w_word`."""
+    if name in RARE:
+        return RARE[name]
+    block, decode = WordsBlock(), QUANTS[name].decode
+    assert not isinstance(decode, BlockCode), f"{name} has no decoder"
+    decode(block)
+    lines = [_HELPERS, *(_table(i, table) for i, table in enumerate(block.tables))]
+    lines += ["fn weights(at: u32, j: u32) -> vec4<f32> {", "    let lane = j & 31u;"]
+    *some, last = sorted(block.groups)
+    lines += [f"    if (j < {i + GROUP}u) {{ return {block.groups[i]('lane')}; }}" for i in some]
+    return "\n".join([*lines, f"    return {block.groups[last]('lane')};", "}"])

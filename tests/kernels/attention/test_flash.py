@@ -1,0 +1,252 @@
+"""Tiled attention against its plain path and against softmax between two products."""
+
+import numpy as np
+import pytest
+from arenas import bound
+from derivatives import gradients_of
+
+from pyggml import threads
+from pyggml.alloc import plan
+from pyggml.backends.cpu import CPU, array
+from pyggml.errors import ShapeError
+from pyggml.graph import Graph
+from pyggml.graph.dtypes import F32
+from pyggml.graph.tensor import leaf, zeros
+from pyggml.kernels.attention import Problem, flash, flash_back, plain
+from pyggml.kernels.attention.flash_back import FEWEST_TASKS, n_tasks
+from pyggml.kernels.attention.tiles import BC, BR
+from pyggml.kernels.gemm import CHOSEN, FLOAT_TILE
+from pyggml.ops import flash_attn_ext, mul_mat, permute, soft_max, transpose
+
+MR = FLOAT_TILE.mr
+COUNTS = [1, MR - 1, MR, MR + 1, BR - 1, BR, BR + 1, BC + 1, 2 * BC + 5]
+
+
+def numbers(rng, *shape):
+    return leaf(rng.standard_normal(shape).astype(np.float32))
+
+
+def computed(*outputs, compute="f32"):
+    """Values of these tensors; the arena is NaN before, so nothing may rely on what was there."""
+    p = plan(Graph.of(*outputs), CPU(compute))
+    arena = p.backend.alloc(p.n_bytes)
+    arena[:] = 255
+    bound(p, arena)()
+    return [np.array(array(t)) for t in outputs]
+
+
+def with_gradients(out, q, k, v, seed):
+    return [out, *gradients_of(out, [q, k, v], seed)]
+
+
+def unfused(q, k, v, span, scale):
+    """softmax(scale · q·kᵀ + mask) · v, head by head."""
+    j = np.arange(k.shape[0])
+    seen = (span.data[:, :1] <= j) & (j < span.data[:, 1:])
+    mask = leaf(np.where(seen, 0, -np.inf).astype(np.float32), "mask")
+    by_head = [permute(t, (1, 0, 2)) for t in (q, k, v)]
+    p = soft_max(mul_mat(by_head[1], by_head[0]), mask, scale)  # (H, T, S)
+    return permute(mul_mat(transpose(by_head[2]), p), (1, 0, 2))
+
+
+def causal(n_queries, n_keys):
+    """The last queries of a sequence of n_keys tokens."""
+    last = np.arange(n_keys - n_queries, n_keys) + 1
+    return leaf(np.stack([np.zeros_like(last), last], axis=1).astype(np.int32), "span")
+
+
+def window(n_queries, n_keys, width):
+    span = causal(n_queries, n_keys)
+    span.data[:, 0] = np.maximum(span.data[:, 1] - width, 0)
+    return span
+
+
+def blocks(lengths):
+    """Several sequences one after the other: each token sees its own sequence up to itself."""
+    starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+    ends = np.arange(sum(lengths)) + 1
+    return leaf(np.stack([starts, ends], axis=1).astype(np.int32), "span")
+
+
+def inputs(rng, n_queries, n_keys, heads, key_heads, d):
+    q, k, v = numbers(rng, n_queries, heads, d), *(numbers(rng, n_keys, key_heads, d) for _ in "kv")
+    return q, k, v, numbers(rng, n_queries, heads, d)
+
+
+def assert_same_attention(q, k, v, seed, span, atol=1e-5, rounded=True):
+    """Fused and unfused, and fused in bfloat16: the result and all three gradients."""
+    scale = q.shape[2] ** -0.5
+    fused = computed(*with_gradients(flash_attn_ext(q, k, v, span, scale), q, k, v, seed))
+    plain = computed(*with_gradients(unfused(q, k, v, span, scale), q, k, v, seed))
+    for found, wanted in zip(fused, plain, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=atol)
+    if not rounded:
+        return
+    fused = with_gradients(flash_attn_ext(q, k, v, span, scale), q, k, v, seed)
+    for found, wanted in zip(computed(*fused, compute="bf16"), plain, strict=True):
+        # 2⁻⁹ for each rounded factor; where sums cancel, relative to what they are made of.
+        assert np.abs(found - wanted).max() <= 0.04 * max(np.abs(wanted).max(), 1)
+
+
+# -- against softmax ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_queries", sorted(set(COUNTS)))
+def test_query_counts_around_the_tiles(n_queries, rng):
+    q, k, v, seed = inputs(rng, n_queries, n_queries, 2, 1, 16)
+    assert_same_attention(q, k, v, seed, causal(n_queries, n_queries))
+
+
+@pytest.mark.parametrize("d", [1, 8, 20, 64, 80, 96])
+def test_head_sizes_that_are_no_whole_panels(d, rng):
+    for n in (3, MR + 5):
+        q, k, v, seed = inputs(rng, n, n, 2, 2, d)
+        assert_same_attention(q, k, v, seed, causal(n, n))
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(1, 1), (4, 4), (4, 2), (6, 1)])
+def test_heads_that_share_keys(heads, key_heads, rng):
+    q, k, v, seed = inputs(rng, MR + 3, MR + 3, heads, key_heads, 12)
+    assert_same_attention(q, k, v, seed, causal(MR + 3, MR + 3))
+
+
+@pytest.mark.parametrize("heads", [2, FEWEST_TASKS])
+def test_tiles_of_a_head_in_one_task_or_several(heads, rng):
+    n = 2 * BR + 3
+    q, k, v, seed = inputs(rng, n, n, heads, 2, 8)
+    problem = Problem(n, heads, n, 2, 8, F32, has_extras=False, compute="f32")
+    assert n_tasks(problem) == {2: 2 * 3, FEWEST_TASKS: FEWEST_TASKS}[heads]
+    assert_same_attention(q, k, v, seed, causal(n, n))
+
+
+@pytest.mark.parametrize("n_queries", [1, 5, MR, 2 * MR + 1])
+def test_keys_that_were_there_before(n_queries, rng):
+    """As with a cache: more keys than queries, the last of them not filled yet."""
+    q, k, v, seed = inputs(rng, n_queries, BC + 40, 2, 1, 16)
+    span = causal(n_queries, BC + 20)
+    assert_same_attention(q, k, v, seed, span)
+
+
+@pytest.mark.parametrize("width", [1, 7, BC, BC + 1])
+def test_sliding_windows(width, rng):
+    n = 2 * BC + 10
+    q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
+    assert_same_attention(q, k, v, seed, window(n, n, width))
+
+
+@pytest.mark.parametrize("n", [5, BC + MR + 1])
+def test_any_ranges(n, rng):
+    """Ranges that neither begin nor end in the order of the queries."""
+    q, k, v, seed = inputs(rng, n, 2 * n, 2, 1, 16)
+    ends = np.sort(rng.integers(0, 2 * n + 1, (n, 2)), axis=1)
+    assert_same_attention(q, k, v, seed, leaf(ends.astype(np.int32), "span"))
+
+
+@pytest.mark.parametrize("lengths", [[5, 1, 9, 30], [BC, BC], [100, 3, 70]])
+def test_several_sequences_in_one_row(lengths, rng):
+    n = sum(lengths)
+    q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
+    span = blocks(lengths)
+    assert_same_attention(q, k, v, seed, span)
+    (together,) = computed(flash_attn_ext(q, k, v, span, 0.25))
+    first = 0
+    for m in lengths:
+        own = (leaf(np.ascontiguousarray(t.data[first : first + m])) for t in (q, k, v))
+        (alone,) = computed(flash_attn_ext(*own, causal(m, m), 0.25))
+        np.testing.assert_allclose(together[first : first + m], alone, rtol=1e-5, atol=1e-6)
+        first += m
+
+
+@pytest.mark.parametrize("n", [3, 3 * MR])
+def test_queries_that_see_nothing(n, rng):
+    q, k, v, seed = inputs(rng, n, n, 2, 1, 16)
+    span = causal(n, n)
+    span.data[::2] = 0
+    assert_same_attention(q, k, v, seed, span)
+    span.data[...] = 2
+    out = computed(*with_gradients(flash_attn_ext(q, k, v, span, 1.0), q, k, v, seed))
+    assert not any(a.any() for a in out)
+
+
+@pytest.mark.parametrize("n", [3, 3 * MR])
+def test_scores_far_from_zero(n, rng):
+    """Only differences of scores matter; e^s itself would overflow.
+
+    Gradients of q and k are differences of probabilities, which know scores of 1000 to 1e-4.
+    """
+    q, k, v, seed = inputs(rng, n, n, 1, 1, 16)
+    q.data *= 10
+    k.data += 30
+    span = causal(n, n)
+    assert np.abs(q.data[:, 0] @ k.data[:, 0].T).max() / 4 > 300
+    fused, plain = computed(flash_attn_ext(q, k, v, span, 0.25), unfused(q, k, v, span, 0.25))
+    np.testing.assert_allclose(fused, plain, rtol=1e-3, atol=1e-4)
+    assert_same_attention(q, k, v, seed, span, atol=0.02, rounded=False)  # 1000 to 2⁻⁹ is 2
+
+
+def test_other_tokens_have_no_influence(rng):
+    """Keys outside a query's range may be anything, even NaN (rows of a cache never written)."""
+    n = MR + 3
+    q, k, v, _ = inputs(rng, n, 200, 2, 1, 16)
+    (clean,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
+    k.data[100:], v.data[100:] = np.nan, np.nan
+    (dirty,) = computed(flash_attn_ext(q, k, v, causal(n, 100), 0.25))
+    np.testing.assert_array_equal(clean, dirty)
+
+
+# -- against the plain path ---------------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.skipif(not CHOSEN.compiled, reason="this path has no tiles")
+def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
+    n = BC + MR + 1
+    q, k, v, seed = inputs(rng, n, n, 4, 2, 20)
+    results = []
+    for rows in ((flash.FORWARD, flash_back.BACKWARD), (plain.FORWARD, plain.BACKWARD)):
+        for verb, row in zip(("forward_path", "backward_path"), rows, strict=True):
+            monkeypatch.setattr(f"pyggml.kernels.attention.{verb}", lambda problem, row=row: row)
+        out = flash_attn_ext(q, k, v, window(n, n, 50), 0.2)
+        results.append(computed(*with_gradients(out, q, k, v, seed), out.saved[0]))
+    for tiles, loops in zip(*results, strict=True):
+        np.testing.assert_allclose(tiles, loops, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(threads.most() < 2, reason="this process has one thread")
+@pytest.mark.parametrize("n", [MR - 1, 5 * MR + 1, 2 * BR + 1])
+def test_results_do_not_depend_on_the_threads(n, rng):
+    q, k, v, seed = inputs(rng, n, n, 4, 2, 16)
+    before, found = threads.get(), []
+    try:
+        for count in (1, 2):
+            threads.set(count)
+            out = flash_attn_ext(q, k, v, causal(n, n), 0.25)
+            found.append(computed(*with_gradients(out, q, k, v, seed)))
+    finally:
+        threads.set(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "span"),
+    [
+        ((5, 2, 8), (5, 2, 4), (5, 2, 8), (5, 2)),
+        ((5, 2, 8), (5, 2, 8), (6, 2, 8), (5, 2)),
+        ((5, 3, 8), (5, 2, 8), (5, 2, 8), (5, 2)),
+        ((5, 2, 8), (5, 2, 8), (5, 2, 8), (4, 2)),
+        ((5, 16), (5, 16), (5, 16), (5, 2)),
+    ],
+)
+def test_misfits_are_refused(q, k, v, span):
+    with pytest.raises(ShapeError, match=r"flash_attn_ext: q .* wanted"):
+        flash_attn_ext(zeros(q), zeros(k), zeros(v), leaf(np.zeros(span, np.int32)), 1.0)
+
+
+def test_types_are_refused():
+    x, span = zeros((5, 2, 8)), zeros((5, 2))
+    with pytest.raises(ShapeError, match="span in I32"):
+        flash_attn_ext(x, x, x, span, 1.0)

@@ -1,0 +1,210 @@
+"""Products with x rounded to bytes, beside a reference that rounds alike and the exact product."""
+
+import numpy as np
+import pytest
+
+from pyggml import threads
+from pyggml.backends.cpu import CPU
+from pyggml.graph.dtypes import dtype
+from pyggml.kernels import gemm
+from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, dots, few, int8, lane_dots, reference, several
+from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
+from pyggml.kernels.gemm.int8_tile import BACKWARD_DEPTH, FORWARD_DEPTH, KINDS
+from pyggml.quants import QUANTS, dequantize, quantize
+from pyggml.quants.lanes import LANES
+
+from measures import nmse
+
+MR = BYTE_TILE.mr
+NUMPY = not CHOSEN.compiled
+
+
+def forward(x, w, kind, start=None, compute="int8"):
+    n_tokens, depth = x.shape
+    y = np.full((n_tokens, len(w)), np.nan if start is None else start, np.float32)
+    p = gemm.Problem("mul_mat", n_tokens, len(w), depth, dtype(kind), compute)
+    work = CPU().alloc(gemm.scratch_bytes(p))
+    work[:] = 255  # NaN
+    weight = gemm.Weight(w, dtype(kind), compute)
+    gemm.mul_mat(y, x, weight, work, start is not None)()
+    return y
+
+
+def doubled(x, w, kind, start=0.0):
+    """The reference's product, which rounds x to the same bytes."""
+    y = np.full((len(x), len(w)), start, np.float32)
+    reference.forward(y, x, np.ascontiguousarray(w), dtype(kind), True, False, True)
+    return y
+
+
+def backward(dy, w, kind, n_in, start=None, compute="int8"):
+    dx = np.full((len(dy), n_in), np.nan if start is None else start, np.float32)
+    p = gemm.Problem("out_prod", len(dy), n_in, dy.shape[1], dtype(kind), compute)
+    work = CPU().alloc(gemm.scratch_bytes(p))
+    work[:] = 255
+    weight = gemm.Weight(w, dtype(kind), compute)
+    gemm.out_prod(dx, dy, weight, work, start is not None)()
+    return dx
+
+
+def path(n_tokens, n_out, depth, kind):
+    return gemm.path_of(gemm.Problem("mul_mat", n_tokens, n_out, depth, dtype(kind), "int8")).name
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_meet_tokens_of_any_number(kind, rng, some_weight):
+    """Around the edges of tiles and of passes; weights and tokens that lie apart."""
+    step = max(dtype(kind).block, 32)
+    for n_tokens, n_out, depth in (
+        (1, 1, step),
+        (few.FEW, few.TASK_ROWS + 3, 3 * step),
+        (lane_dots.TOGETHER + 1, several.TASK_ROWS + LANES, 5 * step),
+        (several.MOST, 2 * LANES - 1, FORWARD_DEPTH),
+        (several.MOST + 1, FORWARD_COLUMNS - 1, FORWARD_DEPTH),
+        (MR, FORWARD_COLUMNS, 5 * step),
+        (2 * MR + 1, FORWARD_COLUMNS + 1, FORWARD_DEPTH + step),
+    ):
+        w = some_weight(rng, (2 * n_out, depth), kind)[::2]
+        x = normal(rng, n_tokens, depth + 8)[:, 4:-4]
+        found, wanted = forward(x, w, kind), doubled(x, w, kind)
+        one_scale = kind == "Q6_K" and path(n_tokens, n_out, depth, kind) == "int8"
+        assert nmse(found, wanted) < (3e-5 if one_scale else 1e-11)
+        assert nmse(forward(x, w, kind, 0.5), doubled(x, w, kind, 0.5)) < 3e-5
+
+
+@pytest.mark.skipif(NUMPY, reason="one path for any number of tokens")
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_a_token_has_the_same_product_whatever_is_beside_it(kind, rng, some_weight):
+    """To the bit, so that a text does not depend on how many others are written."""
+    w, x = some_weight(rng, (several.TASK_ROWS + 5, 512), kind), normal(rng, several.MOST, 512)
+    all_of_them = forward(x, w, kind)
+    for n in (several.FEWEST, lane_dots.TOGETHER, several.MOST - 1):
+        np.testing.assert_array_equal(forward(x[-n:], w, kind), all_of_them[-n:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_rows_in_any_number(kind, rng, some_weight):
+    """Around the edges of tiles and of passes over W's rows; both sides lie apart."""
+    for n_tokens, n_out, n_in in (
+        (1, 32, 256),
+        (MR, BACKWARD_DEPTH, 256 + BACKWARD_COLUMNS),
+        (2 * MR + 1, BACKWARD_DEPTH + 96, 768),
+    ):
+        w = some_weight(rng, (2 * n_out, n_in), kind)[::2]
+        dy = normal(rng, n_tokens, n_out + 8)[:, 4:-4]
+        for start in (None, 0.5):
+            found = backward(dy, w, kind, n_in, start)
+            wanted = np.full_like(found, start or 0)
+            reference.backward(wanted, dy, np.ascontiguousarray(w), dtype(kind), True, False, True)
+            assert nmse(found, wanted) < 1e-6  # a tie may be rounded the other way
+        exact = dy.astype(np.float64) @ dequantize(np.ascontiguousarray(w), kind)
+        assert 1e-5 < nmse(backward(dy, w, kind, n_in), exact) < 1e-4
+
+
+def test_small_blocks_leave_columns_over(rng):
+    """Rows of W that are no whole number of tiles long."""
+    w, dy = quantize(normal(rng, 64, BACKWARD_COLUMNS + 96), "Q8_0"), normal(rng, 9, 64)
+    wanted = dy @ dequantize(w, "Q8_0")
+    assert nmse(backward(dy, w, "Q8_0", BACKWARD_COLUMNS + 96), wanted) < 1e-4
+
+
+def test_gradients_over_an_odd_number_of_rows_are_made_of_floats(rng):
+    w, dy = quantize(normal(rng, 40, 256), "Q8_0"), normal(rng, 9, 40)
+    found, wanted = (backward(dy, w, "Q8_0", 256, None, c) for c in ("int8", gemm.FLOATS))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_tokens", [2, 5, 40])
+def test_how_far_from_exact(kind, n_tokens, rng, some_weight):
+    """The figure that int8's docstring states."""
+    w, x = some_weight(rng, (300, 768), kind), normal(rng, n_tokens, 768)
+    wanted = x.astype(np.float64) @ dequantize(w, kind).T.astype(np.float64)
+    assert 1e-5 < nmse(forward(x, w, kind), wanted) < (6e-5 if kind == "Q6_K" else 4e-5)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 40])
+def test_whole_numbers_are_multiplied_exactly(n_tokens, rng):
+    """Where nothing is rounded: bytes as they are, with the largest of either sign."""
+    x = rng.integers(-127, 128, (n_tokens, 256)).astype(np.float32)
+    x.reshape(-1, 32)[:, 0] = 127
+    w = rng.integers(-127, 128, (70, 256)).astype(np.float32)
+    w.reshape(-1, 32)[:, 0] = -127
+    found = forward(x, quantize(w, "Q8_0"), "Q8_0")
+    np.testing.assert_array_equal(found, x @ dequantize(quantize(w, "Q8_0"), "Q8_0").T)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(bad, n_tokens, rng):
+    x, w = normal(rng, n_tokens, 96), quantize(normal(rng, 70, 96), "Q8_0")
+    wanted = forward(x, w, "Q8_0")
+    x[1, 40] = bad
+    with np.errstate(invalid="ignore"):  # of the path that is NumPy's
+        found = forward(x, w, "Q8_0")
+    assert not np.isfinite(found[1]).any()
+    others = np.arange(n_tokens) != 1
+    np.testing.assert_array_equal(found[others], wanted[others])
+
+
+@pytest.mark.parametrize("n_tokens", [2, 5, 40])
+def test_nothing_comes_of_nothing(n_tokens, rng):
+    w = quantize(normal(rng, 70, 96), "Q8_0")
+    for tiny in (0.0, 1e-38, 1e-45):
+        found = forward(np.full((n_tokens, 96), tiny, np.float32), w, "Q8_0")
+        assert (np.abs(found) < 1e-30).all()
+
+
+def test_two_groups_of_q6_k_get_one_scale(rng):
+    """Scales of opposite signs, equal ones, one that is zero, and both."""
+    raw = quantize(normal(rng, 80, 256), "Q6_K")
+    for pair in ((100, -100), (-7, 7), (-128, 127), (50, 50), (0, 90), (-90, 0), (0, 0)):
+        raw[:, 192:208] = np.array(8 * pair, np.int8).view(np.uint8)
+        x = normal(rng, 40, 256)
+        found, wanted = forward(x, raw, "Q6_K"), doubled(x, raw, "Q6_K")
+        assert ((found - wanted) ** 2).sum() <= 3e-4 * (wanted**2).sum()
+
+
+def test_threads_do_not_change_a_bit(rng):
+    before = threads.get()
+    x, w = normal(rng, 50, 512), quantize(normal(rng, 160, 512), "Q4_K")
+    try:
+        found = []
+        for n in range(1, threads.most() + 1):
+            threads.set(n)
+            found.append((forward(x, w, "Q4_K"), forward(x[:2], w, "Q4_K")))
+            found[-1] += (
+                forward(x[:9], w, "Q4_K"),
+                backward(x[:, :160], w, "Q4_K", 512),
+            )
+    finally:
+        threads.set(before)
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_weights_that_are_no_whole_numbers_are_multiplied_as_floats(rng, some_weight):
+    assert not int8.takes(gemm.Problem("mul_mat", 9, 9, 40, dtype("Q8_0"), "int8"))
+    x = normal(rng, 8, 256)  # too few for tiles (AMX), which would round them
+    for kind in set(QUANTS) - set(KINDS):
+        w = some_weight(rng, (33, 256), kind)
+        assert not int8.takes(gemm.Problem("mul_mat", 8, 33, 256, dtype(kind), "int8"))
+        np.testing.assert_array_equal(forward(x, w, kind), forward(x, w, kind, None, gemm.FLOATS))
+        found, wanted = (
+            backward(x[:, :32], w[:32], kind, 256, None, c) for c in ("int8", gemm.FLOATS)
+        )
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_rows_too_long_to_be_kept_as_bytes(rng):
+    """One token's row is then multiplied in floats."""
+    x, w = normal(rng, 1, dots.LONGEST + 32), normal(rng, 2, dots.LONGEST + 32)
+    packed = quantize(w, "Q8_0")
+    exact = x @ dequantize(packed, "Q8_0").T
+    assert nmse(forward(x, packed, "Q8_0"), exact) < (1e-2 if NUMPY else 1e-9)  # two numbers only
