@@ -47,13 +47,13 @@ from pyggml.backends.cuda.runtime.driver import Captured, cuda
 from pyggml.generation import Session
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.data import Batch
-from pyggml.lora.on_devices import on_devices
 from pyggml.lora.optim import AdamW, n_kept
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE
-from pyggml.lora.step_gradient import StepGradient
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.memory import on_devices
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 from pyggml.quants import quantize
 

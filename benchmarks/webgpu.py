@@ -45,9 +45,9 @@ from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE
-from pyggml.lora.step_gradient import StepGradient
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.passes import Passes
 from pyggml.quants import quantize
 
 from machine import about

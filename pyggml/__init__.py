@@ -21,6 +21,9 @@ that `import pyggml` costs nothing.
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +36,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Installed, pyggml.lora and pyggml.cli lie in this folder; in a checkout, beside it.
 _CHECKOUT = Path(__file__).resolve().parents[1]
-if all((_CHECKOUT / name).is_file() for name in ("pyproject.toml", "lora/train.py", "cli/run.py")):
-    __path__.append(str(_CHECKOUT))
+_BESIDE = {f"pyggml.{name}": _CHECKOUT / name / "__init__.py" for name in ("lora", "cli")}
+
+
+class _Checkout:
+    """Finds pyggml.lora and pyggml.cli where a checkout has them: beside this folder, not in it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        file = _BESIDE.get(name)
+        return spec_from_file_location(name, file) if file else None
+
+
+if all(file.is_file() for file in (_CHECKOUT / "pyproject.toml", *_BESIDE.values())):
+    sys.meta_path.insert(0, _Checkout)  # before those of other checkouts, installed as editable
 
 _WHERE = {
     "Value": "pyggml.eager",

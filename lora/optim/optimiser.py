@@ -11,8 +11,8 @@ from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32
 from pyggml.graph.tensor import Tensor, window, zeros
 from pyggml.jit import compile_for
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
-from pyggml.lora.parameters import Parameters
 from pyggml.ops import clip_norm
 from pyggml.runtime import Arenas, Devices, bind, schedule
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pyggml.backends.cpu import read
 from pyggml.look.overview import Column, Measure, Overview, arranged, measure, overview
-from pyggml.lora.parameters import Parameters
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.runtime import Devices
 
 EVENT = "gradients"

@@ -55,7 +55,8 @@ def _step(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
 class Ahead:
     """The pass of one token that becomes the pass of the likeliest next one.
 
-    run   counts the sequences that have begun: whoever starts passes looks whether it is still his
+    run   counts the sequences that have begun: a caller that starts passes compares it
+          with the number it began with
     """
 
     def __init__(self, model: Model, cache: Cache, arenas: Arenas) -> None:

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from card_patterns import PATTERNS
+from extras import need
 
 from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
@@ -53,7 +54,7 @@ def test_a_word_that_names_no_device(word):
 
 @pytest.fixture
 def dry(request):
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    need("numba_cuda")
     request.getfixturevalue("without_cublas")
     from dry_card import DryCard
 

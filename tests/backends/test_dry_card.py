@@ -7,6 +7,7 @@ from pathlib import Path
 import card_patterns
 import numpy as np
 import pytest
+from extras import reason
 
 import pyggml
 from pyggml.backends.cpu import CPU
@@ -17,7 +18,7 @@ from pyggml.runtime import Devices, bind, schedule
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = sorted((*GOLDEN.glob("peers/*.gguf"), *GOLDEN.glob("formulas/*.gguf")))

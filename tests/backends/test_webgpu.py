@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from extras import need
 
 from pyggml import ops
 from pyggml.backends.cpu import CPU
@@ -306,7 +307,7 @@ def test_memory_that_has_run_out_is_one_sentence(gpu, monkeypatch):
 
 
 def test_a_device_with_low_limits_is_refused_by_name():
-    pytest.importorskip("wgpu", reason="the package is of the extra webgpu")
+    need("wgpu")
     from pyggml.backends.webgpu.runtime.device import _LIMITS, WebGPUBackend
 
     class Small:

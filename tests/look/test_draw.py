@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from extras import need
 from graphs import graphs
 from hypothesis import given, settings
 from tiny_models import zero_parts
@@ -91,7 +92,7 @@ def test_a_graph_without_blocks_is_one_section():
 @given(graphs())
 @settings(max_examples=30)
 def test_nodes_stand_below_their_sources_and_apart(graph):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     found = layered(graph.nodes)
     assert found.places.keys() == set(graph.nodes)
     for (source, reader), way in found.ways.items():
@@ -109,7 +110,7 @@ def test_nodes_stand_below_their_sources_and_apart(graph):
 
 
 def test_pictures_are_xml_and_need_no_network(graph):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     section = sections(graph)[2]
     made = plan(graph, CPU())
     for text in (overview(graph), inside(section.forward, "forward"), lanes(made)):
@@ -127,7 +128,7 @@ def test_the_overview_tells_ops_and_shapes(graph):
 
 
 def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     x, w = (leaf(np.ones(3, np.float32), name) for name in "xw")
     small = build_backward(Graph.of(sum_(sqr(mul(x, w)))), [w])
     text = small.to_svg()
@@ -139,7 +140,7 @@ def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
 
 
 def test_the_inside_marks_what_reads_a_parameter(graph):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     section = sections(graph)[1]
     a = next(s for t in section.forward for s in t.src if s.name.endswith(".a"))
     text = inside(section.forward, "forward", {a})

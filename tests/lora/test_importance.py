@@ -12,7 +12,7 @@ from pyggml.backends.cpu import CPU
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
-from pyggml.lora.importance import Collector
+from pyggml.lora.evaluate.importance import Collector
 from pyggml.ops import mul, mul_mat
 from pyggml.requantize.imatrix import read_imatrix
 from pyggml.runtime import Devices, bind, schedule
@@ -74,7 +74,7 @@ def test_experts_have_sums_of_their_own(monkeypatch):
         def encode(self, text):
             return [0]
 
-    monkeypatch.setattr("pyggml.lora.importance.chunks_of", chunks)
+    monkeypatch.setattr("pyggml.lora.evaluate.importance.chunks_of", chunks)
     monkeypatch.setitem(model.__dict__, "tokenizer", Words())
     made = collected(model)
     gate, up, down = (made.sums[f"blk.0.ffn_{x}_exps.weight"] for x in ("gate", "up", "down"))

@@ -19,7 +19,7 @@ from pyggml.look.overview import (
 )
 from pyggml.lora import TrainConfig, Trainer, train_tensors
 from pyggml.lora.record import Recorder, gradients_record, overview_of, read_records
-from pyggml.lora.reports import StepReport
+from pyggml.lora.trainer.reports import StepReport
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
 
