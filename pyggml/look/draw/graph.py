@@ -61,7 +61,8 @@ def inside(nodes: Sequence[Tensor], kind: str, trained: Collection[Tensor] = ())
 
 def every(graph: Graph) -> str:
     """Every node of a graph with its leaves, for graphs of a few dozen: forward and backward."""
-    forward = set(reachable(graph.outputs[0]))
+    result, *_ = graph.outputs
+    forward = set(reachable(result))
     tensors = (*graph.leaves, *graph.nodes)
     made = ["forward" if t in forward else "backward" for t in graph.nodes]
     return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
