@@ -12,10 +12,10 @@ from extras import need
 
 import pyggml as library
 from pyggml import gguf
-from pyggml.cli.inspect.command import BATCH, CTX, RANK
-from pyggml.cli.inspect.facts import family
-from pyggml.cli.inspect.fold import ranges
-from pyggml.cli.inspect.words import coloured
+from pyggml.cli.commands.inspect.command import BATCH, CTX, RANK
+from pyggml.cli.commands.inspect.facts import family
+from pyggml.cli.commands.inspect.fold import ranges
+from pyggml.cli.terminal.words import coloured
 from pyggml.graph.dtypes import F32
 from pyggml.look import lens
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
