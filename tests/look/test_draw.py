@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from tiny_models import zero_parts
 
 from pyggml.alloc import plan
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
@@ -111,7 +112,7 @@ def test_nodes_stand_below_their_sources_and_apart(graph):
 def test_pictures_are_xml_and_need_no_network(graph):
     need("igraph")
     section = sections(graph)[2]
-    made = plan(graph)
+    made = plan(graph, CPU())
     for text in (overview(graph), inside(section.forward, "forward"), lanes(made)):
         ElementTree.fromstring(text)
     page = graph.to_html(made)
@@ -149,7 +150,7 @@ def test_the_inside_marks_what_reads_a_parameter(graph):
 
 @pytest.mark.quick
 def test_lanes_are_as_wide_as_tensors_live_and_as_high_as_they_are_large(graph):
-    made = plan(graph)
+    made = plan(graph, CPU())
     rectangles = [
         r for r in ElementTree.fromstring(lanes(made)) if r.get("class", "").startswith("lane")
     ]

@@ -18,7 +18,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.model import Model
 from pyggml.models import Taps
-from pyggml.runtime.schedule import Arenas, ScheduledProgram
+from pyggml.runtime import Arenas, Program
 
 
 class Source:
@@ -93,11 +93,11 @@ class Watched(Model):
 
     def __init__(self, model: Model, stop: Event) -> None:
         self.__dict__.update(vars(model))  # of the same weights, devices and tokenizer
-        self.traced, self._stop = None, stop
+        self.traced, self._edits, self._stop = None, [], stop
 
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
-    ) -> ScheduledProgram:
+    ) -> Program:
         made, asked = super().program(out, taps, arenas), Call(self._ask)
         return replace(made, calls=tuple(call for each in made.calls for call in (asked, each)))
 
