@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from quick import QUICK
-
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, **PATIENT)
 settings.register_profile("others", **PATIENT)
 settings.load_profile("same")
 
-HERE = Path(__file__).parent
+QUICK = re.compile(
+    r"\b(mark\.quick|cases\()"
+)  # what a file has whose tests are among the quick ones
 GRADIENTS = pytest.StashKey[Counter]()
 
 
@@ -38,29 +38,28 @@ def pytest_configure(config):
 def pytest_ignore_collect(collection_path, config):
     """`pytest -m quick` does not even import the files that none of its tests are in."""
     if config.option.markexpr == "quick" and collection_path.name.startswith("test_"):
-        return collection_path.relative_to(HERE).as_posix() not in QUICK or None
+        return not QUICK.search(collection_path.read_text("utf-8")) or None
     return None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(collector, name):
+def pytest_pycollect_makeitem(collector, name, obj):
     """Nor does it make items of functions none of whose parameters are among its tests."""
-    if collector.config.option.markexpr == "quick":
-        functions = [pattern.split(r"\[")[0] for pattern in quick_patterns(collector.path)]
-        return None if any(re.fullmatch(f, name) for f in functions) else []
+    if collector.config.option.markexpr == "quick" and name.startswith("test_"):
+        return None if any(map(is_quick, marks_of(collector.module) + marks_of(obj))) else []
     return None
 
 
-def quick_patterns(path):
-    return QUICK.get(path.relative_to(HERE).as_posix(), ())
+def marks_of(thing):
+    marks = getattr(thing, "pytestmark", [])
+    return marks if isinstance(marks, list) else [marks]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Mark the tests of `pytest -m quick`, before they are selected by marker."""
-    for item in items:
-        if any(re.fullmatch(pattern, item.name) for pattern in quick_patterns(item.path)):
-            item.add_marker("quick")
+def is_quick(mark):
+    """Whether this is the mark, or that of parameters some of which have it."""
+    if mark.name == "parametrize":
+        return any(m.name == "quick" for p in mark.args[1] for m in getattr(p, "marks", ()))
+    return mark.name == "quick"
 
 
 def pytest_collection_finish():

@@ -7,6 +7,8 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from pyggml.jit.cache import SHARED
 
 ROOT = Path(__file__).parents[1]
@@ -208,6 +210,7 @@ UPWARD = {
 }
 
 
+@pytest.mark.quick
 @for_each([p for p in FILES if module_of(p) != "pyggml"])
 def test_imports_point_one_way(path):
     mine = room_of(module_of(path))
@@ -236,6 +239,7 @@ def test_the_gguf_package_is_imported_for_its_grids_and_names_alone(path):
     assert ("gguf" in packages) == (name_of(path) in users)
 
 
+@pytest.mark.quick
 def test_no_module_imports_itself_through_others():
     """Among the files of one part, too, imports are a tree without rings."""
     done, open_ = set(), []
@@ -390,6 +394,7 @@ def without_signature(node):
 
 
 # The card's kernels are not kept from run to run.
+@pytest.mark.quick
 @for_each([p for p in FILES if name_of(p) not in JIT_FILES and "cuda" not in p.parts])
 def test_kernels_take_nothing_that_the_cache_does_not_watch(path):
     """Numba looks at the kernel's own file; the cache folder is named after those in SHARED."""
@@ -400,11 +405,13 @@ def test_kernels_take_nothing_that_the_cache_does_not_watch(path):
         )
 
 
+@pytest.mark.quick
 def test_the_watched_files_exist():
     for name in SHARED:
         assert (ROOT / "pyggml" / name).is_file()
 
 
+@pytest.mark.quick
 def test_the_check_sees_kernels_and_what_they_are_made_of():
     """That the tests above look at something: a product's kernels depend on the CPU's widths."""
     found = dict(kernel_sources(ROOT / "pyggml/kernels/gemm/product.py"))

@@ -36,7 +36,7 @@ EPSILON = float(np.finfo(np.float32).eps)
 
 SAMPLES = {name: list(op.samples(np.random.default_rng(0))) for name, op in OPS.items()}
 CASES = [
-    pytest.param(OPS[name], sample, id=f"{name}-{i}")
+    pytest.param(OPS[name], sample, id=f"{name}-{i}", marks=[] if i else [pytest.mark.quick])
     for name, samples in SAMPLES.items()
     for i, sample in enumerate(samples)
 ]
@@ -94,6 +94,7 @@ def call(op, node, out, src):
 # -- what is declared ---------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("op", ops(lambda op: True))
 def test_the_declaration_is_complete(op):
     samples = SAMPLES[op.name]
@@ -128,6 +129,7 @@ def settings_of(op):
     return {key for sample in SAMPLES[op.name] for key in sample.params}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("op", ops(lambda op: True))
 def test_every_setting_says_what_it_refuses(op):
     assert op.refuses.keys() == settings_of(op)
@@ -137,6 +139,7 @@ def test_every_setting_says_what_it_refuses(op):
             raise AssertionError(f"{setting}: not every shape or word can be right")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("op", "setting", "value"),
     [
@@ -166,6 +169,7 @@ def test_a_wrong_setting_is_a_shape_error(op, setting, value):
 TAKE_ANYTHING = {"after", "cont", "dup", "arange"}  # all types and shapes, or no source
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("op", ops(lambda op: True))
 def test_what_does_not_fit_is_a_shape_error(op):
     """One sentence when the graph is built: no other error, and none from a kernel later."""

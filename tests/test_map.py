@@ -10,6 +10,8 @@ import pytest
 
 import pyggml
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 # ("pyggml.gguf", "open"), …

@@ -307,6 +307,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("build, sentence", REFUSED, ids=[s for _, s in REFUSED])
 def test_misfits_are_refused_when_the_graph_is_built(build, sentence):
     with pytest.raises(ShapeError, match=sentence):

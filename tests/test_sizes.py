@@ -4,6 +4,8 @@ import pytest
 
 from pyggml.sizes import round_up
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("multiple", [1, 2, 5, 64])
 def test_the_next_multiple(multiple):

@@ -51,6 +51,7 @@ def test_reading_a_file_needs_no_compiler():
     }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "name", ["load", "Model", "Sampling", "generate", "ops", "gguf", "runtime"]
 )

@@ -6,6 +6,8 @@ import pytest
 from pyggml import threads
 from pyggml.jit import JIT
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def as_before():

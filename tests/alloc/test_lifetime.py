@@ -1,6 +1,7 @@
 """From where to where memory is in use, and when a node may overwrite one of its sources."""
 
 import numpy as np
+import pytest
 
 from pyggml.alloc.lifetime import FOREVER, lifetimes, reusable_source
 from pyggml.graph import Graph
@@ -19,6 +20,8 @@ from pyggml.ops import (
     sum_rows,
     transpose,
 )
+
+pytestmark = pytest.mark.quick
 
 
 def span_of(graph: Graph, t: Tensor) -> tuple[int, int]:

@@ -86,6 +86,7 @@ def assert_reuse_is_legal(p: Plan) -> None:
             assert node.op.memory is Memory.INPLACE
 
 
+@pytest.mark.quick
 @given(graphs())
 @settings(max_examples=150)
 def test_nothing_alive_overlaps(graph):

@@ -32,6 +32,7 @@ def has_card():
         return False
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(has_card(), reason="there is a card")
 def test_a_missing_card_is_one_sentence():
     with pytest.raises(DeviceError, match=r"no CUDA device: .*, wanted") as error:

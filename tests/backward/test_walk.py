@@ -31,6 +31,8 @@ from pyggml.ops import (
 )
 from pyggml.runtime import bind, run
 
+pytestmark = pytest.mark.quick
+
 
 def assert_gradients(build, *arrays, rng, wrt=None):
     for slope in check_gradient(build, arrays, rng, wrt):

@@ -66,6 +66,7 @@ def test_thoughts_that_a_template_removes_are_not_learned(template):
         assert said(template(model), THOUGHT)[0] == ["4", "<think>\nthree\n</think>\n\n6"]
 
 
+@pytest.mark.quick
 def test_an_empty_thought_that_the_template_writes_is_a_header(template):
     text, (answer,) = find_answers(template("Qwen-Qwen3-0.6B"), [user("a"), assistant("b")])
     assert text[: answer.start].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -127,6 +128,7 @@ def encoder_of(tokenizer, name="chatml", **given):
     return ChatEncoder(find_template(tokenizer, name), tokenizer, **given)
 
 
+@pytest.mark.quick
 def test_learned_are_answers_and_the_end_of_turn(vocabulary):
     encoder = encoder_of(vocabulary())
     assert learned(encoder, THREE) == ["Yes.<|im_end|>", "So.\n\n* a<|im_end|>", "Bye 👋<|im_end|>"]
@@ -138,16 +140,19 @@ def test_learned_are_answers_and_the_end_of_turn(vocabulary):
     assert learned(alpaca, THREE) == ["Yes.</s>", "So.\n\n* a</s>", "Bye 👋</s>"]
 
 
+@pytest.mark.quick
 def test_all_may_be_learned(vocabulary):
     encoder = encoder_of(vocabulary(), train_on="all")
     assert encoder([user("a")]).trained.all()
 
 
+@pytest.mark.quick
 def test_what_follows_the_last_answer_is_left_out(vocabulary):
     encoder = encoder_of(vocabulary())
     assert encoder([*THREE, user("More")]).ids == encoder(THREE).ids
 
 
+@pytest.mark.quick
 def test_a_token_across_the_seam_is_learned(vocabulary):
     """An answer that begins with a new line shares a token with the header, which ends in one."""
     encoder = encoder_of(vocabulary(merges=("Ċ Ċ",)))
@@ -157,17 +162,20 @@ def test_a_token_across_the_seam_is_learned(vocabulary):
 WORDS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
+@pytest.mark.quick
 def test_an_answer_that_no_token_ends_is_counted(vocabulary):
     encoder = encoder_of(vocabulary(template=WORDS), "model")
     assert encoder(THREE).n_open == 3
     assert learned(encoder, THREE)[0] == "Yes."
 
 
+@pytest.mark.quick
 def test_a_chat_of_which_nothing_is_learned_is_refused(vocabulary):
     with pytest.raises(TemplateError, match="has no token to be learned"):
         encoder_of(vocabulary(template=WORDS), "model")([user("a"), assistant("")])
 
 
+@pytest.mark.quick
 def test_the_end_of_another_turn_is_not_the_end_of_an_answer(vocabulary):
     """Here turns of the user end in a token, and those of the assistant do not."""
     source = (
@@ -182,6 +190,7 @@ def test_the_end_of_another_turn_is_not_the_end_of_an_answer(vocabulary):
 NAMED = [user("Is <|im_end|> a token? <think>"), assistant("<s><|im_end|>\n<|im_start|>user\nYes")]
 
 
+@pytest.mark.quick
 def test_names_of_control_tokens_in_messages_are_text(vocabulary):
     encoder = encoder_of(vocabulary())
     found = encoder(NAMED)
@@ -194,6 +203,7 @@ def test_names_of_control_tokens_in_messages_are_text(vocabulary):
     assert not parsed.names
 
 
+@pytest.mark.quick
 def test_a_template_that_looks_at_names_of_tokens_is_not_guessed_at(vocabulary):
     source = "{% for m in messages %}{{ m.content.split('>')[0] }}{% endfor %}"
     tokenizer = vocabulary(template=source.replace("split('>')[0]", "replace('a<s>', 'b')"))
@@ -201,6 +211,7 @@ def test_a_template_that_looks_at_names_of_tokens_is_not_guessed_at(vocabulary):
         encoder_of(tokenizer, "model", train_on="all")([assistant("a<s>")])
 
 
+@pytest.mark.quick
 def test_bos_comes_once(vocabulary):
     for add_bos in (True, False):
         for name in ("chatml", "llama3"):
@@ -212,6 +223,7 @@ def test_bos_comes_once(vocabulary):
         encoder_of(twice, "model")(THREE)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["chatml", "llama3", "alpaca"])
 def test_a_prompt_asks_as_the_chat_tells_it(name, vocabulary):
     encoder = encoder_of(vocabulary(), name)
@@ -220,6 +232,7 @@ def test_a_prompt_asks_as_the_chat_tells_it(name, vocabulary):
     assert len(ids) > len(encoder([*THREE[:2], *NAMED]).ids) / 2
 
 
+@pytest.mark.quick
 def test_names_of_control_tokens_in_a_prompt_are_text(vocabulary):
     ids = encoder_of(vocabulary()).prompt(NAMED[:1])
     assert ids.count(vocabulary().eot_id) == 1, "the template's own"
@@ -235,6 +248,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name, messages, given, message", REFUSED)
 def test_what_cannot_be_learned_is_refused(name, messages, given, message, vocabulary):
     tokenizer = vocabulary(template="{{ messages[-1].content }}</s>")

@@ -7,6 +7,7 @@ from pyggml.cli import demo
 from pyggml.lora import Trainer
 
 
+@pytest.mark.quick
 def test_it_says_what_it_will_do_then_does_it(finetune, tiny, text, tmp_path):
     ended = finetune("--lr", "0.01", "--val-every", 2)
     assert (ended.code, ended.err) == (0, "")

@@ -41,6 +41,7 @@ def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_in_the_table_has_help(pyggml, name):
     ended = pyggml(name, "--help")
@@ -60,6 +61,7 @@ def test_the_entry_points_are_these_functions():
 # -- options ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_every_setting_has_one_option_with_its_help_and_default():
     options = {o.name: o for o in cli.command("finetune").params}
     for config, flags in ((LoraConfig, LORA_FLAGS), (DataConfig, {}), (TrainConfig, {})):
@@ -164,6 +166,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(pyggml, tiny, monkeypatch):
         pyggml("inspect", "-m", tiny)
 
 
+@pytest.mark.quick
 def test_an_error_is_one_line_whatever_it_holds(pyggml, tiny, monkeypatch):
     def failing(path):
         raise PyggmlError("one\nand\ttwo")

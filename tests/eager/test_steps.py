@@ -20,6 +20,7 @@ def loss():
     return (x * w + x).sum(), x, w
 
 
+@pytest.mark.quick
 def test_steps_go_from_the_loss_to_the_leaves(loss):
     total, x, _ = loss
     steps = list(backward_steps(total))
@@ -33,6 +34,7 @@ def test_steps_go_from_the_loss_to_the_leaves(loss):
     assert not x.has_grad
 
 
+@pytest.mark.quick
 def test_what_flows_out_adds_up_to_the_gradient(loss):
     total, *leaves = loss
     steps = list(backward_steps(total))
@@ -42,18 +44,21 @@ def test_what_flows_out_adds_up_to_the_gradient(loss):
         np.testing.assert_allclose(sum(parts), leaf.grad)
 
 
+@pytest.mark.quick
 def test_fixed_sources_get_nothing():
     x = tensor([1.0], requires_grad=True, name="x")
     (step,) = backward_steps(x * tensor([5.0], name="five"))
     assert step.sources[1].outgoing is None
 
 
+@pytest.mark.quick
 def test_a_step_prints_as_a_table(loss):
     text = str(list(backward_steps(loss[0]))[-1])
     assert text.startswith("y = mul(x, w)    da = dy · b")
     assert "\n  dx  [3. 4.]\n" in text
 
 
+@pytest.mark.quick
 def test_steps_need_a_loss(loss):
     with pytest.raises(NoGradientError, match="2 elements, wanted a loss of one number"):
         next(backward_steps(loss[1]))

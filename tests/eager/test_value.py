@@ -96,12 +96,14 @@ def test_gradients_of_broadcast_arithmetic_are_right(shapes, sign):
     assert check, str(check)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("text", ["2 + a", "a - 0.5", "3 - a", "2 * a", "a / 4", "1 / a", "-a"])
 def test_numbers_mix_with_values(text):
     a = draw(2, 3)
     close(eval(text, {"a": tensor(a)}), eval(text, {"a": a}))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 8, 13, 16, -1, -2, 0.5, -0.5, 1.7, 20])
 def test_powers(n):
     a = np.abs(draw(4))

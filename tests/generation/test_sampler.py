@@ -39,6 +39,7 @@ def test_temperature_divides_the_logits():
     assert shares(temperature=0) == {1: 1.0}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "limits, wanted",
     [
@@ -66,6 +67,7 @@ def test_of_equal_logits_the_lower_ids_stay():
 Z = np.array([2.0, -2.0, 1.0, 0.0], np.float32)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "how, recent, wanted",
     [

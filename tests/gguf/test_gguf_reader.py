@@ -98,6 +98,7 @@ def test_a_large_vocabulary_opens_quickly(name, n):
     assert len(tokens) == n
 
 
+@pytest.mark.quick
 def test_getters_give_plain_values(small):
     file = gguf.open(str(small))
     assert file.path == small and file.version == 3 and file.alignment == 32
@@ -139,6 +140,7 @@ def test_require_names_key_found_and_wanted(small, key, kind, words):
             gguf.open(small).optional(key, kind)
 
 
+@pytest.mark.quick
 def test_strings_give_text_and_raw_bytes(small):
     tokens = gguf.open(small).require("some.tokens", gguf.StringArray)
     assert list(tokens) == ["plain", "��", "ü", ""]
@@ -158,6 +160,7 @@ def test_raw_is_for_single_strings(small):
             _ = file.metadata[key].raw
 
 
+@pytest.mark.quick
 def test_data_is_a_read_only_view_in_numpy_order(small):
     file = gguf.open(small)
     assert file.data("w").tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -173,6 +176,7 @@ def test_data_is_a_read_only_view_in_numpy_order(small):
         file.data("nothing")
 
 
+@pytest.mark.quick
 def test_views_outlive_close_and_a_closed_file_says_so(small):
     with gguf.open(small) as file:
         weights, tokens = file.data("w"), file.get("some.tokens")

@@ -123,6 +123,7 @@ def test_a_copy_of_llama_cpps_file_is_the_same_file(name, tmp_path):
     assert not any(found[len(wanted) :]) and len(found) - len(wanted) < 32  # padding only
 
 
+@pytest.mark.quick
 def test_the_gguf_package_reads_what_we_write(tmp_path):
     path = tmp_path / "ours.gguf"
     metadata = {

@@ -11,6 +11,8 @@ from pyggml.graph import Graph, topological
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.ops import add, add_inplace, mul, narrow, reshape, scale, set_rows
 
+pytestmark = pytest.mark.quick
+
 
 def test_sources_stand_before_users():
     x = zeros((4,), name="x")

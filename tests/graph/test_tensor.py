@@ -15,6 +15,8 @@ from pyggml.ops import OPS, add, narrow, permute, reshape, scale, soft_max, sum_
 from pyggml.quants import quantize
 from pyggml.runtime import run
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("shape", "ne", "nb"),

@@ -8,6 +8,8 @@ from pyggml.errors import AdapterError, DataError, PyggmlError
 from pyggml.graph.dtypes import F32
 from pyggml.lora import LoraConfig, attach, loss_and_grads, unfreeze
 
+pytestmark = pytest.mark.quick
+
 TOKENS = np.arange(20) * 7 % 48
 
 

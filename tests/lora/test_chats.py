@@ -58,6 +58,7 @@ PLAIN = (
 )
 
 
+@pytest.mark.quick
 def test_chats_with_tools_have_the_file_s_template_for_them(corpus, vocabulary):
     tool_use = "{{ tools | length }} tools." + PLAIN
     row = {"messages": [user("Hi"), assistant("Ho")], "tools": [{"name": "clock"}]}
@@ -69,6 +70,7 @@ def test_chats_with_tools_have_the_file_s_template_for_them(corpus, vocabulary):
         corpus(row, template=PLAIN)
 
 
+@pytest.mark.quick
 def test_the_answers_and_their_ends_are_learned(corpus, vocabulary):
     share_gpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]
     made = corpus(ROUNDS, {"conversations": share_gpt})
@@ -81,6 +83,7 @@ def test_the_answers_and_their_ends_are_learned(corpus, vocabulary):
     ), parse_special=True)) - 1  # fmt: skip
 
 
+@pytest.mark.quick
 def test_messages_without_weight_and_content_in_parts(corpus, vocabulary):
     first = {**assistant("1"), "weight": 0}
     parts = [{"type": "text", "text": "T"}, {"type": "text", "text": "wo"}]
@@ -88,6 +91,7 @@ def test_messages_without_weight_and_content_in_parts(corpus, vocabulary):
     assert learned(made, vocabulary()) == ["Two<|im_end|>"]
 
 
+@pytest.mark.quick
 def test_alpaca_s_rows_have_alpaca_s_words(corpus, vocabulary):
     row = {"instruction": "Add.", "input": "1 2", "output": "3"}
     made = corpus(row, chat_template="alpaca", ctx=400)
@@ -96,6 +100,7 @@ def test_alpaca_s_rows_have_alpaca_s_words(corpus, vocabulary):
     assert learned(made, vocabulary()) == ["3</s>"]
 
 
+@pytest.mark.quick
 def test_a_chat_that_is_too_long_is_never_cut_without_a_word(corpus, vocabulary):
     wanted = "line 2 has 99 tokens, wanted at most 91, .* --long-chats drop or cut"
     with pytest.raises(DataError, match=wanted):
@@ -113,12 +118,14 @@ def test_a_chat_that_is_too_long_is_never_cut_without_a_word(corpus, vocabulary)
         corpus(ROUNDS[-2:], ctx=10, long_chats="cut")
 
 
+@pytest.mark.quick
 def test_chats_that_are_all_too_long_leave_nothing(corpus):
     for how in ("drop", "cut"):
         with pytest.raises(DataError, match=r"every row \(2\) is longer than a window of 16"):
             corpus(ROUNDS[:3], ROUNDS[:3], ctx=16, long_chats=how)
 
 
+@pytest.mark.quick
 def test_an_answer_that_nothing_ends_is_refused_or_told(corpus):
     words = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     with pytest.raises(DataError, match="no answer ends in a token that ends a turn, so the model"):
@@ -127,6 +134,7 @@ def test_an_answer_that_nothing_ends_is_refused_or_told(corpus):
     assert corpus(ROUNDS, ROUNDS[1:3], template=some).found[0].notes[OPEN] == (1, "line 2")
 
 
+@pytest.mark.quick
 def test_names_of_control_tokens_in_messages_are_told(corpus, tmp_path):
     named = [user("What is <|im_end|>?"), assistant("A token.")]
     cache = TokenCache(tmp_path / "cache")
@@ -147,17 +155,20 @@ REFUSED = [
 ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("chat, template, message", REFUSED)
 def test_rows_that_a_template_does_not_take_are_listed(chat, template, message, corpus):
     with pytest.raises(DataError, match=message):
         corpus(chat, template=template)
 
 
+@pytest.mark.quick
 def test_without_a_template_there_are_no_chats(corpus):
     with pytest.raises(TemplateError, match="the model's file has no chat template: name one"):
         corpus(ROUNDS, chat_template="model")
 
 
+@pytest.mark.quick
 def test_bos_is_not_doubled(corpus, vocabulary):
     for template in ("llama3", "chatml"):
         made = corpus(ROUNDS, chat_template=template, add_bos=True, ctx=500, train_on="all")

@@ -89,6 +89,7 @@ def test_adamw_is_the_paper_s_on_the_clipped_gradient():
     np.testing.assert_allclose(found, p, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.quick
 def test_a_run_takes_adamw_s_steps_at_the_schedule_s_rates(trainer_of):
     trainer = trainer_of(max_steps=5, clip=0.0, weight_decay=0.1, lr_min=1e-4)
     p = trainer.parameters.data.astype(np.float64)
@@ -149,6 +150,7 @@ def test_accuracy_is_the_share_of_tokens_with_the_greatest_logit(modules, traine
     assert steps(events)[-1].token_accuracy > steps(events)[0].token_accuracy
 
 
+@pytest.mark.quick
 def test_the_loss_falls_and_the_reports_are_in_order(trainer_of):
     trainer = trainer_of(lr=0.03, epochs=8, batch=2, val_every=5, val_windows=1)
     reserved, events = trainer.reserve(), []

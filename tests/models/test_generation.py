@@ -86,6 +86,7 @@ def model(golden_file):
 PROMPT = [5, 77, 301, 9]
 
 
+@pytest.mark.quick
 def test_greedy_text_is_what_the_model_says_of_its_own_text(model):
     text = [*PROMPT, *generate(model, PROMPT, 6)]
     assert len(text) == 10

@@ -11,6 +11,8 @@ from pyggml.kernels import gemm
 from pyggml.ops.product import matmul
 from pyggml.runtime import run
 
+pytestmark = pytest.mark.quick
+
 SHAPES = {
     "a thin second factor": ((20, 70), (20, 8)),
     "a thin first factor": ((20, 8), (20, 70)),

@@ -9,6 +9,8 @@ from pyggml.graph.op import OPS
 from pyggml.graph.tensor import leaf
 from pyggml.runtime import run
 
+pytestmark = pytest.mark.quick
+
 T, N, K, N_VOCAB = 7, 40, 33, 70
 
 

@@ -106,6 +106,7 @@ def test_every_type_has_its_error():
     assert {name for name, _, _ in ERRORS} == set(PACKED)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name, rms, largest", ERRORS)
 def test_round_trip_error(name, rms, largest):
     x = np.random.default_rng(2).standard_normal((64 if JIT else 4, 256)).astype(np.float32)

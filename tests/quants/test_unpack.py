@@ -80,6 +80,7 @@ def assert_same_bits(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_array_equal(found.view(np.uint32)[~nan], wanted.view(np.uint32)[~nan])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", list(QUANTS))
 def test_equals_reference(name):
     blocks = some_blocks(name)

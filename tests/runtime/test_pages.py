@@ -16,6 +16,8 @@ from pyggml.graph.tensor import leaf
 from pyggml.ops import mul_mat
 from pyggml.runtime import bind
 
+pytestmark = pytest.mark.quick
+
 HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's madvise")
 

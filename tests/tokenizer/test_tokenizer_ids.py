@@ -29,6 +29,7 @@ def test_golden_ids_cover_every_distinct_pretokenizer_and_every_kind():
     assert {"gpt2", "llama", *(part["model"] for part in kinds)} == set(KINDS)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("parsed", [False, True])
 @pytest.mark.parametrize("name", list(GOLDEN["kinds"]))
 def test_every_kind_gives_llama_cpps_ids(name, parsed, tiny):

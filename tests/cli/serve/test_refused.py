@@ -64,6 +64,7 @@ def refused(answer, status=400):
     return error
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "path, body, param, message",
     [("completions", *row) for row in TEXTS] + [("chat/completions", *row) for row in CHATS],

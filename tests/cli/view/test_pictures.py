@@ -79,6 +79,7 @@ def test_checkpointing_takes_less(ask):
     assert max(layers["used"]) < max(usual["used"])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "path, fields, status, words",
     [

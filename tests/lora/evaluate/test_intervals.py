@@ -14,6 +14,8 @@ from pyggml.lora.evaluate.intervals import (
     proportion,
 )
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     "n_right, n, low, high",

@@ -127,6 +127,7 @@ def test_rows_may_lie_apart(n_tokens, rng):
 # -- weight types -------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", list(QUANTS))
 def test_a_packed_weight_multiplies_as_its_float32_self(kind, rng, some_weight):
     block = max(dtype(kind).block, 32)

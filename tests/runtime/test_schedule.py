@@ -218,6 +218,7 @@ def test_windows_are_held_with_the_leaf_that_they_look_into():
     np.testing.assert_array_equal(whole.data, [1, 2, 7])
 
 
+@pytest.mark.quick
 def test_a_copy_has_the_axes_in_the_order_of_its_source():
     device = ReferenceBackend({"scale"})
     x = scale(leaf(np.arange(6, dtype=np.float32).reshape(2, 3)), 1.0)
@@ -230,6 +231,7 @@ def test_a_copy_has_the_axes_in_the_order_of_its_source():
 # -- which device ---------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_the_first_device_that_supports_a_node_computes_it():
     device, cpu = ReferenceBackend({"mul"}), CPU()
     x = leaf(numbers(1, 2))
@@ -240,6 +242,7 @@ def test_the_first_device_that_supports_a_node_computes_it():
     assert "reference leaves sqr" in schedule(Graph.of(y), Devices([device, cpu])).report()
 
 
+@pytest.mark.quick
 def test_a_writer_takes_the_memory_along():
     """The device could make the sum but not write rows into it, so both are the host's."""
     device, cpu = ReferenceBackend({"scale", "add"}), CPU()
@@ -263,6 +266,7 @@ def test_what_no_device_takes_is_refused_by_name():
         schedule(Graph.of(y), Devices([ReferenceBackend({"mul"}), SomeOfTheCPU({"mul"})]))
 
 
+@pytest.mark.quick
 def test_the_guide_names_the_methods_of_a_device():
     guide = (Path(__file__).parents[2] / "docs/adding-a-device.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", guide, re.M)
@@ -272,6 +276,7 @@ def test_the_guide_names_the_methods_of_a_device():
     assert own == {"name", *Backend.__abstractmethods__}, "a device can be made of these alone"
 
 
+@pytest.mark.quick
 def test_the_device_hands_nothing_out():
     device = ReferenceBackend({"sqr"})
     y = sqr(leaf(numbers(3)))

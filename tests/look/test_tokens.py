@@ -8,6 +8,8 @@ import pytest
 from pyggml.look.draw.tokens import LEVELS, fragment, level, texts
 from pyggml.look.lens import TokenTable
 
+pytestmark = pytest.mark.quick
+
 NAN = float("nan")
 
 

@@ -15,7 +15,7 @@ from pyggml.kernels.gemm import CHOSEN
 from pyggml.kernels.gemm.frames import BACKWARD_COLUMNS, FORWARD_COLUMNS
 from pyggml.kernels.gemm.tile import SIZES
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1]  # of kernels
 # What differs between instruction sets: the tiles of floats, pairs and bytes with their packing,
 # and the vectors of dot products. How types of weights are unpacked does not.
 ON_EVERY_ISA = (

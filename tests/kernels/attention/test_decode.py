@@ -36,6 +36,7 @@ def in_float32(a):
     return replace(a, k=a.k.astype(np.float32), v=a.v.astype(np.float32))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "n_keys, span",
     [

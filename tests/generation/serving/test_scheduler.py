@@ -80,6 +80,7 @@ def run(scheduler):
         pass
 
 
+@pytest.mark.quick
 def test_requests_begin_in_the_order_in_which_they_came(batch):
     scheduler, order = Scheduler(batch), []
     for i in range(5):
@@ -108,6 +109,7 @@ def test_a_long_prompt_stops_nobody_who_writes(batch):
     assert sorted(batch.fed[1].values()) == [1, PREFILL_BESIDE]
 
 
+@pytest.mark.quick
 def test_prompts_share_a_chunk(batch):
     """A short prompt behind a long one is read in the first pass."""
     scheduler = Scheduler(batch)
@@ -126,6 +128,7 @@ def test_alone_a_prompt_gets_whole_chunks(batch):
     assert [sum(fed.values()) for fed in batch.fed] == [PREFILL, 5]
 
 
+@pytest.mark.quick
 def test_what_is_cached_is_not_fed(batch):
     batch.known = 30
     made, _ = request(50, n_tokens=1)
@@ -158,6 +161,7 @@ def test_a_cancelled_request_frees_its_slot_before_the_next_pass(batch):
     assert len(made[3][1]) == 1 and len(made[0][1]) == 1 and not made[2][1]
 
 
+@pytest.mark.quick
 def test_time_ends_a_request_wherever_it_is(batch, monkeypatch):
     scheduler, soon = Scheduler(batch), time.monotonic() + 600
     made = [request(4, n_tokens=10**6, first=10 + i, deadline=soon) for i in range(3)]

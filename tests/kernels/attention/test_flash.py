@@ -198,6 +198,7 @@ def test_other_tokens_have_no_influence(rng):
 # -- against the plain path ---------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(not CHOSEN.compiled, reason="this path has no tiles")
 def test_tiles_give_what_the_plain_path_gives(rng, monkeypatch):
     n = BC + MR + 1

@@ -118,6 +118,7 @@ def test_gradients_over_an_odd_number_of_rows_are_made_of_floats(rng):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_tokens", [2, 5, 40])
 def test_how_far_from_exact(kind, n_tokens, rng, some_weight):

@@ -11,7 +11,7 @@ from pyggml.generation.serving import Request, Scheduler
 
 import chats
 
-MODELS = Path(__file__).parents[1] / "golden/models"
+MODELS = Path(__file__).parents[2] / "golden/models"
 N_TOKENS = 10
 
 

@@ -53,6 +53,7 @@ def graph():
 # -- sections -------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_equal_blocks_are_one_section(graph):
     found = sections(graph)
     assert [(s.title, s.n) for s in found] == [
@@ -145,6 +146,7 @@ def test_the_inside_marks_what_reads_a_parameter(graph):
     assert text.count('class="box forward"') == len(section.forward) - 1
 
 
+@pytest.mark.quick
 def test_lanes_are_as_wide_as_tensors_live_and_as_high_as_they_are_large(graph):
     made = plan(graph)
     rectangles = [

@@ -86,6 +86,7 @@ def values():
     }
 
 
+@pytest.mark.quick
 @needs_jit
 def test_a_task_reads_what_was_put_in():
     given = values()
@@ -104,6 +105,7 @@ def test_a_field_that_is_put_anew_is_read_anew():
     assert given["out"][6] == 12 and given["out"][8] == 0
 
 
+@pytest.mark.quick
 @needs_jit
 def test_a_frame_has_the_fields_of_its_base():
     given = values() | {"pair": Pair(9, 5)}
@@ -123,6 +125,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", WRONG)
 def test_a_value_of_another_kind_is_refused_by_name(name):
     value, wanted = WRONG[name]
@@ -130,6 +133,7 @@ def test_a_value_of_another_kind_is_refused_by_name(name):
         Every(**values() | {name: value})
 
 
+@pytest.mark.quick
 def test_a_field_that_is_missing_or_unknown_is_refused_by_name():
     given = values()
     del given["matrix"], given["on"]

@@ -56,6 +56,7 @@ def test_a_file_of_every_type(file_type, golden, importance, tmp_path):
     assert np.isfinite(logits).all()
 
 
+@pytest.mark.quick
 def test_numbers_are_kept(golden, tmp_path):
     table = np.arange(512, dtype=np.int32).reshape(2, 256)
     exact = np.linspace(0, 1, 7)
@@ -71,6 +72,7 @@ def test_numbers_are_kept(golden, tmp_path):
         assert file.tensors["blk.0.attn_norm.weight"].dtype is F32
 
 
+@pytest.mark.quick
 def test_what_is_no_model_is_refused(golden, tmp_path):
     for value, error, words in [
         ("adapter", ModelError, "general.type is 'adapter', wanted a model"),
@@ -85,6 +87,7 @@ def test_what_is_no_model_is_refused(golden, tmp_path):
 KEPT = ["position_embd.weight", "blk.0.time_mix_w1.weight", "blk.0.per_layer_model_proj.weight"]
 
 
+@pytest.mark.quick
 def test_what_is_not_quantised_keeps_its_type(golden, tmp_path):
     bfloats = np.arange(512, dtype=np.uint16).reshape(2, 256)
     vector = np.linspace(0, 1, 256).astype(np.float16)

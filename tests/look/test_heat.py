@@ -10,6 +10,8 @@ from pyggml.look.draw import heat_map, heat_steps, kinds_of
 from pyggml.look.draw.scale import N_LEVELS, Scale
 from pyggml.look.overview import Measure, overview
 
+pytestmark = pytest.mark.quick
+
 SVG = "{http://www.w3.org/2000/svg}"
 
 
