@@ -25,7 +25,7 @@ def link_tree() -> None:
 
 
 def installed(file: str) -> str:
-    """lora/train.py -> pyggml/lora/train.py."""
+    """lora/trainer/loop.py -> pyggml/lora/trainer/loop.py."""
     path = Path(file).resolve().relative_to(ROOT)
     return str(Path("pyggml", path) if path.parts[0] in INSIDE else path)
 

@@ -47,13 +47,13 @@ from pyggml.backends.cuda.runtime.driver import Captured, cuda
 from pyggml.generation import Session
 from pyggml.graph.dtypes import DTYPES
 from pyggml.lora import LoraConfig, TrainConfig, attach
+from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.data import Batch
-from pyggml.lora.on_devices import on_devices
 from pyggml.lora.optim import AdamW, n_kept
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE
-from pyggml.lora.step_gradient import StepGradient
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.memory import on_devices
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import Model
 from pyggml.quants import quantize
 
@@ -241,9 +241,9 @@ def time_by_op(card: Card, passes: Passes) -> dict[str, list[float]]:
     Nodes of the same shapes count as the first of them, which is captured and repeated: a launch
     from Python takes longer than most kernels.
     """
-    scheduled = passes.programs[0].programs[card.backend]
+    kernels = passes.programs[0].kernels[card.backend]
     alike: dict[tuple[Any, ...], list[Any]] = {}
-    for node, call in zip(scheduled.nodes, scheduled.calls, strict=True):
+    for node, call in kernels.items():
         shapes = tuple((s.shape, s.dtype.name, s.strides) for s in node.src)
         alike.setdefault((node.op.name, node.shape, shapes), []).append((node, call))
     taken: Counter[str] = Counter()

@@ -29,7 +29,7 @@ from pyggml.kernels.kernel import Compute
 from pyggml.lora import LoraConfig, Parameters, TrainConfig, attach
 from pyggml.lora.data import Batch
 from pyggml.lora.optim import AdamW
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 from pyggml.model import COMPUTE_TYPES, Model
 
 from machine import about, peak_rss_gb, timed

@@ -45,9 +45,9 @@ from pyggml.backends.webgpu.wgsl.shader import Dispatch, View
 from pyggml.graph.dtypes import DTYPES, F32
 from pyggml.lora import LoraConfig, TrainConfig, attach
 from pyggml.lora.optim import AdamW
-from pyggml.lora.passes import Passes
 from pyggml.lora.ranks import ALONE
-from pyggml.lora.step_gradient import StepGradient
+from pyggml.lora.trainer.gradient import StepGradient
+from pyggml.lora.trainer.passes import Passes
 from pyggml.quants import quantize
 
 from machine import about
@@ -192,11 +192,11 @@ def steps(card: Card, file: str, options: Any) -> float:
 
 def time_by_op(card: Card, passes: Passes) -> dict[str, list[int]]:
     """Op and type of its weight -> [microseconds in a pass, nodes], the longest first."""
-    scheduled = passes.programs[0].programs[card.backend]
-    calls = [call.arguments[0] for call in scheduled.calls]
+    kernels = passes.programs[0].kernels[card.backend]
+    calls = [call.arguments[0] for call in kernels.values()]
     taken: Counter[str] = Counter()
     nodes: Counter[str] = Counter()
-    for node, seconds in zip(scheduled.nodes, card.seconds(calls), strict=True):
+    for node, seconds in zip(kernels, card.seconds(calls), strict=True):
         assert node.op is not None
         name = node.op.name
         weight = node.src[-2].dtype.name if "mat" in name or "prod" in name else ""

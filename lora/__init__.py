@@ -15,15 +15,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pyggml.look.gradients import loss_and_grads
-from pyggml.lora.adapter import Adapter
-from pyggml.lora.attach import attach, unfreeze
+from pyggml.lora.adapter import (
+    Adapter,
+    Parameters,
+    TrainedTensors,
+    attach,
+    merge,
+    train_tensors,
+    unfreeze,
+)
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
-from pyggml.lora.fit import Fit, fit
-from pyggml.lora.merge import merge
-from pyggml.lora.objective import NextToken
-from pyggml.lora.parameters import Parameters
-from pyggml.lora.reports import (
+from pyggml.lora.objectives.objective import NextToken
+from pyggml.lora.trainer.fit import Fit, fit
+from pyggml.lora.trainer.loop import Reserved, Trainer
+from pyggml.lora.trainer.reports import (
     CheckpointReport,
     History,
     Report,
@@ -31,8 +37,6 @@ from pyggml.lora.reports import (
     StepReport,
     ValidationReport,
 )
-from pyggml.lora.tensors import TrainedTensors, train_tensors
-from pyggml.lora.train import Reserved, Trainer
 
 if TYPE_CHECKING:
     from pyggml.lora.evaluate import Perplexity, perplexity

@@ -19,7 +19,7 @@ _MEANT_FOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceConfig(Settings):
-    """What a run minimises; formulas in `pyggml.lora.preference.losses`."""
+    """What a run minimises; formulas in `pyggml.lora.objectives.losses`."""
 
     objective: str = setting(
         "sft",

@@ -16,12 +16,12 @@ from itertools import takewhile
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.lora.evaluate.scorer import Scorer
 from pyggml.model import Model
 from pyggml.models import Inputs, Net
-from pyggml.ops.attention.span import WINDOW_SPAN
+from pyggml.ops.attention.mask import WINDOW_SPAN
 
 N_TOKENS = 512  # of a pass, unless a sequence is longer
 _WORTH_SHARING = 8  # tokens that two rows begin with

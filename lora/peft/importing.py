@@ -11,7 +11,7 @@ import numpy as np
 
 from pyggml.errors import AdapterError
 from pyggml.gguf.fields import shown
-from pyggml.lora.adapter_file import Update, write_adapter
+from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.peft import settings, tensors
 from pyggml.lora.peft.tensors import Found
 from pyggml.lora.peft.twins import Module, Part, Twins

@@ -18,7 +18,7 @@ from typing import TextIO
 from pyggml.errors import PyggmlError
 from pyggml.files import replacing
 from pyggml.lora.record.records import Record, record_of
-from pyggml.lora.reports import History
+from pyggml.lora.trainer.reports import History
 
 _MOST_CHARACTERS = 1 << 20  # of a line
 

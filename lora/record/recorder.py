@@ -11,8 +11,8 @@ from pyggml.lora.record.gradients import Watch, gradients_record
 from pyggml.lora.record.loggers import Logger, logger
 from pyggml.lora.record.metrics import MetricsFile
 from pyggml.lora.record.records import Record, numbers_of, record_of
-from pyggml.lora.reports import Report, StepReport
-from pyggml.lora.train import Trainer
+from pyggml.lora.trainer.loop import Trainer
+from pyggml.lora.trainer.reports import Report, StepReport
 
 _NOT_SHOWN = ("step", "n_steps", "epoch")
 

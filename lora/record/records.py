@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from pyggml.lora.reports import Report, Rewards, StepReport
+from pyggml.lora.trainer.reports import Report, Rewards, StepReport
 
 Record = dict[str, Any]
 

@@ -7,6 +7,8 @@ from pyggml.ops.activation.activation import (
     gelu_back,
     gelu_erf,
     gelu_quick,
+    hardsigmoid,
+    hardswish,
     leaky_relu,
     relu,
     sigmoid,
@@ -14,15 +16,30 @@ from pyggml.ops.activation.activation import (
     silu_back,
     softplus,
     tanh,
+    xielu,
 )
-from pyggml.ops.activation.glu import geglu, geglu_erf, geglu_quick, reglu, swiglu, swiglu_back
-from pyggml.ops.activation.glu_clipped import swiglu_clamp, swiglu_oai
-from pyggml.ops.activation.hard import hardsigmoid, hardswish
-from pyggml.ops.activation.xielu import xielu
+from pyggml.ops.activation.glu import (
+    geglu,
+    geglu_erf,
+    geglu_quick,
+    reglu,
+    swiglu,
+    swiglu_back,
+    swiglu_clamp,
+    swiglu_oai,
+)
 from pyggml.ops.arithmetic.arith import add, add1, add_inplace, div, mul, neg, scale, sub
 from pyggml.ops.arithmetic.dropout import dropout, uniform_noise
-from pyggml.ops.arithmetic.reduce import argmax, count_equal, cumsum, mean, sum_, sum_rows
-from pyggml.ops.arithmetic.sort import argsort, top_k
+from pyggml.ops.arithmetic.reduce import (
+    argmax,
+    argsort,
+    count_equal,
+    cumsum,
+    mean,
+    sum_,
+    sum_rows,
+    top_k,
+)
 from pyggml.ops.arithmetic.temperature import log_temperature
 from pyggml.ops.arithmetic.unary import (
     abs_,
@@ -42,39 +59,44 @@ from pyggml.ops.arithmetic.unary import (
     trunc,
 )
 from pyggml.ops.attention.attention import flash_attn_ext
-from pyggml.ops.attention.mask import diag_mask_inf, diag_mask_zero
+from pyggml.ops.attention.mask import diag_mask_inf, diag_mask_zero, window_span
 from pyggml.ops.attention.rope import rope, rope_apply, rope_apply_back
 from pyggml.ops.attention.rope_table import rope_table
 from pyggml.ops.attention.softmax import soft_max, soft_max_back
-from pyggml.ops.attention.span import window_span
-from pyggml.ops.experts.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
+from pyggml.ops.experts import add_id, mul_mat_id, mul_mat_id_back, out_prod_id
 from pyggml.ops.image.conv import conv_2d_direct, conv_2d_dw, conv_transpose_1d, conv_transpose_2d
 from pyggml.ops.image.embedding import arange, timestep_embedding
 from pyggml.ops.image.im2col import conv_1d, conv_2d, im2col
 from pyggml.ops.image.pool import pool_1d, pool_2d
 from pyggml.ops.image.upscale import upscale
-from pyggml.ops.layout.after import after
-from pyggml.ops.layout.detach import detach
 from pyggml.ops.layout.layout import cont, cpy, dup, permute, reshape, transpose
 from pyggml.ops.layout.narrow import concat, halve, narrow, split
 from pyggml.ops.layout.pad import pad, pad_reflect_1d, roll
 from pyggml.ops.layout.repeat import repeat, repeat_back
 from pyggml.ops.layout.rows import get_rows, get_rows_back, set_rows
 from pyggml.ops.layout.triangular import diag, fill, fill_inplace, solve_tri, tri
-from pyggml.ops.layout.view import acc, set_, view
+from pyggml.ops.layout.view import acc, after, detach, set_, view
 from pyggml.ops.loss.head import linear_cross_entropy, linear_cross_entropy_by_row
 from pyggml.ops.loss.loss import (
+    cross_entropy_by_row,
     cross_entropy_loss,
     cross_entropy_loss_back,
     cross_entropy_rows,
     cross_entropy_rows_back,
 )
-from pyggml.ops.loss.loss_by_row import cross_entropy_by_row
 from pyggml.ops.next_token import advance, likeliest
-from pyggml.ops.norm.group_norm import group_norm, group_norm_back
-from pyggml.ops.norm.norm import l2_norm, l2_norm_back, norm, norm_back, rms_norm, rms_norm_back
+from pyggml.ops.norm.norm import (
+    group_norm,
+    group_norm_back,
+    l2_norm,
+    l2_norm_back,
+    norm,
+    norm_back,
+    rms_norm,
+    rms_norm_back,
+)
 from pyggml.ops.norm.norm_mul import rms_norm_mul, rms_norm_mul_back, rms_norm_mul_back_w
-from pyggml.ops.optim.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
+from pyggml.ops.optim import clip_norm, opt_step_adamw, opt_step_lion, opt_step_sgd
 from pyggml.ops.product.low_rank import mul_mat_low_rank, out_prod_low_rank, out_prod_low_rank_add
 from pyggml.ops.product.matmul import mul_mat, mul_mat_add, out_prod, out_prod_add
 from pyggml.ops.recurrent.delta_net import gated_delta_net

@@ -7,15 +7,16 @@ import sys
 import numpy as np
 import pytest
 from card_patterns import PATTERNS
+from extras import need
 
-from pyggml.backends import CPU, backends_of
-from pyggml.backends.choice import WANTED
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import cards, open_cuda
 from pyggml.errors import ConfigError, DeviceError
 from pyggml.graph import Graph
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
+from pyggml.runtime.choice import WANTED, backends_of
 
 CAPABILITY = (9, 0)
 
@@ -53,7 +54,7 @@ def test_a_word_that_names_no_device(word):
 
 @pytest.fixture
 def dry(request):
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    need("numba_cuda")
     request.getfixturevalue("without_cublas")
     from dry_card import DryCard
 
@@ -68,8 +69,8 @@ def launches_of(name, device):
         sources = [as_leaf(a) for a in sample.arrays]
         node = OPS[name](*sources, **sample.params)
         if device.unsupported(node) is None:
-            (program,) = bind(schedule(Graph.of(node), Devices([device, CPU()])))
-            for call in program.programs[device].calls:
+            program = bind(schedule(Graph.of(node), Devices([device, CPU()])))
+            for call in program.kernels[device].values():
                 yield from launches(call)
 
 
@@ -119,8 +120,8 @@ def test_every_kernel_compiles_to_ptx(dry, compiles):
 def test_patterns_compile_to_ptx(name, dry, compiles):
     from pyggml.backends.cuda.runtime.launches import launches
 
-    (program,) = bind(schedule(PATTERNS[name]()[0], Devices([dry, CPU()])))
-    calls = {call.site.node.op.name: call for call in program.programs[dry].calls}
+    program = bind(schedule(PATTERNS[name]()[0], Devices([dry, CPU()])))
+    calls = {node.op.name: call for node, call in program.kernels[dry].items()}
     if name == "mul_mat+scale":
         pytest.skip("cuBLAS computes it")
     compiles(list(launches(calls[name])), name)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extras import reason
 
 import pyggml
 from pyggml.generation import Session
@@ -13,7 +14,7 @@ from pyggml.lora import LoraConfig, attach, loss_and_grads
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = sorted((*GOLDEN.glob("peers/*.gguf"), *GOLDEN.glob("formulas/*.gguf")))
@@ -41,7 +42,7 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     from dry_card import DryCard
 
     from pyggml.backends.cuda.gemm import few_rows
-    from pyggml.backends.cuda.rewrites import early
+    from pyggml.backends.cuda.runtime import early
 
     class Noting(DryCard):
         depth = 0

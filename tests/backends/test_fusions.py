@@ -6,11 +6,11 @@ import card_patterns
 import numpy as np
 import pytest
 from card_patterns import PATTERNS, numbers
+from extras import need
 
 import pyggml
 from pyggml.alloc import plan as make_plan
-from pyggml.backends import CPU
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import CPU, array
 from pyggml.generation import Session
 from pyggml.graph import Graph
 from pyggml.graph.op import SAVED, Memory
@@ -18,9 +18,9 @@ from pyggml.graph.tensor import zeros
 from pyggml.look.check import in_float64
 from pyggml.lora import LoraConfig, attach, loss_and_grads
 from pyggml.ops import add, add_inplace, out_prod, scale
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+need("numba_cuda")
 GOLDEN = Path(__file__).parents[1] / "golden"
 PEERS = "exaone", "gemma3", "granite", "olmo2", "qwen3moe"
 MODELS = sorted((*GOLDEN.glob("models/*-*_*.gguf"), *(GOLDEN / f"peers/{p}.gguf" for p in PEERS)))

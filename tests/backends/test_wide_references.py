@@ -2,7 +2,7 @@
 in float64 what the plain graph computes."""
 
 import numpy as np
-import pytest
+from extras import need
 
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
@@ -16,7 +16,7 @@ from pyggml.ops import add, mul_mat, scale, swiglu
 from pyggml.ops.product.matmul import mul_mat_add
 from pyggml.quants import quantize
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+need("numba_cuda")
 M, K, N, RANK = 20, 32, 64, 4
 
 

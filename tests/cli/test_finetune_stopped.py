@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from pyggml.lora import Trainer, lock
+from pyggml.lora import Trainer
+from pyggml.lora.trainer import lock
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 

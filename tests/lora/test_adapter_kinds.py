@@ -21,8 +21,8 @@ from pyggml.lora import (
     train_tensors,
     unfreeze,
 )
-from pyggml.lora.starts import pissa
-from pyggml.lora.targets import targets
+from pyggml.lora.adapter.starts import pissa
+from pyggml.lora.adapter.targets import targets
 from pyggml.models import LoraPair
 
 from measures import nmse

@@ -5,7 +5,7 @@ import pytest
 
 from pyggml.errors import ConfigError
 from pyggml.lora import ValidationReport
-from pyggml.lora.reports import History
+from pyggml.lora.trainer.reports import History
 
 from runs import state
 

@@ -11,7 +11,7 @@ from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, read_corpus
 from pyggml.lora.data import Document, TokenCache
 from pyggml.lora.data.chats import CHAT, CUT, NAMED, OPEN
 from pyggml.lora.data.packing import pack
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 
 from chats import assistant, user
 from chats import vocabulary as made_vocabulary

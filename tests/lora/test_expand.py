@@ -12,7 +12,7 @@ from pyggml.errors import DataError
 from pyggml.lora import DataConfig, read_corpus
 from pyggml.lora.data import Schema, Source, TokenCache
 from pyggml.lora.data.expand import expanded
-from pyggml.lora.preference import read_preferences
+from pyggml.lora.data.preferences import read_preferences
 
 ROW = json.dumps({"text": "some words of a row"}) + "\n"
 
@@ -128,7 +128,7 @@ def test_tokens_of_preferences_are_kept(tmp_path, monkeypatch):
         read = partial(read_preferences, [path], Known(), DataConfig(ctx=16, val_split=0.3), kind)
         first, plain = read(cache), read()
         with monkeypatch.context() as patch:
-            patch.setattr("pyggml.lora.preference.files.documents_of", None)
+            patch.setattr("pyggml.lora.data.preferences.documents_of", None)
             again = read(cache)
         assert [c.found[0].was_kept for c in (first, plain, again)] == [False, False, True]
         assert first.digest() == plain.digest() == again.digest()

@@ -5,7 +5,7 @@ import pytest
 import pyggml
 from pyggml.errors import DataError
 from pyggml.lora import LoraConfig, TrainConfig, attach, fit
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 
 CONFIG = TrainConfig(batch=6, grad_accum=2, lr=1e-3)
 

@@ -84,7 +84,7 @@ def test_an_output_adapter_is_trained_too(tiny):
 
 
 def test_blocks_without_adapters_cost_no_backward_pass(tiny):
-    from pyggml.lora.passes import Passes
+    from pyggml.lora.trainer.passes import Passes
 
     nodes, found = [], []
     for skip in (0, 1, 2):

@@ -5,7 +5,7 @@ from math import cos, pi
 import pytest
 
 from pyggml.lora import TrainConfig
-from pyggml.lora.learning_rate import LearningRate
+from pyggml.lora.trainer.learning_rate import LearningRate
 
 FRACTIONS = [
     ("cosine", lambda t: (1 + cos(pi * t)) / 2),

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from pyggml.errors import PyggmlError
-from pyggml.lora import lock
+from pyggml.lora.trainer import lock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from pyggml.lora import lock
+from pyggml.lora.trainer import lock
 with lock.held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

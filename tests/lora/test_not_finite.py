@@ -9,7 +9,7 @@ from pyggml import gguf
 from pyggml.errors import PyggmlError
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.tensor import leaf
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 from pyggml.ops import swiglu_back
 from pyggml.runtime import run
 

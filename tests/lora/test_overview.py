@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.look.draw import heat_map
 from pyggml.look.overview import (
     Column,
@@ -19,7 +19,7 @@ from pyggml.look.overview import (
 )
 from pyggml.lora import TrainConfig, Trainer, train_tensors
 from pyggml.lora.record import Recorder, gradients_record, overview_of, read_records
-from pyggml.lora.reports import StepReport
+from pyggml.lora.trainer.reports import StepReport
 from pyggml.models import ARCHITECTURES, small_metadata, tensors_of
 
 

@@ -21,8 +21,8 @@ from pyggml.lora import (
     unfreeze,
 )
 from pyggml.lora.data import Corpus
-from pyggml.lora.preference import Answer, Preference, Preferences
-from pyggml.lora.preference.data import filled
+from pyggml.lora.data.answers import Answer, Preferences, filled
+from pyggml.lora.objectives.preference import Preference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL, ADAPTER = (GOLDEN / f"models/qwen3-{part}.gguf" for part in ("F16", "lora"))

@@ -18,9 +18,9 @@ from pyggml.lora import (
     train_tensors,
 )
 from pyggml.lora.data import Corpus
+from pyggml.lora.data.answers import Answer, preference_corpus, preferences
 from pyggml.lora.data.rows import KtoRow, Place, PreferenceRow, TextRow
-from pyggml.lora.preference import Answer, Preference, preference_corpus
-from pyggml.lora.preference.data import preferences
+from pyggml.lora.objectives.preference import Preference
 
 from runs import state, steps
 

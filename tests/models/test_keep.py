@@ -10,7 +10,7 @@ from pyggml.graph.dtypes import BF16, F32
 from pyggml.graph.tensor import leaf, zeros
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.data import Batch
-from pyggml.lora.passes import Passes
+from pyggml.lora.trainer.passes import Passes
 from pyggml.models import ARCHITECTURES, Inputs, build_loss
 
 CTX, N_VOCAB = 12, 11

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 import pyggml
-from pyggml.cli.interrupt import stopping
+from pyggml.cli.terminal.interrupt import stopping
 from pyggml.errors import PyggmlError
 from pyggml.lora import LoraConfig, NextToken, PreferenceConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset
-from pyggml.lora.preference import Answer, Preference
-from pyggml.lora.preference.data import preferences
+from pyggml.lora.data.answers import Answer, preferences
+from pyggml.lora.objectives.preference import Preference
 from pyggml.lora.ranks import ALONE, started
 
 CTX, N_VOCAB = 10, 48

@@ -6,24 +6,32 @@ silu         x · s(x)                 silu_back    dy · s · (1 + x · (1 - s)
 softplus     log(1 + e^x)             elu          x, or e^x - 1 below 0
 gelu         x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), Hendrycks and Gimpel, arXiv:1606.08415
 gelu_quick   x · s(1.702 x)           gelu_erf     x · Φ(x), Φ the normal distribution
+hardsigmoid  clamp((x + 3) / 6, 0, 1), Howard et al., arXiv:1905.02244
+hardswish    x · hardsigmoid(x)
+xielu        a_p·x² + beta·x  where x > 0,  else  a_n·(e^min(x, eps) − 1 − x) + beta·x;
+             the expanded integral of ELU, arXiv:2411.13010, as Apertus has it
+xielu_back   dy · (slope + beta); slope = 2·a_p·x  where x > 0,  a_n·(e^x − 1)  where x < eps,
+             else −a_n
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
+from pyggml.errors import ShapeError
 from pyggml.graph.ggml_enums import GGMLOp, GGMLUnaryOp
-from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Op, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Op, Refused, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import sigmoid32, tanh32
 from pyggml.kernels.kernel import cpu_kernel, flat
-from pyggml.ops.arithmetic.arith import mul, scale, sub
+from pyggml.ops.arithmetic.arith import add, mul, scale, sub
 from pyggml.ops.arithmetic.unary import Layout, Samples, clamp, draws, exp, sqr, step, unary_op
-from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.expect import NAN, expect, expect_type
 from pyggml.ops.strips import strips
 
 Reference = Callable[..., np.ndarray]
@@ -43,17 +51,23 @@ def back_op(
     ref: Reference,
     samples: Samples,
     arrays: Layout = flat,
+    refuses: Refused = NO_SETTINGS,
+    check: Callable[..., None] = lambda name, **_: None,
 ) -> Op:
-    """Declare dx_i = f(x_i, dy_i), F32; the kernel code(dx, x, dy) gets arrays as `arrays` says."""
+    """Declare dx_i = f(x_i, dy_i), F32; code(dx, x, dy, *params) gets arrays as `arrays` says.
 
-    def spec(x: Tensor, dy: Tensor) -> Spec:
+    check(name, **params) raises ShapeError for the values in `refuses`.
+    """
+
+    def spec(x: Tensor, dy: Tensor, **params: float) -> Spec:
         expect_type(name, "x", x)
         expect(name, "dy", dy, x.shape)
+        check(name, **params)
         return Spec(x.shape)
 
-    def both(rng: np.random.Generator) -> Iterator[Sample]:
+    def with_dy(rng: np.random.Generator) -> Iterator[Sample]:
         for s in samples(rng):
-            yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)))
+            yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)), s.params)
 
     new = op(
         name=name,
@@ -61,8 +75,8 @@ def back_op(
         spec=spec,
         ref=ref,
         grad=NoGrad("second derivatives are out of scope"),
-        samples=both,
-        refuses=NO_SETTINGS,
+        samples=with_dy,
+        refuses=refuses,
         memory=Memory.INPLACE,
     )
     cpu_kernel(new, arrays(code))
@@ -397,4 +411,165 @@ GELU_ERF = unary_op(
 )
 GELU_ERF_BACK = back_op(
     "gelu_erf_back", GGMLOp.CUSTOM, _gelu_erf_back, _gelu_erf_back_ref, draws(0, 4)
+)
+
+# -- xielu ----------------------------------------------------------------------------------------
+
+
+_ZERO, _TWO = np.float32(0), np.float32(2)
+_XIELU_SAMPLE: dict[str, Any] = {"a_n": 1.3, "a_p": 0.8, "beta": 0.5, "eps": -1e-6}
+
+
+def xielu(
+    x: Tensor, alpha_n: float, alpha_p: float, beta: float = 0.5, eps: float = -1e-6
+) -> Tensor:
+    """xIELU with a_p = softplus(alpha_p), a_n = beta + softplus(alpha_n), F32 (ggml's XIELU).
+
+    The alphas are constants, as in ggml. Raises ShapeError if eps is above 0.
+    """
+    a_n, a_p = beta + _log1p_exp(alpha_n), _log1p_exp(alpha_p)
+    return XIELU(x, a_n=a_n, a_p=a_p, beta=float(beta), eps=float(eps))
+
+
+_XIELU_REFUSES = {"a_n": (), "a_p": (), "beta": (), "eps": (0.1, NAN)}
+
+
+def _check_eps(name: str, eps: float, **_: float) -> None:
+    if not eps <= 0:
+        raise ShapeError(f"{name}: eps is {eps}, wanted 0 or less")
+
+
+def _log1p_exp(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+@kernel
+def _xielu(y, x, a_n, a_p, beta, eps):
+    for i in range(x.size):
+        if x[i] > _ZERO:
+            y[i] = a_p * x[i] * x[i] + beta * x[i]
+        else:
+            y[i] = a_n * (np.expm1(min(x[i], eps)) - x[i]) + beta * x[i]
+
+
+def _xielu_ref(x: np.ndarray, a_n: float, a_p: float, beta: float, eps: float) -> np.ndarray:
+    left = a_n * (np.expm1(np.minimum(x, eps)) - x)
+    return np.where(x > 0, a_p * x * x, left) + beta * x
+
+
+def _xielu_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · xielu'(x)"""
+    return (XIELU_BACK(node.src[0], dy, **node.params),)
+
+
+XIELU = unary_op(
+    "xielu",
+    GGMLUnaryOp.XIELU,
+    _xielu,
+    _xielu_ref,
+    _xielu_grad,
+    draws(0.05, 3, **_XIELU_SAMPLE),
+    refuses=_XIELU_REFUSES,
+    check=_check_eps,
+)
+
+
+@kernel
+def _xielu_back(dx, x, dy, a_n, a_p, beta, eps):
+    for i in range(x.size):
+        left = a_n * np.expm1(x[i]) if x[i] < eps else -a_n
+        slope = _TWO * a_p * x[i] if x[i] > _ZERO else left
+        dx[i] = dy[i] * (slope + beta)
+
+
+def _xielu_back_ref(
+    x: np.ndarray, dy: np.ndarray, a_n: float, a_p: float, beta: float, eps: float
+) -> np.ndarray:
+    left = a_n * (np.where(x < eps, np.exp(np.minimum(x, 0)), 0) - 1)
+    return np.asarray(dy * (np.where(x > 0, 2 * a_p * x, left) + beta))
+
+
+XIELU_BACK = back_op(
+    "xielu_back",
+    GGMLOp.CUSTOM,
+    _xielu_back,
+    _xielu_back_ref,
+    draws(0.05, 3, **_XIELU_SAMPLE),
+    refuses=_XIELU_REFUSES,
+    check=_check_eps,
+)
+
+# -- hardsigmoid, hardswish -----------------------------------------------------------------------
+
+
+_SIXTH = np.float32(1 / 6)
+
+
+def hardsigmoid(x: Tensor) -> Tensor:
+    """clamp((x + 3) / 6, 0, 1), F32 (ggml's unary HARDSIGMOID)."""
+    return HARDSIGMOID(x)
+
+
+def hardswish(x: Tensor) -> Tensor:
+    """x · hardsigmoid(x), F32 (ggml's unary HARDSWISH)."""
+    return HARDSWISH(x)
+
+
+@kernel
+def _gate(x):
+    return min(max((x + _THREE) * _SIXTH, _ZERO), _ONE)
+
+
+@kernel
+def _hardsigmoid(y, x):
+    for i in range(x.size):
+        y[i] = _gate(x[i])
+
+
+@kernel
+def _hardswish(y, x):
+    for i in range(x.size):
+        y[i] = x[i] * _gate(x[i])
+
+
+def _hardsigmoid_ref(x: np.ndarray) -> np.ndarray:
+    return np.clip((x + 3) / 6, 0, 1)
+
+
+def _hardswish_ref(x: np.ndarray) -> np.ndarray:
+    return x * np.clip((x + 3) / 6, 0, 1)
+
+
+def _gate_slope(x: Tensor) -> Tensor:
+    """1/6 between the kinks at -3 and 3, else 0."""
+    return scale(mul(step(scale(x, 1.0, 3.0)), step(scale(x, -1.0, 3.0))), 1 / 6)
+
+
+def _hardsigmoid_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy / 6 where -3 < x < 3, else 0"""
+    return (mul(dy, _gate_slope(node.src[0])),)
+
+
+def _hardswish_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy · (hardsigmoid(x) + x · hardsigmoid'(x))"""
+    (x,) = node.src
+    return (mul(dy, add(hardsigmoid(x), mul(x, _gate_slope(x)))),)
+
+
+def _around_kinks(rng: np.random.Generator) -> Iterator[Sample]:
+    """Between the kinks, and beyond them."""
+    yield from draws(0.0, 2.8)(rng)
+    yield from draws(3.2, 5.0)(rng)
+
+
+HARDSIGMOID = unary_op(
+    "hardsigmoid",
+    GGMLUnaryOp.HARDSIGMOID,
+    _hardsigmoid,
+    _hardsigmoid_ref,
+    _hardsigmoid_grad,
+    _around_kinks,
+)
+HARDSWISH = unary_op(
+    "hardswish", GGMLUnaryOp.HARDSWISH, _hardswish, _hardswish_ref, _hardswish_grad, _around_kinks
 )

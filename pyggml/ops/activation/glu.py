@@ -5,6 +5,12 @@ swiglu_back_gate  dy · up · s · (1 + gate · (1 - s))
 swiglu_back       the same; saved are dup = dy · gate · s, and swiglu once more
 reglu, geglu, geglu_quick, geglu_erf   relu, gelu, gelu_quick, gelu_erf of the gate, times up
 
+Two units clip their inputs: g = min(gate, limit), u = clip(up, −limit, limit). They are one
+function with two numbers, alpha and the shift of u; beyond the limit its slope is 0.
+
+swiglu_oai        g · s(alpha·g) · (u + 1), of gpt-oss, arXiv:2508.10925
+swiglu_clamp      g · s(g) · u
+
 Without `up`, the last axis of `gate` holds both: first the gate, then up; `swapped`, the reverse.
 """
 
@@ -12,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +45,7 @@ from pyggml.kernels.kernel import Site, cpu_kernel, flat
 from pyggml.ops.activation.activation import gelu, gelu_erf, gelu_quick, relu
 from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.arithmetic.unary import Layout
-from pyggml.ops.expect import expect, expect_type
+from pyggml.ops.expect import NAN, expect, expect_type
 from pyggml.ops.layout.narrow import halve
 from pyggml.ops.strips import strip, strips
 from pyggml.quants.bits import bf16_to_float
@@ -48,6 +55,7 @@ _QUICK = np.float32(1.702)
 _CUBE = np.float32(0.044715)
 _TWICE = np.float32(2 * math.sqrt(2 / math.pi))  # gelu(x) = x · s(2 √(2/π) (x + 0.044715 x³))
 _MINUS_ROOT_HALF = np.float32(-math.sqrt(0.5))
+_SECOND_ORDER = NoGrad("second derivatives are out of scope")
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, swapped: bool = False) -> Tensor:
@@ -189,7 +197,7 @@ SWIGLU_BACK_GATE = glu_op(
     GGMLOp.CUSTOM,
     _swiglu_back_gate,
     _swiglu_back_gate_ref,
-    NoGrad("second derivatives are out of scope"),
+    _SECOND_ORDER,
     strips,
     n_sources=3,
 )
@@ -244,7 +252,7 @@ SWIGLU_BACK = op(
     ggml=GGMLOp.CUSTOM,
     spec=_swiglu_back_spec,
     ref=_swiglu_back_gate_ref,
-    grad=NoGrad("second derivatives are out of scope"),
+    grad=_SECOND_ORDER,
     samples=_swiglu_back_samples,
     refuses=NO_SETTINGS,
     memory=Memory.INPLACE,
@@ -319,4 +327,145 @@ GEGLU_ERF = glu_op(
     _geglu_erf,
     _product_ref("gelu_erf"),
     _product_grad(gelu_erf),
+)
+
+# -- swiglu_oai, swiglu_clamp ---------------------------------------------------------------------
+
+
+def swiglu_oai(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    swapped: bool = False,
+) -> Tensor:
+    """min(gate, limit)·s(alpha·…)·(clip(up) + 1), F32, shapes as swiglu (ggml's SWIGLU_OAI).
+
+    Raises ShapeError if limit is not above 0.
+    """
+    return _clipped_unit(SWIGLU_OAI, gate_and_up(gate, up, swapped), alpha, limit, 1.0)
+
+
+def swiglu_clamp(
+    gate: Tensor, up: Tensor | None = None, *, limit: float, swapped: bool = False
+) -> Tensor:
+    """silu(min(gate, limit)) · clip(up, ±limit), F32, shapes as swiglu (ggml's SWIGLU_CLAMP).
+
+    Raises ShapeError if limit is not above 0.
+    """
+    return _clipped_unit(SWIGLU_CLAMP, gate_and_up(gate, up, swapped), 1.0, limit, 0.0)
+
+
+def _clipped_unit(
+    unit: Op, sources: tuple[Tensor, Tensor], alpha: float, limit: float, shift: float
+) -> Tensor:
+    return unit(*sources, alpha=float(alpha), limit=float(limit), shift=shift)
+
+
+@kernel
+def _swiglu_clipped(y, gate, up, alpha, limit, shift):
+    for i in range(gate.size):
+        g = min(gate[i], limit)
+        y[i] = g * sigmoid32(alpha * g) * (min(max(up[i], -limit), limit) + shift)
+
+
+@kernel
+def _clipped_back_gate(dgate, gate, up, dy, alpha, limit, shift):
+    for i in range(gate.size):
+        u = min(max(up[i], -limit), limit) + shift
+        g = min(gate[i], limit)  # so that an infinite gate has slope 0, not NaN
+        s = sigmoid32(alpha * g)
+        slope = s * (_ONE + alpha * g * (_ONE - s)) * np.float32(gate[i] < limit)
+        dgate[i] = dy[i] * u * slope
+
+
+@kernel
+def _clipped_back_up(dup, gate, up, dy, alpha, limit, shift):
+    for i in range(gate.size):
+        g = min(gate[i], limit)
+        dup[i] = dy[i] * g * sigmoid32(alpha * g) * np.float32(abs(up[i]) < limit)
+
+
+def _s(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _clipped_ref(
+    gate: np.ndarray, up: np.ndarray, alpha: float, limit: float, shift: float
+) -> np.ndarray:
+    g = np.minimum(gate, limit)
+    return np.asarray(g * _s(alpha * g) * (np.clip(up, -limit, limit) + shift))
+
+
+def _clipped_back_gate_ref(
+    gate: np.ndarray, up: np.ndarray, dy: np.ndarray, alpha: float, limit: float, shift: float
+) -> np.ndarray:
+    s = _s(alpha * gate)
+    slope = np.where(gate < limit, s * (1 + alpha * gate * (1 - s)), 0)
+    return np.asarray(dy * (np.clip(up, -limit, limit) + shift) * slope)
+
+
+def _clipped_back_up_ref(
+    gate: np.ndarray, up: np.ndarray, dy: np.ndarray, alpha: float, limit: float, shift: float
+) -> np.ndarray:
+    g = np.minimum(gate, limit)
+    return np.where(np.abs(up) < limit, dy * g * _s(alpha * g), 0)
+
+
+def _clipped_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dgate = dy · up · f'(gate), dup = dy · f(gate), 0 where a limit was reached"""
+    src = (*node.src, dy)
+    return CLIPPED_BACK_GATE(*src, **node.params), CLIPPED_BACK_UP(*src, **node.params)
+
+
+def _check_limit(name: str, limit: float, **_: float) -> None:
+    if not limit > 0:
+        raise ShapeError(f"{name}: limit is {limit}, wanted more than 0")
+
+
+_CLIPPED: dict[str, Any] = {
+    "refuses": {"alpha": (), "limit": (0.0, -1.0, NAN), "shift": ()},
+    "check": _check_limit,
+}
+_OAI = {"alpha": 1.702, "limit": 2.5, "shift": 1.0}
+_CLAMP = {"alpha": 1.0, "limit": 1.5, "shift": 0.0}
+
+SWIGLU_OAI = glu_op(
+    "swiglu_oai",
+    GGMLGLUOp.SWIGLU_OAI,
+    _swiglu_clipped,
+    _clipped_ref,
+    _clipped_grad,
+    params=(_OAI,),
+    **_CLIPPED,
+)
+SWIGLU_CLAMP = glu_op(
+    "swiglu_clamp",
+    GGMLGLUOp.SWIGLU_CLAMP,
+    _swiglu_clipped,
+    _clipped_ref,
+    _clipped_grad,
+    params=(_CLAMP,),
+    **_CLIPPED,
+)
+CLIPPED_BACK_GATE = glu_op(
+    "swiglu_clipped_back_gate",
+    GGMLOp.CUSTOM,
+    _clipped_back_gate,
+    _clipped_back_gate_ref,
+    _SECOND_ORDER,
+    n_sources=3,
+    params=(_OAI, _CLAMP),
+    **_CLIPPED,
+)
+CLIPPED_BACK_UP = glu_op(
+    "swiglu_clipped_back_up",
+    GGMLOp.CUSTOM,
+    _clipped_back_up,
+    _clipped_back_up_ref,
+    _SECOND_ORDER,
+    n_sources=3,
+    params=(_OAI, _CLAMP),
+    **_CLIPPED,
 )

@@ -1,9 +1,11 @@
-"""Windows into a tensor's memory, and writing through them.
+"""Windows into a tensor's memory, writing through them, and views that order or cut a graph.
 
 view        any axes at any strides, as ggml_view_4d
 view_back   its transpose: zeros, with dy added to the window
 acc         a, with b added to a window of it
 set         a, with b written into a window of it
+after       x, computed after other tensors, which it does not read
+detach      x as a constant: no gradient passes through it
 
 A window is (shape, strides, offset). Functions take strides and offset in bytes, as ggml does; a
 node's parameters hold them in elements.
@@ -19,7 +21,7 @@ import numpy as np
 from pyggml.errors import ShapeError
 from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
-from pyggml.graph.op import Memory, Sample, Spec, op
+from pyggml.graph.op import NO_SETTINGS, Detached, Memory, Sample, Spec, op
 from pyggml.graph.tensor import Shape, Tensor, zeros
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
@@ -36,7 +38,7 @@ def view(x: Tensor, shape: Shape, strides: Shape, offset: int = 0) -> Tensor:
 
 def acc(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
     """a with b added to the window of b's shape, strides and offset in bytes (ggml's ACC)."""
-    return ACC(a, b, **_placed("acc", a, b, strides, offset))
+    return ACC(a, b, **_window_params("acc", a, b, strides, offset))
 
 
 def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
@@ -44,7 +46,7 @@ def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
 
     Raises ShapeError if two elements of b would fall on one of a.
     """
-    return SET(a, b, **_placed("set", a, b, strides, offset))
+    return SET(a, b, **_window_params("set", a, b, strides, offset))
 
 
 def _in_elements(
@@ -60,7 +62,9 @@ def _in_elements(
     return {"shape": tuple(shape), "strides": in_elements, "offset": offset // size}
 
 
-def _placed(name: str, a: Tensor, b: Tensor, strides: Shape, offset: int) -> dict[str, Shape | int]:
+def _window_params(
+    name: str, a: Tensor, b: Tensor, strides: Shape, offset: int
+) -> dict[str, Shape | int]:
     placed = _in_elements(name, a, b.shape, strides, offset)
     del placed["shape"]
     return placed
@@ -308,3 +312,73 @@ SET = op(
     memory=Memory.FRESH,
 )
 cpu_kernel(SET, _window_run(_set))
+
+# -- after ----------------------------------------------------------------------------------------
+
+
+def after(x: Tensor, *done: Tensor) -> Tensor:
+    """A view of x, computed after the tensors `done`, such as writes into a cache.
+
+    ggml has no such op: there, ggml_build_forward_expand is called for what must be done.
+    """
+    return AFTER(x, *done)
+
+
+def _after_spec(x: Tensor, *done: Tensor) -> Spec:
+    return Spec(x.shape, x.dtype, x.strides)
+
+
+def _after_ref(x: np.ndarray, *done: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _after_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = dy"""
+    return (dy, *(None for _ in node.src[1:]))
+
+
+def _after_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shapes in [((1,),), ((3, 8), (2, 2)), ((2, 3, 5), (1,), (4, 2))]:
+        yield Sample(tuple(rng.standard_normal(s) for s in shapes))
+
+
+AFTER = op(
+    name="after",
+    ggml=GGMLOp.VIEW,
+    spec=_after_spec,
+    ref=_after_ref,
+    grad=_after_grad,
+    samples=_after_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.VIEW,
+    strided=True,
+)
+
+# -- detach ---------------------------------------------------------------------------------------
+
+
+def detach(x: Tensor) -> Tensor:
+    """x, F32, as a constant of the loss (no op of ggml; PyTorch's detach)."""
+    return DETACH(x)
+
+
+def _detach_spec(x: Tensor) -> Spec:
+    expect_type("detach", "x", x)
+    return Spec(x.shape)
+
+
+def _detach_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for shape in [(1, 1), (3, 8), (2, 3, 5)]:
+        yield Sample((rng.standard_normal(shape),))
+
+
+DETACH = op(
+    name="detach",
+    ggml=GGMLOp.CUSTOM,
+    spec=_detach_spec,
+    ref=np.asarray,
+    grad=Detached("its result counts as fixed, which is what it is for"),
+    samples=_detach_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.VIEW,
+)

@@ -1,10 +1,12 @@
-"""Cross entropy between rows of logits x and their labels or targets, as one number.
+"""Cross entropy between rows of logits x and their labels or targets: one number, or one a row.
 
 cross_entropy_loss        L  = mean over rows of Σ l·(ln Σ e^x − x), l the row's labels
 cross_entropy_loss_back   dx = d·(softmax(x)·Σ l − l) / n_rows      (ggml takes Σ l to be 1)
                           with a mask, only rows where it is above 1/2 count
 cross_entropy_rows        L  = Σ over rows i of w_i·(ln Σ e^x − x[target_i])
 cross_entropy_rows_back   dx = d·w_i·(softmax(x) − onehot(target_i))
+cross_entropy_by_row      L_i = w_i·(ln Σ e^x − x[target_i]), the terms of cross_entropy_rows, for
+                          losses that are more than a sum over tokens
 
 d is d(loss)/dL. A row is summed in float32 lanes, the rows in float64.
 """
@@ -20,10 +22,11 @@ from pyggml.graph.call import Call
 from pyggml.graph.dtypes import F64, I32
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import NO_SETTINGS, Memory, NoGrad, Sample, Spec, op
-from pyggml.graph.tensor import Tensor
+from pyggml.graph.tensor import Tensor, leaf
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import exp32, row_max
 from pyggml.kernels.kernel import Compute, Site, as_rows, cpu_kernel
+from pyggml.ops.arithmetic.arith import mul
 from pyggml.ops.expect import expect, expect_axes, expect_type
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
@@ -290,10 +293,10 @@ def _cross_entropy_rows(out, n_right, x, targets, weights, terms, right):
 
 def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """(n,) float64 −ln softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
-    found, right = np.empty((2, len(targets)))
+    losses, right = np.empty((2, len(targets)))
     ones, sums = np.ones(len(targets), np.float32), np.empty((2, 1), np.float32)
-    _cross_entropy_rows(*sums, logits, targets, ones, found, right)
-    return found
+    _cross_entropy_rows(*sums, logits, targets, ones, losses, right)
+    return losses
 
 
 def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
@@ -307,7 +310,7 @@ def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
         )
 
 
-def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
+def _check_then_run(call: Call, targets: np.ndarray, n_vocab: int) -> None:
     """Check the targets, then run a kernel that uses them as indices."""
     expect_targets(targets, n_vocab)
     call()
@@ -318,7 +321,7 @@ def _cross_entropy_rows_run(site: Site) -> Call:
     sums = (site.out.reshape(1), site.saved[0].reshape(1))
     rows = site.scratch.view(np.float64).reshape(2, -1)
     call = Call(_cross_entropy_rows, *sums, x, targets, weights, *rows)
-    return Call(_checked, call, targets, x.shape[1])
+    return Call(_check_then_run, call, targets, x.shape[1])
 
 
 def _cross_entropy_rows_ref(
@@ -376,7 +379,7 @@ def _cross_entropy_rows_back(dx, d, x, targets, weights):
 def _cross_entropy_rows_back_run(site: Site) -> Call:
     d, x, targets, weights = site.src
     arguments = (site.out, d.reshape(1), x, targets, weights)
-    return Call(_checked, Call(_cross_entropy_rows_back, *arguments), targets, x.shape[1])
+    return Call(_check_then_run, Call(_cross_entropy_rows_back, *arguments), targets, x.shape[1])
 
 
 def _cross_entropy_rows_back_ref(
@@ -398,3 +401,56 @@ CROSS_ENTROPY_ROWS_BACK = op(
     memory=Memory.FRESH,
 )
 cpu_kernel(CROSS_ENTROPY_ROWS_BACK, _cross_entropy_rows_back_run)
+
+# -- one number for each row ----------------------------------------------------------------------
+
+
+def cross_entropy_by_row(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The terms of `cross_entropy_rows`, (n,) F32.
+
+    logits (n, n_vocab) F32, targets (n,) I32, weights (n,) F32. The kernel raises PyggmlError if
+    a target is outside the vocabulary, whatever its weight.
+    """
+    return CROSS_ENTROPY_BY_ROW(logits, targets, weights)
+
+
+def _spec(logits: Tensor, targets: Tensor, weights: Tensor) -> Spec:
+    rows_fit("cross_entropy_by_row", logits, targets, weights)
+    return Spec(targets.shape)
+
+
+def _compute(out: np.ndarray, x: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> None:
+    expect_targets(targets, x.shape[1])
+    np.multiply(weights, cross_entropies(x, targets), out=out, casting="same_kind")
+
+
+def _run(site: Site) -> Call:
+    return Call(_compute, site.out, *site.src)
+
+
+def _ref(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.asarray(-weights * log_softmax(logits)[np.arange(len(targets)), targets])
+
+
+def _grad(node: Tensor, d: Tensor) -> tuple[Tensor | None, ...]:
+    """dlogits_i = dy_i · weight_i · (softmax(logits_i) - target_i)
+
+    This is cross_entropy_rows_back with each row's weight multiplied by its d.
+    """
+    logits, targets, weights = node.src
+    one = leaf(np.ones((), np.float32))
+    return cross_entropy_rows_back(one, logits, targets, mul(weights, d)), None, None
+
+
+CROSS_ENTROPY_BY_ROW = op(
+    name="cross_entropy_by_row",
+    ggml=GGMLOp.CUSTOM,
+    spec=_spec,
+    ref=_ref,
+    grad=_grad,
+    samples=cross_entropy_rows_samples,
+    refuses=NO_SETTINGS,
+    memory=Memory.FRESH,
+    costly=True,
+)
+cpu_kernel(CROSS_ENTROPY_BY_ROW, _run)

@@ -1,6 +1,7 @@
-"""Normalisation of each row (the last axis). A back op takes its forward op's sources, then dy.
+"""Normalisation of each row (the last axis), or of groups of channels (arXiv:1803.08494).
 
-An eps below 0 is refused. With eps = 0, a row of zeros gives NaN; with norm, any constant row does.
+A back op takes its forward op's sources, then dy. An eps below 0 is refused. With eps = 0, a row of
+zeros gives NaN; with norm, any constant row does.
 
 rms_norm        y  = x·r,  r = 1/sqrt(mean(x²) + eps)
 rms_norm_back   dx = r·(dy − x·r²·mean(x·dy))
@@ -8,6 +9,7 @@ norm            y  = (x − mean(x))·r,  r = 1/sqrt(var(x) + eps), var over n, 
 norm_back       dx = r·(dy − mean(dy) − y·mean(y·dy))
 l2_norm         y  = x / max(‖x‖, eps)
 l2_norm_back    dx = (dy − y·Σ y·dy) / ‖x‖ where ‖x‖ > eps, else dy / eps
+group_norm      norm of each group of channels; group_norm_back is as norm_back
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pyggml.errors import ShapeError
+from pyggml.graph.call import Call
 from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Memory, NoGrad, Sample, Spec, op
 from pyggml.graph.tensor import Tensor
 from pyggml.jit import kernel, parallel, prange
 from pyggml.jit.simd import dot
-from pyggml.kernels.kernel import cpu_kernel, rows
-from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_number, expect_type
+from pyggml.kernels.kernel import Site, cpu_kernel, rows
+from pyggml.ops.expect import NONE_FROM_ZERO, expect, expect_axes, expect_number, expect_type
 
 _SECOND_ORDER = NoGrad("second derivatives are out of scope")
 _ONE = np.float32(1)
@@ -92,13 +96,13 @@ def _mean(x: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _scaled(out, x, factor):
+def _scale(out, x, factor):
     for j in range(x.size):
         out[j] = x[j] * factor
 
 
 @kernel
-def _combined(out, a, x, b, y):
+def _combine(out, a, x, b, y):
     for j in range(x.size):
         out[j] = a * x[j] + b * y[j]
 
@@ -110,7 +114,7 @@ def _combined(out, a, x, b, y):
 def _rms_norm(out, x, eps):
     n = np.float32(x.shape[1])
     for i in prange(x.shape[0]):
-        _scaled(out[i], x[i], _ONE / np.sqrt(dot(x[i], x[i]) / n + eps))
+        _scale(out[i], x[i], _ONE / np.sqrt(dot(x[i], x[i]) / n + eps))
 
 
 def _rms_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -140,7 +144,7 @@ def _rms_norm_back(dx, x, dy, eps):
     n = np.float32(x.shape[1])
     for i in prange(x.shape[0]):
         r = _ONE / np.sqrt(dot(x[i], x[i]) / n + eps)
-        _combined(dx[i], r, dy[i], -r * r * r * dot(x[i], dy[i]) / n, x[i])
+        _combine(dx[i], r, dy[i], -r * r * r * dot(x[i], dy[i]) / n, x[i])
 
 
 def _rms_norm_back_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
@@ -178,7 +182,7 @@ def _mean_and_rate(x, eps):
 
 
 @kernel
-def _centred(out, x, mean, r):
+def _centre(out, x, mean, r):
     for j in range(x.size):
         out[j] = (x[j] - mean) * r
 
@@ -187,7 +191,7 @@ def _centred(out, x, mean, r):
 def norm_rows(out, x, eps):
     for i in prange(x.shape[0]):
         mean, r = _mean_and_rate(x[i], eps)
-        _centred(out[i], x[i], mean, r)
+        _centre(out[i], x[i], mean, r)
 
 
 def _norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -257,7 +261,7 @@ cpu_kernel(NORM_BACK, rows(norm_back_rows))
 @kernel
 def _l2_norm(out, x, eps):
     for i in range(x.shape[0]):
-        _scaled(out[i], x[i], _ONE / max(np.sqrt(dot(x[i], x[i])), eps))
+        _scale(out[i], x[i], _ONE / max(np.sqrt(dot(x[i], x[i])), eps))
 
 
 def _l2_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -293,9 +297,9 @@ def _l2_norm_back(dx, x, dy, eps):
         length = np.sqrt(dot(x[i], x[i]))
         if length > eps:
             along = dot(x[i], dy[i]) / (length * length)
-            _combined(dx[i], _ONE / length, dy[i], -along / length, x[i])
+            _combine(dx[i], _ONE / length, dy[i], -along / length, x[i])
         else:
-            _scaled(dx[i], dy[i], _ONE / eps)
+            _scale(dx[i], dy[i], _ONE / eps)
 
 
 def _l2_norm_back_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
@@ -321,3 +325,98 @@ L2_NORM_BACK = op(
     memory=Memory.FRESH,
 )
 cpu_kernel(L2_NORM_BACK, rows(_l2_norm_back))
+
+# -- group_norm -----------------------------------------------------------------------------------
+
+
+def group_norm(x: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
+    """x ([n_batch,] n_channels, height, width) F32, normalised in n_groups runs of channels.
+
+    ggml's GROUP_NORM. Raises ShapeError if n_groups does not divide the channels; ggml makes the
+    last groups smaller, or empty.
+    """
+    return GROUP_NORM(x, n_groups=n_groups, eps=float(eps))
+
+
+def group_norm_back(x: Tensor, dy: Tensor, n_groups: int, eps: float = 1e-6) -> Tensor:
+    """d(loss)/dx of group_norm, given dy = d(loss)/dy; all of one shape."""
+    return GROUP_NORM_BACK(x, dy, n_groups=n_groups, eps=float(eps))
+
+
+def _spec(x: Tensor, *dy: Tensor, n_groups: int, eps: float) -> Spec:
+    expect_type("group_norm", "x", x)
+    expect_axes("group_norm", "x", x, 3, 4)
+    for t in dy:
+        expect("group_norm_back", "dy", t, x.shape)
+    expect_number("group_norm", "eps", eps)
+    if n_groups < 1 or x.shape[-3] % n_groups:
+        raise ShapeError(f"group_norm: {n_groups} groups do not divide the channels of {x!r}")
+    return Spec(x.shape)
+
+
+def _in_groups(a: np.ndarray, n_groups: int) -> np.ndarray:
+    """One row per group of each batch."""
+    n_batch = a.shape[0] if a.ndim == 4 else 1
+    return a.reshape(n_batch * n_groups, -1)
+
+
+def _run(code: Callable[..., None]) -> Callable[[Site], Call]:
+    def run(site: Site) -> Call:
+        p = site.node.params
+        arrays = (_in_groups(a, p["n_groups"]) for a in (site.out, *site.src))
+        return Call(code, *arrays, np.float32(p["eps"]))
+
+    return run
+
+
+def _ref(x: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
+    groups = x.reshape(-1, n_groups, x.shape[-3] // n_groups, *x.shape[-2:])
+    centred = groups - groups.mean((2, 3, 4), keepdims=True)
+    y = centred / np.sqrt(groups.var((2, 3, 4), keepdims=True) + eps)
+    return np.asarray(y.reshape(x.shape))
+
+
+def _back_ref(x: np.ndarray, dy: np.ndarray, n_groups: int, eps: float) -> np.ndarray:
+    arrays = (_in_groups(a, n_groups) for a in (x, dy))
+    return np.asarray(NORM_BACK.ref(*arrays, eps).reshape(x.shape))
+
+
+def _grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """dx = r · (dy - mean dy - y · mean(dy · y)) in each group, r = 1 / √(variance + eps)"""
+    return (GROUP_NORM_BACK(node.src[0], dy, **node.params),)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    groups, each = rng.integers(1, 5, 2).tolist()
+    cases = [((4, 2, 3), 2), ((6, 3, 5), 3), ((2, 4, 3, 2), 1), ((3, 5, 2, 7), 5)]
+    for shape, n_groups in [*cases, ((2, groups * each, 3, 3), groups)]:
+        yield Sample((rng.standard_normal(shape),), {"n_groups": n_groups, "eps": 1e-5})
+
+
+def _back_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for s in _samples(rng):
+        yield Sample((*s.arrays, rng.standard_normal(s.arrays[0].shape)), s.params)
+
+
+GROUP_NORM = op(
+    name="group_norm",
+    ggml=GGMLOp.GROUP_NORM,
+    spec=_spec,
+    ref=_ref,
+    grad=_grad,
+    samples=_samples,
+    refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
+    memory=Memory.INPLACE,
+)
+cpu_kernel(GROUP_NORM, _run(norm_rows))
+GROUP_NORM_BACK = op(
+    name="group_norm_back",
+    ggml=GGMLOp.CUSTOM,
+    spec=_spec,
+    ref=_back_ref,
+    grad=NoGrad("second derivatives are out of scope"),
+    samples=_back_samples,
+    refuses={"n_groups": (0, -1, 999), "eps": NONE_FROM_ZERO},
+    memory=Memory.FRESH,
+)
+cpu_kernel(GROUP_NORM_BACK, _run(norm_back_rows))

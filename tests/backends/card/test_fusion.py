@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from card_patterns import PATTERNS, numbers
 
-from pyggml.backends import CPU, write
+from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda import rewrites
 from pyggml.backends.cuda.runtime.device import CudaBackend
 from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 # A norm before digits: x is known to a unit of float32's last place there, and where x lies between
 # two steps of a digit, that unit decides. Of 800 drawn launches every sixth had such an x, and none
@@ -45,7 +45,7 @@ def ops_of(program, card):
 
 def results(card, graph, changed=()):
     """The results of the second of two runs, and the leaves that it changes."""
-    (program,) = bind(schedule(graph, Devices([card, CPU()])))
+    program = bind(schedule(graph, Devices([card, CPU()])))
     program()
     for t in changed:
         write(t, np.ones(t.shape, np.float32))

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from pyggml.cli.view import runs
-from pyggml.cli.view.runs import Runs
+from pyggml.cli.commands.view import runs
+from pyggml.cli.commands.view.runs import Runs
 from pyggml.errors import ConfigError
-from pyggml.lora.lock import held, holder
+from pyggml.lora.trainer.lock import held, holder
 
 RUN = {"event": "run", "step": 0, "settings": {"lr": 0.1}, "about": [["model", "tiny"]]}
 ANSWERS = {"event": "answers", "step": 4, "prompt": "the", "answers": [["before", " a"]]}

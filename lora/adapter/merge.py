@@ -1,0 +1,85 @@
+"""Model with adapters → a model file with the updates added to its weights.
+
+matrices   W ← W + s·BA          experts: each its own; tables: W ← W + s·AB
+DoRA       W_i ← m_i · (W + s·BA)_i / ‖(W + s·BA)_i‖
+
+Each tensor is unpacked, updated in float32 by all adapters, and packed once: as the type that it
+had, or as that of a file type. A coarse type loses changes below its step. One tensor is in memory
+at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import partial
+
+import numpy as np
+
+from pyggml.backends.cpu import read
+from pyggml.errors import AdapterError
+from pyggml.lora.adapter.starts import row_squares, unpacked
+from pyggml.model import Model
+from pyggml.models import LoraPair
+from pyggml.requantize import Progress, rewrite
+from pyggml.requantize.imatrix import ImportanceMatrix
+
+_ROWS = 1024  # of a matrix that are updated at a time
+
+
+def merge(
+    model: Model,
+    path: str | os.PathLike[str],
+    file_type: str | None = None,
+    progress: Progress | None = None,
+    allow_requantize: bool = False,
+    importance: ImportanceMatrix | None = None,
+) -> None:
+    """Write the model with the updates of all its adapters in its weights; metadata is kept.
+
+    file_type: F32, F16, Q8_0, Q4_K_M, …; None: every tensor keeps its type. `progress`,
+    `allow_requantize` and `importance` are those of `pyggml.requantize.rewrite`, which also says
+    what is raised. An older file at `path` stays whole until the new one is complete. Raises
+    AdapterError if the model has no adapter.
+    """
+    if not model.adapters:
+        raise AdapterError("the model has no adapter: there is nothing to merge")
+    changed = {name: partial(merged, model, name) for name in updated(model)}
+    rewrite(model.file, path, file_type, changed, progress, allow_requantize, importance)
+
+
+def updated(model: Model) -> dict[str, int]:
+    """Names of the tensors that the model's adapters update, and how many of them do."""
+    return dict(Counter(name for pairs in model.adapters for name in pairs))
+
+
+def merged(model: Model, name: str) -> np.ndarray:
+    """One tensor with its updates, float32, in its own shape."""
+    weight = model.parts.weights[name]
+    w = unpacked(weight)
+    if np.may_share_memory(w, read(weight)):  # F32 is not copied
+        w = w.copy()
+    is_table = model.parts.decoder.tensors()[name].table
+    for pairs in model.adapters:
+        if name in pairs:
+            _update(w, pairs[name], is_table)
+    return w
+
+
+def _update(w: np.ndarray, pair: LoraPair, is_table: bool) -> None:
+    """Add an update to a weight in place."""
+    left, right = (read(t) for t in ((pair.a, pair.b) if is_table else (pair.b, pair.a)))
+    right = right.T if is_table else right
+    if w.ndim == 3:
+        for matrix, b, a in zip(w, left, right, strict=True):
+            _add_product(matrix, b, a, pair.scale)
+        return
+    _add_product(w, left, right, pair.scale)
+    if pair.magnitude is not None:
+        w *= (read(pair.magnitude.m) / np.sqrt(row_squares(w)))[:, None]
+
+
+def _add_product(w: np.ndarray, left: np.ndarray, right: np.ndarray, scale: float) -> None:
+    for first in range(0, len(w), _ROWS):
+        rows = slice(first, first + _ROWS)
+        w[rows] += np.float32(scale) * (left[rows] @ right)

@@ -1,0 +1,104 @@
+"""Files of preferences → the windows to train on and those held out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pyggml.errors import DataError
+from pyggml.lora.config import DataConfig
+from pyggml.lora.data import Corpus, Dataset, Source
+from pyggml.lora.data.answers import Preferences, corpus_of, documents_of
+from pyggml.lora.data.cache import Kept, TokenCache
+from pyggml.lora.data.documents import Document
+from pyggml.lora.data.expand import expanded
+from pyggml.lora.data.files import UNITS, format_of
+from pyggml.lora.data.reader import Reader
+from pyggml.lora.data.rows import Row
+from pyggml.tokenizer import Tokenizer
+
+_PURPOSES = {"dpo": "preference", "orpo": "preference", "kto": "kto"}
+
+
+class _Answers(Reader):
+    """Reads rows into the documents of their answers."""
+
+    def encoded(self, row: Row) -> Sequence[Document]:
+        return documents_of(row, self.tokenizer, self.encoding)
+
+    def read(self, path: Path) -> Kept:
+        if format_of(path, self.schema) == "text":
+            raise DataError(f"{path}: is plain text, which prefers nothing; {self.schema.wanted}")
+        return super().read(path)
+
+    def corpus(self, source: Source, share: float, objective: str) -> Corpus:
+        """The windows of one file."""
+        read = self.documents(source.path)
+        kept = read.kept
+        unit, path = UNITS[kept.kind], str(source.path)
+        made = corpus_of(kept.documents, path, unit, self.ctx, share, objective)
+        (whole,) = made.found
+        whole = replace(
+            whole,
+            source=source,
+            skipped=kept.faults,
+            was_kept=read.was_kept,
+            not_kept=read.not_kept,
+        )
+        return replace(made, found=(whole,))
+
+
+def read_preferences(
+    files: Sequence[str | os.PathLike[str] | Source],
+    tokenizer: Tokenizer,
+    config: DataConfig,
+    objective: str,
+    cache: TokenCache | None = None,
+) -> Corpus:
+    """Windows of the pairs (dpo, orpo) or the answers (kto) of JSON Lines, JSON, CSV or parquet.
+
+    Files, config and cache are as of `read_corpus`. Raises DataError for files that cannot be read
+    or are plain text, rows that are not as wanted, and as `preference_corpus` does.
+    """
+    reader = _Answers(tokenizer, config, cache, _PURPOSES[objective])
+    apart, left_out = expanded([Source(Path(f)) for f in config.val_file or ()], reader.schema)
+    sources, others = expanded([Source.of(f) for f in files], reader.schema)
+    held_out = [reader.corpus(source, 0.0, objective) for source in apart]
+    share = 0.0 if held_out else config.val_split
+    trained = [reader.corpus(source, share, objective) for source in sources]
+    validation = [c.validation for c in trained] + [c.train for c in held_out]
+    told = [f for c in trained for f in c.found]
+    told += [replace(f, n_held_out=f.n_documents) for c in held_out for f in c.found]
+    return Corpus(
+        _joined([_repeated(c) for c in trained]),
+        _joined([v for v in validation if v is not None]) if any(validation) else None,
+        tuple(told),
+        (*others, *left_out),
+        config.settled(),
+    )
+
+
+def _repeated(corpus: Corpus) -> Dataset:
+    """The windows to train on, each as often as its file's weight says."""
+    (found,), train = corpus.found, corpus.train
+    if found.source.weight == 1:
+        return train
+    return replace(train, repeats=np.full(len(train), found.source.weight))
+
+
+def _joined(parts: Sequence[Dataset]) -> Preferences:
+    """The windows of all files, one file's after another's."""
+    mismatched = [p.mismatched for p in parts if isinstance(p, Preferences) and p.mismatched]
+    repeats = [np.ones(len(p)) if p.repeats is None else p.repeats for p in parts]
+    is_weighted = any(p.repeats is not None for p in parts)
+    return Preferences(
+        np.concatenate([p.tokens for p in parts]),
+        np.concatenate([p.documents for p in parts]),
+        np.concatenate([p.trained for p in parts if p.trained is not None]),
+        repeats=np.concatenate(repeats) if is_weighted else None,
+        mismatched=_joined(mismatched) if mismatched else None,
+    )

@@ -1,0 +1,137 @@
+"""A model and a text → its importance matrix: Σ x² of the inputs of each matrix of the blocks.
+
+The text is cut into chunks as for perplexity. What the products of the graph
+read is watched as it is made; matrices that share an input, such as q, k and v, have equal sums.
+
+Source: llama.cpp, tools/imatrix/imatrix.cpp (`collect_imatrix`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from pyggml.errors import ConfigError, DataError
+from pyggml.graph import Graph
+from pyggml.graph.tensor import Tensor
+from pyggml.lora.evaluate.perplexity import chunks_of
+from pyggml.model import Model, fill
+from pyggml.models import Inputs, Net
+from pyggml.requantize.imatrix import ImportanceMatrix, Sums
+from pyggml.runtime import Program, bind, schedule
+
+_LEAST = 16  # tokens of a chunk; llama.cpp skips products of fewer
+
+
+class Collector:
+    """Sums over the chunks of a text so far.
+
+    n_chunks: how many chunks the text has
+    """
+
+    def __init__(
+        self, model: Model, text: str, n_ctx: int = 512, most: int | None = None, name: str = ""
+    ) -> None:
+        """most: so many chunks at most; name: the text's, for the file.
+
+        Raises ConfigError for a context that the model does not have, DataError for a text that is
+        shorter than two contexts.
+        """
+        if not _LEAST <= n_ctx <= model.config.n_ctx:
+            fault = f"is {n_ctx}, wanted {_LEAST} to the model's {model.config.n_ctx}"
+            raise ConfigError([("n_ctx", fault)])
+        tokenizer, self._name = model.tokenizer, name
+        self._chunks = chunks_of(model, tokenizer.encode(text), n_ctx)[:most]
+        self._bos = tokenizer.bos_id if tokenizer.add_bos else None
+        self._inputs = Inputs.empty(n_ctx)
+        self._squares: dict[str, np.ndarray] = {}  # float64 (n_matrices, n)
+        self._counts: dict[str, np.ndarray] = {}  # (n_matrices,)
+        self._program = self._watching(model)
+        self.n_chunks = len(self._chunks)
+
+    def _watching(self, model: Model) -> Program:
+        net = Net(model.parts.weights, self._inputs, model.adapters)
+        graph = Graph.of(model.parts.decoder.hidden(net))
+        users: dict[tuple[Tensor, ...], list[Tensor]] = defaultdict(list)
+        for node in graph.nodes:
+            if _is_product(node, model):
+                users[node.src[1:]].append(node)
+        groups: dict[Tensor, list[_Group]] = defaultdict(list)
+        for inputs, nodes in users.items():
+            weights = [node.src[0] for node in nodes]
+            for w in weights:
+                shape = (w.shape[0] if len(w.shape) == 3 else 1, inputs[0].shape[-1])
+                self._squares[w.name] = np.zeros(shape, np.float64)
+                self._counts[w.name] = np.zeros(shape[0], np.int64)
+            group = _Group(inputs, partial(self._add, [w.name for w in weights]))
+            for t in inputs:
+                groups[t].append(group)
+        watched = {t: partial(_give, some, t) for t, some in groups.items()}
+        return bind(schedule(graph, model.devices, watched))
+
+    def run(self) -> Iterator[int]:
+        """Add one chunk after the other; yields how many there are so far. DataError for inputs
+        that are not finite."""
+        for n, tokens in enumerate(self._chunks, 1):
+            begun = tokens if self._bos is None else np.concatenate([[self._bos], tokens[1:]])
+            fill(self._inputs, begun)
+            self._program()
+            yield n
+
+    def _add(self, names: list[str], x: np.ndarray, *ids: np.ndarray) -> None:
+        """What some matrices read: x (T, n), or with experts x (T, U or 1, n) and ids (T, U)."""
+        squares = np.square(x, dtype=np.float64)
+        if not np.isfinite(squares).all():
+            raise DataError(f"the input of {names[0]} is not finite, so it has no importance")
+        if ids:
+            added, counts = _by_expert(squares, ids[0], len(self._counts[names[0]]))
+        else:
+            rows = squares.reshape(-1, squares.shape[-1])
+            added, counts = rows.sum(0, keepdims=True), np.array([len(rows)])
+        for name in names:
+            self._squares[name] += added
+            self._counts[name] += counts
+
+    def result(self, n_chunks: int) -> ImportanceMatrix:
+        """The sums of the chunks so far."""
+        sums = {
+            name: Sums(squares.astype(np.float32), self._counts[name].astype(np.float32))
+            for name, squares in self._squares.items()
+        }
+        return ImportanceMatrix(sums, (self._name,), n_chunks, self._inputs.n_ctx)
+
+
+class _Group:
+    """Products with the same inputs: `add` gets these once the last of them is made."""
+
+    def __init__(self, inputs: Sequence[Tensor], add: Callable[..., None]) -> None:
+        self._inputs, self._add = inputs, add
+        self._arrays: dict[Tensor, np.ndarray] = {}
+
+    def take(self, t: Tensor, numbers: np.ndarray) -> None:
+        self._arrays[t] = numbers
+        if len(self._arrays) == len(self._inputs):
+            self._add(*map(self._arrays.pop, self._inputs))
+
+
+def _give(groups: Sequence[_Group], t: Tensor, numbers: np.ndarray) -> None:
+    for group in groups:
+        group.take(t, numbers)
+
+
+def _is_product(node: Tensor, model: Model) -> bool:
+    """Whether a node is a product with a matrix of a block."""
+    w = node.src[0] if node.src else node
+    ops = ("mul_mat", "mul_mat_id")
+    of_block = w.name.startswith("blk.") and model.parts.weights.get(w.name) is w
+    return node.op is not None and node.op.name in ops and of_block
+
+
+def _by_expert(squares: np.ndarray, ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sums (n, n_in) and counts (n,) of the rows that each expert reads."""
+    rows = np.broadcast_to(squares, (*ids.shape, squares.shape[-1]))
+    sums = np.stack([rows[ids == i].sum(0) for i in range(n)])
+    return sums, np.bincount(ids.ravel(), minlength=n)

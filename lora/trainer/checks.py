@@ -1,0 +1,57 @@
+"""What holds when a run begins: its settings fit its model and text, and all ranks are alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pyggml.errors import ConfigError, Fault, PyggmlError
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.data import Corpus
+from pyggml.lora.ranks import Ranks
+from pyggml.lora.trainer.checkpoint import differences
+from pyggml.lora.trainer.computed import Computed
+from pyggml.model import Model
+
+
+def check_settings(model: Model, corpus: Corpus, config: TrainConfig, ranks: Ranks) -> None:
+    """Raises ConfigError if the settings do not fit, DataError for tokens that the model lacks."""
+    faults: list[Fault] = []
+    ctx = corpus.train.ctx
+    if ctx > model.config.n_ctx:
+        faults.append(("ctx", f"is {ctx}, wanted at most the model's {model.config.n_ctx}"))
+    if config.compute not in ("auto", model.compute):
+        fault = f"is {config.compute}, but the model was loaded with {model.compute}"
+        faults.append(("compute", fault))
+    if config.grad_accum < ranks.size:
+        fault = f"is {config.grad_accum}: {ranks.size} ranks share the passes of a step"
+        faults.append(("grad_accum", f"{fault}, wanted at least as many"))
+    if corpus.validation is None:
+        wanted = [name for name in ("patience", "keep_best") if getattr(config, name)]
+        faults += [(name, "wants text that is held out; val_split is 0") for name in wanted]
+    parts = [part for part in (corpus.train, corpus.validation) if part is not None]
+    if any(part.ctx != ctx for part in parts):
+        faults.append(("ctx", f"is {ctx}, but the windows held out have {parts[-1].ctx} tokens"))
+    if faults:
+        raise ConfigError(faults)
+    for part in parts:
+        for block in part.blocks():
+            model.checked(block.tokens.reshape(-1))
+
+
+def check_alike(ranks: Ranks, run: Mapping[str, Any], computed: Computed) -> None:
+    """Raises PyggmlError if a rank makes another run than the first, or computes it otherwise.
+
+    run: what makes a run what it is, see `pyggml.lora.trainer.checkpoint`. All ranks call this.
+    """
+    if ranks.size == 1:
+        return
+    told = ranks.texts(json.dumps([run, {"computed": asdict(computed)}]))
+    of_first = json.loads(told[0])
+    for rank, text in enumerate(told):
+        pairs = zip(json.loads(text), of_first, strict=True)
+        faults = [fault for mine, first in pairs for fault in differences(mine, first)]
+        if faults:
+            raise PyggmlError(faults, f"rank {rank} and rank 0 must be alike: ")

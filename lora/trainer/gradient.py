@@ -1,0 +1,76 @@
+"""The gradient of a step: those of its batches, each computed from 0, then added in their order.
+
+g = 0 + g₁ + g₂ + … + gₙ     of n batches; g₁ where n is 1
+
+The sum does not depend on which rank computed which batch, so neither does the run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.backends.cpu import read, write
+from pyggml.graph import Graph
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.config import TrainConfig
+from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.ops import add_inplace, fill_inplace
+from pyggml.runtime import Devices, bind, schedule
+
+
+def n_sums(config: TrainConfig, ranks: Ranks = ALONE) -> int:
+    """Buffers as long as the gradient that its sum takes beside it."""
+    if ranks.size == 1:
+        return int(config.grad_accum > 1)
+    return 3 * (config.grad_accum // ranks.size + 1)  # kept, sent and received
+
+
+class StepGradient:
+    """The buffer `gradient` of some parameters, as the sum of a step's batches."""
+
+    def __init__(self, parameters: Parameters, devices: Devices, ranks: Ranks) -> None:
+        self._ranks, self._devices = ranks, devices
+        self._gradient, total = parameters.buffers["gradient"], parameters.buffers["total"]
+        self._size = parameters.data.size
+        nodes = (
+            fill_inplace(self._gradient, 0.0),
+            fill_inplace(total, 0.0),
+            add_inplace(total, self._gradient),
+            add_inplace(self._gradient, total),
+        )
+        programs = (bind(schedule(Graph.of(node), devices)) for node in nodes)
+        self._zero, self._zero_total, self._add_to_total, self._add_total = programs
+        self._n = 0  # batches of this rank so far
+        self._kept: list[np.ndarray] = []  # their gradients, if there are other ranks
+
+    def begin(self) -> None:
+        """Begin a step: the gradient is 0."""
+        self._n, self._kept = 0, []
+        self._zero()
+
+    def next(self) -> None:
+        """Begin a batch, whose backward pass adds its gradient to 0."""
+        if self._n:
+            self._keep()
+            self._zero()
+        self._n += 1
+
+    def end(self, n: int) -> None:
+        """Make the buffer the sum over a step's n batches, of all ranks."""
+        if self._ranks.size > 1:
+            if self._n:
+                self._keep()
+            write(self._gradient, self._ranks.added(self._kept, n, self._size))
+            self._devices.changed(self._gradient, self._devices.host)
+            self._kept = []
+        elif n > 1:
+            self._add_total()
+
+    def _keep(self) -> None:
+        if self._ranks.size > 1:
+            self._devices.gather(self._gradient)
+            self._kept.append(read(self._gradient))
+            return
+        if self._n == 1:
+            self._zero_total()
+        self._add_to_total()

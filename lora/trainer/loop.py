@@ -1,0 +1,400 @@
+"""The training loop.
+
+per step     the gradient, as the sum of its batches'; clip; the optimiser's step
+at times     validation, checkpoint; both between two steps, where a run may also stop
+
+Of several ranks each makes some batches of a step, and all the same optimiser's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from warnings import warn
+
+import numpy as np
+
+from pyggml import threads
+from pyggml.backends.cpu import write
+from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
+from pyggml.gguf.fields import shown
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
+from pyggml.lora.data import Corpus
+from pyggml.lora.objectives.objective import Minimised, NextToken, Objective, Sharing
+from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
+from pyggml.lora.ranks import ALONE, Ranks
+from pyggml.lora.trainer import checkpoint
+from pyggml.lora.trainer.checkpoint import Progress
+from pyggml.lora.trainer.checks import check_alike, check_settings
+from pyggml.lora.trainer.computed import Computed
+from pyggml.lora.trainer.gradient import StepGradient, n_sums
+from pyggml.lora.trainer.learning_rate import LearningRate
+from pyggml.lora.trainer.memory import OnDevice, on_devices
+from pyggml.lora.trainer.passes import Passes
+from pyggml.lora.trainer.reports import (
+    Callback,
+    CheckpointReport,
+    History,
+    StepReport,
+    ValidationReport,
+)
+from pyggml.model import Model
+
+# What held in runs that are older than a setting.
+_USUAL = {
+    "adapter": LoraConfig().settled(),
+    "settings": {
+        **DataConfig().settled(),
+        **TrainConfig().settled(),
+        **PreferenceConfig().settled(),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Bytes that a run takes: its arena, its parameters and the mapped weights.
+
+    The arena is that of its graphs. The parameters include gradients and moments.
+    """
+
+    arena: int
+    parameters: int
+    weights: int
+
+
+class Trainer:
+    """A run: a model, what of it is trained, on what, and how.
+
+    `parameters` are leaves of the graphs that `model` builds: an adapter's, or the model's own
+    weights. Memory is taken by `run`, not before. Every one of several ranks has a Trainer and
+    calls it alike; the first one alone writes checkpoints.
+    Raises ConfigError if the settings do not fit the model, DataError for tokens that it lacks.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parameters: Parameters,
+        corpus: Corpus,
+        config: TrainConfig,
+        objective: Objective | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        check_settings(model, corpus, config, ranks)
+        self.model, self.parameters, self.corpus, self.config = model, parameters, corpus, config
+        self.ranks, self.progress, self.history = ranks, Progress(), History()
+        self._n_read = corpus.train.n_read
+        steps = config.epochs * ceil(self._n_read / config.windows_per_step)
+        self.n_steps = min(steps, config.max_steps or steps)
+        self.learning_rate = LearningRate(config, self.n_steps)
+        self.objective = objective or NextToken()
+        self._minimised: Minimised | None = None
+        self._gradient: StepGradient | None = None
+        self._optimiser: Optimiser | None = None
+        self._best = np.zeros_like(parameters.data) if config.keep_best else None
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+        self._stopping = False
+        self._updating = False
+        self._saved = -1  # step of the newest checkpoint
+
+    def reserve(self) -> Reserved:
+        """Build and plan the graphs; returns the bytes that a run will take. Takes none yet."""
+        weights = sum(t.n_bytes for t in self.model.parts.weights.values())
+        n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
+        taken = self.parameters.n_bytes(n_more)
+        return Reserved(self.passes.n_bytes, taken, weights)
+
+    def on_devices(self, cache: int = 0) -> list[OnDevice]:
+        """What a run takes of devices that are not the host. cache: of a session, in bytes."""
+        n_more = n_kept(self.config) + n_sums(self.config, self.ranks)
+        return on_devices(self.passes, self.parameters, n_more, cache)
+
+    @property
+    def passes(self) -> Passes:
+        """The graphs of the run, planned."""
+        return self.minimised.passes
+
+    @property
+    def minimised(self) -> Minimised:
+        """The objective, with the graphs of this run."""
+        if self._minimised is None:
+            self._minimised = self.objective.of(
+                self.model, self.parameters, self.corpus, self.config
+            )
+        return self._minimised
+
+    @property
+    def n_threads(self) -> int:
+        """Threads to use: those asked for, or this rank's part of all."""
+        every = max(threads.most() // self.ranks.n_beside, 1)
+        return min(self.config.threads or every, threads.most())
+
+    @property
+    def n_first(self) -> int:
+        """Steps whose time tells nothing: one may compile, on a device another captures."""
+        return 1 + any(not b.is_host for b in self.model.devices.backends)
+
+    def rehearse(self) -> float:
+        """Seconds of a step after the first ones, of windows as long as the mean.
+
+        Meant for a dry run: the parameters have changed afterwards, and nothing is on the disk.
+        """
+        self._begin()
+        for _ in range(self.n_first):
+            self._step()
+        train, windows = self.corpus.train, self._windows()
+        share = train.n_computed() / len(train) * len(windows) / train.n_computed(windows)
+        return self._step().seconds * share
+
+    def free(self) -> None:
+        """Free the graphs and their arenas; later steps make them again."""
+        self._minimised = None
+
+    def stop(self) -> None:
+        """End the run after the step under way; for signal handlers and other threads."""
+        self._stopping = True
+        if self.ranks.size > 1:
+            self._rescue()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are made, or validations say that more would not help."""
+        return self.progress.step >= self.n_steps or self.history.has_stalled(self.config.patience)
+
+    def run(self, report: Callback = lambda event: None) -> bool:
+        """Train to the end; True if it was reached, False if `stop` or Ctrl-C ended it early.
+
+        The parameters are then those after the last whole step, and a checkpoint of them exists if
+        the settings ask for one and a step was made. At the end, with `keep_best`, they become
+        those that validated best.
+
+        Raises PyggmlError, naming the step, if loss or gradient is not finite, or if another rank
+        fails, and CheckpointError if the folder for checkpoints is another run's.
+        """
+        folder = self.config.checkpoint_dir
+        check_alike(self.ranks, self._identity, Computed.by(self.model))
+        with ExitStack() as stack:
+            with self.ranks.together():
+                if folder is not None and self.ranks.is_first:
+                    stack.enter_context(checkpoint.held(Path(folder)))
+            return self._run(report)
+
+    def _run(self, report: Callback) -> bool:
+        start = self.progress.step
+        self._begin()
+        with self.model.devices.holding(*self.parameters.buffers.values()):
+            try:
+                self._train(report)
+            except KeyboardInterrupt:
+                if self._updating:  # the parameters may be half of one step, half of the next
+                    raise
+        if self.progress.step > start:
+            self._save(report)
+        if self.is_done and self._best is not None:
+            write(self.parameters.buffers["data"], self._best)
+        return self.is_done
+
+    def _begin(self) -> None:
+        self._stopping = False
+        folder = self.config.checkpoint_dir
+        if folder is not None and self.progress.step == 0 and checkpoint.existing(Path(folder)):
+            raise CheckpointError(
+                f"{folder}: holds checkpoints of an earlier run: resume from one, or name another "
+                "folder"
+            )
+        threads.set(self.n_threads)
+        self.passes.bind()
+        if self._optimiser is None:
+            kind, devices = OPTIMISERS[self.config.optimiser], self.model.devices
+            self._optimiser = kind(self.parameters, self.config, devices)
+            self._gradient = StepGradient(self.parameters, devices, self.ranks)
+
+    def _train(self, report: Callback) -> None:
+        c = self.config
+        if self.progress.step == 0:
+            self._validate(report)
+        while not self.is_done and not self.ranks.any(self._stopping):
+            with self.ranks.together():
+                report(self._step())
+                step = self.progress.step
+                if self.is_done or (c.val_every and step % c.val_every == 0):
+                    self._validate(report)
+                if c.checkpoint_every and step % c.checkpoint_every == 0:
+                    self._save(report)
+
+    def _step(self) -> StepReport:
+        began = perf_counter()
+        at, train = self.progress, self.corpus.train
+        windows = self._windows()
+        assert self._optimiser is not None and self._gradient is not None
+        self._gradient.begin()
+        sharing = Sharing(self.ranks, self._begin_batch)
+        outcome = self.minimised.train(train, windows, sharing)
+        self._gradient.end(ceil(len(windows) / self.config.batch))
+        loss = outcome.loss
+        norm, lr = self._optimiser.clip(), self.learning_rate(at.step)
+        if not isfinite(loss) or not isfinite(norm):
+            raise self._diverged(loss, norm, windows)
+        self._updating = True
+        self._optimiser.step(lr, at.step + 1)
+        self.progress = at.after(len(windows), self._n_read)
+        self.history.losses.append(loss)
+        self._updating = False
+        seconds = perf_counter() - began
+        n_tokens = train.n_targets(windows)
+        return StepReport(
+            at.step + 1,
+            self.n_steps,
+            at.epoch,
+            loss,
+            lr,
+            norm,
+            n_tokens,
+            seconds,
+            outcome.share_right(n_tokens),
+            outcome.rewards,
+        )
+
+    def _begin_batch(self, i: int) -> None:
+        """Begin batch i of the step under way, whose dropout and noise follow from its number."""
+        assert self._gradient is not None
+        self._gradient.next()
+        self.passes.draw(self.config.seed, self.progress.step * self.config.grad_accum + i)
+
+    def _diverged(self, loss: float, norm: float, windows: np.ndarray) -> PyggmlError:
+        """Why a step is not finite: its windows are run one by one, until one is not either."""
+        step = self.progress.step + 1
+        faults: list[Fault] = [f"step {step}: the loss is {loss:g}, the gradient's length {norm:g}"]
+        assert self._gradient is not None
+        for window in windows:
+            self._gradient.begin()
+            self.minimised.train(self.corpus.train, np.array([window]))
+            where = self.passes.first_not_finite()
+            if where is not None:
+                faults.append(
+                    f"the first number that is not finite is made by {where}, of window "
+                    f"{window + 1}{self._beginning(window)}"
+                )
+                break
+        return PyggmlError([*faults, ("lr", "may be too high")])
+
+    def _beginning(self, window: int) -> str:
+        """What a window begins with, for an error; nothing if the model has no vocabulary."""
+        try:
+            tokenizer = self.model.tokenizer
+        except TokenizerError:
+            return ""
+        return (
+            f", which begins with {shown(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
+        )
+
+    def _windows(self) -> np.ndarray:
+        """The windows of the next step."""
+        epoch, order = self._order
+        if epoch != self.progress.epoch:
+            epoch = self.progress.epoch
+            order = self.corpus.train.order(self.config.seed, epoch, self.config.windows_per_step)
+            self._order = (epoch, order)
+        return order[self.progress.index :][: self.config.windows_per_step]
+
+    def _validate(self, report: Callback) -> None:
+        held_out = self.corpus.validation
+        if held_out is None:
+            return
+        windows = range(min(len(held_out), self.config.val_windows))
+        outcome = self.minimised.evaluate(held_out, windows, Sharing(self.ranks))
+        step, loss = self.progress.step, outcome.loss
+        if not isfinite(loss):
+            raise PyggmlError(
+                [f"after step {step} the validation loss is {loss:g}", ("lr", "may be too high")]
+            )
+        n_tokens = held_out.n_targets(windows)
+        right = outcome.share_right(n_tokens)
+        self.history.validations.append(
+            ValidationReport(step, loss, n_tokens, right, outcome.rewards)
+        )
+        self._gather()
+        if self._best is not None and self.history.best is self.history.validations[-1]:
+            self._best[:] = self.parameters.data
+        report(self.history.validations[-1])
+
+    def _gather(self) -> None:
+        """Copy parameters and moments from the devices into the host's arrays."""
+        p = self.parameters.buffers
+        self.model.devices.gather(p["data"], p["m"], p["v"])
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def resume(self, path: str | Path) -> None:
+        """Continue from a checkpoint; all that follows is bit for bit as without the break.
+
+        Raises CheckpointError for a file that is damaged, of another run, or of another compute
+        type. Warns if its run had another vector unit, Python or Numba: bits then differ.
+        """
+        here = Computed.by(self.model)
+        progress, history = checkpoint.load(
+            Path(path), self._buffers(), self._identity, here, _USUAL
+        )
+        if progress.step > self.n_steps or progress.index >= self._n_read:
+            raise CheckpointError(f"{path}: stands at {progress}, which is past this run's end")
+        self.progress, self.history = progress, history
+
+    def _save(self, report: Callback) -> None:
+        """Write a checkpoint, if the settings ask for them and this step has none yet."""
+        step = self.progress.step
+        if self.config.checkpoint_dir is None or self._saved == step:
+            return
+        self._saved = step
+        if self.ranks.is_first:
+            path = self._write()
+            checkpoint.prune(path.parent, step, self.config.checkpoint_keep)
+            report(CheckpointReport(step, path))
+
+    def _rescue(self) -> None:
+        """Save the last whole step at once. A launcher that ends all ranks because one has ended
+        leaves them no time for the step under way, and the first may be the one that has ended."""
+        step = self.progress.step
+        if self._updating or self.config.checkpoint_dir is None or step in (0, self._saved):
+            return
+        self._saved = step
+        warn(f"stopping: step {step} is saved as {self._write()}", RuntimeWarning, stacklevel=1)
+
+    def _write(self) -> Path:
+        """The checkpoint of the last whole step; of all ranks it has the same bytes."""
+        path = checkpoint.path_of(Path(str(self.config.checkpoint_dir)), self.progress.step)
+        self._gather()
+        made_by, buffers = Computed.by(self.model), self._buffers()
+        checkpoint.save(path, buffers, self.progress, self.history, self._identity, made_by)
+        return path
+
+    def _buffers(self) -> dict[str, np.ndarray]:
+        """What a checkpoint holds, by name."""
+        p, optimiser = self.parameters, self.config.optimiser
+        moments = {f"{optimiser}.{m}": getattr(p, m) for m in OPTIMISERS[optimiser].moments}
+        constants = {"constants": p.constant_data} if p.constants else {}
+        best = {} if self._best is None else {"best": self._best}
+        return {"parameters": p.data} | moments | constants | best
+
+    @cached_property
+    def _identity(self) -> Mapping[str, Any]:
+        """What a checkpoint must share with this run."""
+        return {
+            "model": checkpoint.identity(self.model.file.paths),
+            "text": self.corpus.digest(),
+            "adapter": self.parameters.about,
+            "settings": {
+                **self.corpus.about,
+                "ctx": self.corpus.train.ctx,
+                **self.config.settled(),
+                **self.objective.settled(),
+            },
+            "tensors": {name: list(t.shape) for name, t in self.parameters.tensors.items()},
+        }

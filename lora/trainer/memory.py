@@ -1,0 +1,63 @@
+"""The memory of a run on devices beside the host, by part, before any is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyggml.backends import Backend
+from pyggml.backends.cpu import is_constant
+from pyggml.lora.adapter.parameters import Parameters
+from pyggml.lora.trainer.passes import Passes
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """The bytes that a run takes of one device, by part.
+
+    own: of its libraries and its driver, whatever the graph
+    """
+
+    backend: Backend
+    weights: int
+    parameters: int  # with gradients and moments
+    arena: int
+    cache: int  # of the answers
+    own: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.weights + self.parameters + self.arena + self.cache + self.own
+
+    @property
+    def lacks(self) -> str | None:
+        """A sentence if the device has less memory free than this."""
+        memory = self.backend.memory()
+        if memory is None or self.n_bytes <= memory[0]:
+            return None
+        return (
+            f"the run needs {self.n_bytes:,} bytes of {self.backend.name}, of whose {memory[1]:,} "
+            f"bytes {memory[0]:,} are free"
+        )
+
+
+def on_devices(
+    passes: Passes, parameters: Parameters, n_more: int, cache: int = 0
+) -> list[OnDevice]:
+    """What each device takes that computes a part of these graphs and is not the host.
+
+    n_more: buffers as large as the parameters, besides them and their gradient
+    cache: bytes of a session's, which are the first device's
+    """
+    found = []
+    own = {t.root for t in (*parameters.tensors.values(), *parameters.gradients.values())}
+    for backend, plans in passes.plans.items():
+        if backend.is_host:
+            continue
+        leaves = {leaf for part in passes.parts if part.backend is backend for leaf in part.leaves}
+        constant = sum(backend.taken(t.n_bytes) for t in leaves if is_constant(t))
+        inputs = sum(t.n_bytes for t in leaves - own if not is_constant(t))
+        arena = max(p.n_bytes for p in plans)
+        held = parameters.n_bytes(n_more)
+        found.append(OnDevice(backend, constant, held, arena + inputs, cache, backend.own))
+        cache = 0
+    return found
