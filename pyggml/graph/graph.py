@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import GraphError
+from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Graph:
         readers: dict[Tensor, list[Tensor]] = {t: [] for t in (*self.leaves, *self.nodes)}
         for node in self.nodes:
             readers |= {s: [] for s in node.saved if s not in readers}
-            for s in dict.fromkeys(node.src) if node not in node.src[0].saved else ():
+            for s in dict.fromkeys(node.src if node.op is not SAVED else ()):
                 readers[s].append(node)
         return readers
 

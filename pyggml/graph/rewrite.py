@@ -36,7 +36,7 @@ def rewrite(
     The order is that of `steps`: nodes of the graph, of which none is missing, and new tensors; by
     default the nodes as they are. A new tensor stands at the first step that it replaces for which
     its sources are there; a step that needs it before waits until then. What is no step stands
-    right before its first reader.
+    right before its first reader, and so do saved results, of which nothing runs.
 
     Raises GraphError if a replacement needs itself, if a saved result that is read has no
     successor, or if something is needed after it is written over.
@@ -136,7 +136,7 @@ def _when_ready(order: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _renewed(notes: Notes, images: Mapping[Tensor, Tensor]) -> Notes:
-    return Notes(
-        boundaries=frozenset(images[t] for t in notes.boundaries if t in images),
-        large=frozenset(images[t] for t in notes.large if t in images),
+    boundaries, large = (
+        frozenset(images.get(t, t) for t in tensors) for tensors in (notes.boundaries, notes.large)
     )
+    return Notes(boundaries, large)
