@@ -6,14 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyggml.errors import GraphError
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from pyggml.alloc import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +97,6 @@ class Graph:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """The same line where IPython or Hypothesis would print every field of a dataclass."""
         printer.text(repr(self))
-
-    def to_svg(self) -> str:
-        """The graph as a picture: every node of a small one, which takes igraph; of a large one
-        the sections, equal blocks folded. See pyggml.look.draw."""
-        from pyggml.look.draw import drawn
-
-        return drawn(self)
-
-    def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
-        """A page with the sections, the inside of each, and perhaps the plan: see pyggml.look.draw.
-
-        trained: parameters, whose readers are marked. Raises PyggmlError without igraph.
-        """
-        from pyggml.look.draw import page
-
-        return page(self, plan, trained)
-
-    def _repr_svg_(self) -> str:
-        """What a notebook shows."""
-        return self.to_svg()
 
     def __str__(self) -> str:
         """One line a node: number, op, type and shape, numbers of its sources, name."""

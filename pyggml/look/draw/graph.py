@@ -68,7 +68,7 @@ def every(graph: Graph) -> str:
     return _nodes(tensors, ["leaf"] * len(graph.leaves) + made, f"{len(graph.nodes)} nodes")
 
 
-def drawn(graph: Graph) -> str:
+def picture(graph: Graph) -> str:
     """What stands for a graph: every node of a small one, where igraph is there; else sections."""
     small = len(graph.nodes) + len(graph.leaves) <= _SMALL
     return every(graph) if small and find_spec("igraph") else overview(graph)
