@@ -18,7 +18,7 @@ from pyggml.ops.activation.glu import SWIGLU, SWIGLU_BACK, SWIGLU_BACK_GATE
 from pyggml.ops.layout.layout import CPY
 
 
-class _Apart(NamedTuple):
+class _Backs(NamedTuple):
     """The nodes that one swiglu_back replaces."""
 
     dgate: Tensor
@@ -35,24 +35,24 @@ def with_joint_backs(graph: Graph) -> Graph:
     return rewrite(graph, {t: new for a in _matches(graph) for t, new in _joint(a)})
 
 
-def _joint(apart: _Apart) -> Iterator[tuple[Tensor, Tensor]]:
-    gate, up, dy = apart.dgate.src
+def _joint(backs: _Backs) -> Iterator[tuple[Tensor, Tensor]]:
+    gate, up, dy = backs.dgate.src
     joint = SWIGLU_BACK(gate.src[0], up.src[0], dy)
-    return zip(apart, (joint, *joint.saved), strict=True)
+    return zip(backs, (joint, *joint.saved), strict=True)
 
 
-def _matches(graph: Graph) -> Iterator[_Apart]:
+def _matches(graph: Graph) -> Iterator[_Backs]:
     backs = [t for t in graph.nodes if t.op is SWIGLU_BACK_GATE]
     number = {t: i for i, t in enumerate(graph.nodes)} if backs else {}
-    matches = [a for dgate in backs if (a := _apart(graph, dgate, number))]
+    matches = [a for dgate in backs if (a := _backs(graph, dgate, number))]
     for i, a in enumerate(matches):  # its dy needs nothing that those behind it will give
         late = (t for later in matches[i + 1 :] for t in (later.dup, later.y))
         if not any(_depends(a.dgate.src[2], t, number) for t in late):
             yield a
 
 
-def _apart(graph: Graph, dgate: Tensor, number: Mapping[Tensor, int]) -> _Apart | None:
-    """What could be joined with dgate, if there were no other to join."""
+def _backs(graph: Graph, dgate: Tensor, number: Mapping[Tensor, int]) -> _Backs | None:
+    """The nodes to join with dgate, were there no others to join."""
     gate, up, dy = dgate.src
     units = {t.src: t for t in graph.readers[gate] if t.op is SWIGLU}
     dup, y = units.get((gate, dy)), units.get((gate, up))
@@ -60,7 +60,7 @@ def _apart(graph: Graph, dgate: Tensor, number: Mapping[Tensor, int]) -> _Apart 
         return None
     ours, readers = {dgate, dup, y}, (*graph.readers[gate], *graph.readers[up])
     alone = ours.issuperset(readers) and ours.isdisjoint(graph.outputs)
-    return _Apart(dgate, dup, y) if alone and not _depends(dy, y, number) else None
+    return _Backs(dgate, dup, y) if alone and not _depends(dy, y, number) else None
 
 
 def _is_widened(t: Tensor) -> bool:
