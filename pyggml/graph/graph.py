@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyggml  # what draws is imported when it is asked for
 from pyggml.errors import GraphError
 from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from pyggml.alloc import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +82,15 @@ class Graph:
     def to_svg(self) -> str:
         """The graph as a picture: every node of a small one, which takes igraph; of a large one
         the sections, equal blocks folded. See pyggml.look.draw."""
-        from pyggml.look.draw import drawn
+        picture: str = pyggml.draw.drawn(self)
+        return picture
 
-        return drawn(self)
-
-    def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
-        """A page with the sections, the inside of each, and perhaps the plan: see pyggml.look.draw.
-
-        trained: parameters, whose readers are marked. Raises PyggmlError without igraph.
+    def to_html(self, plan: Any = None) -> str:
+        """A page with the sections, the inside of each, and perhaps a plan of its memory (Plan):
+        see pyggml.look.draw. Raises PyggmlError without igraph.
         """
-        from pyggml.look.draw import page
-
-        return page(self, plan, trained)
+        page: str = pyggml.draw.page(self, plan)
+        return page
 
     def _repr_svg_(self) -> str:
         """What a notebook shows."""
