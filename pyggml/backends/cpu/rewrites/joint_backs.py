@@ -27,10 +27,10 @@ def with_joint_backs(graph: Graph) -> Graph:
     return rewrite(graph, {t: new for a in _matches(graph) for t, new in _joint(a)})
 
 
-def _joint(apart: GatedBack) -> Iterator[tuple[Tensor, Tensor]]:
-    gate, up, dy = apart.dgate.src
+def _joint(backs: GatedBack) -> Iterator[tuple[Tensor, Tensor]]:
+    gate, up, dy = backs.dgate.src
     joint = SWIGLU_BACK(gate.src[0], up.src[0], dy)
-    return zip(apart, (joint, *joint.saved), strict=True)
+    return zip(backs, (joint, *joint.saved), strict=True)
 
 
 def _matches(graph: Graph) -> Iterator[GatedBack]:
@@ -42,14 +42,14 @@ def _matches(graph: Graph) -> Iterator[GatedBack]:
             yield a
 
 
-def _can_join(apart: GatedBack, graph: Graph, number: Mapping[Tensor, int]) -> bool:
+def _can_join(backs: GatedBack, graph: Graph, number: Mapping[Tensor, int]) -> bool:
     """Whether they could be joined, if there were no others to join."""
-    gate, up, dy = apart.dgate.src
+    gate, up, dy = backs.dgate.src
     if not (_is_widened(gate) and _is_widened(up)):
         return False
-    ours, readers = set(apart), (*graph.readers[gate], *graph.readers[up])
+    ours, readers = set(backs), (*graph.readers[gate], *graph.readers[up])
     alone = ours.issuperset(readers) and ours.isdisjoint(graph.outputs)
-    return alone and not _depends(dy, apart.y, number)
+    return alone and not _depends(dy, backs.y, number)
 
 
 def _is_widened(t: Tensor) -> bool:
