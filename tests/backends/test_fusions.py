@@ -13,7 +13,7 @@ from pyggml.alloc import plan as make_plan
 from pyggml.backends.cpu import CPU, array
 from pyggml.generation import Session
 from pyggml.graph import Graph
-from pyggml.graph.op import SAVED, Memory
+from pyggml.graph.op import SAVED, Memory, changed_by
 from pyggml.graph.tensor import zeros
 from pyggml.look.check import in_float64
 from pyggml.lora import LoraConfig, attach, loss_and_grads
@@ -177,3 +177,11 @@ def test_nodes_that_another_one_stands_between_stay_apart(dry):
     back = rms_norm_mul_back(x, w, dy, eps=1e-3)
     graph = dry.rewritten(Graph.of(add(scale(back, 2.0), back)))
     assert [t.op.name for t in graph.nodes] == ["rms_norm_mul_back", "scale", "add"]
+
+
+@pytest.mark.parametrize("name", [name for name in PATTERNS if "+" in name])
+def test_a_fused_node_changes_what_its_nodes_do(name, dry, pattern):
+    node = fused_node(dry.rewritten(pattern(name)[0]), name)
+    apart = [root for t in node.params["of"].nodes for root in changed_by(t)]
+    assert changed_by(node) == apart
+    assert bool(apart) == ("set_rows" in name or "advance" in name)
