@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.lora.data import Dataset
 from pyggml.lora.objectives.answers import Answers
 from pyggml.lora.objectives.losses import Leaves, log_probs
 from pyggml.model import Model
 from pyggml.models import Inputs
-from pyggml.runtime.schedule import ScheduledProgram
+from pyggml.runtime import Program
 
 
 class Scorer:
@@ -24,10 +24,10 @@ class Scorer:
     def __init__(self, model: Model, ctx: int, room: int) -> None:
         self._inputs, self._leaves = Inputs.empty(ctx), Leaves.empty(ctx, room)
         net, _, found = log_probs(model, self._inputs, self._leaves, gradient=False)
-        self.graph: Graph = net.graph(found)
+        self.graph: Graph = net.graph(log_probs=found)
         self._room = room
 
-    def score(self, program: ScheduledProgram, data: Dataset, window: int) -> np.ndarray:
+    def score(self, program: Program, data: Dataset, window: int) -> np.ndarray:
         """(room,) float32, 0 where there is no answer. program: `graph`, bound."""
         part = data.part(np.array([window]))
         (batch,) = part.batches([0], 1)
@@ -38,4 +38,4 @@ class Scorer:
         write(self._leaves.read, answers.learned.reshape(-1).astype(np.float32))
         write(self._leaves.members, answers.members()[0].astype(np.float32))
         program()
-        return program.read(program.schedule.graph.outputs[0])
+        return program.read(program.schedule.graph["log_probs"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.backward import build_backward
 from pyggml.eager.value import Value, apply, tensor
 from pyggml.errors import ConfigError
@@ -173,8 +173,10 @@ class _Function:
         """d(Σ u · output) / d(leaf i), by the rules."""
         if self.kernels:
             write(self.weights, u)
-            return results(self.backward)[1 + i].astype(np.float64)
-        return evaluate(self.backward.outputs[1 + i], {self.weights: u})
+            _, *arrays = results(self.backward)
+            return arrays[i].astype(np.float64)
+        _, *gradients = self.backward.outputs
+        return evaluate(gradients[i], {self.weights: u})
 
 
 def _check(f: _Function, i: int, rng: np.random.Generator, tolerance: float) -> Checked:

@@ -10,9 +10,9 @@ import pytest
 import uvicorn
 from extras import reason
 
-from pyggml.cli.view.app import make_app
-from pyggml.cli.view.runs import Runs
-from pyggml.cli.view.source import Source
+from pyggml.cli.commands.view.app import make_app
+from pyggml.cli.commands.view.runs import Runs
+from pyggml.cli.commands.view.source import Source
 from pyggml.cli.web.listening import listening, url_of
 from pyggml.lora.trainer.lock import held
 
@@ -296,7 +296,7 @@ def test_attention_by_head(visit):
 
 
 def test_a_computation_is_stopped(visit, monkeypatch):
-    from pyggml.cli.view import reading
+    from pyggml.cli.commands.view import reading
 
     ended = threading.Event()
     real = reading.lens.token_table
