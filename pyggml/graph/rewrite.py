@@ -114,14 +114,15 @@ def _when_ready(order: Sequence[Tensor]) -> list[Tensor]:
         needs = [node]  # and new nodes that are no steps
         for t in needs:
             for s in t.src:
-                maker = s.src[0] if s.op is SAVED else s
+                maker = _maker(s)
                 if maker.op is None or maker in complete:
                     continue
                 if maker in steps:
                     waiting.append(node)
                     missing.add(maker)
                     return False
-                needs.append(maker)
+                if maker not in needs:
+                    needs.append(maker)
         complete.update(needs)
         ready.append(node)
         return True
