@@ -50,6 +50,8 @@ def pytest_cmdline_main(config):
     Kernels use all threads there as elsewhere: tests that compare threads have some.
     """
     option = config.option
+    if hasattr(config, "workerinput"):  # this is one of the two
+        return
     xdist = config.pluginmanager.hasplugin("xdist") and os.cpu_count() > 1
     if xdist and option.numprocesses is None and is_whole(config):
         option.numprocesses = 2
