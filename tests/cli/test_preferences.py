@@ -29,7 +29,10 @@ def rows(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("kind, records", [("dpo", PAIRS), ("orpo", PAIRS), ("kto", ANSWERS)])
+@pytest.mark.parametrize(
+    "kind, records",
+    [("dpo", PAIRS), ("orpo", PAIRS), ("kto", ANSWERS), ("simpo", PAIRS), ("ipo", PAIRS)],
+)
 def test_preferences_become_an_adapter(kind, records, rows, tmp_path, finetune):
     ended = finetune("--objective", kind, *LONGER, data=rows(records))
     assert ended.code == 0, ended.err
@@ -72,8 +75,14 @@ def test_an_adapter_to_go_on_from_is_the_reference(rows, tmp_path, finetune, pyg
     "options, message",
     [
         (["--objective", "dpo"], 'line 1 .*wanted .*"chosen" and "rejected"'),
-        (["--preference-beta", "0.3"], "--preference-beta is for dpo and orpo and kto, not for"),
-        (["--objective", "ppo"], "--objective is 'ppo', wanted one of sft, dpo, orpo, kto"),
+        (
+            ["--preference-beta", "0.3"],
+            "--preference-beta is for dpo, orpo, kto, simpo and ipo, not for",
+        ),
+        (
+            ["--objective", "ppo"],
+            "--objective is 'ppo', wanted one of sft, dpo, orpo, kto, simpo, ipo",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(options, message, rows, tmp_path, finetune):
