@@ -103,6 +103,8 @@ def test_trl(kind, n_steps):
     found = [e.loss for e in steps]
     assert len(found) == n_steps
     np.testing.assert_allclose(found, run["losses"], rtol=0, atol=1e-4)
+    if kind == "ipo":  # TRL's loss is of means over tokens, its rewards of sums
+        return
     for name in ("chosen", "rejected"):
         there = [getattr(e.rewards, f"n_{name}") > 0 for e in steps]
         of_steps = np.array([getattr(e.rewards, name) for e in steps])
