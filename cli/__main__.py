@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from pyggml import __version__
-from pyggml.cli.run import run
+from pyggml.cli.terminal.exit import run
 
 COMMANDS = {
     "finetune": "train a LoRA adapter for a GGUF model",
@@ -44,8 +44,8 @@ class _Commands(click.Group):
 
 
 def command(name: str) -> click.Command:
-    """The click command in pyggml.cli.NAME, with _ for - in the name."""
-    found = importlib.import_module(f"pyggml.cli.{name.replace('-', '_')}").command
+    """The click command in pyggml.cli.commands.NAME, with _ for - in the name."""
+    found = importlib.import_module(f"pyggml.cli.commands.{name.replace('-', '_')}").command
     assert isinstance(found, click.Command)
     return found
 

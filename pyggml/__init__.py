@@ -5,13 +5,13 @@ pyggml.gguf          open            file → metadata + memory-mapped tensors
 pyggml.lora          attach          model, config → Adapter: A and B of every matched matrix
 pyggml.models        build           weights, inputs, adapters → logits Tensor (a graph)
 pyggml.backward      build_backward  Graph of a loss, parameters → Graph with its gradients
-pyggml.alloc         plan            Graph → Plan: offset of each tensor in one arena, peak bytes
-pyggml.runtime       bind            Plan → Program: a bound kernel call per node
+pyggml.runtime       schedule        Graph, devices → Schedule: what runs where, plans of memory
+pyggml.runtime       bind            Schedule → Program: a bound kernel call per node
 pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
-Between backward and plan stand passes from graph to graph: what is rounded, and what is computed
-again (pyggml.backward); which device computes what (pyggml.runtime.schedule).
+Between backward and schedule stand passes from graph to graph: what is rounded, and what is
+computed again (pyggml.backward). A schedule asks pyggml.alloc for the place of every tensor.
 
 `pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
 are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so
@@ -21,6 +21,9 @@ that `import pyggml` costs nothing.
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +36,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Installed, pyggml.lora and pyggml.cli lie in this folder; in a checkout, beside it.
 _CHECKOUT = Path(__file__).resolve().parents[1]
-if all(
-    (_CHECKOUT / name).is_file() for name in ("pyproject.toml", "lora/__init__.py", "cli/run.py")
-):
-    __path__.append(str(_CHECKOUT))
+_BESIDE = {f"pyggml.{name}": _CHECKOUT / name / "__init__.py" for name in ("lora", "cli")}
+
+
+class _Checkout:
+    """Finds pyggml.lora and pyggml.cli where a checkout has them: beside this folder, not in it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        file = _BESIDE.get(name)
+        return spec_from_file_location(name, file) if file else None
+
+
+if all(file.is_file() for file in (_CHECKOUT / "pyproject.toml", *_BESIDE.values())):
+    sys.meta_path.insert(0, _Checkout)  # before those of other checkouts, installed as editable
 
 _WHERE = {
     "Value": "pyggml.eager",

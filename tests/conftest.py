@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from extras import summary
 from hypothesis import HealthCheck, settings
 
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -25,7 +26,42 @@ settings.load_profile("same")
 QUICK = re.compile(
     r"\b(mark\.quick|cases\()"
 )  # what a file has whose tests are among the quick ones
+HERE = Path(__file__).parent
+# What tests start imports the checkout, as they do (pythonpath in pyproject.toml).
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+# Files that take a minute each where kernels are compiled anew: the first, so that both processes
+# of a whole run end at the same time.
+LONG_FILES = (
+    "kernels/gemm/test_isa.py",
+    "test_lessons.py",
+    "backends/test_webgpu.py",
+    "backends/test_webgpu_models.py",
+    "lora/test_ranks.py",
+    "backward/test_full_model.py",
+)
 GRADIENTS = pytest.StashKey[Counter]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """The whole suite runs in two processes, each file in one of them, unless -n is given.
+
+    Kernels use two threads there as elsewhere: tests that compare threads have some.
+    """
+    option = config.option
+    if config.pluginmanager.hasplugin("xdist") and option.numprocesses is None and is_whole(config):
+        option.numprocesses = min(2, os.cpu_count())
+        option.dist, option.loadscopereorder = "loadfile", False
+
+
+def is_whole(config):
+    """Whether a command wants every test, and nothing of one process, such as a debugger."""
+    option = config.option
+    return (
+        [Path(path).resolve() for path in config.args] == [HERE]
+        and option.markexpr == "not interop and not slow"
+        and not (option.keyword or option.collectonly or option.usepdb or option.capture == "no")
+    )
 
 
 def pytest_configure(config):
@@ -62,6 +98,12 @@ def is_quick(mark):
     return mark.name == "quick"
 
 
+def pytest_collection_modifyitems(items):
+    first = {HERE / file: n for n, file in enumerate(LONG_FILES)}
+    assert all(path.is_file() for path in first), "LONG_FILES names a file that is not there"
+    items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
 def pytest_collection_finish():
     """What was imported and collected stays: the garbage collector need not look through it."""
     gc.freeze()
@@ -71,6 +113,14 @@ def pytest_sessionfinish(session):
     """Nor through what the quick tests leave when Python ends, which took 2.5 s."""
     if session.config.option.markexpr == "quick":
         gc.freeze()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["gradients"] = dict(session.config.stash[GRADIENTS])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """What one of two processes has compared counts here."""
+    node.config.stash[GRADIENTS].update(getattr(node, "workeroutput", {}).get("gradients", {}))
 
 
 @pytest.fixture
@@ -79,10 +129,16 @@ def gradients(request):
     return request.config.stash[GRADIENTS]
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
-    found = config.stash[GRADIENTS]
-    if found:
-        terminalreporter.write_line(f"gradients compared: {found.total()} over {len(found)} ops")
+    compared = config.stash[GRADIENTS]
+    if compared:
+        terminalreporter.write_line(
+            f"gradients compared: {compared.total()} over {len(compared)} ops"
+        )
+    skipped = terminalreporter.getreports("skipped")
+    for line in summary(report.longrepr[2] for report in skipped):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

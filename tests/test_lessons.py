@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from extras import need, reason
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "docs/lessons").glob("[!i]*.md"))
-pytest.importorskip("nbclient", reason="lessons run with the extra docs")
+pytest.importorskip("nbclient", reason=reason("nbclient"))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +61,8 @@ def test_a_cell_that_fails_is_shown(notebooks, tmp_path):
 
 
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
-    pytest.importorskip("mkdocs", reason="the site is built with the extra docs")
-    pytest.importorskip("mkdocstrings_handlers", reason="the reference is made with the extra docs")
+    need("mkdocs")
+    need("mkdocstrings_handlers")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
         cwd=ROOT,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from pyggml.cli.interrupt import stopping
+from pyggml.cli.terminal.interrupt import stopping
 
 
 def serve(

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
@@ -30,7 +30,7 @@ from pyggml.lora.objectives.tally import Tally, TokensRight
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Parts, Taps, token_loss, token_losses
-from pyggml.runtime.schedule import ScheduledProgram
+from pyggml.runtime import Program
 from pyggml.settings import Settings
 
 Windows = np.ndarray | range  # numbers of some windows of a dataset
@@ -97,7 +97,7 @@ class Feed(Protocol):
 
     def batches(
         self,
-        programs: Sequence[ScheduledProgram],
+        programs: Sequence[Program],
         data: Dataset,
         windows: Windows,
         ranks: Ranks,
@@ -162,7 +162,7 @@ class TextFeed:
 
     def batches(
         self,
-        programs: Sequence[ScheduledProgram],
+        programs: Sequence[Program],
         data: Dataset,
         windows: Windows,
         ranks: Ranks,

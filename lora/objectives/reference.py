@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Dataset
@@ -28,9 +28,9 @@ from pyggml.lora.objectives.objective import LossNet, Windows
 from pyggml.lora.ranks import Ranks
 from pyggml.model import Model
 from pyggml.models import Inputs
-from pyggml.runtime.schedule import ScheduledProgram
+from pyggml.runtime import Program
 
-Programs = Sequence[ScheduledProgram]
+Programs = Sequence[Program]
 
 
 class Scorer:
@@ -47,7 +47,7 @@ class Scorer:
         self.graph: Graph = net.net.graph(log_probs)
         self._room, self._mean = room, mean
 
-    def score(self, program: ScheduledProgram, data: Preferences, window: int) -> np.ndarray:
+    def score(self, program: Program, data: Preferences, window: int) -> np.ndarray:
         """(room,) float32, 0 where there is no answer. program: `graph`, bound."""
         part = data.part(np.array([window]))
         (batch,) = part.batches([0], 1)

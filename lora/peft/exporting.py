@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.files import new_folder
 from pyggml.gguf.fields import shown

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
 from pyggml.gguf.fields import shown
 from pyggml.graph.dtypes import F32

@@ -21,7 +21,7 @@ from warnings import warn
 import numpy as np
 
 from pyggml import threads
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
 from pyggml.gguf.fields import shown
 from pyggml.lora.adapter.parameters import Parameters

@@ -200,8 +200,8 @@ class _Group(Kind):
         return tuple(value)
 
     def load(self, context: Any, builder: Any, words: Any) -> Any:
-        found = [_word(builder, words, i) for i in range(self.n_words)]
-        return context.make_tuple(builder, self.type, found)
+        values = [_word(builder, words, i) for i in range(self.n_words)]
+        return context.make_tuple(builder, self.type, values)
 
 
 Int = Annotated[int, _Integer()]
@@ -275,8 +275,9 @@ class Frame:
         try:
             return field.kind.words(value)
         except TypeError as error:
-            found = _described(value)
-            raise TypeError(f"{type(self).__name__}.{name}: {error}, found {found}") from None
+            raise TypeError(
+                f"{type(self).__name__}.{name}: {error}, found {_summary(value)}"
+            ) from None
 
 
 def _kind_of(hint: Any) -> Kind | None:
@@ -287,7 +288,7 @@ def _kind_of(hint: Any) -> Kind | None:
     return _Group(hint) if is_group else None
 
 
-def _described(value: Any) -> str:
+def _summary(value: Any) -> str:
     if isinstance(value, np.ndarray):
         gaps = "" if value.flags.c_contiguous else " with gaps"
         return f"{value.dtype} of {value.ndim} axes{gaps}"
@@ -309,16 +310,16 @@ class FrameType(types.Type):  # type: ignore[misc]  # Numba has no annotations
 
     def __reduce__(self) -> tuple:
         where = self.declaration.__module__, self.declaration.__qualname__
-        return _restored, (*where, self.name)
+        return _frame_type, (*where, self.name)
 
 
-def _restored(module: str, name: str, known_as: str) -> types.Type:
+def _frame_type(module: str, name: str, known_as: str) -> types.Type:
     """The type that a cache file names; one that fits nothing if its class is gone or changed."""
     try:
-        found = FrameType(getattr(import_module(module), name))
+        kind = FrameType(getattr(import_module(module), name))
     except (ImportError, AttributeError):
         return types.Opaque(known_as)
-    return found if found.name == known_as else types.Opaque(known_as)
+    return kind if kind.name == known_as else types.Opaque(known_as)
 
 
 @register_model(FrameType)

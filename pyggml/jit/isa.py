@@ -94,12 +94,12 @@ def why_not(isa: ISA) -> str:
 def _features() -> frozenset[str]:
     """The CPU's features, as LLVM lists them, without those this process may not use. Every 64-bit
     ARM has NEON, even if LLVM does not list it."""
-    found = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    features = {name for name, has in llvm.get_host_cpu_features().items() if has}
     if platform.machine().lower() in ("arm64", "aarch64"):
-        found.add("neon")
-    if found >= _AMX and not (_compiles(_AMX) and tiles_granted()):
-        found -= _AMX
-    return frozenset(found)
+        features.add("neon")
+    if features >= _AMX and not (_compiles(_AMX) and tiles_granted()):
+        features -= _AMX
+    return frozenset(features)
 
 
 def _compiles(features: frozenset[str]) -> bool:

@@ -38,7 +38,7 @@ def prefetch(builder: Any, pointer: Any, first: bool = False) -> None:
     """Prefetch the cache line at this address, which may be invalid: to the L2 cache for reading,
     or with `first` to the L1 cache for writing."""
     byte = I8.as_pointer()
-    fetch = declared(builder, "llvm.prefetch.p0i8", ir.VoidType(), [byte, I32, I32, I32])
+    fetch = declare_intrinsic(builder, "llvm.prefetch.p0i8", ir.VoidType(), [byte, I32, I32, I32])
     write, near, data = (ir.Constant(I32, n) for n in ((1, 3, 1) if first else (0, 2, 1)))
     builder.call(fetch, [builder.bitcast(pointer, byte), write, near, data])
 
@@ -55,7 +55,7 @@ def broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     return builder.shuffle_vector(one, undefined, every(ir.VectorType(I32, vector.count), 0))
 
 
-def declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+def declare_intrinsic(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     """The declaration of an LLVM intrinsic in the builder's module."""
     module = builder.module
     known = module.globals.get(name)
@@ -65,7 +65,7 @@ def declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
 def total(builder: Any, values: Any) -> Any:
     """The sum of a float32 vector's lanes."""
     name = f"llvm.vector.reduce.fadd.v{values.type.count}f32"
-    add = declared(builder, name, F32, [F32, values.type])
+    add = declare_intrinsic(builder, name, F32, [F32, values.type])
     return builder.call(add, [ir.Constant(F32, 0.0), values], fastmath=("reassoc",))
 
 
@@ -91,7 +91,7 @@ def fma(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     """a·b + sums, float32."""
     vector = sums.type
     name = f"llvm.fmuladd.v{vector.count}f32"
-    return builder.call(declared(builder, name, vector, [vector] * 3), [a, b, sums])
+    return builder.call(declare_intrinsic(builder, name, vector, [vector] * 3), [a, b, sums])
 
 
 def from_f16(builder: Any, f16: Any, floats: Any) -> Any:
@@ -113,8 +113,8 @@ def from_f16(builder: Any, f16: Any, floats: Any) -> Any:
     scaled = builder.fmul(builder.bitcast(size, floats), number(floats, 2.0**112))  # 127 − 15
     finite = builder.icmp_unsigned("<", size, number(word, 0x1F << 23))
     endless = builder.or_(size, number(word, 0xFF << 23))
-    found = builder.select(finite, builder.bitcast(scaled, word), endless)
-    return builder.bitcast(builder.or_(found, sign), floats)
+    bits = builder.select(finite, builder.bitcast(scaled, word), endless)
+    return builder.bitcast(builder.or_(bits, sign), floats)
 
 
 def every(vector: Any, value: float) -> Any:
@@ -133,7 +133,7 @@ def by_quads(builder: Any, u: Any, s: Any, sums: Any, vnni: bool) -> Any:
     if vnni:
         name = f"llvm.x86.avx512.vpdpbusd.{32 * n}"
         return builder.call(
-            declared(builder, name, sums.type, [sums.type, quads, quads]), [sums, u, s]
+            declare_intrinsic(builder, name, sums.type, [sums.type, quads, quads]), [sums, u, s]
         )
     wide = ir.VectorType(I32, 4 * n)
     products = builder.mul(builder.zext(u, wide), builder.sext(s, wide))

@@ -1,4 +1,4 @@
-"""Checks for shape rules: each raises an error that names what was found and what was wanted."""
+"""Checks for shape rules: each raises an error that names what was types and what was wanted."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def expect_attention(op: str, q: Tensor, k: Tensor, v: Tensor, span: Tensor, *ke
         raise ShapeError(f"{op}: {shapes}; wanted (T, H, D), (S, HK, D) twice")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] or span.shape != (q.shape[0], 2):
         raise ShapeError(f"{op}: {shapes}; wanted HK dividing H, and span (T, 2)")
-    found = f"q {q.dtype}, k {k.dtype}, v {v.dtype}, span {span.dtype}"
+    types = f"q {q.dtype}, k {k.dtype}, v {v.dtype}, span {span.dtype}"
     if q.dtype is not F32 or span.dtype is not I32:
-        raise ShapeError(f"{op}: {found}; wanted q in F32 and span in I32")
+        raise ShapeError(f"{op}: {types}; wanted q in F32 and span in I32")
     if k.dtype is not v.dtype or k.dtype not in keys:
-        raise ShapeError(f"{op}: {found}; wanted k and v both in {' or '.join(map(str, keys))}")
+        raise ShapeError(f"{op}: {types}; wanted k and v both in {' or '.join(map(str, keys))}")
 
 
 def check_ids(op: str, ids: np.ndarray, n_rows: int) -> None:

@@ -77,7 +77,9 @@ def _check_weight(op_name: str, w: Tensor, depth: int, axis: int) -> None:
         )
 
 
-def _grouped(op_name: str, ids: np.ndarray, n_expert: int) -> Iterator[tuple[int, np.ndarray]]:
+def _rows_by_expert(
+    op_name: str, ids: np.ndarray, n_expert: int
+) -> Iterator[tuple[int, np.ndarray]]:
     """(expert, its row numbers in rising order), at most T rows at a time.
 
     A router names an expert at most once per token, so an expert commonly has T rows or fewer.
@@ -147,7 +149,7 @@ def _by_expert(
     made: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    for expert, rows in _grouped(name, ids, len(experts)):
+    for expert, rows in _rows_by_expert(name, ids, len(experts)):
         part, result = _take(x, rows, ids.size, gathered), made[: len(rows)]
         multiply(result, part, experts[expert], scratch, False)()
         out[rows] = result
@@ -269,7 +271,7 @@ def _sums(
     scratch: np.ndarray,
 ) -> None:
     dw.fill(0)
-    for expert, rows in _grouped("out_prod_id", ids, len(dw)):
+    for expert, rows in _rows_by_expert("out_prod_id", ids, len(dw)):
         right = _take(x, rows, ids.size, gathered_x).T[None]
         left = _take(dy, rows, ids.size, gathered_dy).T[None]
         gemm.strided(dw[expert : expert + 1], left, right, scratch, True)()

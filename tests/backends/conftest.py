@@ -6,6 +6,7 @@ Also what a card that is not there must do without.
 import os
 
 import pytest
+from extras import need
 
 from pyggml.errors import DeviceError
 
@@ -14,12 +15,11 @@ def opened(limit=None, features=None):
     """The device, or a skipped test that says what is missing."""
     os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # else Mesa complains
     try:
-        import wgpu
-
+        wgpu = need("wgpu")
         from pyggml.backends.webgpu.runtime.device import WebGPUBackend
 
         return WebGPUBackend(wgpu.gpu.request_adapter_sync(), limit, features)
-    except (ImportError, RuntimeError, DeviceError) as error:
+    except (RuntimeError, DeviceError) as error:
         pytest.skip(f"no WebGPU here: {error}")
 
 

@@ -4,8 +4,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from extras import reason
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import Fails, of_package
 

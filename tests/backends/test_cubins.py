@@ -7,8 +7,9 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from extras import reason
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import of_package, raising
 

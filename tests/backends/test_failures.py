@@ -6,8 +6,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from extras import reason
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from failing_card import Fails, of_driver, of_package, raising
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extras import reason
 
 from pyggml.graph.dtypes import DTYPES
 from pyggml.graph.tensor import Tensor, zeros
 from pyggml.ops import mul_mat
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ from weakref import ref
 
 import numpy as np
 import pytest
+from extras import reason
 from tiny_models import write
 
 import pyggml
 from pyggml.generation import Session
 from pyggml.graph.call import Call
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from dry_card import DryCard
 

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from extras import reason
 
 from pyggml.ops import OPS
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 from pyggml.backends.cuda.ops import norm_rope
 from pyggml.backends.cuda.runtime.driver import SIMULATED
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from extras import reason
 
 from pyggml.jit import BlockCode
 from pyggml.quants import QUANTS, dequantize
 
-pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
 
 from pyggml.backends.cuda.gemm.packed_dots import source_of
 from pyggml.backends.cuda.weights.packed import unit_of

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from extras import need
 
 CARD = Path(__file__).parent / "card"
 
 
 def test_kernels_under_the_simulator():
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    need("numba_cuda")
     arguments = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CARD)]
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=600)

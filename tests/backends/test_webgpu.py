@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from extras import need
 
 from pyggml import ops
-from pyggml.backends import CPU, backends_of
+from pyggml.backends.cpu import CPU
 from pyggml.errors import DeviceError, PyggmlError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, DTYPES, F16, F32
@@ -18,7 +19,8 @@ from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf, in_float64
 from pyggml.ops import OPS
 from pyggml.quants import QUANTS, quantize
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
+from pyggml.runtime.choice import backends_of
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 # fmt: off
@@ -305,7 +307,7 @@ def test_memory_that_has_run_out_is_one_sentence(gpu, monkeypatch):
 
 
 def test_a_device_with_low_limits_is_refused_by_name():
-    pytest.importorskip("wgpu", reason="the package is of the extra webgpu")
+    need("wgpu")
     from pyggml.backends.webgpu.runtime.device import _LIMITS, WebGPUBackend
 
     class Small:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyggml.cli import __main__ as cli
-from pyggml.cli.finetune import config_file
+from pyggml.cli.commands.finetune import config_file
 from pyggml.errors import ConfigError
 
 OPTIONS = [o for o in cli.command("finetune").params if o.expose_value]

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import pyggml as library
-from pyggml.cli.interrupt import stopping
+from pyggml.cli.terminal.interrupt import stopping
 from pyggml.lora import Trainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and terminals of POSIX")

@@ -5,7 +5,7 @@ import pytest
 
 import pyggml as library
 from pyggml.chat import BUILT_IN, Turns, find_template
-from pyggml.cli.modelfile import go_template, located, quoted
+from pyggml.cli.commands.export_ollama.modelfile import go_template, located, quoted
 from pyggml.errors import ConfigError
 from pyggml.lora import attach
 

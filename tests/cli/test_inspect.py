@@ -8,13 +8,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import tiny_models
+from extras import need
 
 import pyggml as library
 from pyggml import gguf
-from pyggml.cli.inspect.command import BATCH, CTX, RANK
-from pyggml.cli.inspect.facts import family
-from pyggml.cli.inspect.fold import ranges
-from pyggml.cli.inspect.words import coloured
+from pyggml.cli.commands.inspect.command import BATCH, CTX, RANK
+from pyggml.cli.commands.inspect.facts import family
+from pyggml.cli.commands.inspect.fold import ranges
+from pyggml.cli.terminal.words import coloured
 from pyggml.graph.dtypes import F32
 from pyggml.look import lens
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig, attach, loss_and_grads
@@ -44,7 +45,7 @@ def adapter(tiny, tmp_path):
     rng = np.random.default_rng(1)
     for name, t in made.parameters.tensors.items():
         if name.endswith("lora_b"):
-            library.backends.write(t, rng.normal(0, 0.1, t.shape).astype(np.float32))
+            library.backends.cpu.write(t, rng.normal(0, 0.1, t.shape).astype(np.float32))
     made.save(tmp_path / "adapter.gguf")
     return tmp_path / "adapter.gguf"
 
@@ -272,7 +273,7 @@ def test_a_rank_and_a_context_are_costed_with_memory(pyggml, facts, tiny):
 
 
 def test_the_graph_is_folded(pyggml, tiny, tmp_path):
-    pytest.importorskip("igraph")
+    need("igraph")
     lines = section(pyggml("inspect", tiny, "--graph", "--ctx", 16).out, "graph")
     assert [x.split()[0] for x in lines if "forward" in x] == ["start", "block", "block", "end"]
     page = tmp_path / "page.html"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyggml.cli import progress
-from pyggml.cli.progress import Lines, Meter, display, fitting
+from pyggml.cli.terminal import progress
+from pyggml.cli.terminal.progress import Lines, Meter, display, fitting
 from pyggml.lora import CheckpointReport, History, StepReport, ValidationReport
 
 

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pyggml.cli.report.page import Page, rendered
-from pyggml.cli.report.series import charts_of
+from pyggml.cli.web.report.run_page import Page, rendered
+from pyggml.cli.web.report.series import charts_of
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyggml.cli import __main__ as cli
-from pyggml.cli.finetune.job import LORA_FLAGS
-from pyggml.cli.grouped import TITLES
+from pyggml.cli.commands.finetune.job import LORA_FLAGS
+from pyggml.cli.terminal.help import TITLES
 from pyggml.errors import PyggmlError
 from pyggml.lora import DataConfig, LoraConfig, TrainConfig
 from pyggml.settings import GROUPS
@@ -37,7 +37,7 @@ def test_nothing_heavy_is_imported_before_a_command_is_called(arguments):
 
 
 def test_a_run_into_a_pipe_does_not_import_rich(tiny, text, tmp_path):
-    code = "import sys, pyggml.cli.finetune; sys.exit('rich' in sys.modules)"
+    code = "import sys, pyggml.cli.commands.finetune; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True).returncode == 0
 
 

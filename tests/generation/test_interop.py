@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from extras import need
 
 from pyggml.generation import Sampler, Sampling
 from pyggml.generation.sampler import distribution
@@ -17,7 +18,7 @@ RECENT = [3, 3, 3, 17, 40, 17, 99, 4999, 0, 250]
 
 @pytest.fixture(scope="module")
 def llama():
-    return pytest.importorskip("llama_cpp")
+    return need("llama_cpp")
 
 
 def chain(llama, how):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extras import need
 
 import pyggml
 from pyggml import gguf
@@ -164,7 +165,7 @@ def test_quantising_makes_one_file(model, tmp_path):
 
 @pytest.mark.interop
 def test_llama_cpp_takes_the_same_parts(model):
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = need("llama_cpp")
     tokens = [int(t) for t in np.arange(12)]
     llama = llama_cpp.Llama(str(model[0]), n_ctx=12, logits_all=True, verbose=False)
     llama.eval(tokens)

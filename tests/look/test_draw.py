@@ -7,11 +7,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from extras import need
 from graphs import graphs
 from hypothesis import given, settings
 from tiny_models import zero_parts
 
 from pyggml.alloc import plan
+from pyggml.backends.cpu import CPU
 from pyggml.backward import build_backward
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
@@ -90,7 +92,7 @@ def test_a_graph_without_blocks_is_one_section():
 @given(graphs())
 @settings(max_examples=30)
 def test_nodes_stand_below_their_sources_and_apart(graph):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     found = layered(graph.nodes)
     assert found.places.keys() == set(graph.nodes)
     for (source, reader), way in found.ways.items():
@@ -108,9 +110,9 @@ def test_nodes_stand_below_their_sources_and_apart(graph):
 
 
 def test_pictures_are_xml_and_need_no_network(graph):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     section = sections(graph)[2]
-    made = plan(graph)
+    made = plan(graph, CPU())
     for text in (overview(graph), inside(section.forward, "forward"), lanes(made)):
         ElementTree.fromstring(text)
     page = graph.to_html(made)
@@ -126,7 +128,7 @@ def test_the_overview_tells_ops_and_shapes(graph):
 
 
 def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     x, w = (leaf(np.ones(3, np.float32), name) for name in "xw")
     small = build_backward(Graph.of(sum_(sqr(mul(x, w)))), [w])
     text = small.to_svg()
@@ -138,7 +140,7 @@ def test_of_a_small_graph_every_node_and_leaf_is_drawn(monkeypatch):
 
 
 def test_the_inside_marks_what_reads_a_parameter(graph):
-    pytest.importorskip("igraph", reason="the layout is of the extra views")
+    need("igraph")
     section = sections(graph)[1]
     a = next(s for t in section.forward for s in t.src if s.name.endswith(".a"))
     text = inside(section.forward, "forward", {a})
@@ -148,7 +150,7 @@ def test_the_inside_marks_what_reads_a_parameter(graph):
 
 @pytest.mark.quick
 def test_lanes_are_as_wide_as_tensors_live_and_as_high_as_they_are_large(graph):
-    made = plan(graph)
+    made = plan(graph, CPU())
     rectangles = [
         r for r in ElementTree.fromstring(lanes(made)) if r.get("class", "").startswith("lane")
     ]

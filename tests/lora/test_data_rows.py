@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from extras import need
 
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora import DataConfig, read_corpus
@@ -263,7 +264,7 @@ FILES = [
 @pytest.mark.parametrize("name, content, message", FILES)
 def test_hostile_files_are_refused(tmp_path, name, content, message):
     if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
+        need("pyarrow")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_corpus(tmp_path / name, Bytes(), DataConfig(ctx=4))
@@ -282,7 +283,7 @@ def test_long_files_are_read_in_parts(tmp_path):
 
 
 def test_parquet_rows(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
+    pyarrow = need("pyarrow")
     from pyarrow import parquet
 
     records = [

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ranked_run
+from extras import needs
 from separate_cpu import SeparateCPU
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.cli import demo
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.lora.adapter.parameters import Parameters
@@ -21,11 +22,11 @@ from pyggml.lora.ranks import ALONE, started
 from pyggml.lora.ranks.alone import Ranks, share
 from pyggml.lora.trainer import checkpoint
 from pyggml.lora.trainer.gradient import StepGradient
-from pyggml.runtime.schedule import Devices
+from pyggml.runtime import Devices
 
 _BESIDE = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MPIEXEC = _BESIDE or shutil.which("mpiexec")
-needs_mpi = pytest.mark.skipif(
+needs_an_mpi = pytest.mark.skipif(
     MPIEXEC is None, reason="no mpiexec here: pip install '.[mpi]' and an MPI, such as openmpi"
 )
 # What Open MPI wants in a container of two cores; other MPIs do not know these.
@@ -148,7 +149,8 @@ def test_without_mpi4py_the_extra_is_named(launched, variables, monkeypatch):
 # -- real ranks -----------------------------------------------------------------------------------
 
 
-@needs_mpi
+@needs("mpi4py")
+@needs_an_mpi
 @pytest.mark.parametrize(
     ("n", "settings"),
     [
@@ -170,7 +172,8 @@ def test_ranks_make_the_run_of_one_process_bit_for_bit(tiny, n, settings):
     assert done.returncode == 0
 
 
-@needs_mpi
+@needs("mpi4py")
+@needs_an_mpi
 @pytest.mark.parametrize("dying", [0, 2])
 def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path, dying):
     folder = tmp_path / "points"
@@ -193,7 +196,8 @@ def test_when_a_rank_dies_the_others_save_and_any_number_goes_on(tiny, tmp_path,
     assert ranked_run.outcome(alone)[:2] == wanted
 
 
-@needs_mpi
+@needs("mpi4py")
+@needs_an_mpi
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -219,7 +223,8 @@ def test_an_error_of_one_rank_is_the_error_of_all(tiny, settings, message):
 COMMAND = "import sys; from pyggml.cli.__main__ import finetune; sys.exit(finetune(sys.argv[1:]))"
 
 
-@needs_mpi
+@needs("mpi4py")
+@needs_an_mpi
 def test_the_command_speaks_and_writes_once(tmp_path):
     text, model = tmp_path / "text.txt", tmp_path / "model.gguf"
     text.write_text("To be, or not to be, that is the question. " * 40)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from extras import need
 
 from pyggml.errors import ConfigError
 from pyggml.lora.record import Recorder, check_loggers, read_records
@@ -160,7 +161,7 @@ def test_a_logger_that_fails_ends_no_run(trainer_of, tmp_path, path, monkeypatch
 
 
 def test_tensorboard_shows_a_resumed_run_once(trainer_of, tmp_path):
-    pytest.importorskip("tensorboardX")
+    need("tensorboardX")
     settings = {"checkpoint_every": 2, "checkpoint_dir": str(tmp_path / "points")}
     _recorded(trainer_of(max_steps=4, **settings), tmp_path, log_to=["tensorboard"])
     again = trainer_of(max_steps=4, **settings)

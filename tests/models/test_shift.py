@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from extras import need
 
 import pyggml
 from pyggml.errors import ConfigError
@@ -98,7 +99,7 @@ def test_there_is_something_to_drop(tiny):
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_as_llama_cpp_shifts(architecture, golden_file, golden, tmp_path):
     """All layers, by the logits of the tokens that follow."""
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = need("llama_cpp")
     path = in_f32(golden_file(f"{architecture}-F16.gguf"), tmp_path / "f32.gguf")
     tokens = golden(architecture)["tokens"][:40]
     model = pyggml.load(path, compute="f32")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extras import need
 
 from pyggml.quants import QUANTS, NoPack, dequantize, quantize
 
@@ -35,7 +36,7 @@ PACKED = [n for n, q in QUANTS.items() if not isinstance(q.pack, NoPack)]
 @pytest.fixture(scope="module")
 def ggml():
     """The library that holds ggml's quantisation."""
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = need("llama_cpp")
     library = next((Path(llama_cpp.__file__).parent / "lib").glob("*ggml-base.*"))
     return ctypes.CDLL(str(library))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extras import need
 from importances import BY_IMPORTANCE, random_importance
 
 import pyggml
@@ -148,7 +149,7 @@ def test_a_matrix_of_numbers_is_refused(golden, tmp_path):
 @pytest.fixture(scope="module")
 def llama_cpp():
     """The library, told to be quiet."""
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = need("llama_cpp")
     quiet = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(quiet, None)
     yield llama_cpp

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import pyggml
-from pyggml.cli.interrupt import stopping
+from pyggml.cli.terminal.interrupt import stopping
 from pyggml.errors import PyggmlError
 from pyggml.lora import LoraConfig, TrainConfig, Trainer, attach
 from pyggml.lora.data import Corpus, Dataset

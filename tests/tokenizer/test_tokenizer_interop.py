@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import sentencepiece
+from extras import need
 
 from pyggml import gguf
 from pyggml.tokenizer import from_gguf
@@ -79,7 +80,7 @@ class Theirs:
     """llama.cpp's view of a vocabulary."""
 
     def __init__(self, path):
-        self.lib = pytest.importorskip("llama_cpp")
+        self.lib = need("llama_cpp")
         silence = self.lib.llama_log_callback(lambda *_: None)
         SILENCE.append(silence)
         self.lib.llama_log_set(silence, ctypes.c_void_p(0))

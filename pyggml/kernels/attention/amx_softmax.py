@@ -15,7 +15,19 @@ import numpy as np
 from llvmlite import ir
 
 from pyggml.jit import cgutils, intrinsic, kernel, types
-from pyggml.jit.llvm import F32, I32, I64, at, broadcast, declared, every, fma, load, store, total
+from pyggml.jit.llvm import (
+    F32,
+    I32,
+    I64,
+    at,
+    broadcast,
+    declare_intrinsic,
+    every,
+    fma,
+    load,
+    store,
+    total,
+)
 from pyggml.jit.simd import exp32
 from pyggml.kernels.attention.amx_tile import BC, LDP, LDS
 from pyggml.kernels.attention.softmax import MASKED, ZERO, seen
@@ -76,8 +88,8 @@ def _code(body: Callable[..., Any]) -> Callable[..., Any]:
     """Numba's codegen of body(builder, *arguments), whose result is a value or None."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        found = body(builder, *arguments)
-        return context.get_dummy_value() if found is None else found
+        result = body(builder, *arguments)
+        return context.get_dummy_value() if result is None else result
 
     return codegen
 
@@ -98,7 +110,7 @@ def row_top(typing: Any, s: Any, n: Any, start: Any, count: Any, scale: Any) -> 
             old = b.load(top)
             b.store(b.select(b.fcmp_ordered(">", x, old), x, old), top)
         name = f"llvm.vector.reduce.fmax.v{LANES}f32"
-        return b.call(declared(b, name, F32, [_FLOATS]), [b.load(top)], fastmath=("nnan",))
+        return b.call(declare_intrinsic(b, name, F32, [_FLOATS]), [b.load(top)], fastmath=("nnan",))
 
     return types.float32(*(types.intp,) * 4, types.float32), _code(body)
 
@@ -191,17 +203,17 @@ def _gradients(
         less = [broadcast(b, b.fneg(lse), _FLOATS) for lse in numbers[::2]]
         means = [broadcast(b, delta, _FLOATS) for delta in numbers[1::2]]
         with _vectors(b, n) as i:
-            found = []
+            rounded = []
             for row in (0, 1):
                 element = b.add(i, I64(row * LDS))
                 score, gradient = (load(b, at(b, x, element), _FLOATS) for x in (s, dp))
                 p = _exp(b, fma(b, score, factor, less[row]))
                 product = b.fmul(p, b.fsub(gradient, means[row]))
                 counts = _counting(b, i, *columns[2 * row : 2 * row + 2])
-                found.append([narrow(b, b.select(counts, x, _floats(0))) for x in (p, product)])
+                rounded.append([narrow(b, b.select(counts, x, _floats(0))) for x in (p, product)])
                 to = b.add(b.lshr(i, I64(1)), I64(row * LDP // 2))
-                store(b, found[row][1], at(b, ds, to))
-            for values, pairs in zip(zip(*found, strict=True), (p_pairs, ds_pairs), strict=True):
+                store(b, rounded[row][1], at(b, ds, to))
+            for values, pairs in zip(zip(*rounded, strict=True), (p_pairs, ds_pairs), strict=True):
                 store(b, b.shuffle_vector(*values, _BESIDE), at(b, pairs, i))
 
     tuples = types.UniTuple(types.int64, 4), types.UniTuple(types.float32, 4)

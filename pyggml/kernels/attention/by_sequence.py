@@ -88,11 +88,11 @@ class _Pass:
 
     def run_of(self, *where: int) -> tuple[Forward, Call]:
         """`_run_of`, remembered. A functools cache would hold this object, and never let it go."""
-        found = self.runs.pop(where, None) or self._run_of(*where)
-        self.runs[where] = found
+        run = self.runs.pop(where, None) or self._run_of(*where)
+        self.runs[where] = run
         if len(self.runs) > _RUNS_KEPT:
             del self.runs[next(iter(self.runs))]
-        return found
+        return run
 
     def _run_of(self, first: int, stop: int, start: int, end: int) -> tuple[Forward, Call]:
         """Queries [first, stop) over keys [start, end) alone; its span is written in each run."""

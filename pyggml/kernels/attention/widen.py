@@ -27,19 +27,19 @@ def as_bits(a: np.ndarray) -> np.ndarray:
 def after_widening(path: Path[Forward]) -> Path[Forward]:
     """A path that widens float16 keys and values, then runs `path` on float32."""
 
-    def widened(problem: Problem) -> Problem:
+    def widened_problem(problem: Problem) -> Problem:
         return replace(problem, key_type=F32)
 
     def takes(problem: Problem) -> bool:
-        return problem.key_type is not F32 and path.takes(widened(problem))
+        return problem.key_type is not F32 and path.takes(widened_problem(problem))
 
     def layout(problem: Problem) -> Layout:
         keys = Array((problem.n_keys, problem.n_key_heads, problem.head_size))
-        return path.layout(widened(problem)).followed_by(k32=keys, v32=keys)
+        return path.layout(widened_problem(problem)).followed_by(k32=keys, v32=keys)
 
     def bind(problem: Problem, a: Forward, scratch: Scratch) -> Call:
         k, v = scratch.pop("k32"), scratch.pop("v32")
-        call = path.bind(widened(problem), replace(a, k=k, v=v), scratch)
+        call = path.bind(widened_problem(problem), replace(a, k=k, v=v), scratch)
         widen = _widen if problem.key_type is F16 else _unpack
         copies = [(to.reshape(len(to), -1), _bits(of)) for to, of in ((k, a.k), (v, a.v))]
         return Call(_widen_seen, widen, a.span, copies, call)

@@ -30,7 +30,7 @@ from pyggml.jit.llvm import (
     at,
     broadcast,
     by_quads,
-    declared,
+    declare_intrinsic,
     every,
     load,
     store,
@@ -90,7 +90,7 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     values = [load(b, at(b, x, first, n), F32X16) for n in (0, F32X16.count)]
     name = f"llvm.vector.reduce.umax.v{_BITS.count}i32"
     bits = b.bitcast(largest(b, values), _BITS)
-    most = b.bitcast(b.call(declared(b, name, I32, [_BITS]), [bits]), F32)
+    most = b.bitcast(b.call(declare_intrinsic(b, name, I32, [_BITS]), [bits]), F32)
     scale, per_scale = scale_of(b, most)
     per_scale = broadcast(b, per_scale, F32X16)
     parts = [b.trunc(rounded(b, v, per_scale), _BYTES) for v in values]
@@ -99,7 +99,7 @@ def _emit_block(b: Any, i: Any, bytes_: Any, x: Any) -> tuple[Any, Any, Any]:
     store(b, b.bitcast(q, ints), at(b, bytes_, b.mul(i, ir.Constant(I64, BLOCK_WORDS))))
     sums = by_quads(b, every(q.type, 1), q, every(ints, 0), CHOSEN.vnni)
     name = f"llvm.vector.reduce.add.v{BLOCK_WORDS}i32"
-    return scale, sums, b.call(declared(b, name, I32, [ints]), [sums])
+    return scale, sums, b.call(declare_intrinsic(b, name, I32, [ints]), [sums])
 
 
 def largest(b: Any, values: list[Any]) -> Any:
@@ -120,6 +120,6 @@ def scale_of(b: Any, most: Any) -> tuple[Any, Any]:
 
 def rounded(b: Any, x: Any, per_scale: Any) -> Any:
     """x · per_scale to the nearest whole numbers, ties to even."""
-    rint = declared(b, f"llvm.rint.v{x.type.count}f32", x.type, [x.type])
+    rint = declare_intrinsic(b, f"llvm.rint.v{x.type.count}f32", x.type, [x.type])
     whole = b.call(rint, [b.fmul(x, per_scale)])
     return b.fptosi(whole, ir.VectorType(I32, x.type.count))

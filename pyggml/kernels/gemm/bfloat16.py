@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 
 from pyggml.jit import cgutils, intrinsic, types
-from pyggml.jit.llvm import I16, I32, I64, at, declared, every, fma, load, store
+from pyggml.jit.llvm import I16, I32, I64, at, declare_intrinsic, every, fma, load, store
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
@@ -41,7 +41,7 @@ def dot_pairs(builder: Any, a: Any, b: Any, sums: Any) -> Any:
     vector = sums.type
     pairs = ir.VectorType(_BFloat(), 2 * vector.count)
     name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * vector.count}"
-    dot = declared(builder, name, vector, [vector, pairs, pairs])
+    dot = declare_intrinsic(builder, name, vector, [vector, pairs, pairs])
     return builder.call(dot, [sums, builder.bitcast(b, pairs), builder.bitcast(a, pairs)])
 
 
@@ -75,7 +75,7 @@ def cvtneps2bf16(builder: Any, x: Any) -> Any:
     """The same by one instruction of AVX512-BF16; denormal numbers become zero."""
     numbers = ir.VectorType(_BFloat(), x.type.count)
     name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * x.type.count}"
-    rounded = builder.call(declared(builder, name, numbers, [x.type]), [x])
+    rounded = builder.call(declare_intrinsic(builder, name, numbers, [x.type]), [x])
     return builder.bitcast(rounded, ir.VectorType(I16, x.type.count))
 
 

@@ -24,7 +24,7 @@ from pyggml.jit.llvm import (
     I64,
     at,
     broadcast,
-    declared,
+    declare_intrinsic,
     every,
     fma,
     load,
@@ -71,7 +71,7 @@ class _Bytes(VectorBlock):
         """Both subgroups get one scale, a quarter of the larger. The other's weights are rounded to
         it, which adds a 16th of the variance that the larger scale's own rounding has."""
         b, zero = self.b, ir.Constant(F32, 0.0)
-        sizes = [b.call(declared(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
+        sizes = [b.call(declare_intrinsic(b, "llvm.fabs.f32", F32, [F32]), [s]) for s in scales]
         quarter = b.fmul(b.select(b.fcmp_unordered("uge", *sizes), *scales), _QUARTER)
         not_zero = b.fcmp_unordered("une", quarter, zero)
         per_quarter = b.select(not_zero, b.fdiv(ir.Constant(F32, 1.0), quarter), zero)

@@ -364,7 +364,7 @@ def _clipped_unit(
 
 
 @kernel
-def _clipped(y, gate, up, alpha, limit, shift):
+def _swiglu_clipped(y, gate, up, alpha, limit, shift):
     for i in range(gate.size):
         g = min(gate[i], limit)
         y[i] = g * sigmoid32(alpha * g) * (min(max(up[i], -limit), limit) + shift)
@@ -434,7 +434,7 @@ _CLAMP = {"alpha": 1.0, "limit": 1.5, "shift": 0.0}
 SWIGLU_OAI = glu_op(
     "swiglu_oai",
     GGMLGLUOp.SWIGLU_OAI,
-    _clipped,
+    _swiglu_clipped,
     _clipped_ref,
     _clipped_grad,
     params=(_OAI,),
@@ -443,7 +443,7 @@ SWIGLU_OAI = glu_op(
 SWIGLU_CLAMP = glu_op(
     "swiglu_clamp",
     GGMLGLUOp.SWIGLU_CLAMP,
-    _clipped,
+    _swiglu_clipped,
     _clipped_ref,
     _clipped_grad,
     params=(_CLAMP,),

@@ -190,7 +190,7 @@ def _spec(
     return Spec(q.shape)
 
 
-def _saved(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
+def _saved_specs(q: Tensor, *_: Tensor, **__: Any) -> tuple[Spec, ...]:
     return (Spec((q.shape[1], q.shape[0])),)  # lse
 
 
@@ -282,7 +282,7 @@ FLASH_ATTN_EXT = op(
     samples=_samples,
     refuses=_REFUSES,
     memory=Memory.FRESH,
-    saved=_saved,
+    saved=_saved_specs,
     costly=True,
     fuses=("mul_mat", "soft_max", "mul_mat"),
 )

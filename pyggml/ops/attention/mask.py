@@ -62,17 +62,17 @@ def _mask_spec(x: Tensor, n_past: int) -> Spec:
     return Spec(x.shape)
 
 
-def _masked(x: np.ndarray, n_past: int, fill: float) -> np.ndarray:
+def _mask_future(x: np.ndarray, n_past: int, fill: float) -> np.ndarray:
     n_rows, n_columns = x.shape[-2:]
     return np.where(np.tri(n_rows, n_columns, n_past, dtype=bool), x, fill)
 
 
 def _inf_ref(x: np.ndarray, n_past: int) -> np.ndarray:
-    return _masked(x, n_past, -np.inf)
+    return _mask_future(x, n_past, -np.inf)
 
 
 def _zero_ref(x: np.ndarray, n_past: int) -> np.ndarray:
-    return _masked(x, n_past, 0.0)
+    return _mask_future(x, n_past, 0.0)
 
 
 def _mask_grad(node: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -62,7 +62,7 @@ def rope_apply_back(dy: Tensor, table: Tensor, mode: str, offset: int = 0) -> Te
 # -- rope_apply and its back --------------------------------------------------------------------
 
 
-def _rotated(name: str) -> Callable[..., Spec]:
+def _rotation_spec(name: str) -> Callable[..., Spec]:
     def spec(x: Tensor, table: Tensor, neox: bool, offset: int) -> Spec:
         expect_type(name, "x", x)
         expect_axes(name, "x", x, 3, 4)
@@ -96,7 +96,7 @@ def _turn_neighbours(y, cos, sin, sign):
 
 
 @kernel
-def _copied(out, x):
+def _copy(out, x):
     for j in range(x.size):
         out[j] = x[j]
 
@@ -107,7 +107,7 @@ def _rotate_token(y, x, cos, sin, neox, offset, sign, in_place):
     n_pairs = cos.size
     for h in range(y.shape[0]):
         if not in_place:
-            _copied(y[h], x[h])
+            _copy(y[h], x[h])
         head = y[h, offset:]
         if neox:
             _turn_apart(head[:n_pairs], head[n_pairs : 2 * n_pairs], cos, sin, sign)
@@ -176,7 +176,7 @@ def _rope_apply_samples(rng: np.random.Generator) -> Iterator[Sample]:
 ROPE_APPLY = op(
     name="rope_apply",
     ggml=GGMLOp.ROPE,
-    spec=_rotated("rope_apply"),
+    spec=_rotation_spec("rope_apply"),
     ref=_rope_apply_ref,
     grad=_rope_apply_grad,
     samples=_rope_apply_samples,
@@ -198,7 +198,7 @@ def _rope_apply_back_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
 ROPE_APPLY_BACK = op(
     name="rope_apply_back",
     ggml=GGMLOp.ROPE_BACK,
-    spec=_rotated("rope_apply_back"),
+    spec=_rotation_spec("rope_apply_back"),
     ref=_rope_apply_back_ref,
     grad=_rope_apply_back_grad,
     samples=_rope_apply_samples,

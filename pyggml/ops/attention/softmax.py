@@ -85,13 +85,13 @@ def _soft_max_spec(x: Tensor, *extras: Tensor, scale: float, max_bias: float, ma
 
 
 @kernel
-def _masked(z, x, mask, scale, slope):
+def _add_mask(z, x, mask, scale, slope):
     for j in range(x.size):
         z[j] = x[j] * scale + mask[j] * slope
 
 
 @kernel
-def _scaled(z, x, scale):
+def _scale(z, x, scale):
     for j in range(x.size):
         z[j] = x[j] * scale
 
@@ -126,9 +126,9 @@ def _soft_max(y, x, mask, sinks, lost, slopes, scale, has_mask):
         sink = sinks[h]  # read before y is written, which may share memory with the sinks
         if has_mask:
             weights = mask[b % mask.shape[0], h % mask.shape[1], q]
-            _masked(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
+            _add_mask(y[b, h, q], x[b, h, q], weights, scale, slopes[h])
         else:
-            _scaled(y[b, h, q], x[b, h, q], scale)
+            _scale(y[b, h, q], x[b, h, q], scale)
         share = _soft_max_row(y[b, h, q], sink)
         if lost.size > 0:
             lost[row] = share

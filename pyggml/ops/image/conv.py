@@ -182,7 +182,7 @@ def _windows(x: np.ndarray, w: Shape, stride: Pair, padding: Pair, dilation: Pai
     return seen[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
 
 
-def _grouped(a: np.ndarray, axis: int, groups: int) -> np.ndarray:
+def _by_group(a: np.ndarray, axis: int, groups: int) -> np.ndarray:
     return a.reshape(*a.shape[:axis], groups, -1, *a.shape[axis + 1 :])
 
 
@@ -195,8 +195,8 @@ def _conv_spec(w: Tensor, x: Tensor, **geometry: Any) -> Spec:
 
 
 def _conv_ref(w: np.ndarray, x: np.ndarray, *, groups: int, **geometry: Any) -> np.ndarray:
-    seen = _grouped(_windows(x, w.shape, **geometry), 1, groups)
-    y = np.einsum("ngcijpq,gocpq->ngoij", seen, _grouped(w, 0, groups))
+    seen = _by_group(_windows(x, w.shape, **geometry), 1, groups)
+    y = np.einsum("ngcijpq,gocpq->ngoij", seen, _by_group(w, 0, groups))
     return y.reshape(y.shape[0], -1, *y.shape[3:])
 
 
@@ -306,8 +306,8 @@ def _back_w_spec(dy: Tensor, x: Tensor, of: Shape, **geometry: Any) -> Spec:
 def _back_w_ref(
     dy: np.ndarray, x: np.ndarray, of: Shape, *, groups: int, **geometry: Any
 ) -> np.ndarray:
-    seen = _grouped(_windows(x, of, **geometry), 1, groups)
-    return np.einsum("ngcijpq,ngoij->gocpq", seen, _grouped(dy, 1, groups)).reshape(of)
+    seen = _by_group(_windows(x, of, **geometry), 1, groups)
+    return np.einsum("ngcijpq,ngoij->gocpq", seen, _by_group(dy, 1, groups)).reshape(of)
 
 
 def _back_w_grad(node: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:

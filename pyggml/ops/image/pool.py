@@ -22,7 +22,7 @@ from pyggml.kernels.kernel import Site, cpu_kernel
 from pyggml.ops.expect import check_ids, expect, expect_axes, expect_type
 from pyggml.ops.image.conv import Pair, out_size
 from pyggml.ops.image.resample import resampling_op
-from pyggml.ops.image.sample_points import Axis, picked
+from pyggml.ops.image.sample_points import Axis, axis_of_indices
 from pyggml.ops.layout.layout import reshape
 
 _KINDS = ("avg", "max")
@@ -103,7 +103,7 @@ def _avg_axes(shape: Shape, size: Pair, stride: Pair, padding: Pair, whole: bool
     out = _sizes(shape, size, stride, padding)
     axes = zip(shape[2:], out, size, stride, padding, strict=True)
     windows = [_avg_axis(*axis, whole) for axis in axes]
-    return [*(picked(np.arange(n)) for n in shape[:2]), *windows]
+    return [*(axis_of_indices(np.arange(n)) for n in shape[:2]), *windows]
 
 
 def _avg_ref(x: np.ndarray, size: Pair, stride: Pair, padding: Pair, whole: bool) -> np.ndarray:

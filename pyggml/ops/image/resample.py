@@ -21,7 +21,7 @@ from pyggml.graph.tensor import Shape, Tensor
 from pyggml.jit import kernel
 from pyggml.kernels.kernel import Site, as_four, cpu_kernel
 from pyggml.ops.expect import expect, expect_axes, expect_type
-from pyggml.ops.image.sample_points import AXES, Axes, Axis, picked, shape_of
+from pyggml.ops.image.sample_points import AXES, Axes, Axis, axis_of_indices, shape_of
 
 
 @kernel
@@ -61,7 +61,7 @@ def _resample(out, x, i0, w0, i1, w1, i2, w2, i3, w3, transposed):
 
 
 def _call(out: np.ndarray, x: np.ndarray, axes: list[Axis], transposed: bool) -> Call:
-    whole = [picked(np.zeros(1, np.int64))] * (4 - len(axes))
+    whole = [axis_of_indices(np.zeros(1, np.int64))] * (4 - len(axes))
     tables = [array for axis in (*whole, *axes) for array in axis]
     return Call(_resample, as_four(out), as_four(x), *tables, transposed)
 

@@ -19,13 +19,13 @@ Axes = Callable[..., list[Axis]]  # (x's shape, **params) -> one Axis for each o
 AXES: dict[str, Axes] = {}  # by the op's name; each op enters its own
 
 
-def picked(indices: np.ndarray) -> Axis:
+def axis_of_indices(indices: np.ndarray) -> Axis:
     """The axis whose result i is element indices[i], or 0 for a negative index."""
     column = indices.reshape(-1, 1)
     return np.maximum(column, 0), (column >= 0).astype(np.float32)
 
 
-def transposed(axis: Axis, n: int) -> Axis:
+def transposed_axis(axis: Axis, n: int) -> Axis:
     """The axis (n, most) of the gradient: which results each of n elements is part of."""
     index, weight = axis
     results, taps = np.nonzero(weight)
@@ -33,11 +33,11 @@ def transposed(axis: Axis, n: int) -> Axis:
     order = np.argsort(elements, kind="stable")
     counts = np.bincount(elements, minlength=n)
     tap = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.zeros((n, max(counts.max(initial=0), 1)), np.int64)
-    shares = np.zeros(found.shape, np.float32)
-    found[elements[order], tap] = results[order]
+    taps = np.zeros((n, max(counts.max(initial=0), 1)), np.int64)
+    shares = np.zeros(taps.shape, np.float32)
+    taps[elements[order], tap] = results[order]
     shares[elements[order], tap] = weights[order]
-    return found, shares
+    return taps, shares
 
 
 def shape_of(axes: list[Axis]) -> Shape:

@@ -15,7 +15,7 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Sample
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops.image.resample import resampling_op
-from pyggml.ops.image.sample_points import Axis, picked
+from pyggml.ops.image.sample_points import Axis, axis_of_indices
 
 _MODES = ("nearest", "bilinear", "bicubic")
 _A = -0.75
@@ -54,7 +54,7 @@ def _cubic(t: np.ndarray) -> np.ndarray:
 def _axis(n: int, m: int, mode: str, align_corners: bool) -> Axis:
     if mode == "nearest":
         ratio = _ratio(n, m, align_corners)
-        return picked(np.minimum((np.arange(m) * ratio + 1e-9).astype(np.int64), n - 1))
+        return axis_of_indices(np.minimum((np.arange(m) * ratio + 1e-9).astype(np.int64), n - 1))
     points = _points(n, m, align_corners)[:, None]
     if mode == "bilinear":
         points = np.clip(points, 0, n - 1)

@@ -249,7 +249,7 @@ RESHAPE = op(
 # -- permute, transpose -------------------------------------------------------------------------
 
 
-def _reordered(x: Tensor, axes: Shape) -> Spec:
+def _permuted_spec(x: Tensor, axes: Shape) -> Spec:
     return Spec(
         tuple(x.shape[a] for a in axes),
         x.dtype,
@@ -263,7 +263,7 @@ def _permute_spec(x: Tensor, axes: Shape) -> Spec:
         raise ShapeError(f"permute: x is {x!r}, wanted axes 0 to {n - 1} once each, not {axes}")
     if x.dtype.quantised and axes[-1] != n - 1:
         raise ShapeError(f"permute: x is {x!r}, whose blocks lie along the last axis, not {axes}")
-    return _reordered(x, axes)
+    return _permuted_spec(x, axes)
 
 
 def _permute_ref(x: np.ndarray, axes: Shape) -> np.ndarray:
@@ -300,7 +300,7 @@ def _transpose_spec(x: Tensor) -> Spec:
     n = len(x.shape)
     if n < 2 or x.dtype.quantised:
         raise ShapeError(f"transpose: x is {x!r}, wanted two or more axes and no blocks")
-    return _reordered(x, (*range(n - 2), n - 1, n - 2))
+    return _permuted_spec(x, (*range(n - 2), n - 1, n - 2))
 
 
 def _transpose_ref(x: np.ndarray) -> np.ndarray:

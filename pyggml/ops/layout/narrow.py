@@ -22,12 +22,12 @@ from pyggml.ops.expect import expect_type
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:
     """x[..., start : start + size, ...] on one axis, a view (ggml_view with an offset)."""
-    return NARROW(x, axis=_counted("narrow", x, axis), start=start, size=size)
+    return NARROW(x, axis=_axis_from_front("narrow", x, axis), start=start, size=size)
 
 
 def split(x: Tensor, sizes: tuple[int, ...], axis: int = -1) -> tuple[Tensor, ...]:
     """x cut along one axis into views of these sizes, which must fill it."""
-    axis = _counted("split", x, axis)
+    axis = _axis_from_front("split", x, axis)
     if sum(sizes) != x.shape[axis]:
         raise ShapeError(f"split: sizes {sizes} do not fill axis {axis} of {x!r}")
     return tuple(narrow(x, axis, sum(sizes[:i]), n) for i, n in enumerate(sizes))
@@ -44,10 +44,10 @@ def halve(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def concat(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
     """a and b joined along one axis; types and other axes are equal (ggml's CONCAT)."""
-    return CONCAT(a, b, axis=_counted("concat", a, axis))
+    return CONCAT(a, b, axis=_axis_from_front("concat", a, axis))
 
 
-def _counted(name: str, x: Tensor, axis: int) -> int:
+def _axis_from_front(name: str, x: Tensor, axis: int) -> int:
     """The axis counted from the front; ShapeError if x has no such axis."""
     n = len(x.shape)
     if not -n <= axis < n:
@@ -72,7 +72,7 @@ def _narrow_spec(x: Tensor, axis: int, start: int, size: int) -> Spec:
     return Spec(shape, x.dtype, x.strides, start // block * x.strides[axis])
 
 
-def _ranged(a: np.ndarray, axis: int, start: int, size: int) -> np.ndarray:
+def _slice_of(a: np.ndarray, axis: int, start: int, size: int) -> np.ndarray:
     return a[(*(slice(None),) * axis, slice(start, start + size))]
 
 
@@ -95,7 +95,7 @@ NARROW = op(
     name="narrow",
     ggml=GGMLOp.VIEW,
     spec=_narrow_spec,
-    ref=_ranged,
+    ref=_slice_of,
     grad=_narrow_grad,
     samples=_narrow_samples,
     refuses={"axis": (-1, 9), "start": (-1, 999), "size": (0, -1)},
@@ -115,7 +115,7 @@ def _narrow_back_run(site: Site) -> Call:
     axis, start, size = (site.node.params[k] for k in ("axis", "start", "size"))
     end = start + dy.shape[axis]
     ranges = ((0, start), (start, end - start), (end, size - end))
-    return Call(_inset, *(_ranged(site.out, axis, *r) for r in ranges), dy)
+    return Call(_inset, *(_slice_of(site.out, axis, *r) for r in ranges), dy)
 
 
 def _narrow_back_spec(dy: Tensor, axis: int, start: int, size: int) -> Spec:
@@ -171,8 +171,8 @@ def _concat_run(site: Site) -> Call:
     """Two strided copies: a to its range of the result, then b to its own."""
     a, b = site.src
     axis = site.node.params["axis"]
-    left = _ranged(site.out, axis, 0, a.shape[axis])
-    right = _ranged(site.out, axis, a.shape[axis], b.shape[axis])
+    left = _slice_of(site.out, axis, 0, a.shape[axis])
+    right = _slice_of(site.out, axis, a.shape[axis], b.shape[axis])
     return Call(_join, left, right, a, b)
 
 

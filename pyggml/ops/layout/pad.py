@@ -16,7 +16,7 @@ from pyggml.graph.ggml_enums import GGMLOp
 from pyggml.graph.op import Sample
 from pyggml.graph.tensor import Shape, Tensor
 from pyggml.ops.image.resample import resampling_op
-from pyggml.ops.image.sample_points import Axis, picked
+from pyggml.ops.image.sample_points import Axis, axis_of_indices
 
 Widths = tuple[tuple[int, int], ...]
 
@@ -41,7 +41,7 @@ def roll(x: Tensor, shifts: Sequence[int]) -> Tensor:
 
 
 def _same(n: int) -> Axis:
-    return picked(np.arange(n))
+    return axis_of_indices(np.arange(n))
 
 
 def _pad_axes(shape: Shape, widths: Widths, circular: bool) -> list[Axis]:
@@ -50,7 +50,7 @@ def _pad_axes(shape: Shape, widths: Widths, circular: bool) -> list[Axis]:
     axes = []
     for n, (before, after) in zip(shape, widths, strict=True):
         i = np.arange(-before, n + after)
-        axes.append(picked(i % n if circular else np.where(i < n, i, -1)))
+        axes.append(axis_of_indices(i % n if circular else np.where(i < n, i, -1)))
     return axes
 
 
@@ -84,7 +84,7 @@ def _reflect_axes(shape: Shape, before: int, after: int) -> list[Axis]:
     if not (0 <= before < n and 0 <= after < n):
         raise ShapeError(f"pad_reflect_1d: {before} and {after}, wanted 0 to {n - 1} each")
     i = np.abs(np.arange(-before, n + after))
-    return [*map(_same, shape[:-1]), picked(np.where(i < n, i, 2 * (n - 1) - i))]
+    return [*map(_same, shape[:-1]), axis_of_indices(np.where(i < n, i, 2 * (n - 1) - i))]
 
 
 def _reflect_ref(x: np.ndarray, before: int, after: int) -> np.ndarray:
@@ -110,7 +110,7 @@ PAD_REFLECT_1D = resampling_op(
 def _roll_axes(shape: Shape, shifts: Shape) -> list[Axis]:
     if len(shifts) != len(shape):
         raise ShapeError(f"roll: shifts {shifts}, wanted {len(shape)}")
-    return [picked((np.arange(n) - s) % n) for n, s in zip(shape, shifts, strict=True)]
+    return [axis_of_indices((np.arange(n) - s) % n) for n, s in zip(shape, shifts, strict=True)]
 
 
 def _roll_ref(x: np.ndarray, shifts: Shape) -> np.ndarray:

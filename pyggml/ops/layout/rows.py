@@ -310,9 +310,9 @@ def _overwrite(
     if not batch and put(dst, src, ids, False):
         return
     numbers = _row_numbers("set_rows", ids, batch, n_rows)
-    found, counts = np.unique(numbers, return_counts=True)
-    if found.size < numbers.size:
-        raise PyggmlError(f"set_rows: id {found[counts > 1][0] % n_rows} is named twice")
+    distinct, counts = np.unique(numbers, return_counts=True)
+    if distinct.size < numbers.size:
+        raise PyggmlError(f"set_rows: id {distinct[counts > 1][0] % n_rows} is named twice")
     put(dst, src, numbers, True)
 
 

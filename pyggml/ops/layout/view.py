@@ -38,7 +38,7 @@ def view(x: Tensor, shape: Shape, strides: Shape, offset: int = 0) -> Tensor:
 
 def acc(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
     """a with b added to the window of b's shape, strides and offset in bytes (ggml's ACC)."""
-    return ACC(a, b, **_placed("acc", a, b, strides, offset))
+    return ACC(a, b, **_window_params("acc", a, b, strides, offset))
 
 
 def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
@@ -46,7 +46,7 @@ def set_(a: Tensor, b: Tensor, strides: Shape, offset: int = 0) -> Tensor:
 
     Raises ShapeError if two elements of b would fall on one of a.
     """
-    return SET(a, b, **_placed("set", a, b, strides, offset))
+    return SET(a, b, **_window_params("set", a, b, strides, offset))
 
 
 def _in_elements(
@@ -62,7 +62,9 @@ def _in_elements(
     return {"shape": tuple(shape), "strides": in_elements, "offset": offset // size}
 
 
-def _placed(name: str, a: Tensor, b: Tensor, strides: Shape, offset: int) -> dict[str, Shape | int]:
+def _window_params(
+    name: str, a: Tensor, b: Tensor, strides: Shape, offset: int
+) -> dict[str, Shape | int]:
     placed = _in_elements(name, a, b.shape, strides, offset)
     del placed["shape"]
     return placed

@@ -348,7 +348,7 @@ def _ref(*arrays: np.ndarray, gradient: bool, softcap: float) -> np.ndarray:
     return np.asarray(np.sum(_ref_by_row(*arrays, gradient=gradient, softcap=softcap)))
 
 
-def _saved(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
+def _saved_specs(h: Tensor, *_: Tensor, gradient: bool, softcap: float) -> tuple[Spec, ...]:
     return (Spec(()), Spec(h.shape)) if gradient else (Spec(()),)
 
 
@@ -379,7 +379,7 @@ _BOTH: dict[str, Any] = {
     "samples": _samples,
     "refuses": {"gradient": (), "softcap": NONE_FROM_ZERO},
     "memory": Memory.FRESH,
-    "saved": _saved,
+    "saved": _saved_specs,
     "costly": True,
 }
 LINEAR_CROSS_ENTROPY = op(

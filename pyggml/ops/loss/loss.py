@@ -293,10 +293,10 @@ def _cross_entropy_rows(out, n_right, x, targets, weights, terms, right):
 
 def cross_entropies(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """(n,) float64 −ln softmax(row)[target] of logits (n, n_vocab) float32, targets (n,) int32."""
-    found, right = np.empty((2, len(targets)))
+    losses, right = np.empty((2, len(targets)))
     ones, sums = np.ones(len(targets), np.float32), np.empty((2, 1), np.float32)
-    _cross_entropy_rows(*sums, logits, targets, ones, found, right)
-    return found
+    _cross_entropy_rows(*sums, logits, targets, ones, losses, right)
+    return losses
 
 
 def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
@@ -310,7 +310,7 @@ def expect_targets(targets: np.ndarray, n_vocab: int) -> None:
         )
 
 
-def _checked(call: Call, targets: np.ndarray, n_vocab: int) -> None:
+def _check_then_run(call: Call, targets: np.ndarray, n_vocab: int) -> None:
     """Check the targets, then run a kernel that uses them as indices."""
     expect_targets(targets, n_vocab)
     call()
@@ -321,7 +321,7 @@ def _cross_entropy_rows_run(site: Site) -> Call:
     sums = (site.out.reshape(1), site.saved[0].reshape(1))
     rows = site.scratch.view(np.float64).reshape(2, -1)
     call = Call(_cross_entropy_rows, *sums, x, targets, weights, *rows)
-    return Call(_checked, call, targets, x.shape[1])
+    return Call(_check_then_run, call, targets, x.shape[1])
 
 
 def _cross_entropy_rows_ref(
@@ -379,7 +379,7 @@ def _cross_entropy_rows_back(dx, d, x, targets, weights):
 def _cross_entropy_rows_back_run(site: Site) -> Call:
     d, x, targets, weights = site.src
     arguments = (site.out, d.reshape(1), x, targets, weights)
-    return Call(_checked, Call(_cross_entropy_rows_back, *arguments), targets, x.shape[1])
+    return Call(_check_then_run, Call(_cross_entropy_rows_back, *arguments), targets, x.shape[1])
 
 
 def _cross_entropy_rows_back_ref(

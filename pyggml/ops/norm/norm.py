@@ -96,13 +96,13 @@ def _mean(x: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _scaled(out, x, factor):
+def _scale(out, x, factor):
     for j in range(x.size):
         out[j] = x[j] * factor
 
 
 @kernel
-def _combined(out, a, x, b, y):
+def _combine(out, a, x, b, y):
     for j in range(x.size):
         out[j] = a * x[j] + b * y[j]
 
@@ -114,7 +114,7 @@ def _combined(out, a, x, b, y):
 def _rms_norm(out, x, eps):
     n = np.float32(x.shape[1])
     for i in prange(x.shape[0]):
-        _scaled(out[i], x[i], _ONE / np.sqrt(dot(x[i], x[i]) / n + eps))
+        _scale(out[i], x[i], _ONE / np.sqrt(dot(x[i], x[i]) / n + eps))
 
 
 def _rms_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -144,7 +144,7 @@ def _rms_norm_back(dx, x, dy, eps):
     n = np.float32(x.shape[1])
     for i in prange(x.shape[0]):
         r = _ONE / np.sqrt(dot(x[i], x[i]) / n + eps)
-        _combined(dx[i], r, dy[i], -r * r * r * dot(x[i], dy[i]) / n, x[i])
+        _combine(dx[i], r, dy[i], -r * r * r * dot(x[i], dy[i]) / n, x[i])
 
 
 def _rms_norm_back_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:
@@ -182,7 +182,7 @@ def _mean_and_rate(x, eps):
 
 
 @kernel
-def _centred(out, x, mean, r):
+def _centre(out, x, mean, r):
     for j in range(x.size):
         out[j] = (x[j] - mean) * r
 
@@ -191,7 +191,7 @@ def _centred(out, x, mean, r):
 def norm_rows(out, x, eps):
     for i in prange(x.shape[0]):
         mean, r = _mean_and_rate(x[i], eps)
-        _centred(out[i], x[i], mean, r)
+        _centre(out[i], x[i], mean, r)
 
 
 def _norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -261,7 +261,7 @@ cpu_kernel(NORM_BACK, rows(norm_back_rows))
 @kernel
 def _l2_norm(out, x, eps):
     for i in range(x.shape[0]):
-        _scaled(out[i], x[i], _ONE / max(np.sqrt(dot(x[i], x[i])), eps))
+        _scale(out[i], x[i], _ONE / max(np.sqrt(dot(x[i], x[i])), eps))
 
 
 def _l2_norm_ref(x: np.ndarray, eps: float) -> np.ndarray:
@@ -297,9 +297,9 @@ def _l2_norm_back(dx, x, dy, eps):
         length = np.sqrt(dot(x[i], x[i]))
         if length > eps:
             along = dot(x[i], dy[i]) / (length * length)
-            _combined(dx[i], _ONE / length, dy[i], -along / length, x[i])
+            _combine(dx[i], _ONE / length, dy[i], -along / length, x[i])
         else:
-            _scaled(dx[i], dy[i], _ONE / eps)
+            _scale(dx[i], dy[i], _ONE / eps)
 
 
 def _l2_norm_back_ref(x: np.ndarray, dy: np.ndarray, eps: float) -> np.ndarray:

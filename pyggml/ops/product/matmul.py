@@ -173,10 +173,10 @@ def _sum_groups(dw: Tensor, shape: Shape) -> Tensor:
     """dw summed over the neighbouring batches that one batch of the weight served."""
     if dw.shape == shape:
         return dw
-    found, wanted = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
-    for axis in (i for i in range(len(found) - 2) if found[i] != wanted[i]):
-        outer, inner = prod(wanted[: axis + 1]), prod(found[axis + 1 :])
-        grouped = reshape(dw, (outer, found[axis] // wanted[axis], inner))
+    full, wanted = dw.shape, (1,) * (len(dw.shape) - len(shape)) + shape
+    for axis in (i for i in range(len(full) - 2) if full[i] != wanted[i]):
+        outer, inner = prod(wanted[: axis + 1]), prod(full[axis + 1 :])
+        grouped = reshape(dw, (outer, full[axis] // wanted[axis], inner))
         dw = repeat_back(grouped, (outer, 1, inner))
     return reshape(dw, shape)
 
@@ -207,10 +207,10 @@ cpu_kernel(MUL_MAT, _mul_mat_run, scratch=_mul_mat_scratch, shared=packing_of)
 
 
 def _mul_mat_add_spec(y: Tensor, w: Tensor, x: Tensor) -> Spec:
-    return _added("mul_mat_add", y, _mul_mat_spec(w, x))
+    return _sum_spec("mul_mat_add", y, _mul_mat_spec(w, x))
 
 
-def _added(name: str, y: Tensor, product: Spec) -> Spec:
+def _sum_spec(name: str, y: Tensor, product: Spec) -> Spec:
     if y.shape != product.shape:
         raise ShapeError(f"{name}: adds {product.shape} to {y.shape}")
     return product
@@ -328,7 +328,7 @@ cpu_kernel(OUT_PROD, _out_prod_run, scratch=_out_prod_scratch)
 
 
 def _out_prod_add_spec(c: Tensor, a: Tensor, b: Tensor) -> Spec:
-    return _added("out_prod_add", c, _out_prod_spec(a, b))
+    return _sum_spec("out_prod_add", c, _out_prod_spec(a, b))
 
 
 def _out_prod_add_run(site: Site) -> Call:

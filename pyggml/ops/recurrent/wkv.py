@@ -162,7 +162,7 @@ def _wkv_back(
             _empty(dw, dk, dr, dv, da, db, h, g[task], scale, coupled)
 
 
-def _checked(name: str, state: Tensor, positions: Tensor, v: Tensor, *others: Tensor) -> Spec:
+def _wkv_spec(name: str, state: Tensor, positions: Tensor, v: Tensor, *others: Tensor) -> Spec:
     expect_axes(name, "v", v, 3)
     n_tokens, h, d = v.shape
     for t in (v, *others):
@@ -212,7 +212,7 @@ def _wkv6_spec(
     state: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, positions: Tensor
 ) -> Spec:
     expect("rwkv_wkv6", "u", u, v.shape[1:])
-    return _checked("rwkv_wkv6", state, positions, v, k, r, w)
+    return _wkv_spec("rwkv_wkv6", state, positions, v, k, r, w)
 
 
 def _wkv6_run(site: Site) -> Call:
@@ -253,7 +253,7 @@ cpu_kernel(RWKV_WKV6, _wkv6_run, scratch=_scratch)
 
 def _wkv7_spec(state: Tensor, *others: Tensor) -> Spec:
     r, w, k, v, a, b, positions = others
-    return _checked("rwkv_wkv7", state, positions, v, r, w, k, a, b)
+    return _wkv_spec("rwkv_wkv7", state, positions, v, r, w, k, a, b)
 
 
 def _wkv7_run(site: Site) -> Call:
@@ -294,7 +294,7 @@ cpu_kernel(RWKV_WKV7, _wkv7_run, scratch=_scratch)
 def _gla_spec(
     state: Tensor, k: Tensor, v: Tensor, q: Tensor, g: Tensor, positions: Tensor, scale: float
 ) -> Spec:
-    return _checked("gated_linear_attn", state, positions, v, k, q, g)
+    return _wkv_spec("gated_linear_attn", state, positions, v, k, q, g)
 
 
 def _gla_run(site: Site) -> Call:
@@ -345,7 +345,7 @@ cpu_kernel(GATED_LINEAR_ATTN, _gla_run, scratch=_scratch)
 def _back_spec(state: Tensor, *others: Tensor, scale: float) -> Spec:
     w, k, r, v, positions, dy, *own = others
     alike = own if len(own) == 2 else ()
-    return _checked("wkv_back", state, positions, v, w, k, r, dy, *alike)
+    return _wkv_spec("wkv_back", state, positions, v, w, k, r, dy, *alike)
 
 
 def _back_saved(state: Tensor, *others: Tensor, scale: float) -> tuple[Spec, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.cli.show import printable
+from pyggml.cli.terminal.show import printable
 from pyggml.generation import Batch, Sampling, complete, generate
 from pyggml.kernels.gemm import CHOSEN
 

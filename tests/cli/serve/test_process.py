@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tiny_models import NO_END
 
-from pyggml.cli.serve.command import is_loopback
+from pyggml.cli.commands.serve.command import is_loopback
 from pyggml.cli.web.listening import listening
 
 START_SECONDS = 300  # on a busy machine, with kernels to compile

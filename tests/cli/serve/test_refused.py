@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from pyggml.cli.serve.guard import Access, name_of
+from pyggml.cli.web.guard import Access, name_of
 
 SAID = [{"role": "user", "content": "a"}]
 TEXTS = [
@@ -119,7 +119,7 @@ def test_a_body_too_large_is_not_read(serve):
 
 
 def test_a_body_that_never_ends(serve, monkeypatch):
-    monkeypatch.setattr("pyggml.cli.serve.app.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("pyggml.cli.commands.serve.app.BODY_SECONDS", 0.3)
     with serve() as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as slow:

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
+from extras import reason
 
-from pyggml.cli.view.app import make_app
-from pyggml.cli.view.runs import Runs
-from pyggml.cli.view.source import Source
+from pyggml.cli.commands.view.app import make_app
+from pyggml.cli.commands.view.runs import Runs
+from pyggml.cli.commands.view.source import Source
 from pyggml.cli.web.listening import listening, url_of
 from pyggml.lora.trainer.lock import held
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = "<img src=x onerror=alert(1)> the path"
-pytest.importorskip("igraph", reason="the layout is of the extra view")
+pytest.importorskip("igraph", reason=reason("igraph"))
 
 
 def step(i, n_steps=8):
@@ -295,7 +296,7 @@ def test_attention_by_head(visit):
 
 
 def test_a_computation_is_stopped(visit, monkeypatch):
-    from pyggml.cli.view import reading
+    from pyggml.cli.commands.view import reading
 
     ended = threading.Event()
     real = reading.lens.token_table

@@ -9,11 +9,12 @@ import sys
 
 import httpx
 import pytest
+from extras import need
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send")
 def test_it_serves_this_machine_until_a_signal_comes(tiny, tmp_path):
-    pytest.importorskip("igraph", reason="the layout is of the extra view")
+    need("igraph")
     command = [sys.executable, "-P", "-m", "pyggml.cli", "view", tiny, "--run", tmp_path]
     running = subprocess.Popen(
         [*map(str, command), "--port", "0"],
@@ -49,7 +50,7 @@ def test_it_serves_this_machine_until_a_signal_comes(tiny, tmp_path):
     ],
 )
 def test_refused(pyggml, tiny, tmp_path, arguments, message):
-    pytest.importorskip("igraph", reason="the layout is of the extra view")
+    need("igraph")
     places = {"TINY": str(tiny), "FOLDER": str(tmp_path)}
     given = [re.sub("TINY|FOLDER", lambda found: places[found[0]], a) for a in arguments]
     ended = pyggml("view", *given)
@@ -57,7 +58,7 @@ def test_refused(pyggml, tiny, tmp_path, arguments, message):
 
 
 def test_a_port_in_use(pyggml, tiny):
-    pytest.importorskip("igraph", reason="the layout is of the extra view")
+    need("igraph")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ended = pyggml("view", tiny, "--port", taken.getsockname()[1])
     assert ended.code == 2 and "in use" in ended.err

@@ -3,13 +3,14 @@
 from collections import Counter
 
 import pytest
+from extras import reason
 
 import pyggml
 from pyggml.alloc.usage import bytes_at, moment, peak
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.passes import Passes
 
-pytest.importorskip("igraph", reason="the layout is of the extra view")
+pytest.importorskip("igraph", reason=reason("igraph"))
 PASS = {"ctx": 16, "batch": 2, "rank": 3, "modules": "attn_q,ffn_down"}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pyggml
-from pyggml.cli.view.source import Stopped, Watched
+from pyggml.cli.commands.view.source import Stopped, Watched
 from pyggml.look import lens
 from pyggml.look.draw import tokens
 from pyggml.lora import LoraConfig, attach

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from pyggml.cli.view import runs
-from pyggml.cli.view.runs import Runs
+from pyggml.cli.commands.view import runs
+from pyggml.cli.commands.view.runs import Runs
 from pyggml.errors import ConfigError
 from pyggml.lora.trainer.lock import held, holder
 

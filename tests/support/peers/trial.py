@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import pytest
+from extras import need
 
 from pyggml import gguf
 from pyggml.graph.dtypes import F32
@@ -21,7 +21,7 @@ from peers.peer import LORA_RANK, LORA_SCALE
 
 def llama_cpp_logits(path: Path, tokens: np.ndarray, adapter: Path | None = None) -> np.ndarray:
     """Logits (T, n_vocab) by llama.cpp, with keys and values kept in F32; skips without it."""
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = need("llama_cpp")
     llama = llama_cpp.Llama(
         model_path=str(path),
         lora_path=adapter and str(adapter),

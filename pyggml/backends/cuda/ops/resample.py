@@ -16,7 +16,7 @@ from pyggml.backends.cuda.runtime.launches import per_element
 from pyggml.backends.cuda.runtime.table import declare
 from pyggml.graph.call import Call
 from pyggml.graph.tensor import MAX_AXES, Shape
-from pyggml.ops.image.sample_points import AXES, Axis, picked, transposed
+from pyggml.ops.image.sample_points import AXES, Axis, axis_of_indices, transposed_axis
 
 
 @kernel
@@ -43,7 +43,7 @@ def _resample(out, x, index, weight, firsts, taps, shape, steps):
 
 
 def _bind(site: Site, axes: list[Axis], source: Shape) -> Call:
-    axes = [picked(np.zeros(1, np.int64))] * (MAX_AXES - len(axes)) + axes
+    axes = [axis_of_indices(np.zeros(1, np.int64))] * (MAX_AXES - len(axes)) + axes
     indices, weights = (
         [table.reshape(-1) for table in tables] for tables in zip(*axes, strict=True)
     )
@@ -68,7 +68,7 @@ def _backward(name: str) -> Callable[[Site], Call]:
         params: dict[str, Any] = dict(site.node.params)
         of = params.pop("of")
         axes = zip(AXES[name](of, **params), of, strict=True)
-        return _bind(site, [transposed(axis, n) for axis, n in axes], site.node.src[0].shape)
+        return _bind(site, [transposed_axis(axis, n) for axis, n in axes], site.node.src[0].shape)
 
     return bind
 

@@ -21,7 +21,7 @@ from llvmlite import ir
 
 from pyggml.jit import cgutils, intrinsic, kernel, types
 from pyggml.jit.isa import CHOSEN
-from pyggml.jit.llvm import F32, I8, I32, I64, broadcast, declared, every, fma
+from pyggml.jit.llvm import F32, I8, I32, I64, broadcast, declare_intrinsic, every, fma
 
 TILE_BYTES = 1024  # 16 rows of 64 bytes
 STEP = 32  # numbers of k in a tile
@@ -98,7 +98,7 @@ class _Registers(_Tiles):
 
     def _call(self, name: str, *arguments: Any) -> None:
         given = [ir.Constant(I8, a) if isinstance(a, int) else a for a in arguments]
-        code = declared(self.b, f"llvm.x86.{name}", ir.VoidType(), [a.type for a in given])
+        code = declare_intrinsic(self.b, f"llvm.x86.{name}", ir.VoidType(), [a.type for a in given])
         self.b.call(code, given)
 
     def zero(self, tile: int) -> None:
@@ -183,7 +183,7 @@ def configure(typing: Any) -> Any:
         if CHOSEN.tiles:
             kind = ir.VectorType(I8, len(CONFIGURATION))
             memory = cgutils.alloca_once_value(builder, ir.Constant(kind, list(CONFIGURATION)))
-            code = declared(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_BYTE])
+            code = declare_intrinsic(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_BYTE])
             builder.call(code, [builder.bitcast(memory, _BYTE)])
         return context.get_dummy_value()
 
@@ -194,7 +194,7 @@ def configure(typing: Any) -> Any:
 def release(typing: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if CHOSEN.tiles:
-            builder.call(declared(builder, "llvm.x86.tilerelease", ir.VoidType(), []), [])
+            builder.call(declare_intrinsic(builder, "llvm.x86.tilerelease", ir.VoidType(), []), [])
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -213,7 +213,7 @@ def _corners(b: Any, c: Any, ldc: Any) -> list[Any]:
 
 def _emit_fetch(b: Any, address: Any, to_write: bool) -> None:
     """Have this line, which need not exist, brought into the first cache."""
-    code = declared(b, "llvm.prefetch.p0i8", ir.VoidType(), [_BYTE, I32, I32, I32])
+    code = declare_intrinsic(b, "llvm.prefetch.p0i8", ir.VoidType(), [_BYTE, I32, I32, I32])
     rest = (ir.Constant(I32, int(n)) for n in (to_write, 3, 1))
     b.call(code, [b.inttoptr(address, _BYTE), *rest])
 

@@ -1,0 +1,187 @@
+"""The options of `pyggml inspect`, and which parts of an inspection they ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyggml import gguf
+from pyggml.cli.commands.inspect import facts, present
+from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS
+from pyggml.cli.terminal.paths import check_output
+from pyggml.cli.terminal.show import printable, say, size
+from pyggml.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyggml.model import AdapterFile
+
+RANK, CTX, BATCH = 8, 256, 1  # LoraConfig's, DataConfig's and TrainConfig's; tests compare them
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to look at, and how."""
+
+    file: Path
+    tensors: bool
+    template: bool
+    rank: int | None
+    ctx: int | None
+    batch: int
+    grad_checkpointing: bool
+    plan: bool
+    graph: bool
+    tokens: bool
+    gradients: bool
+    text: Path | None
+    lora: Sequence[AdapterFile]
+
+
+_number = click.IntRange(min=1)
+
+
+@click.command("inspect", context_settings=SETTINGS)
+@click.argument("given", metavar="FILE", type=PATH, required=False)
+@click.option("-m", "--model", type=PATH, help="the same as FILE")
+@click.option("--machine", is_flag=True, help="what computes on this machine, and why")
+@click.option("--tensors", is_flag=True, help="every tensor, instead of equal ones folded")
+@click.option("--template", is_flag=True, help="the text of the chat template")
+@click.option("--rank", type=_number, metavar="N", help=f"of the LoRA that is costed  [{RANK}]")
+@click.option("--plan", is_flag=True, help="memory of one pass of LoRA training; nothing is run")
+@click.option("--graph", is_flag=True, help="the graph of that pass, with equal blocks folded")
+@click.option("--tokens", is_flag=True, help="the loss of every token of a text (-f)")
+@click.option("--gradients", is_flag=True, help="the gradients of a text's loss (-f), by layer")
+@click.option("-f", "--file", "text", type=PATH, help="text for --tokens and --gradients")
+@click.option("--lora", **ADAPTERS, help="adapter to read it with; several add up")
+@click.option("--ctx", type=click.IntRange(min=2), metavar="N", help=f"tokens of a window  [{CTX}]")
+@click.option("--batch", type=_number, default=BATCH, metavar="N", show_default=True)
+@click.option("--grad-checkpointing", is_flag=True, help="with layers computed again")
+@click.option("--html", type=PATH, metavar="PAGE", help="write all of it as a page, with pictures")
+@click.option(
+    "--json", "as_json", is_flag=True, help="print it for scripts (docs/looking-inside.md)"
+)
+def command(
+    given: Path | None,
+    model: Path | None,
+    machine: bool,
+    html: Path | None,
+    as_json: bool,
+    lora: Any,
+    **options: Any,
+) -> None:
+    """What is in a GGUF file, and what training it would take.
+
+    Models, adapters, importance matrices and vocabularies, also in several parts.
+    """
+    if machine:
+        from pyggml.cli.commands.inspect.machine import say_machine
+
+        say_machine()
+    path = given or model
+    if path is None:
+        if not machine:
+            raise ConfigError("wanted a FILE or --machine")
+        return
+    asked = Asked(path, lora=lora or (), **options)
+    _check(asked, given is not None and model is not None, html, as_json)
+    if html is not None:
+        check_output(html, [("file", path), ("text", asked.text)])
+    found, sections = _inspected(asked)
+    if as_json:
+        say(json.dumps(found, allow_nan=False))
+    elif html is not None:
+        _write(html, present.head(found), sections)
+    else:
+        from pyggml.cli.commands.inspect.terminal import say_sections
+
+        say_sections(present.head(found), sections)
+
+
+def _check(asked: Asked, twice: bool, html: Path | None, as_json: bool) -> None:
+    reads = [name for name in ("tokens", "gradients") if getattr(asked, name)]
+    faults = []
+    if twice:
+        faults.append("FILE and -m name two files, wanted one")
+    if reads and asked.text is None:
+        faults.append(f"--{reads[0]} wants a text: -f TEXT")
+    if asked.text is not None and not reads:
+        faults.append("-f is for --tokens and --gradients")
+    if html is not None and as_json:
+        faults.append("--html and --json are two ways to show it, wanted one")
+    if faults:
+        raise ConfigError(faults)
+
+
+def _inspected(asked: Asked) -> tuple[dict[str, Any], list[Section]]:
+    """All that was asked for, as plain values and as sections."""
+    if asked.file.suffix == ".dat":
+        found = facts.dat_facts(asked.file)
+        return found, present.sections(found, None, asked.template)
+    with gguf.open(asked.file) as file:
+        found = facts.facts(file)
+        if found["file"]["kind"] == "model":
+            from pyggml.cli.commands.inspect.adaptable import adaptable
+
+            found["lora"] = adaptable(file, asked.rank or RANK)
+        every = _tensors(file) if asked.tensors else None
+    more = [*_training(asked, found), *_reading(asked, found)]
+    if not asked.template:
+        found.get("chat_template", {}).pop("text", None)
+    sections = present.sections(found, every, asked.template)
+    return found, [*sections[:-1], *more, sections[-1]]
+
+
+def _tensors(file: gguf.GGUFFile) -> Table:
+    rows = [
+        (t.name, t.dtype.name, present.shape(list(t.shape)), size(t.n_bytes))
+        for t in file.tensors.values()
+    ]
+    return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
+
+
+def _training(asked: Asked, found: dict[str, Any]) -> list[Section]:
+    """The plan and the graph; the plan's numbers also where a rank and a context are given."""
+    costed = asked.ctx is not None and asked.rank is not None and "lora" in found
+    if not (asked.plan or asked.graph or (costed and found["lora"]["buildable"])):
+        return []
+    from pyggml.cli.commands.inspect import training
+
+    settings = training.Settings(
+        asked.rank or RANK, asked.ctx or CTX, asked.batch, asked.grad_checkpointing
+    )
+    planned = training.planned(asked.file, settings)
+    found["plan"] = training.facts(planned)
+    found["lora"]["plan"] = found["plan"]
+    sections = training.plan_sections(planned) if asked.plan else []
+    return [*sections, *([training.graph_section(planned)] if asked.graph else [])]
+
+
+def _reading(asked: Asked, found: dict[str, Any]) -> list[Section]:
+    if asked.text is None:
+        return []
+    from pyggml.cli.commands.inspect import reading
+
+    read = reading.text_of(asked.file, asked.lora, asked.text, asked.ctx or CTX)
+    sections = []
+    if asked.tokens:
+        table = reading.table_of(read)
+        found["tokens"] = reading.token_facts(read, table)
+        sections.append(reading.token_section(read, table))
+    if asked.gradients:
+        overview = reading.gradients(read, asked.rank or RANK)
+        found["gradients"] = reading.gradient_facts(overview)
+        sections.append(reading.gradient_section(overview))
+    return sections
+
+
+def _write(path: Path, title: str, sections: Sequence[Section]) -> None:
+    from pyggml.cli.commands.inspect import html as html_page
+
+    html_page.write(path, title, sections)
+    say(f"{printable(str(path))}: {size(path.stat().st_size)}")

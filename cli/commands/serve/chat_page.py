@@ -1,0 +1,42 @@
+"""The chat page of `--web`: files that lie in web/, and fetch nothing but this server's answers."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from starlette.routing import Route
+
+from pyggml.cli.terminal.show import printable
+from pyggml.cli.web.files import sent
+from pyggml.cli.web.pages import part
+from pyggml.generation import Sampling
+
+_HOME = "pyggml.cli.commands.serve"
+_KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
+    """The page at /, and its parts. title: the model's name; chats: whether it has a template."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    page = environment.from_string(part(_HOME, "web/page.html"))
+    text = page.render(title=printable(title), chats=chats, settings=_settings(defaults))
+    parts = [
+        Route(f"/{name}", sent(part(_HOME, f"web/{name}"), kind)) for name, kind in _KINDS.items()
+    ]
+    return [Route("/", sent(text, "text/html")), *parts]
+
+
+def _settings(defaults: Sampling) -> list[dict[str, Any]]:
+    """The settings of sampling that are numbers, for the page's fields."""
+    found = []
+    for f in fields(Sampling):
+        value = getattr(defaults, f.name)
+        if type(value) in (int, float):
+            label = f.name.replace("_", " ").capitalize()
+            about = {"help": f.metadata["help"], "wanted": f.metadata["wanted"]}
+            step = 1 if isinstance(value, int) else "any"
+            shown = "random" if (f.name, value) == ("seed", -1) else value
+            found.append({"name": f.name, "label": label, "step": step, "default": shown} | about)
+    return found

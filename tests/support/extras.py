@@ -1,0 +1,41 @@
+"""Tests that want an extra of pyproject.toml are skipped by a reason that names it."""
+
+import re
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+
+EXTRAS = {
+    "igraph": "views",
+    "llama_cpp": "interop",
+    "mkdocs": "docs",
+    "mkdocstrings_handlers": "docs",
+    "mpi4py": "mpi",
+    "nbclient": "docs",
+    "numba_cuda": "cuda",
+    "pyarrow": "parquet",
+    "tensorboardX": "tensorboard",
+    "wgpu": "webgpu",
+}
+
+
+def reason(module):
+    return f"{module} is not installed: pip install '.[{EXTRAS[module]}]'"
+
+
+def need(module):
+    """The module of an extra; without it, what needs it is skipped: a test, or its whole file."""
+    return pytest.importorskip(module, reason=reason(module))
+
+
+def needs(module):
+    """A mark of tests that want this module in processes of their own."""
+    return pytest.mark.skipif(find_spec(module) is None, reason=reason(module))
+
+
+def summary(reasons):
+    """A line for each extra that skipped tests and files want, for the end of a run."""
+    extras = re.findall(r"pip install '(?:\.|pyggml)\[(\w+)\]'", "\n".join(reasons))
+    for extra, n in sorted(Counter(extras).items()):
+        yield f"skipped without the extra {extra}: {n} (pip install '.[{extra}]')"
