@@ -54,10 +54,16 @@ def read_corpus(
     """
     c = config or DataConfig()
     given = [files] if isinstance(files, str | os.PathLike | Source) else files
-    if rows != "training":
-        from pyggml.lora.data.preferences import read_preferences
+    if rows == "training":
+        return _read_training(given, tokenizer, c, cache)
+    from pyggml.lora.data.preferences import read_preferences
 
-        return read_preferences(given, tokenizer, c, rows, cache)
+    return read_preferences(given, tokenizer, c, rows, cache)
+
+
+def _read_training(
+    given: Sequence[File], tokenizer: Tokenizer, c: DataConfig, cache: TokenCache | None
+) -> Corpus:
     reader = _Parts(tokenizer, c, cache)
     held_out, left_out = expanded([Source(Path(f)) for f in c.val_file or ()], reader.schema)
     sources, others = expanded([Source.of(file) for file in given], reader.schema)

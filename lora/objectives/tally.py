@@ -29,6 +29,11 @@ class Tally:
         """What a record of the run holds, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    @property
+    def words(self) -> str:
+        """The same on a terminal."""
+        return ", ".join(f"{name} {value:g}" for name, value in self.figures().items())
+
 
 @dataclass(frozen=True, slots=True)
 class TokensRight(Tally):
@@ -44,6 +49,10 @@ class TokensRight(Tally):
 
     def figures(self) -> dict[str, Any]:
         return {"token_accuracy": self.accuracy}
+
+    @property
+    def words(self) -> str:
+        return f"accuracy {100 * self.accuracy:.1f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +93,7 @@ class Rewards(Tally):
     def figures(self) -> dict[str, Any]:
         names = ("chosen", "rejected", "margin", "accuracy")
         return {"rewards": {name: getattr(self, name) for name in names}}
+
+    @property
+    def words(self) -> str:
+        return f"margin {self.margin:.3f}, {100 * self.accuracy:.0f} % right"

@@ -233,11 +233,14 @@ def run(trainer):
 def test_the_output_matrix_itself_can_be_trained(kind, tiny):
     model = pyggml.load(tiny, compute="f32")
     trained = train_tensors(model, ["output.weight"])
-    config = TrainConfig(lr=0.02, warmup_steps=0, epochs=3, batch=2, compute="f32")
+    lr = 0.002 if kind == "ipo" else 0.02  # IPO's square overshoots its lead at a high rate
+    config = TrainConfig(lr=lr, warmup_steps=0, epochs=3, batch=2, compute="f32")
     objective = OBJECTIVES[kind](**SETTINGS[kind])
     args = (trained.model, trained.parameters, CORPORA[kind], config, objective)
     made = run(Trainer(*args, reference=model))
-    assert made[-1].loss < made[0].loss and made[-1].token_accuracy is None
+    first, last = (sum(step.loss for step in made[some]) for some in (slice(3), slice(-3, None)))
+    assert last < first, "of an epoch each, so of the same windows"
+    assert len(made) == 9 and made[-1].token_accuracy is None
 
 
 @pytest.mark.parametrize("kind", list(SETTINGS))
