@@ -26,7 +26,7 @@ from pyggml.lora.adapter import (
 )
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Batch, Corpus, Dataset, read_corpus
-from pyggml.lora.objectives import DPO, IPO, KTO, ORPO, SFT, Objective, Rewards, SimPO
+from pyggml.lora.objectives import OBJECTIVES, Objective, Rewards
 from pyggml.lora.trainer.fit import Fit, fit
 from pyggml.lora.trainer.loop import Reserved, Trainer
 from pyggml.lora.trainer.reports import (
@@ -41,11 +41,7 @@ if TYPE_CHECKING:
     from pyggml.lora.evaluate import Perplexity, perplexity
 
 __all__ = [
-    "DPO",
-    "IPO",
-    "KTO",
-    "ORPO",
-    "SFT",
+    "OBJECTIVES",
     "Adapter",
     "Batch",
     "CheckpointReport",
@@ -61,7 +57,6 @@ __all__ = [
     "Report",
     "Reserved",
     "Rewards",
-    "SimPO",
     "StepReport",
     "TrainConfig",
     "TrainedTensors",

@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import Any, cast
 
 from pyggml.errors import Fault
-from pyggml.lora.objectives import OBJECTIVES, SFT, Objective
+from pyggml.lora.objectives import OBJECTIVES, USUAL, Objective
 from pyggml.settings import Settings, one_of, setting
 
 _ROWS = {
@@ -69,7 +69,7 @@ class _Chosen(Settings):
     """The objective, by its name."""
 
     objective: str = setting(
-        SFT.name, _purposes(), *one_of(tuple(OBJECTIVES)), group="optimiser", common=True
+        USUAL.name, _purposes(), *one_of(tuple(OBJECTIVES)), group="optimiser", common=True
     )
 
     def _faults(self) -> list[Fault]:
@@ -107,4 +107,4 @@ def objective_of(name: str, **settings: Any) -> Objective:
 
 def usual() -> dict[str, Any]:
     """What held in runs that are older than a setting: the objective and the settings of all."""
-    return {"objective": SFT.name, **_FIRST}
+    return {"objective": USUAL.name, **_FIRST}

@@ -27,7 +27,7 @@ from pyggml.gguf.fields import shown
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Corpus
-from pyggml.lora.objectives import SFT, Objective
+from pyggml.lora.objectives import USUAL, Objective
 from pyggml.lora.objectives.choice import usual
 from pyggml.lora.optim import OPTIMISERS, Optimiser, n_kept
 from pyggml.lora.ranks import ALONE, Ranks
@@ -76,7 +76,7 @@ class Trainer:
     """A run: a model, what of it is trained, on what, and how.
 
     parameters   leaves of the graphs that `model` builds: an adapter's, or the model's own weights
-    objective    what is minimised; SFT unless it is given
+    objective    what is minimised; to write the text, unless it is given
     reference    the fixed model that answers are compared with, by objectives that do so: the base,
                  or the base with the adapter from which training starts
 
@@ -102,7 +102,7 @@ class Trainer:
         steps = config.epochs * ceil(self._n_read / config.windows_per_step)
         self.n_steps = min(steps, config.max_steps or steps)
         self.learning_rate = LearningRate(config, self.n_steps)
-        self.objective, self.reference = objective or SFT(), reference
+        self.objective, self.reference = objective or USUAL(), reference
         self._losses: Losses | None = None
         self._gradient: StepGradient | None = None
         self._optimiser: Optimiser | None = None

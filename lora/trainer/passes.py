@@ -23,15 +23,15 @@ from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import TrainConfig
 from pyggml.lora.data import Batch
+from pyggml.lora.objectives import USUAL
 from pyggml.lora.objectives.objective import Leaves, LossNet, Objective, TextLeaves
-from pyggml.lora.objectives.sft import SFT
 from pyggml.model import Model
 from pyggml.models import Inputs
 from pyggml.ops.arithmetic.dropout import DRAW
 from pyggml.runtime import Arenas, Part, Program, Schedule, bind, compile_backwards, schedule
 
 _WORD = 0xFFFFFFFF
-_SFT = SFT()
+_USUAL = USUAL()
 Arrays = dict[str, np.ndarray]
 
 
@@ -127,7 +127,7 @@ class Passes:
         n_tokens: int,
         n_ctx: int | None = None,
         keep: Keep = Keep.COSTLY,
-        objective: Objective = _SFT,
+        objective: Objective = _USUAL,
         leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
         noise: float = 0.0,
@@ -155,7 +155,7 @@ class Passes:
         config: TrainConfig,
         ctx: int,
         lengths: Sequence[int] = (),
-        objective: Objective = _SFT,
+        objective: Objective = _USUAL,
         leaves: Callable[[int], Leaves] = TextLeaves.empty,
         others: Sequence[Graph] = (),
     ) -> Passes:

@@ -13,7 +13,6 @@ import pytest
 
 import pyggml
 from pyggml.lora import (
-    SFT,
     StepReport,
     TrainConfig,
     Trainer,
@@ -22,6 +21,7 @@ from pyggml.lora import (
 from pyggml.lora.data import Corpus
 from pyggml.lora.data.answers import Answer, Preferences, filled
 from pyggml.lora.objectives import OBJECTIVES
+from pyggml.lora.objectives.sft import SFT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL, ADAPTER = (GOLDEN / f"models/qwen3-{part}.gguf" for part in ("F16", "lora"))
