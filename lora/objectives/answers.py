@@ -141,7 +141,7 @@ class AnswerObjective(Objective):
     learns_chosen   `nll` weighs the tokens of chosen answers and their prompts
     has_kl          the reference includes the KL
 
-    `report` reads "log-probabilities" (S,).
+    `report` reads "log_probs" (S,).
     """
 
     tally: ClassVar[type[Tally]] = Rewards
@@ -174,7 +174,7 @@ class AnswerObjective(Objective):
 
     def report(self, batch: AnswerBatch, outputs: Mapping[str, np.ndarray]) -> Rewards:
         """The rewards of the answers, each counted from the reference."""
-        above = self.beta * (outputs["log-probabilities"] - batch.reference)
+        above = self.beta * (outputs["log_probs"] - batch.reference)
         wanted, unwanted = batch.sign > 0, batch.sign < 0
         right, kl = self.right(batch, above), self.beta * batch.kl
         return Rewards(

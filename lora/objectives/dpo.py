@@ -38,4 +38,4 @@ class DPO(PairObjective):
         loss = softplus(neg(x))
         if self.label_smoothing:  # −ln σ(−x) = x − ln σ(x)
             loss = add(loss, scale(x, self.label_smoothing))
-        return {"loss": batch.mean_of_pairs(loss), "log-probabilities": log_probs}
+        return {"loss": batch.mean_of_pairs(loss), "log_probs": log_probs}

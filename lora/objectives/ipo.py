@@ -27,4 +27,4 @@ class IPO(PairObjective):
         log_probs = batch.log_probs(net.token_losses(batch.targets, batch.read))
         chosen, rejected = batch.pairs(sub(log_probs, batch.reference))
         loss = sqr(scale(sub(chosen, rejected), 1.0, -0.5 / self.beta))
-        return {"loss": batch.mean_of_pairs(loss), "log-probabilities": log_probs}
+        return {"loss": batch.mean_of_pairs(loss), "log_probs": log_probs}

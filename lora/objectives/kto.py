@@ -41,4 +41,4 @@ class KTO(LabelObjective):
         log_probs = batch.log_probs(net.token_losses(batch.targets, batch.read))
         above = mul(batch.sign, sub(log_probs, batch.reference))
         loss = sum_(mul(sigmoid(scale(above, -self.beta)), batch.share))
-        return {"loss": loss, "log-probabilities": log_probs}
+        return {"loss": loss, "log_probs": log_probs}

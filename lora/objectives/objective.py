@@ -174,14 +174,14 @@ class TextFeed:
 class TextObjective(Objective):
     """An objective that learns tokens of texts and answers; its leaves are `TextLeaves`.
 
-    `report` reads "tokens right" (): how many learned tokens have the highest probability.
+    `report` reads "n_right" (): how many learned tokens have the highest probability.
     """
 
     rows: ClassVar[str] = "training"
     tally: ClassVar[type[Tally]] = TokensRight
 
     def report(self, batch: Batch, outputs: Mapping[str, np.ndarray]) -> Tally:
-        return TokensRight(int(outputs["tokens right"]), int(np.count_nonzero(batch.weights)))
+        return TokensRight(int(outputs["n_right"]), int(np.count_nonzero(batch.weights)))
 
     def feed(
         self, model: Model, corpus: Corpus, config: TrainConfig, reference: Model | None

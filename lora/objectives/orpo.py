@@ -37,4 +37,4 @@ class ORPO(PairObjective):
         at_most = clamp(log_probs, -np.inf, _CERTAIN)
         chosen, rejected = batch.pairs(sub(at_most, log(neg(expm1(at_most)))))
         ratio = batch.mean_of_pairs(softplus(neg(sub(chosen, rejected))))
-        return {"loss": add(nll, scale(ratio, self.beta)), "log-probabilities": log_probs}
+        return {"loss": add(nll, scale(ratio, self.beta)), "log_probs": log_probs}

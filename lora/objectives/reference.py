@@ -43,8 +43,7 @@ class Scorer:
         self._inputs, self._leaves = Inputs.empty(ctx), AnswerLeaves.empty(ctx, room)
         net = LossNet.of(model, self._inputs, gradient=False)
         losses = net.token_losses(self._leaves.targets, self._leaves.read)
-        log_probs = self._leaves.log_probs(losses).named("log-probabilities")
-        self.graph: Graph = net.net.graph(log_probs)
+        self.graph: Graph = net.net.graph(log_probs=self._leaves.log_probs(losses))
         self._room, self._mean = room, mean
 
     def score(self, program: Program, data: Preferences, window: int) -> np.ndarray:
@@ -58,7 +57,7 @@ class Scorer:
         write(self._leaves.read, answers.learned.reshape(-1).astype(np.float32))
         write(self._leaves.members, answers.members(self._mean)[0])
         program()
-        return program.read(program.schedule.graph.outputs[0])
+        return program.read(program.schedule.graph["log_probs"])
 
 
 class AnswerFeed:

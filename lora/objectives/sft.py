@@ -17,4 +17,4 @@ class SFT(TextObjective):
 
     def loss(self, net: LossNet, batch: TextLeaves) -> Outputs:
         loss = net.token_loss(batch.targets, batch.weights)
-        return {"loss": loss, "tokens right": loss.saved[0]}
+        return {"loss": loss, "n_right": loss.saved[0]}

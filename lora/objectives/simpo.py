@@ -35,4 +35,4 @@ class SimPO(PairObjective):
         log_probs = batch.log_probs(net.token_losses(batch.targets, batch.read))
         chosen, rejected = batch.pairs(log_probs)
         loss = softplus(scale(sub(chosen, rejected), -self.beta, self.gamma))
-        return {"loss": batch.mean_of_pairs(loss), "log-probabilities": log_probs}
+        return {"loss": batch.mean_of_pairs(loss), "log_probs": log_probs}

@@ -16,7 +16,7 @@ import numpy as np
 from pyggml.alloc import Plan
 from pyggml.backends import Backend
 from pyggml.backends.cpu import write
-from pyggml.backward import Keep, build_backward, rematerialise, round_large
+from pyggml.backward import Keep, training_graph
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
@@ -39,17 +39,16 @@ Arrays = dict[str, np.ndarray]
 class _Pair:
     """Both graphs over batches of one length: training and the loss alone; and their leaves.
 
-    read     names of what is read of each batch beside the loss
-    names    of the activations that a trace reads. Their gradients are outputs after those of the
-             parameters, and they themselves are the last outputs
+    further       names of what is read of each batch beside the loss
+    activations   names of those that a trace reads
     """
 
     inputs: Inputs
     leaves: Leaves
     training: Graph
     alone: Graph
-    read: tuple[str, ...]
-    names: tuple[str, ...]
+    further: tuple[str, ...]
+    activations: tuple[str, ...]
 
     @classmethod
     def of(
@@ -66,18 +65,13 @@ class _Pair:
         trained, inputs = parameters.tensors, replace(drawn, draw=None, noise=None)
         taps = model.taps()
         net = LossNet.of(model, drawn, trained, True, taps)
-        forward, names = _forward(net, objective, leaves)
+        forward, further = _forward(net, objective, leaves)
         read = taps.read if taps else {}
-        graph = build_backward(
-            replace(forward, outputs=forward.outputs[:1]),
-            [*trained.values(), *read.values()],
-            accumulators=[*parameters.gradients.values(), *(None for _ in read)],
-        )
-        graph = replace(graph, outputs=(*graph.outputs, *forward.outputs[1:]))
-        graph = rematerialise(round_large(graph, model.kept_as), keep)
+        sums = [*parameters.gradients.values(), *(None for _ in read)]
+        graph = training_graph(forward, {**trained, **read}, sums, model.kept_as, keep)
         net = LossNet.of(model, inputs, trained, False, model.taps())
         alone, _ = _forward(net, objective, leaves)
-        return cls(drawn, leaves, graph, alone, names, tuple(read))
+        return cls(drawn, leaves, graph, alone, further, tuple(read))
 
     def write(self, batch: Batch) -> None:
         for name in ("tokens", "positions", "span"):
@@ -86,24 +80,18 @@ class _Pair:
 
     def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
-        outputs, k = program.schedule.graph.outputs, len(self.names)
-        last = len(outputs) - k
-        values = zip(self.names, outputs[last:], strict=True)
-        grads = () if alone else outputs[last - len(self.read) - k : last - len(self.read)]
-        of_grads = zip(self.names, grads, strict=False)
+        graph, names = program.schedule.graph, self.activations
         return (
-            {name: program.read(t) for name, t in values},
-            {name: program.read(t) for name, t in of_grads},
+            {name: program.read(graph[name]) for name in names},
+            {} if alone else {name: program.read(graph[f"grad:{name}"]) for name in names},
         )
 
 
 def _forward(net: LossNet, objective: Objective, leaves: Leaves) -> tuple[Graph, tuple[str, ...]]:
-    """The loss, what is read beside it, and the activations that taps read; and the names of what
-    is read."""
-    outputs = dict(objective.loss(net, leaves))
-    loss = outputs.pop("loss").named("loss")
-    read = [t.named(name) for name, t in outputs.items()]
-    return net.net.graph(loss, *read), tuple(outputs)
+    """The loss, what is read beside it, and the activations that taps read; the names of what is
+    read."""
+    outputs = {name: t.named(name) for name, t in objective.loss(net, leaves).items()}
+    return net.net.graph(**outputs), tuple(name for name in outputs if name != "loss")
 
 
 class Passes:
@@ -244,11 +232,9 @@ class Passes:
         program, self._last = self.programs[which + alone], which
         pair.write(batch)
         program()
-        outputs = program.schedule.graph.outputs
-        end = len(outputs) - len(pair.names)
-        wanted = (outputs[0], *outputs[end - len(pair.read) : end])
-        loss, *others = map(program.begin_read, wanted)
-        self.outputs = {name: read() for name, read in zip(pair.read, others, strict=True)}
+        graph = program.schedule.graph
+        loss, *others = (program.begin_read(graph[name]) for name in ("loss", *pair.further))
+        self.outputs = {name: read() for name, read in zip(pair.further, others, strict=True)}
         if self._trace:
             self._trace.record(*pair.traced(program, alone))
         return float(loss())
