@@ -45,18 +45,18 @@ def command(
     opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
     try:
-        found = Collector(opened, _read(text), ctx, chunks, text.name)
+        collector = Collector(opened, _read(text), ctx, chunks, text.name)
     except DataError as error:
         raise DataError(f"{text}: {error}; a smaller --ctx needs less") from None
-    print(f"{plural(found.n_chunks, 'chunk')} of {ctx} tokens", file=sys.stderr, flush=True)
+    print(f"{plural(collector.n_chunks, 'chunk')} of {ctx} tokens", file=sys.stderr, flush=True)
     began = 0.0
-    for n in found.run():
+    for n in collector.run():
         if n == 1:
             began = perf_counter()  # the first one may have compiled
-        elif n == 2 < found.n_chunks:
-            left = span((perf_counter() - began) * (found.n_chunks - 2))
+        elif n == 2 < collector.n_chunks:
+            left = span((perf_counter() - began) * (collector.n_chunks - 2))
             print(f"some {left} left", file=sys.stderr, flush=True)
-    made = found.result(n)
+    made = collector.result(n)
     made.save(output)
     n_rare = sum(bool((s.counts == 0).any()) for s in made.sums.values())
     rare = f", {n_rare} with experts that no token asked" if n_rare else ""

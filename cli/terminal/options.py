@@ -130,8 +130,8 @@ class Size(click.ParamType):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
-        n = round(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?i?)b?", str(value).lower())
+        n = round(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
         if not n:
             raise click.BadParameter(f"is {value!r}, wanted a size such as 4GB or 800MB")
         return n
@@ -150,14 +150,14 @@ class Patterns(click.ParamType):
     ) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
-        found = {}
+        numbers = {}
         for part in str(value).split(","):
             pattern, _, number = part.partition("=")
             try:
-                found[pattern.strip()] = self.kind(number)
+                numbers[pattern.strip()] = self.kind(number)
             except ValueError:
                 self.fail(f"{part!r} is no PATTERN=NUMBER, such as ffn_*=16", param, ctx)
-        return found
+        return numbers
 
 
 class Pair(click.ParamType):
@@ -239,16 +239,16 @@ def given_settings(
 
 def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[str]:
     """The arguments of a command line that gives these parameters; None is not given."""
-    found: list[str] = []
+    arguments: list[str] = []
     for option in options:
         value = given.get(option.name or "")
         if isinstance(value, bool):
-            found += option.opts[-1:] if value else option.secondary_opts[-1:]
+            arguments += option.opts[-1:] if value else option.secondary_opts[-1:]
         elif isinstance(option, click.Option) and option.multiple:
-            found += [word for one in value or () for word in (option.opts[0], _word(one))]
+            arguments += [word for one in value or () for word in (option.opts[0], _word(one))]
         elif value is not None:
-            found += [option.opts[0], _word(value)]
-    return found
+            arguments += [option.opts[0], _word(value)]
+    return arguments
 
 
 def _word(value: Any) -> str:

@@ -64,15 +64,15 @@ class Meter:
     @property
     def rewards(self) -> Rewards | None:
         """Of the last steps together, if answers earn rewards."""
-        found = [s.rewards for s in self._recent if s.rewards is not None]
-        return sum(found, Rewards()) if found else None
+        rewards = [s.rewards for s in self._recent if s.rewards is not None]
+        return sum(rewards, Rewards()) if rewards else None
 
     @property
     def token_accuracy(self) -> float | None:
         """Of the last steps together, if tokens are learned."""
-        found = [(s.token_accuracy, s.n_tokens) for s in self._recent]
-        right = [accuracy * n for accuracy, n in found if accuracy is not None]
-        return sum(right) / max(sum(n for _, n in found), 1) if right else None
+        accuracies = [(s.token_accuracy, s.n_tokens) for s in self._recent]
+        right = [accuracy * n for accuracy, n in accuracies if accuracy is not None]
+        return sum(right) / max(sum(n for _, n in accuracies), 1) if right else None
 
     @property
     def tokens_per_second(self) -> float:

@@ -25,12 +25,12 @@ def sampling_of(given: Mapping[str, Any]) -> Sampling:
 
     ConfigError if one is out of range.
     """
-    found = given_settings(Sampling, _FLAGS, given)
-    if "stop" in found:
-        found["stop"] = tuple(map(unescaped, found["stop"]))
-    if "logit_bias" in found:
-        found["logit_bias"] = {unescaped(t): bias for t, bias in found["logit_bias"].items()}
-    return Sampling(**found)
+    settings = given_settings(Sampling, _FLAGS, given)
+    if "stop" in settings:
+        settings["stop"] = tuple(map(unescaped, settings["stop"]))
+    if "logit_bias" in settings:
+        settings["logit_bias"] = {unescaped(t): bias for t, bias in settings["logit_bias"].items()}
+    return Sampling(**settings)
 
 
 def show(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:

@@ -79,4 +79,4 @@ def printable(text: str) -> str:
 
 def unescaped(text: str) -> str:
     r"""A prompt as llama.cpp reads it from a command line: \n, \t and \\ are one character."""
-    return re.sub(r"\\([nt\\])", lambda found: _ESCAPES[found[1]], text)
+    return re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text)

@@ -143,10 +143,10 @@ class Console:
 
     def _last(self) -> Round:
         """The last round, which is taken back."""
-        found = self._chat.undo()
-        if found is None:
+        last = self._chat.undo()
+        if last is None:
             raise PyggmlError("nothing was said yet")
-        return found
+        return last
 
     def _reset(self, rest: str) -> None:
         self._chat.reset()

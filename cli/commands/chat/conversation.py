@@ -138,11 +138,11 @@ class Conversation:
 
     def _messages(self, n_dropped: int = 0) -> list[Message]:
         """The system's message and the rounds but the first n_dropped."""
-        found = [] if self.system is None else [_message("system", self.system)]
+        messages = [] if self.system is None else [_message("system", self.system)]
         for round_ in self.rounds[n_dropped:]:
-            found.append(_message("user", round_.question))
-            found.append(_message("assistant", round_.answer))
-        return found
+            messages.append(_message("user", round_.question))
+            messages.append(_message("assistant", round_.answer))
+        return messages
 
     def set_system(self, text: str | None) -> None:
         """Change what stands before all rounds. TemplateError if the template refuses it."""

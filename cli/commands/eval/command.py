@@ -92,9 +92,9 @@ def command(
     if given["delimiter"] is not None:
         given["delimiter"] = unescaped(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
-    found = [File.read(path, config) for path in files]
+    data = [File.read(path, config) for path in files]
     pyggml.threads.set(threads)
-    _evaluate(subjects(model, lora, others), found, config, as_json, compute, device)
+    _evaluate(subjects(model, lora, others), data, config, as_json, compute, device)
 
 
 def _evaluate(

@@ -93,12 +93,12 @@ class File:
             assert isinstance(row, TextRow)
             text = row.text.removesuffix("\n")  # llama.cpp's -f drops one
             parse = config.special_tokens == "parse"
-            found = perplexity(model, text, rows.ctx, parse, config.limit)
+            results = perplexity(model, text, rows.ctx, parse, config.limit)
         else:
             data, n_long = windows(self.rows, model.tokenizer, rows)
-            found = perplexity(model, data)
+            results = perplexity(model, data)
         parts: list[Perplexity] = []
-        for so_far in found:
+        for so_far in results:
             parts.append(so_far)
             told(so_far.chunk, so_far.n_chunks)
         scores = TokenScores.joined([part.scores for part in parts])

@@ -33,23 +33,23 @@ def subjects(
     """
     if model is None and (adapters or not others):
         raise ConfigError("-m is missing, wanted -m MODEL.gguf, or --compare and models")
-    found = [] if model is None else [Subject(model, tuple(adapters or ()))]
+    evaluated = [] if model is None else [Subject(model, tuple(adapters or ()))]
     for path, weight in others:
         if _is_adapter(path):
             if model is None:
                 raise ConfigError(f"{path}: is an adapter, wanted -m and the model it is for")
-            found.append(Subject(model, ((path, weight),)))
+            evaluated.append(Subject(model, ((path, weight),)))
         elif weight != 1:
             raise ConfigError(f"{path}: is a model, wanted no weight: those are for adapters")
         else:
-            found.append(Subject(path))
-    return found
+            evaluated.append(Subject(path))
+    return evaluated
 
 
-def names(found: Sequence[Subject]) -> list[str]:
+def names(models: Sequence[Subject]) -> list[str]:
     """What to call each: the names of its files, with their folders only where it takes them."""
-    short = [_name(subject, whole=False) for subject in found]
-    long = [_name(subject, whole=True) for subject in found]
+    short = [_name(subject, whole=False) for subject in models]
+    long = [_name(subject, whole=True) for subject in models]
     return [b if short.count(a) > 1 else a for a, b in zip(short, long, strict=True)]
 
 

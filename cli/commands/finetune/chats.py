@@ -32,10 +32,10 @@ _PROBE = [
 
 def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
     """Print the template, what is learned, and what was changed; nothing if there are no chats."""
-    found = [f for f in corpus.found if CHAT in f.notes]
-    if not found:
+    sources = [f for f in corpus.found if CHAT in f.notes]
+    if not sources:
         return
-    n = sum(f.notes[CHAT][0] for f in found)
+    n = sum(f.notes[CHAT][0] for f in sources)
     template = (
         "the model's chat template" if config.chat_template == MODEL else config.chat_template
     )
@@ -43,7 +43,7 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
     row("chats", f"{n:,}, written as {printable(template)} has them; learned: {learned}")
     if config.chat_template != MODEL and _differs(tokenizer, config.chat_template):
         row("", "the model's file has another template: whatever runs it must be told to use this")
-    for part in found:
+    for part in sources:
         for note, text in _SAID.items():
             if note in part.notes:
                 count, first = part.notes[note]
@@ -54,7 +54,7 @@ def say_chats(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> None:
 
 def question_prompt(corpus: Corpus, config: DataConfig, tokenizer: Tokenizer) -> str:
     """A prompt for `generate -p` that asks "..." as the chats did; without chats, "..." itself."""
-    if not any(CHAT in found.notes for found in corpus.found):
+    if not any(CHAT in source.notes for source in corpus.found):
         return "..."
     template = find_template(tokenizer, config.chat_template)
     text = _rendered(template, [{"role": "user", "content": "..."}]) or "..."

@@ -53,10 +53,10 @@ def _finetune(config: Path | None, **given: Any) -> int:
 
 
 def _train(ranks: Ranks, config: Path | None, given: Mapping[str, Any]) -> int:
-    found = config_file.Given({}, {}, ()) if config is None else config_file.read(config, _IN_FILES)
-    asked = {name: found.values.get(name) if v is None else v for name, v in given.items()}
-    places = {name: place for name, place in found.places.items() if given[name] is None}
-    job = job_of(asked, places, found.faults)
+    file = config_file.Given({}, {}, ()) if config is None else config_file.read(config, _IN_FILES)
+    asked = {name: file.values.get(name) if v is None else v for name, v in given.items()}
+    places = {name: place for name, place in file.places.items() if given[name] is None}
+    job = job_of(asked, places, file.faults)
 
     def resumed(job: Job, folder: Path) -> str:
         settled = {"config": config, **given, "resume": folder}

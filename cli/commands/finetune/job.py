@@ -95,15 +95,15 @@ class Job:
 
         The folder of checkpoints is not among them: it holds the run's own.
         """
-        found: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
-        found["below"] = self.below and tuple(map(adapter_word, self.below))
-        settled = _settled_by(found)[0]
+        parameters: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
+        parameters["below"] = self.below and tuple(map(adapter_word, self.below))
+        settled = _settled_by(parameters)[0]
         for config in (self.reading, self.lora, self.train, self.preference):
             flags = SETTINGS_FLAGS[type(config)]
             names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
             free = (n for n in names if config is not self.lora or names[n] not in settled)
-            found |= {names[n]: getattr(config, n) for n in free}
-        return {name: value for name, value in found.items() if name not in _CHECKPOINTS}
+            parameters |= {names[n]: getattr(config, n) for n in free}
+        return {name: value for name, value in parameters.items() if name not in _CHECKPOINTS}
 
 
 def job_of(
@@ -120,16 +120,16 @@ def job_of(
     places = places or {}
     fixed = frozenset(name for name, value in given.items() if value is not None)
     given = _completed(given)
-    found: list[Fault] = [*faults, *_clashes(given)]
+    problems: list[Fault] = [*faults, *_clashes(given)]
     made = []
     for kind, flags in SETTINGS_FLAGS.items():
         try:
             made.append(kind(**given_settings(kind, flags, given)))
         except ConfigError as error:
             named = [(flags.get(f[0], f[0]), f) for f in error.faults if not isinstance(f, str)]
-            found += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
-    if found:
-        raise ConfigError(found)
+            problems += [f"{places[name]} {f[1]}" if name in places else f for name, f in named]
+    if problems:
+        raise ConfigError(problems)
     own = {name: given[name] for name in _OWN}
     names = ("reading", "lora", "train", "preference")
     return Job(
@@ -165,24 +165,24 @@ def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _clashes(given: Mapping[str, Any]) -> list[str]:
     """What is missing, or excludes each other."""
-    found = []
+    clashes = []
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
-        found.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
+        clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
     settled, why = _settled_by(given)
     clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
     if clash:
-        found.append(f"{why}: leave out {', '.join(clash)}")
+        clashes.append(f"{why}: leave out {', '.join(clash)}")
     objective = given["objective"]
     if objective not in (None, "sft") and given["packing"] is False:
-        found.append(
+        clashes.append(
             f"--objective {objective} keeps whole answers together: leave out --no-packing"
         )
     alone = ["--checkpoint-every"] if given["checkpoint_every"] is not None else []
     alone += ["--resume auto"] if given["resume"] == AUTO else []
     if alone and given["checkpoint_dir"] is None:
-        found.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
-    return found
+        clashes.append(f"{' and '.join(alone)} wants --checkpoint-dir, a folder for checkpoints")
+    return clashes
 
 
 def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:

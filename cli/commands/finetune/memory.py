@@ -57,7 +57,7 @@ def spare(passes: Passes, model: Model) -> int:
 def parts(trainer: Trainer, n_prompt: int) -> Parts:
     """The parts of a planned run that has taken no memory yet."""
     reserved, model = trainer.reserve(), trainer.model
-    elsewhere = sum(found.arena for found in trainer.on_devices())
+    elsewhere = sum(device.arena for device in trainer.on_devices())
     largest = max(t.n_bytes for t in model.parts.weights.values())
     cache, process = _cache(model, n_prompt), resident() + spare(trainer.passes, model)
     parameters = reserved.parameters + _copied(trainer.parameters)
@@ -90,13 +90,13 @@ def within(job: Job, trained: Trained, n_prompt: int, planner: Planner) -> Job:
     model, p = trained.model, trained.parameters
     beside = resident() + spare(planner(job.train, job.reading.ctx), model) + _copied(p)
     left = job.max_memory - beside - _cache(model, n_prompt)
-    found, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
+    best, fits = fit(model, p, job.train, job.reading.ctx, left, job.fixed, planner)
     if not fits:
         free, would = fit(model, p, job.train, job.reading.ctx, left, (), planner)
-        raise ConfigError(_refusal(job.max_memory, left, found, free, would))
-    settled = replace(job, train=found.config, reading=replace(job.reading, ctx=found.ctx))
-    taken = found.n_bytes + job.max_memory - left
-    row("limit", f"{size(job.max_memory)}: {_said(found)} takes {size(taken)}{_why(job, settled)}")
+        raise ConfigError(_refusal(job.max_memory, left, best, free, would))
+    settled = replace(job, train=best.config, reading=replace(job.reading, ctx=best.ctx))
+    taken = best.n_bytes + job.max_memory - left
+    row("limit", f"{size(job.max_memory)}: {_said(best)} takes {size(taken)}{_why(job, settled)}")
     return settled
 
 
@@ -115,9 +115,9 @@ def chosen(job: Job) -> dict[str, Any]:
     return values | {name: getattr(job.train, name) for name in _CHOSEN if name != "ctx"}
 
 
-def _said(found: Fit) -> str:
-    c = found.config
-    words = f"--ctx {found.ctx} --batch {c.batch} --grad-accum {c.grad_accum}"
+def _said(fit: Fit) -> str:
+    c = fit.config
+    words = f"--ctx {fit.ctx} --batch {c.batch} --grad-accum {c.grad_accum}"
     return words + " --grad-checkpointing" * c.grad_checkpointing
 
 

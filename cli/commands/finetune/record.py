@@ -23,9 +23,9 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
     about: the rows that were told before the first step
     """
     settings = _settings(job)
-    found = Recorder(trainer, job.output, job.log_to or (), settings)
+    made = Recorder(trainer, job.output, job.log_to or (), settings)
     plain = {name: v if _is_plain(v) else str(v) for name, v in settings.items()}
-    found.metrics.add(
+    made.metrics.add(
         {
             "event": "run",
             "step": trainer.progress.step,
@@ -33,7 +33,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
             "about": [*map(list, _joined(about))],
         }
     )
-    return found
+    return made
 
 
 def say_faults(recorded: Recorder) -> None:
@@ -78,13 +78,13 @@ def save_report(
 
 def _joined(rows: Rows) -> Rows:
     """With the rows that have no label put behind those that they go on with."""
-    found: list[tuple[str, str]] = []
+    merged: list[tuple[str, str]] = []
     for label, text in rows:
-        if label or not found:
-            found.append((label, text))
+        if label or not merged:
+            merged.append((label, text))
         else:
-            found[-1] = (found[-1][0], f"{found[-1][1]}\n{text}")
-    return found
+            merged[-1] = (merged[-1][0], f"{merged[-1][1]}\n{text}")
+    return merged
 
 
 def _settings(job: Job) -> dict[str, object]:

@@ -189,10 +189,10 @@ def _compute(job: Job) -> str:
     """The compute type: that of the continued run, else the user's."""
     if job.resume is None or job.train.compute != "auto":
         return job.train.compute
-    found = stored_compute(job.resume)
-    if found not in (None, FASTEST):
-        row("compute", f"{found}, as the run that is continued; auto is {FASTEST} here")
-    return found or "auto"
+    stored = stored_compute(job.resume)
+    if stored not in (None, FASTEST):
+        row("compute", f"{stored}, as the run that is continued; auto is {FASTEST} here")
+    return stored or "auto"
 
 
 def _train(

@@ -92,15 +92,15 @@ def command(
     _check(asked, given is not None and model is not None, html, as_json)
     if html is not None:
         check_output(html, [("file", path), ("text", asked.text)])
-    found, sections = _inspected(asked)
+    values, sections = _inspected(asked)
     if as_json:
-        say(json.dumps(found, allow_nan=False))
+        say(json.dumps(values, allow_nan=False))
     elif html is not None:
-        _write(html, present.head(found), sections)
+        _write(html, present.head(values), sections)
     else:
         from pyggml.cli.commands.inspect.terminal import say_sections
 
-        say_sections(present.head(found), sections)
+        say_sections(present.head(values), sections)
 
 
 def _check(asked: Asked, twice: bool, html: Path | None, as_json: bool) -> None:
@@ -121,20 +121,20 @@ def _check(asked: Asked, twice: bool, html: Path | None, as_json: bool) -> None:
 def _inspected(asked: Asked) -> tuple[dict[str, Any], list[Section]]:
     """All that was asked for, as plain values and as sections."""
     if asked.file.suffix == ".dat":
-        found = facts.dat_facts(asked.file)
-        return found, present.sections(found, None, asked.template)
+        values = facts.dat_facts(asked.file)
+        return values, present.sections(values, None, asked.template)
     with gguf.open(asked.file) as file:
-        found = facts.facts(file)
-        if found["file"]["kind"] == "model":
+        values = facts.facts(file)
+        if values["file"]["kind"] == "model":
             from pyggml.cli.commands.inspect.adaptable import adaptable
 
-            found["lora"] = adaptable(file, asked.rank or RANK)
+            values["lora"] = adaptable(file, asked.rank or RANK)
         every = _tensors(file) if asked.tensors else None
-    more = [*_training(asked, found), *_reading(asked, found)]
+    more = [*_training(asked, values), *_reading(asked, values)]
     if not asked.template:
-        found.get("chat_template", {}).pop("text", None)
-    sections = present.sections(found, every, asked.template)
-    return found, [*sections[:-1], *more, sections[-1]]
+        values.get("chat_template", {}).pop("text", None)
+    sections = present.sections(values, every, asked.template)
+    return values, [*sections[:-1], *more, sections[-1]]
 
 
 def _tensors(file: gguf.GGUFFile) -> Table:
@@ -145,10 +145,10 @@ def _tensors(file: gguf.GGUFFile) -> Table:
     return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
 
-def _training(asked: Asked, found: dict[str, Any]) -> list[Section]:
+def _training(asked: Asked, values: dict[str, Any]) -> list[Section]:
     """The plan and the graph; the plan's numbers also where a rank and a context are given."""
-    costed = asked.ctx is not None and asked.rank is not None and "lora" in found
-    if not (asked.plan or asked.graph or (costed and found["lora"]["buildable"])):
+    costed = asked.ctx is not None and asked.rank is not None and "lora" in values
+    if not (asked.plan or asked.graph or (costed and values["lora"]["buildable"])):
         return []
     from pyggml.cli.commands.inspect import training
 
@@ -156,13 +156,13 @@ def _training(asked: Asked, found: dict[str, Any]) -> list[Section]:
         asked.rank or RANK, asked.ctx or CTX, asked.batch, asked.grad_checkpointing
     )
     planned = training.planned(asked.file, settings)
-    found["plan"] = training.facts(planned)
-    found["lora"]["plan"] = found["plan"]
+    values["plan"] = training.facts(planned)
+    values["lora"]["plan"] = values["plan"]
     sections = training.plan_sections(planned) if asked.plan else []
     return [*sections, *([training.graph_section(planned)] if asked.graph else [])]
 
 
-def _reading(asked: Asked, found: dict[str, Any]) -> list[Section]:
+def _reading(asked: Asked, values: dict[str, Any]) -> list[Section]:
     if asked.text is None:
         return []
     from pyggml.cli.commands.inspect import reading
@@ -171,11 +171,11 @@ def _reading(asked: Asked, found: dict[str, Any]) -> list[Section]:
     sections = []
     if asked.tokens:
         table = reading.table_of(read)
-        found["tokens"] = reading.token_facts(read, table)
+        values["tokens"] = reading.token_facts(read, table)
         sections.append(reading.token_section(read, table))
     if asked.gradients:
         overview = reading.gradients(read, asked.rank or RANK)
-        found["gradients"] = reading.gradient_facts(overview)
+        values["gradients"] = reading.gradient_facts(overview)
         sections.append(reading.gradient_section(overview))
     return sections
 

@@ -42,22 +42,22 @@ def head(f: Facts) -> str:
 
 def sections(f: Facts, every_tensor: Table | None, template: bool) -> list[Section]:
     """The glance at a file, in the order in which one asks."""
-    found = [Section("file", list(_file_rows(f)))]
+    parts = [Section("file", list(_file_rows(f)))]
     if "model" in f:
-        found.append(Section("architecture", list(_model_rows(f["model"]))))
+        parts.append(Section("architecture", list(_model_rows(f["model"]))))
     if f["tensors"]["n"]:
-        found.append(_types(f["tensors"]))
+        parts.append(_types(f["tensors"]))
         table = every_tensor or _folded(f["tensors"])
-        found.append(Section("tensors", table=table))
+        parts.append(Section("tensors", table=table))
     if "lora" in f:
-        found.append(_lora(f["lora"]))
+        parts.append(_lora(f["lora"]))
     if "tokenizer" in f:
-        found.append(Section("tokenizer", list(_tokenizer_rows(f["tokenizer"]))))
+        parts.append(Section("tokenizer", list(_tokenizer_rows(f["tokenizer"]))))
     if "chat_template" in f:
-        found.append(_template(f["chat_template"], template))
+        parts.append(_template(f["chat_template"], template))
     rows = [(key, _value(v)) for key, v in f["metadata"].items()]
-    found.append(Section("metadata", table=Table(("key", "value"), rows), folded=len(rows) > 20))
-    return found
+    parts.append(Section("metadata", table=Table(("key", "value"), rows), folded=len(rows) > 20))
+    return parts
 
 
 # -- the file -------------------------------------------------------------------------------------

@@ -51,9 +51,9 @@ def text_of(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -
     most = min(ctx, model.config.n_ctx)
     if len(ids) < 2:
         raise ConfigError(f"{text}: has {plural(len(ids), 'token')}, wanted 2 or more")
-    found = model.checked(ids[:most])
-    pieces = [model.tokenizer.token_bytes(int(i), special=True) for i in found]
-    return Read(model, found, pieces, len(ids))
+    first = model.checked(ids[:most])
+    pieces = [model.tokenizer.token_bytes(int(i), special=True) for i in first]
+    return Read(model, first, pieces, len(ids))
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -62,12 +62,12 @@ def text_of(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -
 def token_facts(r: Read, table: TokenTable) -> dict[str, Any]:
     """Of every token: id, text, loss, rank; the first has no loss."""
     rows = zip(r.ids.tolist(), r.pieces, table.losses.tolist(), table.ranks.tolist(), strict=True)
-    found = [
+    tokens = [
         {"id": id, "text": piece.decode("utf-8", "replace"), "loss": loss, "rank": rank + 1}
         for id, piece, loss, rank in rows
     ]
-    found[0] |= {"loss": None, "rank": None}
-    return {"loss": table.loss, "n_tokens": len(r.ids), "tokens": found}
+    tokens[0] |= {"loss": None, "rank": None}
+    return {"loss": table.loss, "n_tokens": len(r.ids), "tokens": tokens}
 
 
 def token_section(r: Read, table: TokenTable) -> Section:
@@ -112,9 +112,9 @@ def gradients(r: Read, rank: int) -> Overview:
         adapter = unfreeze(model) if model.adapters else attach(model, LoraConfig(rank=rank))
     except PyggmlError as error:
         raise ConfigError(f"{r.model.file.path}: {error}") from None
-    _, found = loss_and_grads(adapter.model, r.ids, parameters=adapter.parameters.tensors)
+    _, grads = loss_and_grads(adapter.model, r.ids, parameters=adapter.parameters.tensors)
     values = adapter.parameters.tensors
-    return overview({0: {n: measure(g, read(values[n])) for n, g in found.items()}})
+    return overview({0: {n: measure(g, read(values[n])) for n, g in grads.items()}})
 
 
 def gradient_facts(o: Overview) -> Mapping[str, Any]:

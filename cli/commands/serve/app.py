@@ -77,8 +77,8 @@ class Routes:
         return JSONResponse({"status": "ok", **counts})
 
     async def models(self, request: Request) -> Response:
-        found = [_model(name) for name in self._service.models]
-        return JSONResponse({"object": "list", "data": found})
+        data = [_model(name) for name in self._service.models]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -197,8 +197,8 @@ async def _events(
     try:
         first = [""] * len(prefixes) if asked.tells_prompt else prefixes
         opened = [form.opening(i, prefix) for i, prefix in enumerate(first)]
-        if found := b"".join(_event(part) for part in opened if part is not None):
-            yield found
+        if start := b"".join(_event(part) for part in opened if part is not None):
+            yield start
         async for batch in flow.batches():
             yield b"".join(_event(form.chunk(i, told, prefixes[i])) for i, told in batch)
         if asked.include_usage:

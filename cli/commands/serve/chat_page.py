@@ -30,7 +30,7 @@ def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
 
 def _settings(defaults: Sampling) -> list[dict[str, Any]]:
     """The settings of sampling that are numbers, for the page's fields."""
-    found = []
+    settings = []
     for f in fields(Sampling):
         value = getattr(defaults, f.name)
         if type(value) in (int, float):
@@ -38,5 +38,7 @@ def _settings(defaults: Sampling) -> list[dict[str, Any]]:
             about = {"help": f.metadata["help"], "wanted": f.metadata["wanted"]}
             step = 1 if isinstance(value, int) else "any"
             shown = "random" if (f.name, value) == ("seed", -1) else value
-            found.append({"name": f.name, "label": label, "step": step, "default": shown} | about)
-    return found
+            settings.append(
+                {"name": f.name, "label": label, "step": step, "default": shown} | about
+            )
+    return settings

@@ -169,10 +169,10 @@ def _is_id(value: Any) -> bool:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list):
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
         raise Bad(f"is {shown(value)}, wanted a string or a list of strings")
-    return tuple(text(item) for item in found)
+    return tuple(text(item) for item in stops)
 
 
 def _stream_options(value: Any) -> Mapping[str, bool]:

@@ -83,11 +83,11 @@ class Service:
     def text_prompts(self, asked: TextAsked) -> list[np.ndarray]:
         """The prompts, each n times."""
         tokenizer = next(iter(self.models.values())).tokenizer
-        found = [
+        encoded = [
             tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
             for prompt in asked.prompts
         ]
-        checked = [self._checked(ids, "prompt") for ids in found]
+        checked = [self._checked(ids, "prompt") for ids in encoded]
         return [ids for ids in checked for _ in range(asked.n)]
 
     def _checked(self, ids: Sequence[int], param: str) -> np.ndarray:
@@ -180,9 +180,9 @@ class Flow:
             batch = [await self._told.get()]
             while not self._told.empty():
                 batch.append(self._told.get_nowait())
-            found = [(i, _piece(told, self.completions[i])) for i, told in batch]
-            left -= sum(told is None or told.finish is not None for _, told in found)
-            yield found
+            events = [(i, _piece(told, self.completions[i])) for i, told in batch]
+            left -= sum(told is None or told.finish is not None for _, told in events)
+            yield events
 
     def cancel(self) -> None:
         """Free the places of all answers that have not ended."""

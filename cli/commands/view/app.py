@@ -92,21 +92,21 @@ class Routes:
     async def glance(self, request: Request) -> Response:
         query = request.query_params
         rank = read_number(query, "rank", *RANKS) if "rank" in query else LoraConfig.rank
-        found = await self.worker.run(request, lambda stop: self._source.glance(rank))
-        return Json({"rank": rank, "sections": found})
+        sections = await self.worker.run(request, lambda stop: self._source.glance(rank))
+        return Json({"rank": rank, "sections": sections})
 
     async def tensor(self, request: Request) -> Response:
         name, run = read_text(request.query_params, "name"), request.query_params.get("run")
         return Json(await self.worker.run(request, lambda stop: self._tensor(name, run)))
 
     def _tensor(self, name: str, run: str | None) -> dict[str, Any]:
-        found = weights.described(self._source.file, name)
+        about = weights.described(self._source.file, name)
         if run and self._runs is not None:
             adapter = self._runs.output(run)
-            found["charts"] = self._runs.norms(run, name)
+            about["charts"] = self._runs.norms(run, name)
             if adapter.is_file():
-                found["update"] = weights.update(adapter, self._source.file, name)
-        return found
+                about["update"] = weights.update(adapter, self._source.file, name)
+        return about
 
     # -- graphs and plans --------------------------------------------------------------------------
 
@@ -144,10 +144,10 @@ class Routes:
     def run(self, request: Request) -> Response:
         if self._runs is None:
             raise ApiError(404, _NO_RUNS)
-        found = self._runs.shown(read_text(request.query_params, "name"))
-        trained = found["settings"].get("model")
+        about = self._runs.shown(read_text(request.query_params, "name"))
+        trained = about["settings"].get("model")
         is_other = isinstance(trained, str) and not self._source.is_file(trained)
-        return Json(found | {"is_other": is_other})
+        return Json(about | {"is_other": is_other})
 
     async def gradients(self, request: Request) -> Response:
         runs, query = self._runs, request.query_params

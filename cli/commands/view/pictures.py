@@ -79,8 +79,8 @@ class Pictures:
 def _made(model: Model, asked: Pass) -> Picture:
     if asked.kind == "logits":
         out = build(model.parts, Inputs.empty(asked.ctx), model.adapters)
-        found = plan(Graph.of(out), model.backend)
-        return Picture(asked, found, sections(found.graph), frozenset(), 0)
+        logits_plan = plan(Graph.of(out), model.backend)
+        return Picture(asked, logits_plan, sections(logits_plan.graph), frozenset(), 0)
     names = tuple(m.strip() for m in asked.modules.split(",") if m.strip())
     checkpointing = asked.keep == "layers"
     p = planned_for(
@@ -142,15 +142,15 @@ def sought(picture: Picture, words: str) -> dict[str, Any]:
 
     Of blocks that are drawn as one, the first stands for the one that was named.
     """
-    found = []
+    hits = []
     for i, section in enumerate(picture.sections):
         wanted = _in_section(words.lower(), section)
         for direction in ("forward", "backward"):
             for j, t in enumerate(picture.nodes(i, direction) if wanted else ()):
                 if any(wanted in name.lower() for name in _names(t)):
                     about = {"section": i, "title": section.title, "direction": direction}
-                    found.append(about | {"node": j} | _tensor(t))
-    return {"hits": found[:_MOST_HITS], "n_hits": len(found)}
+                    hits.append(about | {"node": j} | _tensor(t))
+    return {"hits": hits[:_MOST_HITS], "n_hits": len(hits)}
 
 
 def _in_section(words: str, section: Section) -> str:
@@ -175,17 +175,17 @@ def _names(t: Tensor) -> Iterator[str]:
 
 def planned(picture: Picture) -> dict[str, Any]:
     """The lanes of a plan, and its bytes in use at every node."""
-    found = picture.plan
-    used = bytes_at(found)
+    p = picture.plan
+    used = bytes_at(p)
     return {
         "pass": asdict(picture.asked),
-        "svg": lanes(found),
+        "svg": lanes(p),
         "facts": [
-            ("arena", size(found.n_bytes)),
+            ("arena", size(p.n_bytes)),
             ("adapter, gradient, optimiser", size(picture.n_trained)),
             ("nodes", f"{len(picture.graph.nodes):,}"),
-            ("overwrite a source", f"{len(found.reused):,}"),
-            ("shared packings", f"{len(set(found.shared.values())):,}"),
+            ("overwrite a source", f"{len(p.reused):,}"),
+            ("shared packings", f"{len(set(p.shared.values())):,}"),
         ],
         "used": used,
         "peak": used.index(max(used)),
@@ -196,10 +196,10 @@ def alive(picture: Picture, i: int) -> dict[str, Any]:
     """What is in memory while node i runs. Raises ApiError if there is none."""
     if i >= len(picture.graph.nodes):
         raise ApiError(404, f"the plan has {len(picture.graph.nodes)} nodes, wanted one below it")
-    found = moment(picture.plan, i)
+    at = moment(picture.plan, i)
     return {
-        "node": _tensor(found.node),
-        "bytes": found.n_bytes,
-        "kinds": found.by_kind(),
-        "tensors": len(found.alive),
+        "node": _tensor(at.node),
+        "bytes": at.n_bytes,
+        "kinds": at.by_kind(),
+        "tensors": len(at.alive),
     }

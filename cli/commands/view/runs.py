@@ -37,8 +37,8 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            found = "is no folder" if folder.exists() else "does not exist"
-            raise ConfigError(f"{folder}: {found}, wanted the folder of a run's adapter")
+            fault = "is no folder" if folder.exists() else "does not exist"
+            raise ConfigError(f"{folder}: {fault}, wanted the folder of a run's adapter")
         self.folder = folder
         self._known: dict[str, _Known] = {}
 
@@ -48,15 +48,15 @@ class Runs:
             files = list(self.folder.iterdir())
         except OSError as error:
             raise ApiError(410, f"{self.folder}: cannot be read: {error.strerror}") from None
-        found: dict[str, float] = {}
+        changed: dict[str, float] = {}
         for path in files:
             if not path.is_file():  # a folder, or a pipe that would block
                 continue
             if path.name.endswith(_METRICS) and not path.name.endswith(_OLD):
-                found[path.name.removesuffix(_METRICS)] = _changed(path)
+                changed[path.name.removesuffix(_METRICS)] = _changed(path)
             elif path.name.startswith(".") and path.name.endswith(".gguf.lock"):
-                found.setdefault(path.name[1:].removesuffix(".gguf.lock"), _changed(path))
-        return sorted(found, key=found.__getitem__, reverse=True)[:_MOST_RUNS]
+                changed.setdefault(path.name[1:].removesuffix(".gguf.lock"), _changed(path))
+        return sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]
 
     def output(self, name: str) -> Path:
         """The adapter of a run, which may not be written yet. Raises ApiError if there is no such
@@ -176,14 +176,14 @@ def _n_bytes(path: Path) -> int:
 
 def _version(output: Path) -> str:
     """Of the files of a run: other once one of them has changed."""
-    found = []
+    stamps = []
     for path in (metrics_beside(output), output):
         try:
             stat = path.stat()
-            found.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
+            stamps.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
         except OSError:
-            found.append("")
-    return "-".join(found)
+            stamps.append("")
+    return "-".join(stamps)
 
 
 def _is_running(output: Path) -> bool:
@@ -213,17 +213,17 @@ def _time_left(steps: Records) -> str:
 
 def _told(records: Records) -> dict[str, Any]:
     """What the run told of itself: its settings, its plan and its answers; the newest of each."""
-    found: dict[str, Any] = {"settings": {}, "about": [], "prompt": "", "answers": []}
+    about: dict[str, Any] = {"settings": {}, "about": [], "prompt": "", "answers": []}
     for record in records:
         if record["event"] == "run":
             settings = record.get("settings")
             pairs = settings.items() if isinstance(settings, dict) else ()
-            found["settings"] = {name: _setting(value) for name, value in pairs}
-            found["about"] = _pairs(record.get("about"))
+            about["settings"] = {name: _setting(value) for name, value in pairs}
+            about["about"] = _pairs(record.get("about"))
         elif record["event"] == "answers":
-            found["prompt"] = str(record.get("prompt", ""))
-            found["answers"] = _pairs(record.get("answers"))
-    return found
+            about["prompt"] = str(record.get("prompt", ""))
+            about["answers"] = _pairs(record.get("answers"))
+    return about
 
 
 def _setting(value: Any) -> Any:

@@ -81,10 +81,10 @@ class Source:
 
     def glance(self, rank: int) -> list[dict[str, Any]]:
         """The file as `pyggml inspect` shows it, but for its tensors; rank: of LoRA's costs."""
-        found = facts(self.file)
-        if found["file"]["kind"] == "model":
-            found["lora"] = adaptable(self.file, rank)
-        sections = present.sections(found, None, template=True)
+        values = facts(self.file)
+        if values["file"]["kind"] == "model":
+            values["lora"] = adaptable(self.file, rank)
+        sections = present.sections(values, None, template=True)
         return [_plain(section) for section in sections if section.title != "tensors"]
 
 

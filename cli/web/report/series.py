@@ -27,7 +27,7 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Those for which the run has numbers."""
     steps = [r for r in records if r["event"] == "step"]
     validations = [r for r in records if r["event"] == "validation"]
-    found = [
+    charts = [
         _learned("Loss", "", _points(steps, "loss"), _points(validations, "loss")),
         _learned(
             *("Token accuracy", "share of learned tokens that had the highest probability"),
@@ -39,7 +39,7 @@ def charts_of(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
         _simple("Learning rate", "", _points(steps, "lr")),
         _simple("Speed", "trained tokens a second", _points(steps, "tokens_per_second")),
     ]
-    return [chart for chart in found if chart["series"]]
+    return [chart for chart in charts if chart["series"]]
 
 
 def _learned(title: str, note: str, steps: Points, validations: Points) -> Chart:
@@ -90,8 +90,8 @@ def _chart(
 
 
 def _points(records: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
-    found = ((r["step"], r.get(name)) for r in records)
-    return {s: float(v) for s, v in found if isinstance(v, int | float) and isfinite(v)}
+    values = ((r["step"], r.get(name)) for r in records)
+    return {s: float(v) for s, v in values if isinstance(v, int | float) and isfinite(v)}
 
 
 def _binned(points: Points) -> Points:
@@ -105,9 +105,9 @@ def _binned(points: Points) -> Points:
 def _smoothed(points: Points, window: int) -> Points:
     """The mean of the last `window` steps at each."""
     steps = sorted(points)
-    total, found = 0.0, {}
+    total, means = 0.0, {}
     for i, step in enumerate(steps):
         total += points[step] - (points[steps[i - window]] if i >= window else 0.0)
         if i >= window - 1:
-            found[step] = total / window
-    return found
+            means[step] = total / window
+    return means
