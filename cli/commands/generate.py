@@ -13,8 +13,8 @@ import pyggml.threads
 from pyggml import Model, load
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
 from pyggml.cli.terminal.options import SETTINGS, given_settings, model_options, settings_options
-from pyggml.cli.terminal.sampling import sampling_of, sampling_options, show
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.sampling import sampling_of, sampling_options, say_piece
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Context, Finish, complete
 
@@ -61,7 +61,7 @@ def command(
     kept = Context(**given_settings(Context, {}, given))
     opened = load(model, lora and [*lora], compute, device=device)
     pyggml.threads.set(threads)
-    prompt = unescaped(prompt)
+    prompt = unescape(prompt)
     ids = opened.tokenizer.encode(prompt, parse_special=True)
     n_ctx = _context(opened, len(ids), ctx)
     as_text = how.logprobs is None
@@ -69,7 +69,7 @@ def command(
     began, n = perf_counter(), 0
     for piece in complete(opened, ids, n_tokens, how, n_ctx, kept.cache_type, kept.n_keep):
         n += 1
-        show(piece, how, opened.tokenizer)
+        say_piece(piece, how, opened.tokenizer)
     if as_text:
         say("")
     if piece.finish is Finish.CONTEXT:

@@ -54,7 +54,7 @@ def command(
     source = _source(opened, text, ctx, special_tokens)
     began = 0.0
     parse = special_tokens == "parse"
-    for so_far in _named(text, perplexity(opened, source, ctx, parse)):
+    for so_far in _name_file(text, perplexity(opened, source, ctx, parse)):
         if so_far.chunk == 1:
             about = f"{plural(so_far.n_chunks, 'chunk')} of {ctx} tokens"
             print(about, file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def _source(model: Model, path: Path, ctx: int, special_tokens: str) -> str | Da
     return windows
 
 
-def _named(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
+def _name_file(path: Path, results: Iterator[Perplexity]) -> Iterator[Perplexity]:
     """The same, and errors that are the text's name its file."""
     try:
         yield from results

@@ -195,24 +195,24 @@ def _option(field: Field[Any], hint: Any, parameter: str) -> GroupedOption:
     if field.default not in (None, ()):
         notes.append(f"default: {field.default}")
     name = parameter.replace("_", "-")
-    listed = {"group": field.metadata["group"], "common": field.metadata["common"]}
+    place = {"group": field.metadata["group"], "common": field.metadata["common"]}
     if hint is bool:
         switch = f"--{name}/--no-{name}"
         about = field.metadata["help"] + "  [default: True]" * (field.default is True)
-        return GroupedOption([switch, parameter], default=None, help=about, **listed)
+        return GroupedOption([switch, parameter], default=None, help=about, **place)
     about = field.metadata["help"] + (f"  [{'; '.join(notes)}]" if notes else "")
     if field.metadata["repeated"]:
-        return _repeated([f"--{name}", parameter], many is not None, help=about, **listed)
+        return _repeated_option([f"--{name}", parameter], many is not None, help=about, **place)
     return GroupedOption(
         [f"--{name}", parameter],
         type=Patterns(get_args(many)[1]) if many else kind or Names(),
         metavar=_metavar(parameter, "A=N,B=N" if many else _METAVARS[kind]),
         help=about,
-        **listed,
+        **place,
     )
 
 
-def _repeated(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
+def _repeated_option(names: list[str], is_mapping: bool, **about: Any) -> GroupedOption:
     """An option that is given once for every value: {text: number}, or a tuple of texts."""
     collected: type = dict if is_mapping else tuple
     return GroupedOption(
@@ -245,13 +245,13 @@ def words(options: Iterable[click.Parameter], given: Mapping[str, Any]) -> list[
         if isinstance(value, bool):
             arguments += option.opts[-1:] if value else option.secondary_opts[-1:]
         elif isinstance(option, click.Option) and option.multiple:
-            arguments += [word for one in value or () for word in (option.opts[0], _word(one))]
+            arguments += [word for one in value or () for word in (option.opts[0], _argument(one))]
         elif value is not None:
-            arguments += [option.opts[0], _word(value)]
+            arguments += [option.opts[0], _argument(value)]
     return arguments
 
 
-def _word(value: Any) -> str:
+def _argument(value: Any) -> str:
     """A parameter as it is written."""
     if isinstance(value, dict):
         return ",".join(f"{name}={number}" for name, number in value.items())

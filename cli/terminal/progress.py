@@ -133,7 +133,7 @@ def success(accuracy: float | None, rewards: Rewards | None) -> str:
     return f"  margin {rewards.margin:.3f}, {100 * rewards.accuracy:.0f} % right"
 
 
-def counted(what: str) -> Callable[[int, int], None]:
+def count_printer(what: str) -> Callable[[int, int], None]:
     """Prints how many of something are done, every 10 s: nothing of what is quick."""
     said = perf_counter()
 
@@ -156,20 +156,20 @@ class Lines:
     """For pipes and files: the first two steps and the last, one every 10 s, every validation."""
 
     def __init__(self, meter: Meter) -> None:
-        self._meter, self._said = meter, 0.0
+        self._meter, self._last_line = meter, 0.0
 
     def __call__(self, report: Report) -> None:
-        told = tell(report, self._meter)
+        has_news = tell(report, self._meter)
         if isinstance(report, StepReport) and (
-            told or report is self._meter.first or self._is_due(report)
+            has_news or report is self._meter.first or self._is_due(report)
         ):
             self._step(report)
 
     def _is_due(self, s: StepReport) -> bool:
-        return s.step == s.n_steps or perf_counter() - self._said >= _EVERY
+        return s.step == s.n_steps or perf_counter() - self._last_line >= _EVERY
 
     def _step(self, s: StepReport) -> None:
-        self._said, m = perf_counter(), self._meter
+        self._last_line, m = perf_counter(), self._meter
         left, right = f", {m.left}" if m.left else "", success(m.token_accuracy, m.rewards)
         say(
             f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
@@ -197,16 +197,16 @@ def tell(report: Report, meter: Meter) -> bool:
 Parts = Sequence[tuple[int, str]]  # importance, 0 the highest, and text; in the order of display
 
 
-def fitting(parts: Parts, room: int) -> str:
+def words_that_fit(parts: Parts, room: int) -> str:
     """The most important words that fit into so many columns; always the first one."""
     kept: list[tuple[int, str]] = []
     for part in sorted(p for p in parts if p[1]):
-        if not kept or len(_joined(parts, [*kept, part])) <= room:
+        if not kept or len(_join(parts, [*kept, part])) <= room:
             kept.append(part)
-    return _joined(parts, kept)
+    return _join(parts, kept)
 
 
-def _joined(parts: Parts, kept: Parts) -> str:
+def _join(parts: Parts, kept: Parts) -> str:
     return "  ".join(text for importance, text in parts if (importance, text) in kept)
 
 
@@ -262,7 +262,7 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     class Now(ProgressColumn):
         def render(self, task: Task) -> Text:
             taken = len(f"step {n_steps}/{n_steps}  ") + _SHORTEST
-            return Text(fitting(task.fields["now"], progress.console.width - taken))
+            return Text(words_that_fit(task.fields["now"], progress.console.width - taken))
 
     columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
     with Progress(*columns, console=Console()) as progress:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyggml.cli.terminal.help import GroupedOption
 from pyggml.cli.terminal.options import given_settings, settings_options
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.generation import Piece, Sampling
 from pyggml.tokenizer import Tokenizer
 
@@ -27,13 +27,13 @@ def sampling_of(given: Mapping[str, Any]) -> Sampling:
     """
     settings = given_settings(Sampling, _FLAGS, given)
     if "stop" in settings:
-        settings["stop"] = tuple(map(unescaped, settings["stop"]))
+        settings["stop"] = tuple(map(unescape, settings["stop"]))
     if "logit_bias" in settings:
-        settings["logit_bias"] = {unescaped(t): bias for t, bias in settings["logit_bias"].items()}
+        settings["logit_bias"] = {unescape(t): bias for t, bias in settings["logit_bias"].items()}
     return Sampling(**settings)
 
 
-def show(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:
+def say_piece(piece: Piece, how: Sampling, tokenizer: Tokenizer) -> None:
     """Print the text of a piece; with `logprobs`, a line of its token instead."""
     if how.logprobs is None:
         say(printable(piece.text), end="")

@@ -16,7 +16,7 @@ from pyggml.cli.commands.chat.conversation import Conversation
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
 from pyggml.cli.terminal.options import SETTINGS, given_settings, model_options, settings_options
 from pyggml.cli.terminal.sampling import sampling_of, sampling_options
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.generation import Context
 
@@ -80,7 +80,7 @@ def command(
     if ctx is not None and ctx > most:
         raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
     template = find_template(opened.tokenizer, chat_template)
-    text = None if system is None else unescaped(system)
+    text = None if system is None else unescape(system)
     n_ctx = ctx or min(_CTX, most)
     chat = Conversation(opened, template, how, n_ctx, n_tokens, text, cache_type)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()

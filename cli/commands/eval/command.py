@@ -24,7 +24,7 @@ from pyggml.cli.terminal.options import (
     given_settings,
     settings_options,
 )
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError
 from pyggml.lora.config import EvalConfig
 
@@ -90,7 +90,7 @@ def command(
     if compare and not others:
         raise ConfigError("--compare names no file, wanted models, or adapters of -m")
     if given["delimiter"] is not None:
-        given["delimiter"] = unescaped(given["delimiter"])
+        given["delimiter"] = unescape(given["delimiter"])
     config = EvalConfig(**given_settings(EvalConfig, {}, given))
     data = [File.read(path, config) for path in files]
     pyggml.threads.set(threads)

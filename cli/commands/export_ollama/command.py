@@ -17,11 +17,11 @@ from pyggml.chat import (
     find_template,
     find_turns,
 )
-from pyggml.cli.commands.export_ollama.modelfile import go_template, located, quoted
+from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
 from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
 from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS
 from pyggml.cli.terminal.sampling import sampling_of, sampling_options
-from pyggml.cli.terminal.show import printable, say, unescaped
+from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
 from pyggml.generation import Sampling
@@ -98,13 +98,13 @@ def command(
     if output.exists() and not force:
         raise ConfigError(f"{output}: is there already, --force replaces it")
     opened = load(model, adapters or None)
-    template = _chosen(opened, chat_template)
+    template = _find_template(opened, chat_template)
     chat, missing = _chat(opened, template)
     lines = [
-        f"FROM {located(model, output)}",
-        *(f"ADAPTER {located(path, output)}" for path, _ in adapters),
+        f"FROM {path_for(model, output)}",
+        *(f"ADAPTER {path_for(path, output)}" for path, _ in adapters),
         chat,
-        *([] if system is None else [f"SYSTEM {quoted(unescaped(system))}"]),
+        *([] if system is None else [f"SYSTEM {quote(unescape(system))}"]),
         *_parameters(how, template, _context(opened, ctx)),
     ]
     with replacing(output) as partial:
@@ -114,7 +114,7 @@ def command(
     say(f"{printable(str(output))} written; next: ollama create NAME -f {printable(str(output))}")
 
 
-def _chosen(model: Model, name: str) -> ChatTemplate | None:
+def _find_template(model: Model, name: str) -> ChatTemplate | None:
     """The named template; None if it would be the model's own and that has none."""
     if name == MODEL and not {"", "default"} & model.tokenizer.chat_templates.keys():
         return None
@@ -124,19 +124,19 @@ def _chosen(model: Model, name: str) -> ChatTemplate | None:
 def _chat(model: Model, template: ChatTemplate | None) -> tuple[str, str]:
     """The template as Ollama has it, and ""; or a comment and a note why there is none."""
     if template is None:
-        return _without("the model has none; --chat-template names one")
+        return _omission("the model has none; --chat-template names one")
     special = model.tokenizer.special_texts()
     bos = special.get("bos_token", "") if model.tokenizer.add_bos else ""
     try:
         turns = find_turns(template, special.get("eos_token", "")).without(bos)
-        text = f"TEMPLATE {quoted(go_template(turns))}"
+        text = f"TEMPLATE {quote(go_template(turns))}"
     except PyggmlError as error:
-        return _without(f"{template.origin} is not one of turns: {error}")
+        return _omission(f"{template.origin} is not one of turns: {error}")
     dated = "strftime_now" in template.source
     return "# The date in this template is that of its export.\n" * dated + text, ""
 
 
-def _without(reason: str) -> tuple[str, str]:
+def _omission(reason: str) -> tuple[str, str]:
     said = f"TEMPLATE is left out: {printable(' '.join(reason.split()))}"
     return f"# {said}", said
 
@@ -156,5 +156,5 @@ def _parameters(how: Sampling, template: ChatTemplate | None, n_ctx: int) -> lis
     ending = "" if template is None else answer_ending(template).strip()
     stops = dict.fromkeys([*filter(None, [ending]), *how.stop])
     return [f"PARAMETER {name} {number}" for name, number in numbers.items()] + [
-        f"PARAMETER stop {quoted(stop)}" for stop in stops
+        f"PARAMETER stop {quote(stop)}" for stop in stops
     ]

@@ -90,18 +90,18 @@ class Job:
         except RuntimeError:  # this user has no home
             return None
 
-    def settled(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """The parameters that identify the run: a job with the same ones is the same run.
 
         The folder of checkpoints is not among them: it holds the run's own.
         """
         parameters: dict[str, Any] = {name: getattr(self, name) for name in _OWN}
         parameters["below"] = self.below and tuple(map(adapter_word, self.below))
-        settled = _settled_by(parameters)[0]
+        identity = _ruled_out(parameters)[0]
         for config in (self.reading, self.lora, self.train, self.preference):
             flags = SETTINGS_FLAGS[type(config)]
             names = {f.name: flags.get(f.name, f.name) for f in fields(config)}
-            free = (n for n in names if config is not self.lora or names[n] not in settled)
+            free = (n for n in names if config is not self.lora or names[n] not in identity)
             parameters |= {names[n]: getattr(config, n) for n in free}
         return {name: value for name, value in parameters.items() if name not in _CHECKPOINTS}
 
@@ -119,7 +119,7 @@ def job_of(
     """
     places = places or {}
     fixed = frozenset(name for name, value in given.items() if value is not None)
-    given = _completed(given)
+    given = _complete(given)
     problems: list[Fault] = [*faults, *_clashes(given)]
     made = []
     for kind, flags in SETTINGS_FLAGS.items():
@@ -144,16 +144,16 @@ def job_of(
     )
 
 
-def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
     """With what the demo brings, and a resumed run's folder for its next checkpoints."""
     given = dict(given)
     if given["demo"]:
         demo.check()
         defaults: dict[str, Any] = {"model": demo.BASE, "output": demo.OUTPUT}
         defaults |= {"data": (demo.TEXT,), "prompt": demo.PROMPT, **demo.SETTINGS}
-        settled, _ = _settled_by(given)
+        identity, _ = _ruled_out(given)
         for name, value in defaults.items():
-            if given[name] is None and name not in settled:
+            if given[name] is None and name not in identity:
                 given[name] = value
     if given["resume"] == AUTO and given["checkpoint_dir"] is not None:
         folder = Path(given["checkpoint_dir"])
@@ -169,8 +169,8 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     missing = [flag for name, flag in _NEEDED.items() if given[name] is None]
     if missing:
         clashes.append(f"wanted {', '.join(missing)}, or --demo, which needs nothing else")
-    settled, why = _settled_by(given)
-    clash = ["--" + name.replace("_", "-") for name in settled if given[name] is not None]
+    identity, why = _ruled_out(given)
+    clash = ["--" + name.replace("_", "-") for name in identity if given[name] is not None]
     if clash:
         clashes.append(f"{why}: leave out {', '.join(clash)}")
     objective = given["objective"]
@@ -185,15 +185,15 @@ def _clashes(given: Mapping[str, Any]) -> list[str]:
     return clashes
 
 
-def _settled_by(given: Mapping[str, Any]) -> tuple[list[str], str]:
+def _ruled_out(given: Mapping[str, Any]) -> tuple[list[str], str]:
     """The adapter parameters that --init or --train-tensors rule out, and the reason."""
     names = [f.name for f in fields(LoraConfig) if f.name != "seed"]
     if given["train_tensors"] is not None:
-        settled = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
-        return settled, "--train-tensors trains the model itself, no adapter"
+        identity = [*(LORA_FLAGS.get(n, n) for n in names), "init"]
+        return identity, "--train-tensors trains the model itself, no adapter"
     if given["init"] is not None:
-        settled = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
-        return settled, "--init takes rank, alpha and modules from its file"
+        identity = [LORA_FLAGS.get(n, n) for n in names if n not in _NOT_IN_FILES]
+        return identity, "--init takes rank, alpha and modules from its file"
     return [], ""
 
 

@@ -30,7 +30,7 @@ def recorder(job: Job, trainer: Trainer, about: Rows) -> Recorder:
             "event": "run",
             "step": trainer.progress.step,
             "settings": plain,
-            "about": [*map(list, _joined(about))],
+            "about": [*map(list, _merge_rows(about))],
         }
     )
     return made
@@ -67,7 +67,7 @@ def save_report(
 
     path = beside(job.output, ".html")
     title = job.output.name.removesuffix(".gguf")
-    page = Page(title, _joined(about), _settings(job), prompt, answers, readings)
+    page = Page(title, _merge_rows(about), _settings(job), prompt, answers, readings)
     try:
         write(path, page, metrics_beside(job.output))
     except PyggmlError as error:
@@ -76,7 +76,7 @@ def save_report(
         row("report", str(path))
 
 
-def _joined(rows: Rows) -> Rows:
+def _merge_rows(rows: Rows) -> Rows:
     """With the rows that have no label put behind those that they go on with."""
     merged: list[tuple[str, str]] = []
     for label, text in rows:
@@ -88,7 +88,9 @@ def _joined(rows: Rows) -> Rows:
 
 
 def _settings(job: Job) -> dict[str, object]:
-    return {name: _shown(value) for name, value in job.settled().items() if value is not None}
+    return {
+        name: _as_argument(value) for name, value in job.identity().items() if value is not None
+    }
 
 
 def _is_plain(value: object) -> bool:
@@ -96,7 +98,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, int | str) or (isinstance(value, float) and isfinite(value))
 
 
-def _shown(value: object) -> object:
+def _as_argument(value: object) -> object:
     """As the command line would have it."""
     if isinstance(value, tuple | list):
         return ", ".join(map(str, value))

@@ -10,7 +10,7 @@ from pyggml.cli.terminal.show import count, plural, printable, size
 
 Facts = Mapping[str, Any]
 
-_SHOWN = 60  # characters of a metadata value
+_MOST_CHARACTERS = 60  # characters of a metadata value
 _WORDS = {
     "block_count": "layers",
     "embedding_length": "width",
@@ -47,7 +47,7 @@ def sections(f: Facts, every_tensor: Table | None, template: bool) -> list[Secti
         parts.append(Section("architecture", list(_model_rows(f["model"]))))
     if f["tensors"]["n"]:
         parts.append(_types(f["tensors"]))
-        table = every_tensor or _folded(f["tensors"])
+        table = every_tensor or _folded_table(f["tensors"])
         parts.append(Section("tensors", table=table))
     if "lora" in f:
         parts.append(_lora(f["lora"]))
@@ -161,14 +161,14 @@ def _types(tensors: Facts) -> Section:
     return Section("types", table=Table(names, rows, frozenset({1, 2, 3, 4})))
 
 
-def _folded(tensors: Facts) -> Table:
+def _folded_table(tensors: Facts) -> Table:
     rows, before = [], ""
     for g in tensors["groups"]:
         name = printable(g["name"])
-        shown = name.replace(".*.", f".{g['among']}.", 1)
+        label = name.replace(".*.", f".{g['among']}.", 1)
         if name == before:  # an exception to the row above
-            shown = f"  but {g['blocks']}"
-        rows.append((shown, g["type"], shape(g["shape"]), size(g["n_bytes"])))
+            label = f"  but {g['blocks']}"
+        rows.append((label, g["type"], shape(g["shape"]), size(g["n_bytes"])))
         before = name
     return Table(("tensor", "type", "shape", "bytes"), rows, frozenset({3}))
 
@@ -239,14 +239,14 @@ def _template(t: Facts, whole: bool) -> Section:
 def _value(v: Facts) -> str:
     """A metadata value in one short line."""
     if "n" in v:
-        text = f"[{v['n']:,}] {', '.join(map(_quoted, v['first'][:4]))}, …"
+        text = f"[{v['n']:,}] {', '.join(map(_quote, v['first'][:4]))}, …"
     elif isinstance(v["value"], list):
-        text = f"[{len(v['value'])}] {', '.join(map(_quoted, v['value']))}"
+        text = f"[{len(v['value'])}] {', '.join(map(_quote, v['value']))}"
     else:
-        text = _quoted(v["value"])
+        text = _quote(v["value"])
     text = printable(text)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…"
 
 
-def _quoted(x: Any) -> str:
+def _quote(x: Any) -> str:
     return repr(x) if isinstance(x, str) else f"{x:g}" if isinstance(x, float) else str(x)

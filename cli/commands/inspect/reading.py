@@ -29,7 +29,7 @@ _SURPRISING = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class TextReading:
     """A text's tokens: ids, bytes of each, and how many of the text's there were."""
 
     model: Model
@@ -38,7 +38,7 @@ class Read:
     n_all: int
 
 
-def text_of(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -> Read:
+def read_text(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -> TextReading:
     """The first `ctx` tokens of a text. Raises ConfigError for a text that cannot be read or has
     fewer than two tokens."""
     model = load(path, list(adapters))
@@ -53,13 +53,13 @@ def text_of(path: Path, adapters: Sequence[AdapterFile], text: Path, ctx: int) -
         raise ConfigError(f"{text}: has {plural(len(ids), 'token')}, wanted 2 or more")
     first = model.checked(ids[:most])
     pieces = [model.tokenizer.token_bytes(int(i), special=True) for i in first]
-    return Read(model, first, pieces, len(ids))
+    return TextReading(model, first, pieces, len(ids))
 
 
 # -- losses ---------------------------------------------------------------------------------------
 
 
-def token_facts(r: Read, table: TokenTable) -> dict[str, Any]:
+def token_facts(r: TextReading, table: TokenTable) -> dict[str, Any]:
     """Of every token: id, text, loss, rank; the first has no loss."""
     rows = zip(r.ids.tolist(), r.pieces, table.losses.tolist(), table.ranks.tolist(), strict=True)
     tokens = [
@@ -70,7 +70,7 @@ def token_facts(r: Read, table: TokenTable) -> dict[str, Any]:
     return {"loss": table.loss, "n_tokens": len(r.ids), "tokens": tokens}
 
 
-def token_section(r: Read, table: TokenTable) -> Section:
+def token_section(r: TextReading, table: TokenTable) -> Section:
     """The mean, and the tokens with the greatest loss; the picture is the whole text."""
     shown = [coloured.signs(text) for text in coloured.texts(r.pieces)]
     levels = [coloured.level(x) if x == x else -1 for x in table.losses.tolist()]
@@ -105,7 +105,7 @@ def token_section(r: Read, table: TokenTable) -> Section:
 # -- gradients ------------------------------------------------------------------------------------
 
 
-def gradients(r: Read, rank: int) -> Overview:
+def gradients(r: TextReading, rank: int) -> Overview:
     """The gradients of the text's loss by the model's adapter, else by a fresh one of this rank."""
     model = r.model
     try:
@@ -144,5 +144,5 @@ def _cell(o: Overview, i: int, c: int) -> str:
     return f"{o.norms[0, i, c]:.2g}" if o.there[i, c] else ""
 
 
-def table_of(r: Read) -> TokenTable:
+def table_of(r: TextReading) -> TokenTable:
     return token_table(r.model, r.ids)

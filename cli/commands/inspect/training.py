@@ -39,7 +39,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PassPlan:
     """A pass of training: its plan, and what is trained in it."""
 
     settings: Settings
@@ -47,12 +47,12 @@ class Planned:
     parameters: Parameters
 
 
-def planned(path: Path, settings: Settings) -> Planned:
+def planned(path: Path, settings: Settings) -> PassPlan:
     """Raises ConfigError for a context that the model lacks, AdapterError for a rank."""
-    return planned_for(load(path), settings)
+    return plan_pass(load(path), settings)
 
 
-def planned_for(model: Model, settings: Settings) -> Planned:
+def plan_pass(model: Model, settings: Settings) -> PassPlan:
     """The same of an open model."""
     s = settings
     if s.ctx > model.config.n_ctx:
@@ -61,10 +61,10 @@ def planned_for(model: Model, settings: Settings) -> Planned:
     keep = Keep.LAYERS if s.checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, adapter.parameters, s.batch * s.ctx, n_ctx=s.ctx, keep=keep)
     (plan,) = passes.training.plans.values()
-    return Planned(s, plan, adapter.parameters)
+    return PassPlan(s, plan, adapter.parameters)
 
 
-def facts(p: Planned) -> dict[str, Any]:
+def facts(p: PassPlan) -> dict[str, Any]:
     """The plan as plain values: bytes, nodes by op, and what there is at the peak."""
     moment, s = peak(p.plan), p.settings
     return {
@@ -89,7 +89,7 @@ def _ops(plan: Plan) -> Counter[str]:
 # -- memory -------------------------------------------------------------------------------------
 
 
-def plan_sections(p: Planned) -> list[Section]:
+def plan_sections(p: PassPlan) -> list[Section]:
     """What the pass takes, what its kernels do, and what lies in memory at the peak."""
     s, nodes = p.settings, p.plan.graph.nodes
     again = ", layers computed again" * s.checkpointing
@@ -104,7 +104,7 @@ def plan_sections(p: Planned) -> list[Section]:
         Section("memory plan", rows, pictures=[lanes(p.plan)]),
         Section("at the peak", *_at_peak(peak(p.plan))),
         Section("nodes by op", table=ops, folded=True),
-        _fused(p.plan),
+        _fusion_section(p.plan),
     ]
 
 
@@ -124,7 +124,7 @@ def _at_peak(moment: Moment) -> tuple[list[tuple[str, str]], Table]:
     return [("peak", what)], Table(("tensors", "n", "bytes"), rows, frozenset({1, 2}))
 
 
-def _fused(plan: Plan) -> Section:
+def _fusion_section(plan: Plan) -> Section:
     """Where one kernel does the work of several ops, and what several kernels share."""
     made = Counter(t.op for t in plan.graph.nodes if t.op is not None and t.op.fuses)
     rows = [(op.name, f"{n:,}", ", ".join(op.fuses)) for op, n in made.most_common()]
@@ -137,7 +137,7 @@ def _fused(plan: Plan) -> Section:
 # -- the graph ------------------------------------------------------------------------------------
 
 
-def graph_section(p: Planned) -> Section:
+def graph_section(p: PassPlan) -> Section:
     """The graph block by block, equal blocks as one."""
     graph, trained = p.plan.graph, p.parameters.tensors.values()
     rows, pictures = [], [overview(graph)]

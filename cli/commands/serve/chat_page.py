@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from starlette.routing import Route
 
 from pyggml.cli.terminal.show import printable
-from pyggml.cli.web.files import sent
+from pyggml.cli.web.files import text_endpoint
 from pyggml.cli.web.pages import part
 from pyggml.generation import Sampling
 
@@ -23,9 +23,10 @@ def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
     page = environment.from_string(part(_HOME, "web/page.html"))
     text = page.render(title=printable(title), chats=chats, settings=_settings(defaults))
     parts = [
-        Route(f"/{name}", sent(part(_HOME, f"web/{name}"), kind)) for name, kind in _KINDS.items()
+        Route(f"/{name}", text_endpoint(part(_HOME, f"web/{name}"), kind))
+        for name, kind in _KINDS.items()
     ]
-    return [Route("/", sent(text, "text/html")), *parts]
+    return [Route("/", text_endpoint(text, "text/html")), *parts]
 
 
 def _settings(defaults: Sampling) -> list[dict[str, Any]]:

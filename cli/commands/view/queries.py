@@ -44,7 +44,7 @@ def read_pass(query: Mapping[str, str]) -> Pass:
             settings[name] = _number(query, name, least, most, faults)
     for name, known in _WORDS.items():
         if query.get(name, known[0]) not in known:
-            faults.append(f"{name} is {shown(query[name])}, wanted {' or '.join(known)}")
+            faults.append(f"{name} is {brief(query[name])}, wanted {' or '.join(known)}")
     settings |= {name: query[name] for name in (*_WORDS, "modules") if name in query}
     if len(settings.get("modules", "")) > LONGEST_NAME:
         faults.append(f"modules has more than {LONGEST_NAME} characters")
@@ -70,7 +70,7 @@ def read_text(query: Mapping[str, str], name: str) -> str:
     return text
 
 
-def shown(text: str) -> str:
+def brief(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:60]}…")
 
 
@@ -79,5 +79,5 @@ def _number(query: Mapping[str, str], name: str, least: int, most: int, faults: 
     is_number = given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS
     if is_number and least <= int(given) <= most:
         return int(given)
-    faults.append(f"{name} is {shown(given)}, wanted a whole number from {least} to {most}")
+    faults.append(f"{name} is {brief(given)}, wanted a whole number from {least} to {most}")
     return least

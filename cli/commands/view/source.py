@@ -88,7 +88,7 @@ class Source:
         return [_plain(section) for section in sections if section.title != "tensors"]
 
 
-class Watched(Model):
+class StoppableModel(Model):
     """The same model; once `stop` is set, what it runs ends before the next kernel: Stopped."""
 
     def __init__(self, model: Model, stop: Event) -> None:
@@ -98,15 +98,17 @@ class Watched(Model):
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
     ) -> ScheduledProgram:
-        made, asked = super().program(out, taps, arenas), Call(self._ask)
-        return replace(made, calls=tuple(call for each in made.calls for call in (asked, each)))
+        program, check = super().program(out, taps, arenas), Call(self._ask)
+        return replace(
+            program, calls=tuple(call for each in program.calls for call in (check, each))
+        )
 
     def _ask(self) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise Cancelled
 
 
-class Stopped(Exception):
+class Cancelled(Exception):
     """Nobody waits for the result any more."""
 
 

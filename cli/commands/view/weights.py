@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
-from pyggml.cli.commands.view.queries import shown
+from pyggml.cli.commands.view.queries import brief
 from pyggml.cli.web.errors import ApiError
 from pyggml.errors import GGUFError, PyggmlError
 from pyggml.graph.dtypes import DType
@@ -23,11 +23,11 @@ _MOST_BYTES = 1 << 28  # of A or B
 _ALPHA = "adapter.lora.alpha"
 
 
-def described(file: gguf.GGUFFile, name: str) -> dict[str, Any]:
+def describe(file: gguf.GGUFFile, name: str) -> dict[str, Any]:
     """Shape, type, bytes and numbers of a tensor. Raises ApiError if there is none."""
     info = file.tensors.get(name)
     if info is None:
-        raise ApiError(404, f"the file has no tensor {shown(name)}", "name")
+        raise ApiError(404, f"the file has no tensor {brief(name)}", "name")
     n = int(np.prod(info.shape, dtype=object))
     about: dict[str, Any] = {
         "name": name,

@@ -43,15 +43,15 @@ class Page:
 def write(path: Path, page: Page, metrics: Path) -> None:
     """Write the page of the run whose records are in this file. Raises PyggmlError if the disk
     refuses."""
-    text = rendered(page, list(read_records(metrics)))
+    text = render(page, list(read_records(metrics)))
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def rendered(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
+def render(page: Page, records: Sequence[Mapping[str, Any]]) -> str:
     """The page as HTML."""
     overview = overview_of(records)
-    return pages.rendered(
+    return pages.render(
         *("pyggml.cli.web.report", "page.html"),
         styles=("uPlot.min.css", "page.css"),
         scripts=("uPlot.iife.min.js", "charts.js"),
