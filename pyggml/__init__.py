@@ -5,13 +5,13 @@ pyggml.gguf          open            file → metadata + memory-mapped tensors
 pyggml.lora          attach          model, config → Adapter: A and B of every matched matrix
 pyggml.models        build           weights, inputs, adapters → logits Tensor (a graph)
 pyggml.backward      build_backward  Graph of a loss, parameters → Graph with its gradients
-pyggml.alloc         plan            Graph → Plan: offset of each tensor in one arena, peak bytes
-pyggml.runtime       bind            Plan → Program: a bound kernel call per node
+pyggml.runtime       schedule        Graph, devices → Schedule: what runs where, plans of memory
+pyggml.runtime       bind            Schedule → Program: a bound kernel call per node
 pyggml.lora.optim    AdamW.step      parameters, gradients → updated in place
 pyggml.lora.adapter  Adapter.save    Adapter → GGUF that llama.cpp loads
 
-Between backward and plan stand passes from graph to graph: what is rounded, and what is computed
-again (pyggml.backward); which device computes what (pyggml.runtime.schedule).
+Between backward and schedule stand passes from graph to graph: what is rounded, and what is
+computed again (pyggml.backward). A schedule asks pyggml.alloc for the place of every tensor.
 
 `pyggml.load("model.gguf")` is the short way in. `pyggml.eager` computes graphs as they
 are built, to learn from and to look at: docs/values.md. Packages are imported when first used, so

@@ -200,13 +200,8 @@ def test_every_package_is_installed():
 
 # Imports that still run up the map.
 UPWARD = {
-    ("alloc", "backends"),  # the CPU as default of `plan`
-    ("alloc", "backends.cpu"),
-    ("backends", "backends.cuda"),  # imported when asked for by name
-    ("backends", "backends.webgpu"),
     ("graph", "alloc"),
     ("graph", "look"),  # methods that draw, and import what draws when they are called
-    ("runtime", "models"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pyggml.backends import read, write
+from pyggml.backends.cpu import read, write
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Shape, leaf
 from pyggml.lora.adapter.adapter import Adapter

@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.lora.adapter.starts import row_squares, unpacked
 from pyggml.model import Model

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from pyggml.backends import read, write
+from pyggml.backends.cpu import read, write
 from pyggml.errors import AdapterError
 from pyggml.graph.dtypes import BF16, F16, F32
 from pyggml.graph.tensor import Tensor

@@ -20,7 +20,7 @@ from math import sqrt
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.errors import ConfigError, DataError
 from pyggml.lora.data import Dataset
 from pyggml.lora.evaluate.scorer import Scored, Scorer

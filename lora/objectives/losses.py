@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
 from pyggml.graph.tensor import Tensor, put_together, zeros

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.errors import ConfigError
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import PreferenceConfig, TrainConfig

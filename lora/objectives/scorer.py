@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.graph import Graph
 from pyggml.lora.data import Dataset
 from pyggml.lora.objectives.answers import Answers
 from pyggml.lora.objectives.losses import Leaves, log_probs
 from pyggml.model import Model
 from pyggml.models import Inputs
-from pyggml.runtime.schedule import ScheduledProgram
+from pyggml.runtime import Program
 
 
 class Scorer:
@@ -27,7 +27,7 @@ class Scorer:
         self.graph: Graph = net.graph(found)
         self._room = room
 
-    def score(self, program: ScheduledProgram, data: Dataset, window: int) -> np.ndarray:
+    def score(self, program: Program, data: Dataset, window: int) -> np.ndarray:
         """(room,) float32, 0 where there is no answer. program: `graph`, bound."""
         part = data.part(np.array([window]))
         (batch,) = part.batches([0], 1)

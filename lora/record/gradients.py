@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.look.overview import Column, Measure, Overview, arranged, measure, overview
 from pyggml.lora.adapter.parameters import Parameters
-from pyggml.runtime.schedule import Devices
+from pyggml.runtime import Devices
 
 EVENT = "gradients"
 _SAMPLED = 50  # steps of a run

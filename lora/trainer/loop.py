@@ -21,9 +21,9 @@ from warnings import warn
 import numpy as np
 
 from pyggml import threads
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, PreferenceConfig, TrainConfig
 from pyggml.lora.data import Corpus
@@ -293,7 +293,7 @@ class Trainer:
         except TokenizerError:
             return ""
         return (
-            f", which begins with {shown(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
+            f", which begins with {brief(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
         )
 
     def _windows(self) -> np.ndarray:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyggml.alloc import Plan
-from pyggml.backends import Backend, write
+from pyggml.backends import Backend
+from pyggml.backends.cpu import write
 from pyggml.backward import Keep, build_backward, rematerialise, round_large
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
@@ -26,8 +27,7 @@ from pyggml.lora.data import Batch
 from pyggml.model import Model
 from pyggml.models import Inputs, Net, Taps, token_loss
 from pyggml.ops.arithmetic.dropout import DRAW
-from pyggml.runtime import compile_backwards
-from pyggml.runtime.schedule import Part, Schedule, ScheduledProgram, bind, schedule
+from pyggml.runtime import Arenas, Part, Program, Schedule, bind, compile_backwards, schedule
 
 _WORD = 0xFFFFFFFF
 Arrays = dict[str, np.ndarray]
@@ -124,7 +124,7 @@ class _Pair:
             write(getattr(self.inputs, name), getattr(batch, name))
         self.loss.write(batch)
 
-    def traced(self, program: ScheduledProgram, alone: bool) -> tuple[Arrays, Arrays]:
+    def traced(self, program: Program, alone: bool) -> tuple[Arrays, Arrays]:
         """A batch's activations that a trace reads, and their gradients, none of the loss alone."""
         outputs, k = program.schedule.graph.outputs, len(self.names)
         last = len(outputs) - k
@@ -172,7 +172,7 @@ class Passes:
             self._pairs[n] = _Pair.of(model, parameters, drawn, keep, loss(n))
         graphs = [g for pair in self._pairs.values() for g in (pair.training, pair.alone)]
         self._schedules = tuple(schedule(g, model.devices) for g in (*graphs, *others))
-        self._programs: tuple[ScheduledProgram, ...] = ()
+        self._programs: tuple[Program, ...] = ()
         self._last = 0  # program of the last batch
         self.watched: tuple[np.ndarray, ...] = ()  # of the last batch: what the loss has read
 
@@ -221,13 +221,13 @@ class Passes:
         return self._schedules[0]
 
     @property
-    def programs(self) -> tuple[ScheduledProgram, ...]:
+    def programs(self) -> tuple[Program, ...]:
         """Training and validation, bound: for batches of n_tokens, then for each shorter length."""
         self.bind()
         return self._programs[: 2 * len(self._pairs)]
 
     @property
-    def other_programs(self) -> tuple[ScheduledProgram, ...]:
+    def other_programs(self) -> tuple[Program, ...]:
         """The others, bound."""
         self.bind()
         return self._programs[2 * len(self._pairs) :]
@@ -235,14 +235,14 @@ class Passes:
     def bind(self) -> None:
         """Take the arenas and bind all graphs to them, once."""
         if not self._programs:
-            self._programs = bind(*self._schedules, release=True)
+            arenas = Arenas(*self._schedules)
+            self._programs = tuple(bind(s, True, arenas) for s in self._schedules)
 
     def compile_backwards(self) -> Iterator[Tensor]:
         """Compile what the graphs need of the host, running nothing; see
         pyggml.runtime.compile_backwards."""
-        for p in (p for made in self._schedules for p in made.plans.values()):
-            if p.backend.is_host:
-                yield from compile_backwards(p)
+        for made in self._schedules:
+            yield from compile_backwards(made)
 
     def draw(self, seed: int, number: int) -> None:
         """Seed dropout and noise: the next batch uses this seed and number, each later one the next

@@ -16,7 +16,7 @@ from pyggml.alloc.fit import ALIGNMENT, Arena
 from pyggml.alloc.lifetime import FOREVER, Lifetime, lifetimes, reusable_source
 from pyggml.alloc.sharing import sharing
 from pyggml.alloc.usage import peak
-from pyggml.backends import CPU, Backend
+from pyggml.backends.base import Backend
 from pyggml.graph import Graph
 from pyggml.graph.op import SAVED, has_kernel
 from pyggml.graph.tensor import Tensor
@@ -53,15 +53,12 @@ class Plan:
         return t
 
 
-def plan(
-    graph: Graph, backend: Backend | None = None, reuse: bool = True, share: bool = True
-) -> Plan:
-    """The memory of a graph on a backend; by default the CPU, in float32.
+def plan(graph: Graph, backend: Backend, reuse: bool = True, share: bool = True) -> Plan:
+    """The memory of a graph on a backend.
 
     For tests and timings: reuse=False gives every tensor an address of its own, share=False lets
     every node pack its sources for itself. Results are bitwise the same.
     """
-    backend = backend or CPU()
     pieces = _Pieces(graph, backend, reuse, share)
     found = pieces.placed()
     if not (reuse and graph.nodes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward, pinned
+from pyggml.backward.substitute import cheap, forward_and_backward, pinned, with_substitutes
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 
@@ -28,7 +28,7 @@ def rematerialise(graph: Graph, keep: Keep) -> Graph:
     Loss and gradients are bitwise the same. Boundaries of layers are in graph.notes.
     """
     again = dropped(graph, keep)
-    return Substitutes(graph, again).apply(forward_and_backward(graph)[0]) if again else graph
+    return with_substitutes(graph, again, forward_and_backward(graph)[0]) if again else graph
 
 
 def dropped(graph: Graph, keep: Keep) -> set[Tensor]:

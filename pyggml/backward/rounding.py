@@ -7,7 +7,7 @@ large tensors are not kept: they are computed again, from the widened copies.
 
 from __future__ import annotations
 
-from pyggml.backward.substitute import Substitutes, cheap, forward_and_backward, pinned
+from pyggml.backward.substitute import cheap, forward_and_backward, pinned, with_substitutes
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, DType
 from pyggml.graph.tensor import Tensor
@@ -26,7 +26,7 @@ def round_large(graph: Graph, kept_as: DType) -> Graph:
     copies = {t: cpy(t, kept_as) for t in forward if t in large}
     wide = {t: cpy(copy, F32).named(t.name) for t, copy in copies.items()}
     with_copies = [x for t in forward for x in (t, copies.get(t)) if x is not None]
-    return Substitutes(graph, _made_of(large, graph), wide).apply(with_copies)
+    return with_substitutes(graph, _made_of(large, graph), with_copies, wide)
 
 
 def _made_of(large: frozenset[Tensor], graph: Graph) -> set[Tensor]:

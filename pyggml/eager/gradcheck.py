@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import write
+from pyggml.backends.cpu import write
 from pyggml.backward import build_backward
 from pyggml.eager.value import Value, apply, tensor
 from pyggml.errors import ConfigError

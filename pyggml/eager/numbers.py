@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pyggml import backends
+from pyggml.backends import cpu
 from pyggml.errors import NoGradientError
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import F32, I32
@@ -62,7 +62,7 @@ def gradients(graph: Graph) -> list[np.ndarray]:
 
 def write(t: Tensor, values: np.ndarray) -> None:
     """Change the numbers of a leaf; what was computed from it is out of date from now on."""
-    backends.write(t, values)
+    cpu.write(t, values)
     _written[t] = next(_moments)
 
 
@@ -95,7 +95,7 @@ def _numbers(t: Tensor) -> np.ndarray:
     if t in _known:
         return _known[t].numbers
     if t.dtype in (F32, I32):
-        return backends.read(t)
+        return cpu.read(t)
     return _rounded(in_float64(t))
 
 
@@ -104,10 +104,8 @@ def _computed(node: Tensor) -> np.ndarray:
     if node.op is SAVED:
         raise NoGradientError(f"{node!r} is written by a kernel, not by a reference")
     sources = [_numbers(s) for s in node.src]
-    if (
-        node.n_elements + sum(s.size for s in sources) > SMALL
-        and backends.CPU().unsupported(node) is None
-    ):
+    n_numbers = node.n_elements + sum(s.size for s in sources)
+    if n_numbers > SMALL and cpu.CPU().unsupported(node) is None:
         leaves = (_as_leaf(s, a) for s, a in zip(node.src, sources, strict=True))
         (found,) = run(node.op(*leaves, **node.params))
         return _rounded(found)

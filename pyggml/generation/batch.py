@@ -26,7 +26,7 @@ from pyggml.generation.sampler import checked_argmax
 from pyggml.graph import Graph
 from pyggml.model import Model
 from pyggml.models import Shift, build_shift
-from pyggml.runtime.schedule import ScheduledProgram, bind, schedule
+from pyggml.runtime import Program, bind, schedule
 
 Tokens = Sequence[int] | np.ndarray
 _ALL = 1 << 62
@@ -146,7 +146,7 @@ class Batch:
         self.slots = tuple(Slot(self, i) for i in range(n_slots))
         self._passes = passes.Passes(self.memory.cache, n_slots)
         self._running: Slot | None = None  # whose state is in the cache
-        self._shifts: dict[int, tuple[Shift, ScheduledProgram]] = {}  # by rows; the last alone
+        self._shifts: dict[int, tuple[Shift, Program]] = {}  # by rows; the last alone
         self._clock = 0
 
     def release(self) -> None:
@@ -271,7 +271,7 @@ class Batch:
             return
         if n not in self._shifts:
             shift = build_shift(self.model.parts, self.memory.cache, n)
-            (program,) = bind(schedule(Graph.of(*shift.outputs), self.model.devices))
+            program = bind(schedule(Graph.of(*shift.outputs), self.model.devices))
             self._shifts = {n: (shift, program)}
         shift, program = self._shifts[n]
         shift.fill(first + source, first + target)

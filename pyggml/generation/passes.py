@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.backends import detach
-from pyggml.backends.cpu import array
+from pyggml.backends.cpu import array, detach
 from pyggml.errors import ConfigError
 from pyggml.generation.ahead import Ahead
 from pyggml.graph.dtypes import I32
 from pyggml.graph.tensor import Tensor, put_together, zeros
 from pyggml.model import Model
 from pyggml.models import Cache, Inputs, Taps, build
-from pyggml.runtime.schedule import Arenas, ScheduledProgram
+from pyggml.runtime import Arenas, Program
 from pyggml.runtime.trace import Trace
 from pyggml.sizes import round_up
 
@@ -40,7 +39,7 @@ class Pass:
     """
 
     model: Model
-    program: ScheduledProgram
+    program: Program
     logits: Tensor
     taps: Taps | None
     tokens: np.ndarray

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import GraphError
+from pyggml.graph.op import SAVED
 from pyggml.graph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -26,12 +28,12 @@ class Notes:
     large: frozenset[Tensor] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """Nodes in the order of execution, leaves with data, and outputs, which are kept for the
     caller.
 
-    A pass makes a new graph from a graph; its outputs have the same positions.
+    A pass makes a new graph from a graph, by `rewrite`; its outputs have the same positions.
     """
 
     nodes: tuple[Tensor, ...]
@@ -54,6 +56,17 @@ class Graph:
             outputs=outputs,
         )
 
+    @cached_property
+    def readers(self) -> Mapping[Tensor, Sequence[Tensor]]:
+        """The nodes that read each tensor, once each, in their order. A saved result does not read
+        its maker."""
+        readers: dict[Tensor, list[Tensor]] = {t: [] for t in (*self.leaves, *self.nodes)}
+        for node in self.nodes:
+            readers |= {s: [] for s in node.saved if s not in readers}
+            for s in dict.fromkeys(node.src if node.op is not SAVED else ()):
+                readers[s].append(node)
+        return readers
+
     def noted(self, notes: Notes) -> Graph:
         """The same graph with other notes."""
         return replace(self, notes=notes)
@@ -71,9 +84,9 @@ class Graph:
     def to_svg(self) -> str:
         """The graph as a picture: every node of a small one, which takes igraph; of a large one
         the sections, equal blocks folded. See pyggml.look.draw."""
-        from pyggml.look.draw import drawn
+        from pyggml.look.draw import whole_picture
 
-        return drawn(self)
+        return whole_picture(self)
 
     def to_html(self, plan: Plan | None = None, trained: Collection[Tensor] = ()) -> str:
         """A page with the sections, the inside of each, and perhaps the plan: see pyggml.look.draw.

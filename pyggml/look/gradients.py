@@ -16,7 +16,7 @@ from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.model import Model, fill
 from pyggml.models import Inputs, build_loss
-from pyggml.runtime.schedule import results
+from pyggml.runtime import results
 
 
 def loss_and_grads(

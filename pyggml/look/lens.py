@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.backward import build_backward
 from pyggml.errors import ConfigError, DataError
 from pyggml.graph import Graph
@@ -32,7 +32,7 @@ from pyggml.models.attention import Attention
 from pyggml.models.norm import RmsNorm
 from pyggml.models.part import Part
 from pyggml.ops.attention.positions import alibi_slopes
-from pyggml.runtime import results
+from pyggml.runtime import results, run
 
 Ids = Sequence[int] | np.ndarray
 _ROWS = 64  # of logits that are float64 at a time
@@ -222,7 +222,7 @@ def _predicted(model: Model, stream: np.ndarray) -> np.ndarray:
     """Logits (T, n_vocab) of a residual stream (T, n_embd): the last norm and what follows."""
     net = Net(model.parts.weights, Inputs.empty(len(stream)), model.adapters)
     decoder = model.parts.decoder
-    return results(Graph.of(decoder.logits(net, decoder.last(net, leaf(stream)))), model.backend)[0]
+    return run(decoder.logits(net, decoder.last(net, leaf(stream))), devices=model.devices)[0]
 
 
 def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
@@ -232,7 +232,8 @@ def _direction(model: Model, stream: np.ndarray, token: int) -> np.ndarray:
     decoder.logits(Net(model.parts.weights, Inputs.empty(1), model.adapters, taps=taps), h)
     z = taps.read["output"]
     one = leaf(np.eye(1, z.shape[1], token, dtype=np.float32))
-    g = results(build_backward(Graph.of(z), [h], one))[1][0].astype(np.float64)
+    back = build_backward(Graph.of(z), [h], one)
+    g = results(back, model.devices)[1][0].astype(np.float64)
     g *= decoder.logit_scale
     norm, x = decoder.norm, stream.astype(np.float64)
     if norm is None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from pyggml import gguf
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.errors import AdapterError
 from pyggml.graph.tensor import Tensor, leaf
 from pyggml.models.build import Parts

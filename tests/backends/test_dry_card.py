@@ -10,10 +10,10 @@ import pytest
 from extras import reason
 
 import pyggml
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.generation import Session
 from pyggml.lora import LoraConfig, attach, loss_and_grads
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 from peers.peer import LORA_RANK
 from peers.trial import wide_modules
@@ -79,8 +79,8 @@ def sites_of(graph):
     from pyggml.backends.cuda.rewrites.fusion import fused
 
     dry = DryCard()
-    (program,) = bind(schedule(graph, Devices([dry, CPU()])))
-    calls = fused(program.programs[dry].calls, program.programs[dry].plan.graph)
+    program = bind(schedule(graph, Devices([dry, CPU()])))
+    calls = fused(list(program.kernels[dry].values()), program.schedule.plans[dry].graph)
     return max((call.sites for call in calls), key=len)
 
 

@@ -129,7 +129,7 @@ def test_a_compiler_that_is_missing(machine, monkeypatch):
 
 
 def test_without_numba_cuda_the_extra_is_named():
-    code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.backends import backends_of"
+    code = "import sys; sys.modules['numba.cuda'] = None; from pyggml.runtime import backends_of"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; backends_of('cuda')"], capture_output=True, text=True
     )

@@ -8,13 +8,13 @@ import pytest
 from extras import reason
 
 import pyggml
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.trainer.passes import Passes
 from pyggml.ops import scale
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 GOLDEN = Path(__file__).parents[1] / "golden/models"
 pytest.importorskip("numba_cuda", reason=reason("numba_cuda"))
@@ -104,6 +104,6 @@ class Doubling(CPU):
 
 def test_a_schedule_reads_the_outputs_of_the_rewritten_graph():
     y = scale(leaf(np.float32([1, 2])), 3.0)
-    (program,) = bind(schedule(Graph.of(y), Devices([Doubling()])))
+    program = bind(schedule(Graph.of(y), Devices([Doubling()])))
     program()
     np.testing.assert_array_equal(program.read(y), [6, 12])

@@ -79,7 +79,7 @@ def test_a_pass_changes_no_tensor_and_leaves_an_order_that_can_run(graph, kept_a
     kept = rematerialise(rounded, keep)
     for found in (graph, rounded, kept):
         assert_in_order(found)
-        assert found.notes is graph.notes
+        assert found.notes == graph.notes
         assert found.outputs[0] is graph.outputs[0]
     for now, then in ((anatomy(graph), before), (anatomy(rounded), between)):
         assert all(a is b for one, other in zip(now, then, strict=True)

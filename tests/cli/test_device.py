@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from separate_cpu import SeparateCPU
 
-from pyggml.backends.choice import WANTED, backends_of
 from pyggml.backends.cuda import cards
 from pyggml.backends.webgpu import adapter_name
 from pyggml.cli.commands.finetune import memory
 from pyggml.cli.terminal.options import DEVICE_HELP
 from pyggml.errors import ConfigError, DeviceError, DeviceLostError, DeviceMemoryError
 from pyggml.lora import Trainer
+from pyggml.runtime.choice import WANTED, backends_of
 
 
 def has_card():

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.call import Call
 
 

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from pyggml import threads
-from pyggml.backends.choice import KINDS
 from pyggml.cli.terminal.show import plural, row, say, size
 from pyggml.errors import DeviceError
 from pyggml.graph.dtypes import F32, dtype
@@ -15,6 +14,7 @@ from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISA, ISAS, cpu_name, why_not
 from pyggml.kernels.attention import Problem as Attention
 from pyggml.kernels.attention import backward_path, forward_path
 from pyggml.kernels.gemm import FASTEST, FLOATS, Form, Problem, path_of
+from pyggml.runtime.choice import KINDS
 
 _TOKENS = (1, 8, 16, 64, 512)
 _WEIGHTS = ("Q8_0", "Q4_K", "IQ3_S", "F16", "F32")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import load
-from pyggml.backends import read
+from pyggml.backends.cpu import read
 from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.show import plural
 from pyggml.errors import ConfigError, PyggmlError

@@ -15,7 +15,7 @@ from pyggml.cli.commands.inspect.sections import Section, Table
 from pyggml.cli.terminal.show import plural, printable, size
 from pyggml.errors import ConfigError
 from pyggml.look.draw import inside, lanes, overview, sections
-from pyggml.look.draw.fold import counted
+from pyggml.look.draw.fold import op_counts
 from pyggml.lora import LoraConfig, attach
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.trainer.passes import Passes
@@ -143,7 +143,7 @@ def graph_section(p: PassPlan) -> Section:
     rows, pictures = [], [overview(graph)]
     for section in sections(graph):
         for kind, nodes in (("forward", section.forward), ("backward", section.backward)):
-            ops = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in counted(nodes))
+            ops = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in op_counts(nodes))
             rows.append((section.title if kind == "forward" else "", kind, ops))
             if nodes:
                 drawn = inside(nodes, kind, list(trained))

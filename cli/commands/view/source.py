@@ -18,7 +18,7 @@ from pyggml.graph.call import Call
 from pyggml.graph.tensor import Tensor
 from pyggml.model import Model
 from pyggml.models import Taps
-from pyggml.runtime.schedule import Arenas, ScheduledProgram
+from pyggml.runtime import Arenas, Program
 
 
 class Source:
@@ -93,15 +93,14 @@ class StoppableModel(Model):
 
     def __init__(self, model: Model, stop: Event) -> None:
         self.__dict__.update(vars(model))  # of the same weights, devices and tokenizer
-        self.traced, self._stop = None, stop
+        self.traced, self._edits, self._stop = None, [], stop
 
     def program(
         self, out: Tensor, taps: Taps | None = None, arenas: Arenas | None = None
-    ) -> ScheduledProgram:
+    ) -> Program:
         program, check = super().program(out, taps, arenas), Call(self._ask)
-        return replace(
-            program, calls=tuple(call for each in program.calls for call in (check, each))
-        )
+        calls = tuple(call for each in program.calls for call in (check, each))
+        return replace(program, calls=calls)
 
     def _ask(self) -> None:
         if self._stop.is_set():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from card_patterns import PATTERNS, numbers
 
-from pyggml.backends import CPU, write
+from pyggml.backends.cpu import CPU, write
 from pyggml.backends.cuda.rewrites.fusion import fused
 from pyggml.backends.cuda.runtime import device
 from pyggml.backends.cuda.runtime.device import CudaBackend
@@ -13,7 +13,7 @@ from pyggml.backends.cuda.runtime.driver import SIMULATED
 from pyggml.graph import Graph
 from pyggml.graph.tensor import zeros
 from pyggml.ops import add_inplace, out_prod, scale
-from pyggml.runtime.schedule import Devices, bind, schedule
+from pyggml.runtime import Devices, bind, schedule
 
 # A norm before digits: x is known to a unit of float32's last place there, and where x lies between
 # two steps of a digit, that unit decides. Of 800 drawn launches every sixth had such an x, and none
@@ -42,14 +42,14 @@ ON_A_CARD = IN_BF16 | {
 
 def ops_of(program, card):
     """The ops of each pattern that was found."""
-    calls = program.programs[card].calls
+    calls = list(program.kernels[card].values())
     found = fused(calls, program.schedule.plans[card].graph)
     return ["+".join(s.node.op.name for s in c.sites) for c in found if len(c.sites) > 1]
 
 
 def results(card, graph, changed=()):
     """The results of the second of two runs, and the leaves that it changes."""
-    (program,) = bind(schedule(graph, Devices([card, CPU()])))
+    program = bind(schedule(graph, Devices([card, CPU()])))
     program()
     for t in changed:
         write(t, np.ones(t.shape, np.float32))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.backends.cuda import open_cuda
 from pyggml.backends.cuda.rewrites.lora import ops, wide
 from pyggml.backends.cuda.runtime.driver import SIMULATED
@@ -11,7 +11,7 @@ from pyggml.graph import Graph
 from pyggml.graph.tensor import leaf
 from pyggml.look.check import as_leaf
 from pyggml.ops import OPS
-from pyggml.runtime.schedule import Devices, results
+from pyggml.runtime import Devices, results
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="a card has tensor cores")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyggml import threads
-from pyggml.backends import CPU
+from pyggml.backends.cpu import CPU
 from pyggml.graph.dtypes import dtype
 from pyggml.kernels import gemm
 from pyggml.kernels.gemm import BYTE_TILE, CHOSEN, dots, few, int8, lane_dots, reference, several

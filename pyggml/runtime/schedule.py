@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
 
 from pyggml.alloc import Plan, plan
 from pyggml.backends import Backend
 from pyggml.graph import Graph
 from pyggml.graph.op import changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
-from pyggml.runtime.schedule.assign import assign
-from pyggml.runtime.schedule.devices import Devices
-from pyggml.runtime.schedule.split import Copy, Part, Split, split
+from pyggml.runtime.assign import assign
+from pyggml.runtime.devices import Devices
+from pyggml.runtime.split import Copy, Part, Split, split
+
+Watcher = Callable[[np.ndarray], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +27,7 @@ class Schedule:
     plans       of each device, one arena for all its parts
     twins       node -> the node that computes it on its device, if that is another one
     fallbacks   (device, op) -> why that device left nodes of this op to a later one
+    watched     result of a node -> what gets its numbers in every run, as soon as they are made
     """
 
     graph: Graph
@@ -30,6 +36,19 @@ class Schedule:
     plans: Mapping[Backend, Plan]
     twins: Mapping[Tensor, Tensor]
     fallbacks: Mapping[tuple[str, str], str]
+    watched: Mapping[Tensor, Watcher] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, p: Plan) -> Schedule:
+        """A plan of the host's as it is, in one part: no device rewrites its graph."""
+        made = _whole(p.graph, p.backend)
+        return cls(p.graph, Devices([p.backend]), made.parts, {p.backend: p}, {}, {})
+
+    def place(self, t: Tensor) -> tuple[Tensor, Backend, int]:
+        """The node that computes a result, its device, and where in the arena its memory begins."""
+        twin = self.twins.get(t, t)
+        home, p = next(at for at in self.plans.items() if twin.root in at[1].offsets)
+        return twin, home, p.offsets[twin.root]
 
     @property
     def copies(self) -> tuple[Copy, ...]:
@@ -53,26 +72,41 @@ class Schedule:
         return "\n".join(lines)
 
 
-def schedule(graph: Graph, devices: Devices) -> Schedule:
+def schedule(
+    graph: Graph, devices: Devices, watched: Mapping[Tensor, Watcher] = MappingProxyType({})
+) -> Schedule:
     """Assign, split and plan. Warns once about each op that a device leaves to a later one.
 
+    watched: result of a node -> what is to get a copy of its numbers in every run, right after they
+    are made. No device computes it away, and its memory is used again as without.
     Raises PyggmlError, naming op and tensor, if no backend takes a node.
     """
-    whole = graph
-    for backend in devices.backends:
-        if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
-            graph = backend.rewritten(graph)
-    assignment = assign(graph, devices.backends)
+    rewritten, renewed = _rewritten(graph, devices, watched)
+    assignment = assign(rewritten, devices.backends)
     devices.say_fallbacks(assignment.fallbacks)
     used = {b for b in assignment.backends.values() if b is not None}
     if len(used) <= 1 and all(b.is_host for b in used):
-        found = _whole(graph, next(iter(used), devices.host))
+        found = _whole(rewritten, next(iter(used), devices.host))
     else:
-        found = split(graph, assignment, devices)
+        found = split(rewritten, assignment, devices)
     plans = {backend: plan(part, backend) for backend, part in found.graphs.items()}
-    renewed = zip(whole.outputs, graph.outputs, strict=True)
-    twins = {**found.twins, **{t: found.twins.get(new, new) for t, new in renewed if t is not new}}
-    return Schedule(whole, devices, found.parts, plans, twins, assignment.fallbacks)
+    twins = {**found.twins, **{t: found.twins.get(new, new) for t, new in renewed.items()}}
+    return Schedule(graph, devices, found.parts, plans, twins, assignment.fallbacks, watched)
+
+
+def _rewritten(
+    graph: Graph, devices: Devices, watched: Collection[Tensor]
+) -> tuple[Graph, Mapping[Tensor, Tensor]]:
+    """The graph as its devices have it; which nodes now stand for outputs and what is watched."""
+    before = after = replace(graph, outputs=(*graph.outputs, *watched)) if watched else graph
+    for backend in devices.backends:
+        if not backend.is_host or len(devices.backends) == 1:  # its ops are not those of others
+            after = backend.rewritten(after)
+    outputs = zip(before.outputs, after.outputs, strict=True)
+    renewed = {t: new for t, new in outputs if t is not new}
+    if watched:  # a node that is watched need not last
+        after = replace(after, outputs=after.outputs[: len(graph.outputs)])
+    return after, renewed
 
 
 def _whole(graph: Graph, host: Backend) -> Split:

@@ -18,8 +18,8 @@ from functools import partial
 from itertools import filterfalse
 from weakref import WeakKeyDictionary, WeakSet
 
-from pyggml.backends import CPU, Backend, detach, is_constant
-from pyggml.backends.cpu import array
+from pyggml.backends import Backend
+from pyggml.backends.cpu import CPU, array, detach, is_constant
 from pyggml.graph.call import Call
 from pyggml.graph.dtypes import I8
 from pyggml.graph.op import SEEN
@@ -35,9 +35,10 @@ class Devices:
               newest numbers of a held one
     """
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
-        self.backends = tuple(backends)
+    def __init__(self, backends: Sequence[Backend] = ()) -> None:
+        """backends: in order of preference; by default the host alone, in float32."""
         self.host: Backend = next((b for b in backends if b.is_host), CPU())
+        self.backends = tuple(backends) or (self.host,)
         self._copies: dict[Backend, WeakKeyDictionary[Tensor, Tensor]] = {
             b: WeakKeyDictionary() for b in backends if not b.is_host
         }
@@ -45,6 +46,11 @@ class Devices:
         self._held: WeakSet[Tensor] = WeakSet()
         self.n_moves = 0
         self._said: set[tuple[str, str]] = set()
+
+    @property
+    def have_copies(self) -> bool:
+        """Whether there is a device beside the host."""
+        return bool(self._copies)
 
     # -- what stays on devices --------------------------------------------------------------------
 

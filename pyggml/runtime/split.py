@@ -21,8 +21,8 @@ from pyggml.backends import Backend
 from pyggml.graph import Graph
 from pyggml.graph.op import COPIED, SAVED, SEEN, changed_by, has_kernel
 from pyggml.graph.tensor import Tensor
-from pyggml.runtime.schedule.assign import Assignment
-from pyggml.runtime.schedule.devices import Devices
+from pyggml.runtime.assign import Assignment
+from pyggml.runtime.devices import Devices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
