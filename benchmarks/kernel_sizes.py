@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 import pyggml
-from pyggml.backends.cuda.rewrites.fusion import fused
 from pyggml.backends.cuda.runtime.driver import cuda
 from pyggml.backends.cuda.runtime.launches import launches
 from pyggml.generation import Session
@@ -39,7 +38,7 @@ class NotingCard(DryCard):
     """Keeps the calls of the last program that was bound."""
 
     def joined(self, calls, graph):
-        self.calls = fused(calls, graph)
+        self.calls = calls
         return []
 
 
@@ -58,7 +57,7 @@ def kernels(path: str, past: int) -> Iterator[tuple[str, int, Any, Any]]:
 
     found = Counter[tuple[str, Any, Any]]()
     for call in calls_of_a_token(path, past):
-        name = "+".join(site.node.op.name for site in call.sites)
+        name = call.site.node.op.name
         for kernel, arguments in launches(call):
             found[name, kernel, types.void(*map(typeof, arguments))] += 1
     for (name, kernel, signature), n in found.items():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from pyggml.backends.cpu import CPU, write
-from pyggml.backends.cuda.rewrites.branches import may_begin_early, side_by_side
-from pyggml.backends.cuda.rewrites.early import (
+from pyggml.backends.cuda.runtime.branches import may_begin_early, side_by_side
+from pyggml.backends.cuda.runtime.driver import SIMULATED, Captured, cuda, kernel
+from pyggml.backends.cuda.runtime.early import (
     await_others,
     begins_early,
     knows_early,
     release_others,
 )
-from pyggml.backends.cuda.runtime.driver import SIMULATED, Captured, cuda, kernel
 from pyggml.backends.cuda.runtime.kernel import BoundCall, Site
 from pyggml.backends.cuda.runtime.launches import in_turn, launch, of_library
 from pyggml.graph import Graph
