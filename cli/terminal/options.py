@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
 from pyggml.cli.terminal.help import GroupedOption
 
+if TYPE_CHECKING:
+    from pyggml.model import Model
+
+Adapter = tuple[Path, float]  # a file and its weight
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 _PLACES = {"dir": "FOLDER", "file": "FILE"}
@@ -30,7 +35,7 @@ class AdapterFile(click.ParamType):
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Path, float]:
+    ) -> Adapter:
         if isinstance(value, tuple):
             return value
         path, colon, weight = str(value).rpartition(":")
@@ -42,7 +47,7 @@ class AdapterFile(click.ParamType):
         return Path(value), 1.0
 
 
-def adapter_word(given: tuple[Path, float]) -> str:
+def adapter_word(given: Adapter) -> str:
     """An adapter file as it is written: a.gguf, or a.gguf:0.5."""
     path, weight = given
     return str(path) if weight == 1 else f"{path}:{weight:g}"
@@ -54,11 +59,19 @@ ADAPTERS: dict[str, Any] = {
     "metavar": "ADAPTER[:WEIGHT]",
     "callback": lambda ctx, param, value: value or None,
 }
-_MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True}
-_MEMORY: dict[str, Any] = {"cls": GroupedOption, "group": "memory", "common": True}
-_model = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
-_lora = click.option("--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up")
-_threads = click.option(
+
+
+def grouped(group: str, common: bool = True) -> dict[str, Any]:
+    """Arguments of an option that help lists in this group."""
+    return {"cls": GroupedOption, "group": group, "common": common}
+
+
+_MODEL, _MEMORY = grouped("model"), grouped("memory")
+model_option = click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
+lora_option = click.option(
+    "--lora", **ADAPTERS, **_MODEL, help="adapter to use with it; several add up"
+)
+threads_option = click.option(
     "--threads",
     type=click.IntRange(min=0),
     default=0,
@@ -66,7 +79,7 @@ _threads = click.option(
     **_MEMORY,
     help="threads to use (default: all)",
 )
-_compute = click.option(
+compute_option = click.option(
     "--compute",
     type=click.Choice(["auto", "int8", "bf16", "f32"]),
     metavar="WORD",
@@ -77,7 +90,7 @@ _compute = click.option(
     "CPU has",
 )
 DEVICE_HELP = "cpu, cuda, cuda:N, webgpu or auto"
-_device = click.option(
+device_option = click.option(
     "--device",
     metavar="WORD",
     default="cpu",
@@ -87,26 +100,46 @@ _device = click.option(
 )
 
 
-def model_options(function: F) -> F:
-    """--model, --lora, --threads, --compute and --device."""
-    return _model(_lora(compute_options(function)))
-
-
 def compute_options(function: F) -> F:
     """--threads, --compute and --device."""
-    return _threads(_compute(_device(function)))
+    return threads_option(compute_option(device_option(function)))
 
 
-def threads_option(function: F) -> F:
-    return _threads(function)
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model file, the adapters on top of it, and what computes; threads 0: all."""
+
+    path: Path
+    adapters: tuple[Adapter, ...] = ()
+    threads: int = 0
+    compute: str = "auto"
+    device: str = "cpu"
+
+    def load(self) -> Model:
+        """Raises PyggmlError as `pyggml.load` does."""
+        from pyggml import load, threads  # which import Numba: not for a help text
+
+        model = load(self.path, [*self.adapters] or None, self.compute, device=self.device)
+        threads.set(self.threads)
+        return model
 
 
-def compute_option(function: F) -> F:
-    return _compute(function)
+def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--model, --lora, --threads, --compute and --device; the command gets them as `source`."""
 
+    @wraps(function)
+    def command(
+        *,
+        model: Path,
+        lora: tuple[Adapter, ...] | None,
+        threads: int,
+        compute: str,
+        device: str,
+        **given: Any,
+    ) -> Any:
+        return function(source=ModelSource(model, lora or (), threads, compute, device), **given)
 
-def device_option(function: F) -> F:
-    return _device(function)
+    return model_option(lora_option(compute_options(command)))
 
 
 class Names(click.ParamType):

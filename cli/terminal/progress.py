@@ -29,6 +29,25 @@ _EVERY = 10.0  # seconds between two lines
 _COMPILED = 120.0  # a step that takes longer than this is no measure of the compiler
 
 
+class Countdown:
+    """The time that passes will take, by those after the first, which may compile."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def left(self, done: int, n: int) -> float | None:
+        """Seconds, after each pass; None while they are unknown."""
+        if done == 1:
+            self._began = perf_counter()
+        return (perf_counter() - self._began) / (done - 1) * (n - done) if done > 1 else None
+
+    def say_left(self, done: int, n: int) -> None:
+        """Print the time left on standard error: once, after the second pass."""
+        left = self.left(done, n)
+        if left and done == 2:
+            print(f"some {span(left)} left", file=sys.stderr, flush=True)
+
+
 class Meter:
     """A run's figures after each step, averaged over the last ones.
 

@@ -19,7 +19,7 @@ import click
 from pyggml.cli.commands.chat.conversation import Conversation, Round
 from pyggml.cli.commands.chat.lines import read_messages
 from pyggml.cli.terminal.exit import FAILED
-from pyggml.cli.terminal.sampling import say_piece
+from pyggml.cli.terminal.generation import say_piece
 from pyggml.cli.terminal.show import plural, printable, say
 from pyggml.errors import PyggmlError
 from pyggml.generation import Finish

@@ -9,26 +9,24 @@ from typing import Any
 import click
 
 from pyggml import Model, load
-from pyggml.chat import (
-    BUILT_IN,
-    MODEL,
-    ChatTemplate,
-    answer_ending,
-    find_template,
-    find_turns,
-)
+from pyggml.chat import MODEL, ChatTemplate, answer_ending, find_template, find_turns
 from pyggml.cli.commands.export_ollama.modelfile import go_template, path_for, quote
-from pyggml.cli.terminal.help import GroupedCommand, GroupedOption
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS
-from pyggml.cli.terminal.sampling import sampling_of, sampling_options
+from pyggml.cli.terminal.generation import (
+    CTX,
+    chat_template_option,
+    ctx_option,
+    n_ctx_of,
+    sampling_of,
+    sampling_options,
+    system_option,
+)
+from pyggml.cli.terminal.help import GroupedCommand
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, grouped, model_option
 from pyggml.cli.terminal.show import printable, say, unescape
 from pyggml.errors import ConfigError, PyggmlError
 from pyggml.files import replacing
 from pyggml.generation import Sampling
 
-_MODEL: dict[str, Any] = {"cls": GroupedOption, "group": "model", "common": True}
-_TEXT: dict[str, Any] = {"cls": GroupedOption, "group": "text", "common": True}
-_CTX = 4096
 # Settings that Ollama has under the same name; of the first four its defaults are others.
 _ALWAYS = ("temperature", "top_k", "top_p", "min_p")
 _IF_GIVEN = ("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "seed")
@@ -41,40 +39,23 @@ _WITHOUT = ("logit_bias", "logprobs")  # it has none
     params=[*sampling_options(without=_WITHOUT)],
     context_settings=SETTINGS,
 )
-@click.option("-m", "--model", type=PATH, required=True, **_MODEL, help="GGUF model")
-@click.option("--lora", **ADAPTERS, **_MODEL, help="adapter to use with it")
-@click.option("--system", metavar="TEXT", **_TEXT, help="what stands before all messages")
-@click.option(
-    "--chat-template",
-    metavar="WORD",
-    default=MODEL,
-    show_default=True,
-    **_TEXT,
-    help=f"how chats are written: model is the way of its file; {', '.join(BUILT_IN)}; or a file",
-)
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=16),
-    metavar="N",
-    **_TEXT,
-    help=f"most tokens of a chat (default: {_CTX}, or the model's if that has fewer)",
-)
+@model_option
+@click.option("--lora", **ADAPTERS, **grouped("model"), help="adapter to use with it")
+@system_option
+@chat_template_option()
+@ctx_option(16, f"most tokens of a chat (default: {CTX}, or the model's if that has fewer)")
 @click.option(
     *("-o", "--output"),
     type=PATH,
     default=Path("Modelfile"),
     show_default=True,
-    cls=GroupedOption,
-    group="output",
-    common=True,
+    **grouped("output"),
     help="file to write",
 )
 @click.option(
     "--force",
     is_flag=True,
-    cls=GroupedOption,
-    group="output",
-    common=True,
+    **grouped("output"),
     help="replace the file if it is there",
 )
 def command(
@@ -105,7 +86,7 @@ def command(
         *(f"ADAPTER {path_for(path, output)}" for path, _ in adapters),
         chat,
         *([] if system is None else [f"SYSTEM {quote(unescape(system))}"]),
-        *_parameters(how, template, _context(opened, ctx)),
+        *_parameters(how, template, n_ctx_of(opened, ctx, CTX)),
     ]
     with replacing(output) as partial:
         partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -139,13 +120,6 @@ def _chat(model: Model, template: ChatTemplate | None) -> tuple[str, str]:
 def _omission(reason: str) -> tuple[str, str]:
     said = f"TEMPLATE is left out: {printable(' '.join(reason.split()))}"
     return f"# {said}", said
-
-
-def _context(model: Model, ctx: int | None) -> int:
-    most = model.config.n_ctx
-    if ctx is not None and ctx > most:
-        raise ConfigError([("ctx", f"is {ctx}, wanted at most the model's {most}")])
-    return ctx or min(_CTX, most)
 
 
 def _parameters(how: Sampling, template: ChatTemplate | None, n_ctx: int) -> list[str]:

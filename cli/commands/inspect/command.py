@@ -13,7 +13,7 @@ import click
 from pyggml import gguf
 from pyggml.cli.commands.inspect import facts, present
 from pyggml.cli.commands.inspect.sections import Section, Table
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS
+from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, ModelSource
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.show import printable, say, size
 from pyggml.errors import ConfigError
@@ -155,7 +155,7 @@ def _training(wanted: Inspection, values: dict[str, Any]) -> list[Section]:
     settings = training.Settings(
         wanted.rank or RANK, wanted.ctx or CTX, wanted.batch, wanted.grad_checkpointing
     )
-    planned = training.planned(wanted.file, settings)
+    planned = training.plan_pass(ModelSource(wanted.file).load(), settings)
     values["plan"] = training.facts(planned)
     values["lora"]["plan"] = values["plan"]
     sections = training.plan_sections(planned) if wanted.plan else []

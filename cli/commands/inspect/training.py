@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pyggml import load
 from pyggml.alloc import Plan
 from pyggml.alloc.usage import Moment, peak
 from pyggml.backward import Keep
 from pyggml.cli.commands.inspect.sections import Section, Table
+from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import plural, printable, size
-from pyggml.errors import ConfigError
 from pyggml.look.draw import inside, lanes, overview, sections
 from pyggml.look.draw.fold import op_counts
 from pyggml.lora import LoraConfig, attach
@@ -47,16 +45,10 @@ class PassPlan:
     parameters: Parameters
 
 
-def planned(path: Path, settings: Settings) -> PassPlan:
-    """Raises ConfigError for a context that the model lacks, AdapterError for a rank."""
-    return plan_pass(load(path), settings)
-
-
 def plan_pass(model: Model, settings: Settings) -> PassPlan:
-    """The same of an open model."""
+    """Raises ConfigError for a context that the model lacks, AdapterError for a rank."""
     s = settings
-    if s.ctx > model.config.n_ctx:
-        raise ConfigError([("ctx", f"is {s.ctx}, wanted at most the model's {model.config.n_ctx}")])
+    n_ctx_of(model, s.ctx)
     adapter = attach(model, LoraConfig(rank=s.rank, modules=s.modules))
     keep = Keep.LAYERS if s.checkpointing else Keep.COSTLY
     passes = Passes(adapter.model, adapter.parameters, s.batch * s.ctx, n_ctx=s.ctx, keep=keep)

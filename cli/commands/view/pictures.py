@@ -14,9 +14,9 @@ from pyggml.alloc.lifetime import FOREVER
 from pyggml.alloc.usage import bytes_at, moment
 from pyggml.cli.commands.inspect.training import Settings, plan_pass
 from pyggml.cli.commands.view.queries import Pass
+from pyggml.cli.terminal.generation import n_ctx_of
 from pyggml.cli.terminal.show import size
 from pyggml.cli.web.errors import ApiError
-from pyggml.errors import ConfigError
 from pyggml.graph import Graph
 from pyggml.graph.tensor import Tensor
 from pyggml.look.draw import Section, inside, lanes, overview, sections
@@ -64,10 +64,7 @@ class Pictures:
 
     def of(self, asked: Pass) -> Picture:
         """Raises ConfigError for settings that the model refuses."""
-        most = self._model.config.n_ctx
-        asked = replace(asked, ctx=asked.ctx or min(DataConfig.ctx, most))
-        if asked.ctx > most:
-            raise ConfigError([("ctx", f"is {asked.ctx}, wanted at most the model's {most}")])
+        asked = replace(asked, ctx=n_ctx_of(self._model, asked.ctx, DataConfig.ctx))
         with self._lock:
             if asked not in self._pictures:
                 while len(self._pictures) >= _MOST_PICTURES:
