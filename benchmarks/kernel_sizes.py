@@ -37,7 +37,7 @@ from dry_card import DryCard
 class NotingCard(DryCard):
     """Keeps the calls of the last program that was bound."""
 
-    def joined(self, calls, graph):
+    def join(self, calls):
         self.calls = calls
         return []
 

@@ -14,8 +14,9 @@ from pyggml.graph.tensor import Tensor
 
 
 def forward_and_backward(graph: Graph) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """(Forward nodes, backward nodes). The loss is the last forward node."""
-    loss = graph.outputs[0]
+    """(Forward nodes, backward nodes) of build_backward's graph. The loss is the last forward
+    node."""
+    loss = graph["loss"]
     n_forward = graph.nodes.index(loss) + 1 if loss.op is not None else 0
     return graph.nodes[:n_forward], graph.nodes[n_forward:]
 
@@ -26,7 +27,7 @@ def pinned(graph: Graph) -> set[Tensor]:
     forward, _ = forward_and_backward(graph)
     changed = {t.root for t in forward if t.is_write}
     around = {t.root for t in forward if any(s.root in changed for s in t.src)}
-    return {graph.outputs[0].root} | changed | around | {t.root for t in graph.notes.boundaries}
+    return {graph["loss"].root} | changed | around | {t.root for t in graph.notes.boundaries}
 
 
 def cheap(graph: Graph, again: Iterable[Tensor] = ()) -> set[Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,16 +35,19 @@ class BackwardStep:
 
 def build_backward(
     forward: Graph,
-    parameters: Sequence[Tensor],
+    parameters: Sequence[Tensor] | Mapping[str, Tensor],
     seed: Tensor | None = None,
     accumulators: Sequence[Tensor | None] | None = None,
 ) -> Graph:
-    """The graph of a loss, which is the output of `forward`, and of its gradients.
+    """The graph of a loss, which is the output "loss" of `forward` or its only one, and of its
+    gradients.
 
-    Outputs: the loss, then d(sum(loss · seed)) / d(parameter) for each parameter. Nodes: those of
-    `forward`, then those of the gradients, from the loss back to the start. `seed` has the loss's
-    shape (default: ones). `accumulators` are leaves of the parameters' shapes, or None: each
-    complete gradient is then added to its accumulator in place, of which the output is a view.
+    Outputs: "loss", then "grad:NAME" for each parameter, d(sum(loss · seed)) / d(parameter), then
+    the others of `forward`. NAME is that of the mapping, or the tensor's; its number where that is
+    none or that of several. Nodes: those of `forward` that the loss needs, then those of the
+    gradients, from the loss back to the start. `seed` has the loss's shape (default: ones).
+    `accumulators` are leaves of the parameters' shapes, or None: each complete gradient is then
+    added to its accumulator in place, of which the output is a view.
 
     Only tensors that depend on a parameter get backward nodes. Integers carry no gradient, nor does
     the result of `detach`; a choice by number, such as the experts of a token, counts as fixed.
@@ -53,16 +56,36 @@ def build_backward(
     parameter does not reach the loss, or if a gradient needs numbers that were overwritten since.
     Raises ShapeError for a seed or an accumulator of another shape.
     """
-    (loss,) = forward.outputs
-    walk, gradients = _walk(forward, parameters, seed, accumulators)
-    return Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
+    loss, names = _loss(forward), _names(parameters)
+    wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
+    walk, gradients = _walk(forward, wanted, seed, accumulators)
+    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
+    named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
+    others = [(t, name) for t, name in named if t is not loss]
+    return replace(
+        graph,
+        outputs=(*graph.outputs, *(t for t, _ in others)),
+        names=("loss", *(f"grad:{name}" for name in names), *(name for _, name in others)),
+    )
 
 
-def backward_steps(
-    forward: Graph, parameters: Sequence[Tensor], seed: Tensor | None = None
-) -> list[BackwardStep]:
+def backward_steps(forward: Graph, parameters: Sequence[Tensor]) -> list[BackwardStep]:
     """What `build_backward` does, one node after the other, from the loss back to the start."""
-    return _walk(forward, parameters, seed, None)[0].taken
+    return _walk(forward, parameters, None, None)[0].taken
+
+
+def _loss(forward: Graph) -> Tensor:
+    if len(forward.outputs) == 1:
+        return forward.outputs[0]
+    return forward["loss"]
+
+
+def _names(parameters: Sequence[Tensor] | Mapping[str, Tensor]) -> list[str]:
+    if isinstance(parameters, Mapping):
+        return list(parameters)
+    count = Counter(t.name for t in parameters)
+    alone = (t.name if t.name and count[t.name] == 1 else "" for t in parameters)
+    return [name or str(i) for i, name in enumerate(alone)]
 
 
 def _walk(
@@ -72,7 +95,7 @@ def _walk(
     accumulators: Sequence[Tensor | None] | None,
 ) -> tuple[_Walk, list[Tensor]]:
     """The finished walk, and the gradients that it found."""
-    (loss,) = forward.outputs
+    loss = _loss(forward)
     _same_shapes("seed", [seed or loss], [loss])
     if accumulators is not None:
         _same_shapes("accumulator", accumulators, parameters)

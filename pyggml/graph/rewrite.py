@@ -47,7 +47,7 @@ def rewrite(
     images = _images(graph.outputs, replacements)
     order = [_maker(images[t]) for t in steps or graph.nodes if t in images]
     new = Graph.of(*(images[t] for t in graph.outputs), steps=_when_ready(order))
-    return replace(new, notes=_renewed(graph.notes, images))
+    return replace(new, notes=_renewed(graph.notes, images), names=graph.names)
 
 
 def _pass_names_on(graph: Graph, replacements: Replacements) -> None:

@@ -66,3 +66,29 @@ def test_the_card_is_current_whenever_it_is_asked(monkeypatch):
     Session(model, 8).feed(TOKENS[:1])
     loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)
     assert asked and min(asked) > 0
+
+
+# Of a token after seven, and of the loss and the gradients of 20.
+LAUNCHES = {"qwen3-F16": (28, 276), "llama-Q8_0": (25, 252), "qwen2-Q4_K_M": (31, 258)}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_token_and_a_step_are_no_more_launches_than_they_were(name):
+    from dry_card import DryCard
+
+    from pyggml.backends.cuda.runtime.launches import steps
+
+    class Counting(DryCard):
+        def join(self, calls):
+            self.n_steps = sum(1 for call in calls for _ in steps(call))
+            return []
+
+    card = Counting()
+    model = pyggml.load(GOLDEN / f"models/{name}.gguf", compute="bf16", backends=[card])
+    session, counts = Session(model, len(TOKENS)), []
+    for n in (7, 1):
+        session.feed(TOKENS[session.n_past : session.n_past + n])
+    counts.append(card.n_steps)
+    loss_and_grads(attach(model, LoraConfig(rank=4)).model, TOKENS)
+    counts.append(card.n_steps)
+    assert all(n <= most for n, most in zip(counts, LAUNCHES[name], strict=True)), counts

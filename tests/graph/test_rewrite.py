@@ -14,6 +14,8 @@ from pyggml.graph.tensor import leaf
 from pyggml.ops import add, add_inplace, flash_attn_ext, mul, scale, silu, sqr, sum_, transpose
 from pyggml.runtime import results
 
+pytestmark = pytest.mark.quick
+
 
 def anew(draw, graph):
     """{some node: the same one once more}."""

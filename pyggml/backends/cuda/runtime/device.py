@@ -171,7 +171,7 @@ class CudaBackend(Backend):
             n_bytes, word = shared(node, self.compute)
         return n_bytes, (word, shared)
 
-    def joined(self, calls: Sequence[Call], graph: Graph) -> Sequence[Call]:
+    def join(self, calls: Sequence[Call]) -> Sequence[Call]:
         """One captured graph of all, its branches side by side."""
         with self._working():
             bound = cast(Sequence[BoundCall], calls)
