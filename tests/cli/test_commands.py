@@ -131,7 +131,7 @@ def test_perplexity_of_json_lines_is_that_of_their_documents(pyggml, tiny, tmp_p
 def test_perplexity_s_estimate_leaves_out_the_start(pyggml, tiny, text, monkeypatch):
     """A first chunk of 78 s, most of it compiling; then one of 2 s."""
     times = iter([0.0, 2.0])
-    monkeypatch.setattr("pyggml.cli.commands.perplexity.perf_counter", lambda: next(times))
+    monkeypatch.setattr("pyggml.cli.terminal.progress.perf_counter", lambda: next(times))
     ended = pyggml("perplexity", "-m", tiny, "-f", text, "--ctx", 32)
     n = ended.out.count("[")
     assert ended.err == f"{n} chunks of 32 tokens\nsome {2 * (n - 2)} s left\n" and n > 5
