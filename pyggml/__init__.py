@@ -64,6 +64,7 @@ _WHERE = {
     "generate": "pyggml.generation",
 }
 _MODULES = {
+    "draw": "pyggml.look.draw",
     "functions": "pyggml.eager.functions",
     "lens": "pyggml.look.lens",
     "optim": "pyggml.eager.optim",

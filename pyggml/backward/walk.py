@@ -59,7 +59,9 @@ def build_backward(
     loss, names = _loss(forward), _names(parameters)
     wanted = list(parameters.values() if isinstance(parameters, Mapping) else parameters)
     walk, gradients = _walk(forward, wanted, seed, accumulators)
-    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).noted(forward.notes)
+    graph = Graph.of(loss, *gradients, steps=(*forward.nodes, *walk.steps)).with_notes(
+        forward.notes
+    )
     named = zip(forward.outputs, forward.names or [""] * len(forward.outputs), strict=True)
     others = [(t, name) for t, name in named if t is not loss]
     return replace(
@@ -94,13 +96,13 @@ def _walk(
     seed: Tensor | None,
     accumulators: Sequence[Tensor | None] | None,
 ) -> tuple[_Walk, list[Tensor]]:
-    """The finished walk, and the gradients that it found."""
+    """The finished walk, and its gradients."""
     loss = _loss(forward)
     _same_shapes("seed", [seed or loss], [loss])
     if accumulators is not None:
         _same_shapes("accumulator", accumulators, parameters)
     order = [*forward.leaves, *forward.nodes]
-    reached = _reached_from(parameters, order)
+    reached = _dependents(parameters, order)
     _refuse_gaps(loss, parameters, order, reached)
     seed = seed or leaf(np.ones(loss.shape, np.float32), "d(loss)")
     walk = _Walk(order, parameters, accumulators, reached)
@@ -152,14 +154,14 @@ class _Walk:
         return [self.added.get(i, self.grads[p]) for i, p in enumerate(self.parameters)]
 
     def _propagate(self, t: Tensor) -> list[str]:
-        """Add t's contributions to the gradients of its sources; returns the faults found."""
+        """Add t's contributions to the gradients of its sources; returns the faults."""
         assert t.op is not None and not isinstance(t.op.grad, NoGrad)
-        found = t.op.grad(t, self.grads[t])
-        if len(found) != len(t.src):
-            raise AssertionError(f"{t.op.name}: {len(found)} gradients for {len(t.src)} sources")
+        parts = t.op.grad(t, self.grads[t])
+        if len(parts) != len(t.src):
+            raise AssertionError(f"{t.op.name}: {len(parts)} gradients for {len(t.src)} sources")
         faults = []
         outgoing = list[Tensor | None]()
-        for i, (s, g) in enumerate(zip(t.src, found, strict=True)):
+        for i, (s, g) in enumerate(zip(t.src, parts, strict=True)):
             outgoing.append(None)
             if s not in self.reached:
                 continue
@@ -181,7 +183,7 @@ class _Walk:
         """After t, add every gradient that is complete now to its accumulator."""
         for i in self.complete_after.get(t, ()):
             g, total = self.grads.get(self.parameters[i]), self.accumulators[i]
-            if g is not None and total is not None:  # no gradient is a fault found
+            if g is not None and total is not None:  # a missing one is a fault
                 self.added[i] = add_inplace(total, g)
                 self.steps.append(self.added[i])
 
@@ -192,15 +194,15 @@ def _sum(total: Tensor, part: Tensor) -> Tensor:
     return add(total, part) if fused is None else fused(total, *part.src, **part.params)
 
 
-def _same_shapes(what: str, found: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> None:
-    if len(found) != len(wanted):
-        raise ShapeError(f"build_backward: {len(found)} {what}s, wanted {len(wanted)}")
-    for f, w in zip(found, wanted, strict=True):
-        if f is not None and f.shape != w.shape:
-            raise ShapeError(f"build_backward: the {what} for {w!r} is {f!r}, wanted its shape")
+def _same_shapes(what: str, given: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> None:
+    if len(given) != len(wanted):
+        raise ShapeError(f"build_backward: {len(given)} {what}s, wanted {len(wanted)}")
+    for g, w in zip(given, wanted, strict=True):
+        if g is not None and g.shape != w.shape:
+            raise ShapeError(f"build_backward: the {what} for {w!r} is {g!r}, wanted its shape")
 
 
-def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Tensor]:
+def _dependents(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors that depend smoothly on a parameter."""
     reached = set(parameters)
     for t in order:
@@ -209,13 +211,13 @@ def _reached_from(parameters: Sequence[Tensor], order: Sequence[Tensor]) -> set[
     return reached
 
 
-def reaching(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
+def tensors_that_reach(loss: Tensor, order: Sequence[Tensor]) -> set[Tensor]:
     """The tensors with a path to the loss that has no fixed tensor on it."""
-    reaching = {loss}
+    tensors = {loss}
     for t in reversed(order):
-        if t in reaching and not is_fixed(t):
-            reaching.update(t.src)
-    return reaching
+        if t in tensors and not is_fixed(t):
+            tensors.update(t.src)
+    return tensors
 
 
 def is_fixed(t: Tensor) -> bool:
@@ -228,7 +230,7 @@ def _refuse_gaps(
     loss: Tensor, parameters: Sequence[Tensor], order: Sequence[Tensor], reached: set[Tensor]
 ) -> None:
     """Raise NoGradientError, with all faults, unless every path is differentiable."""
-    known = reaching(loss, order)
+    known = tensors_that_reach(loss, order)
     faults = [f"{p.name or repr(p)} does not reach the loss" for p in parameters if p not in known]
     faults += [
         f"{t.op.name} at {_place(t)} has no gradient ({t.op.grad.reason})"

@@ -84,7 +84,7 @@ class Graph:
                 readers[s].append(node)
         return readers
 
-    def noted(self, notes: Notes) -> Graph:
+    def with_notes(self, notes: Notes) -> Graph:
         """The same graph with other notes."""
         return replace(self, notes=notes)
 
@@ -161,14 +161,14 @@ def last_write(t: Tensor) -> Tensor:
 
 def reachable(*roots: Tensor) -> Collection[Tensor]:
     """The roots and all that they depend on. The order has no meaning, but is always the same."""
-    found = dict.fromkeys(roots)
-    stack = list(found)
+    needed = dict.fromkeys(roots)
+    stack = list(needed)
     while stack:
         for s in stack.pop().src:
-            if s not in found:
-                found[s] = None
+            if s not in needed:
+                needed[s] = None
                 stack.append(s)
-    return found.keys()
+    return needed.keys()
 
 
 def _readers_of_overwritten(tensors: Iterable[Tensor]) -> Mapping[Tensor, Sequence[Tensor]]:

@@ -185,7 +185,7 @@ class Net:
         """The graph of these outputs and of the activations to read, by name, with the notes."""
         notes = Notes(frozenset(self._boundaries), frozenset(self._large))
         read = self.taps.read if self.taps else {}
-        return Graph.of(**outputs, **read, steps=self._steps).noted(notes)
+        return Graph.of(**outputs, **read, steps=self._steps).with_notes(notes)
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """make(), called once for each key; later calls with the key share its tensor."""

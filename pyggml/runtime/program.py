@@ -45,7 +45,7 @@ class Program:
     def __call__(self) -> None:
         """Compute every output of the graph; on the host, nothing is allocated."""
         for call in self.calls:
-            call()
+            call.kernel(*call.arguments)
 
     def read(self, t: Tensor) -> np.ndarray:
         """A copy of an output's numbers, from the device that computed it.

@@ -51,7 +51,7 @@ def differentiated(draw):
         pool.append(step(x, w).named(f"step {len(pool)}"))
     some = st.frozensets(st.sampled_from(pool), max_size=4)
     notes = Notes(boundaries=draw(some), large=draw(some))
-    forward = Graph.of(sum_(sqr(pool[-1]))).noted(notes)
+    forward = Graph.of(sum_(sqr(pool[-1]))).with_notes(notes)
     return build_backward(forward, [w for w in weights if w in forward.leaves])
 
 
@@ -133,7 +133,7 @@ def chain():
         frozenset([start, named["out 0"], named["out 1"]]),
         frozenset([named["product 0"], named["product 1"]]),
     )
-    return build_backward(Graph.of(loss).noted(notes), [w, gain]), named
+    return build_backward(Graph.of(loss).with_notes(notes), [w, gain]), named
 
 
 def backward_names(graph):
@@ -184,7 +184,7 @@ def test_a_layer_made_again_holds_its_copies_and_not_what_they_were_rounded_from
     second = mul_mat(w, first)
     out = mul_mat(w, second)
     notes = Notes(frozenset([start, out]), frozenset([first, second]))
-    graph = build_backward(Graph.of(sum_(sqr(out))).noted(notes), [w])
+    graph = build_backward(Graph.of(sum_(sqr(out))).with_notes(notes), [w])
     kept = rematerialise(round_large(graph, BF16), keep)
     nodes, end = kept.nodes, kept.nodes.index(graph["loss"])
     copies = [i for i, t in enumerate(nodes) if t.dtype is BF16]
@@ -198,7 +198,7 @@ def test_what_a_kernel_saves_is_saved_anew_by_the_second_make():
     o = flash_attn_ext(q, q, q, zeros((16, 2), I32), 1.0).named("attention")
     out = scale(o, 2.0).named("out")
     notes = Notes(frozenset([q, out]))
-    graph = build_backward(Graph.of(sum_(sqr(out))).noted(notes), [q])
+    graph = build_backward(Graph.of(sum_(sqr(out))).with_notes(notes), [q])
     nodes = rematerialise(graph, Keep.LAYERS).nodes
     again = next(t for t in nodes if t.name == "attention" and t is not o)
     back = next(t for t in nodes if t.op.name == "flash_attn_back")

@@ -134,7 +134,7 @@ def test_without_replacements_it_is_the_graph_itself():
 
 def test_a_new_node_gets_the_name_and_the_notes_of_what_it_replaces():
     x, a, b = chain("a", "b")
-    new = rewrite(Graph.of(b).noted(Notes(frozenset([a]), frozenset([b]))), {a: sqr(x)})
+    new = rewrite(Graph.of(b).with_notes(Notes(frozenset([a]), frozenset([b]))), {a: sqr(x)})
     first, second = new.nodes
     assert (first.name, first.op.name, second.src) == ("a", "sqr", (first,))
     assert new.notes == Notes(frozenset([first]), frozenset([second]))

@@ -58,7 +58,7 @@ FUSIONS = (
     OUT_PROD_SCALED,
     LIKELIEST_ADVANCE,
 )
-LORA = with_wide_products, with_formulas, narrowed, with_gated_gradients
+LORA = with_wide_products, with_gated_gradients, with_formulas, narrowed
 REWRITES: tuple[Rewrite, ...] = (
     *map(_rounding, LORA),
     with_sums,

@@ -1,18 +1,16 @@
-"""Gated units in the backward pass. Three nodes that compute formulas of the same operands, all
-BF16, become one kernel:
+"""Gated units in the backward pass. Three nodes and what they are read by become one kernel:
 
     wide_gradient(swiglu_back_gate(gate, up, dy), B_gate)    becomes gated_gradients(…)
     wide_gradient(swiglu(gate, dy), B_up)                    what that saves
     gradient_of_a(D, swiglu(gate, up))                       reads what that saves
 
-And a large `up` is not kept for it, but computed again of the norm that the backward pass makes
-anyway: a quarter of the memory of a step for a twentieth of its time.
+It reads BF16. A large `up` is not kept for it, but computed again of the norm that the backward
+pass makes anyway: a quarter of the memory of a step for a twentieth of its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from pyggml.backends.cuda.ops.lora.nodes import (
     gated_gradients,
@@ -20,75 +18,73 @@ from pyggml.backends.cuda.ops.lora.nodes import (
     wide_product,
     wide_rows,
 )
-from pyggml.backends.cuda.ops.lora.operands import formula_of
+from pyggml.backends.cuda.ops.lora.operands import FORMULAS
+from pyggml.backends.gated import GatedBack, gated_backs
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16
 from pyggml.graph.rewrite import rewrite
 from pyggml.graph.tensor import Tensor
+from pyggml.ops import cpy
+from pyggml.ops.layout.layout import CPY
 
 LARGE = 32 << 20  # bytes of `up` in a layer; where it takes less, its weights weigh more
+_READERS = "wide_gradient", "wide_gradient", "gradient_of_a"
 
 
 def with_gated_gradients(graph: Graph) -> Graph:
-    """The graph of narrow.py with gated units joined; the same graph if there are none."""
-    by_operands = {
-        (t.op.name, formula_of(t), *_operands(t)): t
-        for t in graph.nodes
-        if t.op is not None and formula_of(t)
-    }
-    normed = {t.src[0]: t.src[1] for t in graph.nodes if _is_of_a(t)}  # D -> its x
+    """The graph of wide products with gated units joined; the same graph if there are none."""
+    normed = {t.src[0]: t.src[1] for t in graph.nodes if _is(t, "gradient_of_a")}  # D -> its x
     new: dict[Tensor, Tensor] = {}
-    for of_gate in filter(_is_of_gate, by_operands.values()):
-        gate, up, dy = _operands(of_gate)
-        of_up = by_operands.get(("wide_gradient", "swiglu", gate, dy))
-        of_a = by_operands.get(("gradient_of_a", "swiglu", gate, up))
-        if of_up in normed and of_a is not None:
-            is_kept = up.n_bytes < LARGE or up in graph.outputs
-            operands = gate, up if is_kept else _again(up, normed[of_up]), dy
-            new |= _joined(operands, of_gate, of_up, of_a)
+    for back in gated_backs(graph):
+        readers = list(_readers(graph, back))
+        x = normed.get(readers[1]) if len(readers) == len(back) else None
+        if x is not None and not _is(x, *FORMULAS) and _are_whole(back.dgate.src):
+            gate, up, dy = map(_rounded, back.dgate.src)
+            up = _again(up, x, graph)
+            new |= _joined((gate, up, dy), *readers)
     return rewrite(graph, new)
+
+
+def _readers(graph: Graph, back: GatedBack) -> Iterator[Tensor]:
+    """The only reader of each of the three, if it is the one that can take it in."""
+    for t, name in zip(back, _READERS, strict=True):
+        readers = graph.readers[t]
+        if len(readers) == 1 and _is(readers[0], name) and t not in graph.outputs:
+            yield readers[0]
+
+
+def _are_whole(operands: Sequence[Tensor]) -> bool:
+    return all(t.is_contiguous and t.shape == operands[0].shape for t in operands)
 
 
 def _joined(
     operands: Sequence[Tensor], of_gate: Tensor, of_up: Tensor, of_a: Tensor
 ) -> dict[Tensor, Tensor]:
-    factors = *_factors(of_gate), *_factors(of_up)
     scales = [t.params["scales"][0] for t in (of_gate, of_up)]
-    joint = gated_gradients(operands, factors, scales)
+    joint = gated_gradients(operands, (of_gate.src[1], of_up.src[1]), scales)
     of_up_now, unit = joint.saved
-    first, rank = of_a.params["first"], of_a.params["rank"]
-    da = gradient_of_a(of_a.src[0], unit, first, rank)
+    da = gradient_of_a(of_a.src[0], unit, of_a.params["first"], of_a.params["rank"])
     return {of_gate: joint, of_up: of_up_now, of_a: da}
 
 
-def _again(up: Tensor, x: Tensor) -> Tensor:
+def _again(up: Tensor, x: Tensor, graph: Graph) -> Tensor:
     """The product once more, of the x that the backward pass has made; or as it is."""
-    rows = up.src[1] if _is(up, "wide_product") else up
-    alike = _is(rows, "wide_rows") and not formula_of(rows) and rows.src[0].shape == x.shape
-    if not alike or rows.src[0] is x:
+    made = up.src[0]  # `up` is its copy in BF16
+    if up.n_bytes < LARGE or made in graph.outputs or not _is(made, "wide_product"):
         return up
-    w, _, b = up.src
-    made = wide_rows(x, rows.src[1:], rows.params["scales"])
-    return replace(wide_product(w, made, b, up.params["first"]), dtype=BF16, strides=())
+    w, rows, b = made.src
+    of = rows.src[0]
+    if of.shape != x.shape or of is x or _is(of, *FORMULAS):
+        return up
+    rows = wide_rows(x, rows.src[1:], rows.params["scales"])
+    return cpy(wide_product(w, rows, b, made.params["first"]), BF16)
 
 
-def _is(t: Tensor, name: str) -> bool:
-    return t.op is not None and t.op.name == name
+def _rounded(t: Tensor) -> Tensor:
+    """Its copy in BF16. narrow.py leaves out a copy of what can be BF16 itself."""
+    is_widened = t.op is CPY and t.src[0].dtype is BF16
+    return t.src[0] if is_widened else cpy(t, BF16)
 
 
-def _is_of_a(t: Tensor) -> bool:
-    """Whether t is the gradient of an A whose x is in memory."""
-    return _is(t, "gradient_of_a") and not formula_of(t)
-
-
-def _is_of_gate(t: Tensor) -> bool:
-    is_formula = _is(t, "wide_gradient") and formula_of(t) == "swiglu_back_gate"
-    return is_formula and all(s.dtype is BF16 for s in _operands(t))
-
-
-def _operands(t: Tensor) -> Sequence[Tensor]:
-    return t.src[1:] if _is(t, "gradient_of_a") else t.src[: len(t.src) - len(_factors(t))]
-
-
-def _factors(t: Tensor) -> Sequence[Tensor]:
-    return t.src[len(t.src) - len(t.params["scales"]) :]
+def _is(t: Tensor, *names: str) -> bool:
+    return t.op is not None and t.op.name in names

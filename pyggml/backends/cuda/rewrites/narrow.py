@@ -68,7 +68,8 @@ class _Narrower:
 
     def _residuals(self) -> dict[Tensor, Tensor]:
         """Tensors of the forward pass -> the copy that the backward pass reads."""
-        copy = next(filter(_is_rounded_copy, self._graph.nodes), None)
+        forward = (t for t in self._graph.nodes if t not in self._backward)
+        copy = next(filter(_is_rounded_copy, forward), None)
         if copy is None:
             return {}
         copies: dict[Tensor, Tensor] = {}
