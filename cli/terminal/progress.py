@@ -43,8 +43,8 @@ class Countdown:
 
     def say_left(self, done: int, n: int) -> None:
         """Print the time left on standard error: once, after the second pass."""
-        left = self.left(done, n)
-        if left and done == 2:
+        left = self.left(done, n) if done <= 2 else None
+        if left:
             print(f"some {span(left)} left", file=sys.stderr, flush=True)
 
 
