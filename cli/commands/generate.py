@@ -51,7 +51,7 @@ def command(
     **given: Any,
 ) -> None:
     """Write text that follows a prompt; the same seed gives the same text."""
-    how = sampling_of(given).seeded()
+    how = sampling_of(given).with_seed()
     cache = Context(**given_settings(Context, {}, given))
     opened = source.load()
     prompt = unescape(prompt)
