@@ -28,12 +28,14 @@ from typing import Any
 import numpy as np
 
 from pyggml import gguf
+from pyggml.backends.cpu import read
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.computed import Computed
 from pyggml.lora.trainer.reports import History
+from pyggml.model import Model
 
 _NAME = re.compile(r"step-(\d{8})\.gguf")
 _EDGE = 1 << 20  # bytes at both ends of a model file that its identity is made of
@@ -76,6 +78,17 @@ def identity(paths: Iterable[Path]) -> str:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
         size += n
     return f"{size} bytes, {digest.hexdigest()[:32]}"
+
+
+def adapters_identity(model: Model) -> str:
+    """SHA-256 of a model's adapters."""
+    digest = hashlib.sha256()
+    for pairs in model.adapters:
+        for name, pair in pairs.items():
+            digest.update(f"{name} {pair.scale!r}".encode())
+            for t in (pair.a, pair.b):
+                digest.update(read(t).tobytes())
+    return digest.hexdigest()[:32]
 
 
 def _digest(buffers: Buffers) -> str:
@@ -138,7 +151,7 @@ def _load(
 ) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
-        named = "missing" if found is None else shown(found)
+        named = "missing" if found is None else brief(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     stored_run, wanted = (_filled(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
     apart = differences(stored_run, wanted)
@@ -165,7 +178,7 @@ def _history(file: gguf.GGUFFile) -> History:
     names = History().arrays()
     arrays = {name: file.get(f"{_HISTORY}{name}") for name in names}
     wrong = [
-        f"{_HISTORY}{name} is {shown(a)}, wanted an array of {names[name].dtype}"
+        f"{_HISTORY}{name} is {brief(a)}, wanted an array of {names[name].dtype}"
         for name, a in arrays.items()
         if not isinstance(a, np.ndarray) or a.dtype != names[name].dtype
     ]
