@@ -15,8 +15,8 @@ from pyggml.lora.config import EvalConfig
 from pyggml.lora.data import QuestionRow, Row, TextRow
 from pyggml.lora.evaluate import (
     Answers,
-    Asking,
     Perplexity,
+    QuestionFormat,
     TokenScores,
     choose,
     encode_questions,
@@ -78,7 +78,9 @@ class File:
         """What a model makes of it."""
         told = Progress(label)
         if self.kind == QUESTIONS:
-            asked = encode_questions(self.questions, model.tokenizer, Asking.of(config, model))
+            asked = encode_questions(
+                self.questions, model.tokenizer, QuestionFormat.of(config, model)
+            )
             return choose(model, asked, told)
         try:
             return self._predicted(model, config, told)
