@@ -45,9 +45,11 @@ class _Commands(click.Group):
 
 def command(name: str) -> click.Command:
     """The click command in pyggml.cli.commands.NAME, with _ for - in the name."""
-    found = importlib.import_module(f"pyggml.cli.commands.{name.replace('-', '_')}").command
-    assert isinstance(found, click.Command)
-    return found
+    module_command = importlib.import_module(
+        f"pyggml.cli.commands.{name.replace('-', '_')}"
+    ).command
+    assert isinstance(module_command, click.Command)
+    return module_command
 
 
 @click.group(

@@ -9,7 +9,14 @@ import click
 
 import pyggml.threads
 from pyggml import load
-from pyggml.cli.terminal.options import ADAPTERS, PATH, SETTINGS, adapter_word, threads_option
+from pyggml.cli.terminal.options import (
+    ADAPTERS,
+    PATH,
+    SETTINGS,
+    adapter_word,
+    model_option,
+    threads_option,
+)
 from pyggml.cli.terminal.paths import check_output
 from pyggml.cli.terminal.rewriting import ALLOW_REQUANTIZE, IMATRIX, say_sizes, tensor_lines
 from pyggml.cli.terminal.show import say
@@ -29,7 +36,7 @@ _LORA: dict[str, Any] = {**ADAPTERS, "required": True}
 
 
 @click.command("merge", context_settings=SETTINGS)
-@click.option("-m", "--model", type=PATH, required=True, help="GGUF model")
+@model_option
 @click.option("--lora", **_LORA, help="adapter to merge; several add up")
 @click.option("-o", "--output", type=PATH, required=True, help="GGUF model to write")
 @click.option(

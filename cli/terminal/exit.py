@@ -56,13 +56,13 @@ def run(command: Callable[[], click.Command], name: str, args: Sequence[str] | N
                 return STOPPED
             return stop.code if isinstance(stop.code, int) else FAILED
         except (KeyboardInterrupt, click.Abort):
-            return _ended("stopped", name, STOPPED)
+            return _report("stopped", name, STOPPED)
         except click.ClickException as error:
-            return _ended(error.format_message(), name, FAILED)
+            return _report(error.format_message(), name, FAILED)
         except PyggmlError as error:
-            return _ended(error.said(option), name, FAILED)
+            return _report(error.said(option), name, FAILED)
         except MemoryError as error:
-            return _ended(f"there is not enough memory: {error}", name, FAILED)
+            return _report(f"there is not enough memory: {error}", name, FAILED)
         except OSError as error:
             return _lost_output(error, name)
 
@@ -81,7 +81,7 @@ def _call(command: Callable[[], click.Command], name: str, args: Sequence[str] |
     return code if isinstance(code, int) else 0
 
 
-def _ended(reason: str, name: str, code: int) -> int:
+def _report(reason: str, name: str, code: int) -> int:
     with suppress(OSError):  # standard error may be closed as well
         print(f"{name}: {printable(' '.join(reason.split()))}", file=sys.stderr)
     return code
@@ -94,7 +94,7 @@ def _lost_output(error: OSError, name: str) -> int:
     if error.errno == errno.EPIPE:
         return STOPPED
     where = error.filename or "standard output"
-    return _ended(f"{where}: {error.strerror or error}", name, FAILED)
+    return _report(f"{where}: {error.strerror or error}", name, FAILED)
 
 
 def silence(stream: TextIO) -> None:

@@ -13,7 +13,7 @@ _HEADERS = {
 }
 
 
-def sent(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:
+def text_endpoint(text: str, kind: str, styles: str = "") -> Callable[[Request], Response]:
     """What answers with this text of a media type. styles: sources of styles beside this server,
     such as the hash of one."""
     headers = {**_HEADERS, "content-security-policy": _policy(styles)}

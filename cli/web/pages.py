@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from pyggml.cli.terminal.show import printable
 
 
-def rendered(
+def render(
     package: str,
     template: str,
     styles: Iterable[str],

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pyggml.errors import AdapterError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.file import Update, write_adapter
 from pyggml.lora.peft import settings, tensors
 from pyggml.lora.peft.tensors import ModuleFactors
@@ -45,7 +45,7 @@ def from_peft(
         named = module.name if module.n_expert else name
         rank, scale = how.rank_of(named), how.scale_of(named)
         if fault := _misfit(model, given, module, rank):
-            faults.append(f"{shown(name)} {fault}")
+            faults.append(f"{brief(name)} {fault}")
             continue
         ranks[named] = rank
         for p in module.parts:
@@ -62,8 +62,8 @@ def from_peft(
 
 def _unknown(model: Model, name: str) -> str:
     if name.endswith("lm_head") and model.parts.output_name != "output":
-        return f"{shown(name)} has no tensor: this model's output matrix is its token embedding"
-    return f"{shown(name)} is no module of this model that adapters update"
+        return f"{brief(name)} has no tensor: this model's output matrix is its token embedding"
+    return f"{brief(name)} is no module of this model that adapters update"
 
 
 def _misfit(model: Model, given: ModuleFactors, module: Module, rank: int) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.errors import AdapterError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph.tensor import Shape
 
 NAME = "adapter_model.safetensors"
@@ -50,16 +50,16 @@ def read(folder: Path, most_bytes: int) -> dict[str, ModuleFactors]:
         if base is not None:
             bases |= {base[1]: tuple(info["shape"])} if base[2] == "weight" else {}
         elif found is None:
-            faults.append(f"{shown(name)} is {_what(name)}")
+            faults.append(f"{brief(name)} is {_what(name)}")
         elif info["dtype"] not in _WIDTHS or len(info["shape"]) != 2:
             wanted = f"wanted a matrix of {', '.join(_WIDTHS)}"
-            faults.append(f"{shown(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
+            faults.append(f"{brief(name)} is {info['dtype']} {tuple(info['shape'])}, {wanted}")
         else:
             table, factor = found[2] in _TABLE_FACTORS, found[2].removesuffix(".weight")[-1]
             values = _floats(info["data"], info["dtype"]).reshape(info["shape"])
             modules.setdefault((found[1], table), {})[factor] = values
     for (module, _), factors in modules.items():
-        faults += [f"{shown(module)} has no {factor}" for factor in "AB" if factor not in factors]
+        faults += [f"{brief(module)} has no {factor}" for factor in "AB" if factor not in factors]
     if not tensors:
         faults.append("there are no tensors, wanted an A and a B of at least one module")
     if faults:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pyggml import gguf
 from pyggml.errors import CheckpointError, GGUFError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.jit.isa import CHOSEN, ENVIRONMENT, ISAS, why_not
 from pyggml.model import COMPUTE_TYPES, Model
 
@@ -69,7 +69,7 @@ class Arithmetic:
             )
         if stored.compiler not in ("", self.compiler):
             warnings.warn(
-                f"{file.path}: its kernels were compiled by {shown(stored.compiler)}, here by "
+                f"{file.path}: its kernels were compiled by {brief(stored.compiler)}, here by "
                 f"{self.compiler!r}: results are equal to rounding, not bit for bit",
                 RuntimeWarning,
                 stacklevel=2,
@@ -94,13 +94,13 @@ def _stored(file: gguf.GGUFFile) -> Arithmetic | None:
     if compute is None and vectors is None:
         return None
     wrong = [
-        f"{key} is {shown(value)}, wanted one of {', '.join(known)}"
+        f"{key} is {brief(value)}, wanted one of {', '.join(known)}"
         for key, value, known in ((_COMPUTE, compute, _TYPES), (_VECTORS, vectors, ISAS))
         if not isinstance(value, str) or value not in known
     ]
     compiler = file.get(_COMPILER)
     if not isinstance(compiler, str | None):
-        wrong.append(f"{_COMPILER} is {shown(compiler)}, wanted text")
+        wrong.append(f"{_COMPILER} is {brief(compiler)}, wanted text")
     if wrong:
         raise CheckpointError(wrong, f"{file.path}: ")
     return Arithmetic(str(compute), str(vectors), str(compiler or ""))

@@ -30,7 +30,7 @@ import numpy as np
 from pyggml import gguf
 from pyggml.backends.cpu import read
 from pyggml.errors import CheckpointError, Fault, GGUFError, PyggmlError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph.dtypes import F32
 from pyggml.lora.trainer import lock
 from pyggml.lora.trainer.arithmetic import Arithmetic
@@ -151,7 +151,7 @@ def _load(
 ) -> tuple[Progress, History]:
     found = file.get("general.type")
     if not isinstance(found, str) or found != "checkpoint":
-        named = "missing" if found is None else shown(found)
+        named = "missing" if found is None else brief(found)
         raise CheckpointError(f"{file.path}: general.type is {named}, wanted 'checkpoint'")
     stored_run, wanted = (_filled(r, _plain(usual)) for r in (_stored_run(file), _plain(run)))
     apart = differences(stored_run, wanted)
@@ -178,7 +178,7 @@ def _history(file: gguf.GGUFFile) -> History:
     names = History().arrays()
     arrays = {name: file.get(f"{_HISTORY}{name}") for name in names}
     wrong = [
-        f"{_HISTORY}{name} is {shown(a)}, wanted an array of {names[name].dtype}"
+        f"{_HISTORY}{name} is {brief(a)}, wanted an array of {names[name].dtype}"
         for name, a in arrays.items()
         if not isinstance(a, np.ndarray) or a.dtype != names[name].dtype
     ]

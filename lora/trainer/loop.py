@@ -23,7 +23,7 @@ import numpy as np
 from pyggml import threads
 from pyggml.backends.cpu import write
 from pyggml.errors import CheckpointError, Fault, PyggmlError, TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.lora.adapter.parameters import Parameters
 from pyggml.lora.config import DataConfig, LoraConfig, TrainConfig
 from pyggml.lora.data import Corpus
@@ -289,7 +289,7 @@ class Trainer:
         except TokenizerError:
             return ""
         return (
-            f", which begins with {shown(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
+            f", which begins with {brief(tokenizer.decode(self.corpus.train.tokens[window][:12]))}"
         )
 
     def _windows(self) -> np.ndarray:

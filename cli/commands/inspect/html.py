@@ -15,13 +15,13 @@ FIRST_WORDS = "<!doctype html><!-- Written by pyggml inspect -->"
 
 def write(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Raises PyggmlError if the disk refuses."""
-    text = rendered(title, sections)
+    text = render(title, sections)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def rendered(title: str, sections: Sequence[Section]) -> str:
-    return pages.rendered(
+def render(title: str, sections: Sequence[Section]) -> str:
+    return pages.render(
         *("pyggml.cli.commands.inspect", "page.html"),
         styles=("page.css",),
         drawn=[svg.STYLE, heat.STYLE, tokens.STYLE],

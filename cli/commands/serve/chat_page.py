@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from starlette.routing import Route
 
 from pyggml.cli.terminal.show import printable
-from pyggml.cli.web.files import sent
+from pyggml.cli.web.files import text_endpoint
 from pyggml.cli.web.pages import part
 from pyggml.generation import Sampling
 
@@ -23,14 +23,15 @@ def page_routes(title: str, chats: bool, defaults: Sampling) -> list[Route]:
     page = environment.from_string(part(_HOME, "web/page.html"))
     text = page.render(title=printable(title), chats=chats, settings=_settings(defaults))
     parts = [
-        Route(f"/{name}", sent(part(_HOME, f"web/{name}"), kind)) for name, kind in _KINDS.items()
+        Route(f"/{name}", text_endpoint(part(_HOME, f"web/{name}"), kind))
+        for name, kind in _KINDS.items()
     ]
-    return [Route("/", sent(text, "text/html")), *parts]
+    return [Route("/", text_endpoint(text, "text/html")), *parts]
 
 
 def _settings(defaults: Sampling) -> list[dict[str, Any]]:
     """The settings of sampling that are numbers, for the page's fields."""
-    found = []
+    settings = []
     for f in fields(Sampling):
         value = getattr(defaults, f.name)
         if type(value) in (int, float):
@@ -38,5 +39,7 @@ def _settings(defaults: Sampling) -> list[dict[str, Any]]:
             about = {"help": f.metadata["help"], "wanted": f.metadata["wanted"]}
             step = 1 if isinstance(value, int) else "any"
             shown = "random" if (f.name, value) == ("seed", -1) else value
-            found.append({"name": f.name, "label": label, "step": step, "default": shown} | about)
-    return found
+            settings.append(
+                {"name": f.name, "label": label, "step": step, "default": shown} | about
+            )
+    return settings

@@ -52,13 +52,13 @@ class Fields:
         """A field that is known, and may have no value but these."""
         self._known.add(name)
         if name in self._given and self._given[name] not in values:
-            self.fault(name, f"is {shown(self._given[name])}, {why}")
+            self.fault(name, f"is {brief(self._given[name])}, {why}")
 
     def ignore(self, *names: str) -> None:
         """Fields that change no answer."""
         self._known.update(names)
 
-    def made(self, make: Callable[..., T], given: Mapping[str, Any]) -> T | None:
+    def build(self, make: Callable[..., T], given: Mapping[str, Any]) -> T | None:
         """make(**given), a dataclass of settings; None if it finds a setting out of range."""
         try:
             return make(**given)
@@ -80,7 +80,7 @@ class Fields:
 # -- readers ------------------------------------------------------------------------------------
 
 
-def shown(value: Any) -> str:
+def brief(value: Any) -> str:
     """A value of a client in a sentence."""
     if isinstance(value, str):
         return f"{value[:40]!r}" + "…" * (len(value) > 40)
@@ -98,7 +98,7 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise BadRow(f"is {shown(value)}, wanted a whole number from {low} to {high}")
+            raise BadRow(f"is {brief(value)}, wanted a whole number from {low} to {high}")
         return value
 
     return read
@@ -106,13 +106,13 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise BadRow(f"is {shown(value)}, wanted true or false")
+        raise BadRow(f"is {brief(value)}, wanted true or false")
     return value
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise BadRow(f"is {shown(value)}, wanted a string")
+        raise BadRow(f"is {brief(value)}, wanted a string")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -122,7 +122,7 @@ def text(value: Any) -> str:
 
 def object_of(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadRow(f"is {shown(value)}, wanted an object")
+        raise BadRow(f"is {brief(value)}, wanted an object")
     return value
 
 

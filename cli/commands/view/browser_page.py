@@ -5,7 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, StrictUndefined
 from starlette.routing import Route
 
-from pyggml.cli.web.files import sent
+from pyggml.cli.web.files import text_endpoint
 from pyggml.cli.web.pages import hash_of, part
 from pyggml.look.draw import heat, svg, tokens
 
@@ -29,8 +29,9 @@ def page_routes(title: str) -> list[Route]:
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     text = environment.from_string(part(_HOME, "web/page.html")).render(title=title)
     drawn = " ".join(map(hash_of, (svg.STYLE, heat.STYLE)))  # the pictures bring these
-    style = Route("/tokens.css", sent(tokens.STYLE, "text/css"))
+    style = Route("/tokens.css", text_endpoint(tokens.STYLE, "text/css"))
     parts = [
-        Route(path, sent(part(home, name), kind)) for path, (home, name, kind) in _PARTS.items()
+        Route(path, text_endpoint(part(home, name), kind))
+        for path, (home, name, kind) in _PARTS.items()
     ]
-    return [Route("/", sent(text, "text/html", drawn)), style, *parts]
+    return [Route("/", text_endpoint(text, "text/html", drawn)), style, *parts]

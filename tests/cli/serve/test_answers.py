@@ -129,10 +129,10 @@ def test_an_echo_tells_what_was_predicted_of_the_prompt(server, chatty, max_toke
     model = pyggml.load(chatty)
     long = "the path to the other thing " * 12
     prompts = [model.tokenizer.encode(text) for text in ("the ", long, long)]
-    asked = {"echo": True, "logprobs": 3, "max_tokens": max_tokens, "seed": 1}
-    said = server.text(prompts, **asked).json()
+    params = {"echo": True, "logprobs": 3, "max_tokens": max_tokens, "seed": 1}
+    said = server.text(prompts, **params).json()
     assert said["usage"]["completion_tokens"] == 3 * max_tokens
-    streamed = events(server.text(prompts, stream=True, **asked))
+    streamed = events(server.text(prompts, stream=True, **params))
     for i, (ids, choice) in enumerate(zip(prompts, said["choices"], strict=True)):
         told = choice["logprobs"]
         n = len(ids)
