@@ -92,8 +92,8 @@ _OPTIONS = [
         group="data",
         common=True,
         help="text, or rows of JSON Lines, JSON, CSV or parquet (docs/data.md), a folder or "
-        "pattern of these, or - for standard input; several may be given: an epoch reads FILE:2 twice, of "
-        "FILE:0.5 a half",
+        "pattern of these, or - for standard input; several may be given: an epoch reads FILE:2 "
+        "twice, of FILE:0.5 a half",
     ),
     _path(
         *("-o", "--output"),
