@@ -17,7 +17,7 @@ from pyggml import gguf, tokenizer
 from pyggml.backends import Backend
 from pyggml.backends.cpu import CPU, write
 from pyggml.errors import AdapterError, ConfigError, DataError, TokenizerError
-from pyggml.gguf.fields import shown
+from pyggml.gguf.fields import brief
 from pyggml.graph import Graph
 from pyggml.graph.dtypes import BF16, F32, DType
 from pyggml.graph.tensor import Tensor
@@ -81,7 +81,7 @@ class Model:
             sum(w.n_elements for w in weights),
             " and ".join(t for t, _ in sizes.most_common(2)),
         )
-        name = shown(str(self.file.get("general.name", self.file.path.name)))
+        name = brief(str(self.file.get("general.name", self.file.path.name)))
         adapters = f", {len(self.adapters)} adapter{'s' * (len(self.adapters) > 1)}"
         return (
             f"<Model {name}: {c.architecture}, {c.n_layer} blocks, {n:,} parameters, {types}, "
@@ -105,13 +105,13 @@ class Model:
         Raises TokenizerError if the file has none, or if tokens and rows of the embedding differ in
         number.
         """
-        found = tokenizer.from_gguf(self.file)
-        if found.n_vocab != self.config.n_vocab:
+        vocabulary = tokenizer.from_gguf(self.file)
+        if vocabulary.n_vocab != self.config.n_vocab:
             raise TokenizerError(
-                f"{self.file.path}: the vocabulary has {found.n_vocab} tokens, wanted "
+                f"{self.file.path}: the vocabulary has {vocabulary.n_vocab} tokens, wanted "
                 f"{self.config.n_vocab}, the rows of token_embd.weight"
             )
-        return found
+        return vocabulary
 
     def logits(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Logits float32 (n_tokens, n_vocab) of one sequence from its start.
@@ -208,8 +208,10 @@ class Model:
         logits n_logits."""
         if self.traced and taps:
             n_rows = dict.fromkeys(("output", "logits"), n_logits)
-            found = {name: program.read(t) for name, t in taps.read.items()}
-            self.traced.record({name: a[: n_rows.get(name, n_tokens)] for name, a in found.items()})
+            values = {name: program.read(t) for name, t in taps.read.items()}
+            self.traced.record(
+                {name: a[: n_rows.get(name, n_tokens)] for name, a in values.items()}
+            )
 
     # -- tokens ------------------------------------------------------------------------------------
 

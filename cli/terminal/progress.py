@@ -15,10 +15,10 @@ from pyggml.lora import (
     CheckpointReport,
     History,
     Report,
-    Rewards,
     StepReport,
     ValidationReport,
 )
+from pyggml.lora.objectives import Tally
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
@@ -27,6 +27,25 @@ if TYPE_CHECKING:
 _RECENT = 20  # steps that loss and speed are averaged over
 _EVERY = 10.0  # seconds between two lines
 _COMPILED = 120.0  # a step that takes longer than this is no measure of the compiler
+
+
+class Countdown:
+    """The time that passes will take, by those after the first, which may compile."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def left(self, done: int, n: int) -> float | None:
+        """Seconds, after each pass; None while they are unknown."""
+        if done == 1:
+            self._began = perf_counter()
+        return (perf_counter() - self._began) / (done - 1) * (n - done) if done > 1 else None
+
+    def say_left(self, done: int, n: int) -> None:
+        """Print the time left on standard error: once, after the second pass."""
+        left = self.left(done, n) if done <= 2 else None
+        if left:
+            print(f"some {span(left)} left", file=sys.stderr, flush=True)
 
 
 class Meter:
@@ -62,17 +81,10 @@ class Meter:
         return fmean(s.loss for s in self._recent)
 
     @property
-    def rewards(self) -> Rewards | None:
-        """Of the last steps together, if answers earn rewards."""
-        found = [s.rewards for s in self._recent if s.rewards is not None]
-        return sum(found, Rewards()) if found else None
-
-    @property
-    def token_accuracy(self) -> float | None:
-        """Of the last steps together, if tokens are learned."""
-        found = [(s.token_accuracy, s.n_tokens) for s in self._recent]
-        right = [accuracy * n for accuracy, n in found if accuracy is not None]
-        return sum(right) / max(sum(n for _, n in found), 1) if right else None
+    def tally(self) -> Tally | None:
+        """What the objective counts of the last steps together."""
+        tallies = [s.tally for s in self._recent if s.tally is not None]
+        return sum(tallies[1:], tallies[0]) if tallies else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -123,17 +135,12 @@ def rise(history: History) -> str:
     )
 
 
-def success(accuracy: float | None, rewards: Rewards | None) -> str:
-    """The share of learned tokens that are right; of preferences, how far chosen answers are ahead
-    of rejected ones, and how often."""
-    if accuracy is not None:
-        return f"  accuracy {100 * accuracy:.1f} %"
-    if rewards is None:
-        return ""
-    return f"  margin {rewards.margin:.3f}, {100 * rewards.accuracy:.0f} % right"
+def words(tally: Tally | None) -> str:
+    """How well it goes, as a part of a line: nothing if the objective counts nothing."""
+    return "" if tally is None else f"  {tally.words}"
 
 
-def counted(what: str) -> Callable[[int, int], None]:
+def count_printer(what: str) -> Callable[[int, int], None]:
     """Prints how many of something are done, every 10 s: nothing of what is quick."""
     said = perf_counter()
 
@@ -156,21 +163,21 @@ class Lines:
     """For pipes and files: the first two steps and the last, one every 10 s, every validation."""
 
     def __init__(self, meter: Meter) -> None:
-        self._meter, self._said = meter, 0.0
+        self._meter, self._last_line = meter, 0.0
 
     def __call__(self, report: Report) -> None:
-        told = tell(report, self._meter)
+        has_news = tell(report, self._meter)
         if isinstance(report, StepReport) and (
-            told or report is self._meter.first or self._is_due(report)
+            has_news or report is self._meter.first or self._is_due(report)
         ):
             self._step(report)
 
     def _is_due(self, s: StepReport) -> bool:
-        return s.step == s.n_steps or perf_counter() - self._said >= _EVERY
+        return s.step == s.n_steps or perf_counter() - self._last_line >= _EVERY
 
     def _step(self, s: StepReport) -> None:
-        self._said, m = perf_counter(), self._meter
-        left, right = f", {m.left}" if m.left else "", success(m.token_accuracy, m.rewards)
+        self._last_line, m = perf_counter(), self._meter
+        left, right = f", {m.left}" if m.left else "", words(m.tally)
         say(
             f"step {s.step}/{s.n_steps}  loss {m.loss:.4f}{right}  lr {s.lr:.2e}"
             f"  |g| {s.grad_norm:.3g}  {m.tokens_per_second:,.0f} tokens/s{left}"
@@ -182,7 +189,7 @@ def tell(report: Report, meter: Meter) -> bool:
     if isinstance(report, CheckpointReport):
         row(f"step {report.step}", f"checkpoint {report.path}")
     elif isinstance(report, ValidationReport):
-        right = success(report.token_accuracy, report.rewards)
+        right = words(report.tally)
         row(f"step {report.step}", f"validation loss {report.loss:.4f}{right}")
     else:
         estimate, warning = meter.estimate(), meter.warning()
@@ -197,16 +204,16 @@ def tell(report: Report, meter: Meter) -> bool:
 Parts = Sequence[tuple[int, str]]  # importance, 0 the highest, and text; in the order of display
 
 
-def fitting(parts: Parts, room: int) -> str:
+def words_that_fit(parts: Parts, room: int) -> str:
     """The most important words that fit into so many columns; always the first one."""
     kept: list[tuple[int, str]] = []
     for part in sorted(p for p in parts if p[1]):
-        if not kept or len(_joined(parts, [*kept, part])) <= room:
+        if not kept or len(_join(parts, [*kept, part])) <= room:
             kept.append(part)
-    return _joined(parts, kept)
+    return _join(parts, kept)
 
 
-def _joined(parts: Parts, kept: Parts) -> str:
+def _join(parts: Parts, kept: Parts) -> str:
     return "  ".join(text for importance, text in parts if (importance, text) in kept)
 
 
@@ -231,7 +238,7 @@ class Bar:
         held_out = m.history.validations
         return [
             (0, f"loss {m.loss:.3f}"),
-            (2, success(m.token_accuracy, m.rewards).strip()),
+            (2, words(m.tally).strip()),
             (3, f"validation {held_out[-1].loss:.3f}" if held_out else ""),
             (4, f"{m.tokens_per_second:,.0f} tokens/s"),
             (1, m.left),
@@ -262,7 +269,7 @@ def display(meter: Meter, n_steps: int, done: int) -> Iterator[Display]:
     class Now(ProgressColumn):
         def render(self, task: Task) -> Text:
             taken = len(f"step {n_steps}/{n_steps}  ") + _SHORTEST
-            return Text(fitting(task.fields["now"], progress.console.width - taken))
+            return Text(words_that_fit(task.fields["now"], progress.console.width - taken))
 
     columns = (Count(table_column=whole), BarColumn(None), Now(table_column=whole))
     with Progress(*columns, console=Console()) as progress:

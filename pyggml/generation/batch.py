@@ -196,19 +196,21 @@ class Batch:
         Raises ConfigError for a closed slot, DataError if tokens exceed a slot's context or are
         outside of the vocabulary; nothing is appended then.
         """
-        checked = {slot: self._checked(slot, tokens) for slot, tokens in pieces.items()}
+        checked = {slot: self._check_tokens(slot, tokens) for slot, tokens in pieces.items()}
         for slot, ids in checked.items():
             slot.tokens += ids
             slot.n_changes += 1
-        found: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
+        logits: dict[Slot, list[np.ndarray]] = {slot: [] for slot in checked}
         for together in self._groups(list(checked)):
             while together:
                 counts = self._next(together)
                 for slot, rows in zip(counts, self._run_pass(counts, every), strict=True):
-                    found[slot] += [rows]
+                    logits[slot] += [rows]
                 together = [slot for slot in together if slot.n_cached < slot.n_past]
         return {
-            slot: np.concatenate(found[slot])[-len(ids) :] if slot in every else found[slot][-1][-1]
+            slot: np.concatenate(logits[slot])[-len(ids) :]
+            if slot in every
+            else logits[slot][-1][-1]
             for slot, ids in checked.items()
         }
 
@@ -217,7 +219,7 @@ class Batch:
 
         Raises as `feed`.
         """
-        slot.tokens += self._checked(slot, tokens)
+        slot.tokens += self._check_tokens(slot, tokens)
         slot.n_changes += 1
         while True:
             (logits,) = self._run_pass(self._next([slot]))
@@ -233,19 +235,19 @@ class Batch:
         sequence was changed meanwhile.
         """
         token = checked_argmax(self.feed_one(slot, tokens))
-        yield from self._unchanged(slot, token)
+        yield from self._give(slot, token)
         if slot.n_past < self.n_ctx and runs_ahead(slot.model):
-            for found in self._run_ahead(slot, token):
-                token = found
-                yield from self._unchanged(slot, token)
+            for after in self._run_ahead(slot, token):
+                token = after
+                yield from self._give(slot, token)
         while slot.n_past < self.n_ctx:
             slot.tokens.append(token)
             slot.n_changes += 1
             (logits,) = self._run_pass({slot: 1})
             token = checked_argmax(logits[-1])
-            yield from self._unchanged(slot, token)
+            yield from self._give(slot, token)
 
-    def _unchanged(self, slot: Slot, token: int) -> Iterator[int]:
+    def _give(self, slot: Slot, token: int) -> Iterator[int]:
         """Give a token, and look whether its sequence is the same when the next is asked for."""
         n_changes = slot.n_changes
         yield token
@@ -289,7 +291,7 @@ class Batch:
             self._running = None
         target.state = self.memory.state() if self._running is source else source.state
 
-    def _checked(self, slot: Slot, tokens: Tokens) -> list[int]:
+    def _check_tokens(self, slot: Slot, tokens: Tokens) -> list[int]:
         if not slot.is_open or slot.batch is not self:
             raise ConfigError(f"slot {slot.number} is not open, wanted one that this batch opened")
         match tokens:
@@ -331,8 +333,9 @@ class Batch:
         if not self.model.batches:
             self._switch(*pieces)
         try:
-            run, of = self._fill(pieces, counts)
-            logits = run(of)
+            run = self._fill(pieces, counts)
+            run.program()
+            logits = run.read(sum(counts))
         except BaseException:  # broken off: a state would be that of none of its tokens
             for slot in () if self.model.batches else pieces:
                 slot.n_cached = 0
@@ -342,11 +345,8 @@ class Batch:
             self._note_use(slot)
         return [logits[end - n : end] for n, end in zip(counts, accumulate(counts), strict=True)]
 
-    def _fill(
-        self, pieces: Mapping[Slot, int], counts: Sequence[int]
-    ) -> tuple[passes.Pass, list[int]]:
-        """A pass with the next tokens of some slots, and the numbers of those whose logits are
-        wanted: the last `counts` of each slot's."""
+    def _fill(self, pieces: Mapping[Slot, int], counts: Sequence[int]) -> passes.Pass:
+        """A pass of the next tokens of some slots, with logits of the last `counts` of each."""
         n_tokens = sum(pieces.values())
         n = passes.size_of_pass(n_tokens) if self.model.batches else n_tokens
         filled = self._passes[next(iter(pieces)).model, n, sum(counts)]
@@ -357,7 +357,8 @@ class Batch:
             end += n
             of += range(end - n_wanted, end)
         filled.pad(end, self.memory.first_spare)
-        return filled, of
+        filled.of[:] = of + of[-1:] * (len(filled.of) - len(of))
+        return filled
 
     def _note_use(self, slot: Slot) -> None:
         self._clock += 1
